@@ -1,0 +1,46 @@
+"""The papers' experiments from the command line: `python -m experiments.DATASET --method NAME`."""
+
+import difflib
+import importlib.util
+import os
+import pkgutil
+import sys
+
+# Batched LAPACK runs hundreds of times slower when OpenBLAS starts threads of its own inside XLA's; it reads this once,
+# when NumPy, SciPy or JAX is first imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# XLA takes two of its own tuning flags for CPU features when it loads a cached program, and fills the screen with false
+# alarms; the cache is kept apart for each kind of CPU (`run.cache_folder`), so there is no true one. Read at import.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+_NOT_DATASETS = ("__main__", "benchmark", "cli", "options", "paper", "parsing", "presets", "progress", "records", "run")
+
+
+def datasets() -> list[str]:
+    """Names of the experiments, one module each."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _NOT_DATASETS)
+
+
+def unknown_dataset(name: str) -> str:
+    """The error for a dataset that has no experiment, with the nearest one that has."""
+    near = difflib.get_close_matches(name, datasets(), n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"unknown dataset '{name}' (there are {', '.join(datasets())}){hint}"
+
+
+def _refuse_unknown_module() -> None:
+    """Exits with our error where `python -m experiments.NAME` asks for a module that is not there.
+
+    Python imports this package first, with "-m" in place of the program's name, and would then end with an error of
+    its own and exit code 1.
+    """
+    if sys.argv[:1] != ["-m"]:
+        return
+    wanted = next((word.removeprefix("-m") for word in sys.orig_argv if f"{__name__}." in word), "")
+    name = wanted.removeprefix(f"{__name__}.")
+    if wanted != name and name.isidentifier() and importlib.util.find_spec(wanted) is None:
+        print(f"error: {unknown_dataset(name)}", file=sys.stderr)
+        sys.exit(2)
+
+
+_refuse_unknown_module()

@@ -1,0 +1,1 @@
+"""How fast the clients' work runs, beside plain PyTorch: `python -m experiments.benchmark`."""

@@ -1,0 +1,135 @@
+"""Our side of the comparison, compiled before the clock starts."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from experiments.benchmark import workload
+from experiments.benchmark.workload import Scale
+from pfl_jax import simulate
+from pfl_jax.base import Method, Params, State
+from pfl_jax.convolution import conv2d
+from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.losses import cross_entropy
+from pfl_jax.training import fit, sgd
+
+
+def everywhere(mesh: Mesh | None, tree: Any) -> Any:
+    """A copy of the arrays on every device of the mesh."""
+    return tree if mesh is None else jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+
+
+@contextlib.contextmanager
+def convolutions(form: str) -> Iterator[None]:
+    """Models traced inside compute their convolutions in this form, see `pfl_jax.convolution`."""
+
+    def intercept(call, args, kwargs, context):
+        return conv2d(*args, **kwargs, form=form) if context.method_name == "convolve" else call(*args, **kwargs)
+
+    with nn.intercept_methods(intercept):
+        yield
+
+
+def local_training(
+    data: FederatedData,
+    scale: Scale,
+    *,
+    clients: int,
+    epochs: int,
+    chunk: int | None,
+    mesh: Mesh | None,
+    form: str = "auto",
+) -> Callable[[], Params]:
+    """Local training and nothing else: the first clients train the whole network from the same weights.
+
+    Args:
+      data: the federation.
+      scale: batch and rates.
+      clients: how many train.
+      epochs: E.
+      chunk: clients under one vmap on a device.
+      mesh: the devices.
+      form: of the convolutions.
+
+    Returns:
+      Compiled; each call trains anew and returns when the weights [M, ...] are there.
+    """
+    model = workload.network()
+    optimizer = sgd(scale.lr, scale.momentum, scale.weight_decay)
+
+    def loss(params, batch):
+        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+
+    def one(shared, client):
+        data, params, key = shared
+        return fit(
+            jax.random.fold_in(key, client),
+            params,
+            client_data(data, client, "train"),
+            loss,
+            optimizer=optimizer,
+            epochs=epochs,
+            batch_size=scale.batch_size,
+        )
+
+    def train(data, params, key):
+        cohort = jnp.arange(clients, dtype=jnp.int32)
+        return simulate.map_clients(one, (data, params, key), cohort, chunk=chunk, mesh=mesh)
+
+    arguments = everywhere(mesh, (data, model.init(jax.random.key(0)), jax.random.key(1)))
+    with convolutions(form):
+        compiled = jax.jit(train).lower(*arguments).compile()
+    return lambda: jax.block_until_ready(compiled(*arguments))
+
+
+class Rounds:
+    """A method's rounds over a federation, compiled; every call of `round` is one more.
+
+    Args:
+      method: what clients and server do.
+      data: the federation.
+      participation: share of the clients in a cohort.
+      chunk: clients under one vmap on a device.
+      mesh: the devices.
+      state: to begin with, by default a new one; it is copied.
+      evaluation: whether `evaluate` shall be there.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        data: FederatedData,
+        *,
+        participation: float,
+        chunk: int | None,
+        mesh: Mesh | None,
+        state: State | None = None,
+        evaluation: bool = True,
+    ):
+        settings = simulate.Settings(rounds=1, participation=participation, chunk=chunk)
+        self.cohort_size = settings.cohort_size(data.num_clients, 0)
+        engine: Any = simulate.build(method, settings, mesh).jit(mesh)
+        self._data = everywhere(mesh, data)
+        start = engine.init(self._data, jax.random.key(0)) if state is None else jax.tree.map(jnp.copy, state)
+        self.state = everywhere(mesh, start)
+        self._round = engine.round.lower(self._data, self.state, self.cohort_size).compile()
+        self._evaluate = engine.evaluate.lower(self._data, self.state).compile() if evaluation else None
+
+    def round(self) -> None:
+        """One round, with the accuracy of every trained model."""
+        self.state, _, _ = jax.block_until_ready(self._round(self._data, self.state))
+
+    def evaluate(self) -> jax.Array:
+        """Accuracy [N] of what every client would deploy now."""
+        assert self._evaluate is not None
+        return jax.block_until_ready(self._evaluate(self._data, self.state))
+
+    def both(self) -> None:
+        """A round and the evaluation after it."""
+        self.round()
+        self.evaluate()

@@ -1,0 +1,124 @@
+"""Clocks and memory: interleaved repetitions, the machine's matrix-product peak, resident memory."""
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+ROOT = Path(__file__).parents[2]
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Wall time of one call, which must not return before its results are there."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def interleaved(repetitions: int, contestants: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """Seconds of every call of every contestant, in turn, so that a disturbance of the machine meets all of them.
+
+    Args:
+      repetitions: calls of each.
+      contestants: name -> work.
+    """
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for repetition in range(repetitions):
+        # Turned around every time: nobody always follows the same one.
+        for name in list(contestants)[:: 1 if repetition % 2 == 0 else -1]:
+            times[name].append(seconds(contestants[name]))
+    return times
+
+
+def median(times: list[float]) -> float:
+    """Of the repetitions."""
+    return statistics.median(times)
+
+
+def matmul_peak(size: int, mesh: Mesh, repetitions: int = 5) -> dict[str, float]:
+    """The most floating-point operations per second that this machine reaches in float32 matrix products.
+
+    Args:
+      size: rows of the square matrices.
+      mesh: of all devices.
+      repetitions: of which the best counts.
+
+    Returns:
+      "one_device": one product, which a CPU splits over its cores. "every_device": one product on each device at
+      once. "peak": the larger.
+    """
+    operations = 2 * size**3
+    matrix = jax.random.normal(jax.random.key(0), (size, size), jnp.float32)
+    stack = jax.device_put(
+        jnp.broadcast_to(matrix, (mesh.size, size, size)), NamedSharding(mesh, PartitionSpec("clients"))
+    )
+    one = jax.jit(jnp.matmul)
+    sharded = PartitionSpec("clients")
+    each = jax.jit(jax.shard_map(lambda a: (a[0] @ a[0])[None], mesh=mesh, in_specs=sharded, out_specs=sharded))
+
+    def best(work: Callable[[], Any]) -> float:
+        jax.block_until_ready(work())
+        return min(seconds(lambda: jax.block_until_ready(work())) for _ in range(repetitions))
+
+    alone = operations / best(lambda: one(matrix, matrix))
+    together = mesh.size * operations / best(lambda: each(stack))
+    return {"one_device": alone, "every_device": together, "peak": max(alone, together)}
+
+
+def peak_memory() -> int:
+    """Most bytes that this process has held in memory so far."""
+    # Not ru_maxrss where there is another way: a child starts with its parent's there.
+    held = _status("VmHWM")
+    if held is not None:
+        return held
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else largest * 1024
+
+
+def resident_memory() -> int | None:
+    """Bytes that this process holds in memory now; None where the system does not tell."""
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+
+
+def in_process(module: str, *words: str, **environment: str) -> dict[str, Any]:
+    """What `python -m MODULE WORDS` prints as JSON in its last line.
+
+    A process of its own: for peak memory, and for a start from nothing.
+
+    Args:
+      module: to run.
+      words: its arguments.
+      **environment: variables to set on top.
+
+    Raises:
+      RuntimeError: with what it wrote to stderr, if it fails.
+    """
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    finished = subprocess.run(
+        [sys.executable, "-m", module, *words],
+        env=os.environ | {"PYTHONPATH": path} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if finished.returncode:
+        raise RuntimeError(f"{module} failed:\n{finished.stderr}")
+    return json.loads(finished.stdout.splitlines()[-1])

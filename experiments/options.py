@@ -1,0 +1,153 @@
+"""The options that every experiment has, whatever its method; presets.py holds their values."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
+from pfl_jax.models import MODELS
+
+if TYPE_CHECKING:
+    MethodName: TypeAlias = str
+    ModelName: TypeAlias = str
+else:
+    # Literals, so that --help lists the choices.
+    MethodName = Literal[tuple(METHODS)]
+    ModelName = Literal[tuple(MODELS)]
+
+PresetName = Literal["fedpac", "fedas"]
+Precision = Literal["float32", "tf32", "bf16"]
+
+MATMUL_PRECISION: dict[str, str] = {"float32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}
+"""--precision -> jax_default_matmul_precision."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is run on which data, and where the results go. Every method has these options."""
+
+    method: MethodName
+    """Method to train with; `--method NAME --help` shows that method's own options."""
+    preset: PresetName
+    """Paper whose settings are the defaults of everything else."""
+    model: ModelName
+    """Network."""
+    rounds: int
+    """Communication rounds."""
+    num_clients: int
+    """Clients of the federation."""
+    participation: float
+    """Share of the clients that take part in a round, above 0 and at most 1; never fewer than one client."""
+    full_last_round: bool = False
+    """Everyone takes part in the last round."""
+    straggler_fraction: float = 0.0
+    """Share of the clients that are stragglers, the same ones in all rounds."""
+    straggler_rate: float = 1.0
+    """How often a straggler takes part, relative to the other clients, above 0 and at most 1."""
+    partition: Literal["grouped", "dirichlet", "iid"] = "grouped"
+    """How examples are divided: groups with common dominant classes, Dirichlet proportions, or at random."""
+    s: float = 20.0
+    """Percentage of a client's examples that are spread over all classes, 0 to 100 (grouped)."""
+    beta: float = 0.1
+    """Concentration of the Dirichlet distribution; the smaller, the more clients differ (dirichlet)."""
+    dirichlet_protocol: PresetName = "fedas"
+    """Whose variant: fedas merges both sets and divides each client's 75/25, fedpac keeps them apart (dirichlet)."""
+    min_size: int | None = None
+    """Fewest examples of a client; None is the protocol's own (dirichlet)."""
+    train_size: int | None = None
+    """Training examples of a client, at most so many with dirichlet; None shares out all there are."""
+    test_size: int | None = None
+    """Test examples of a client, likewise; None is as many as training examples with grouped."""
+    seed: int = 0
+    """Seed of partition, initial weights, cohorts and batches: the same seed gives the same result."""
+    source: Literal["auto", "tfds", "files", "embedded"] = "auto"
+    """Origin of the data: embedded is pictures of digits in its shape, auto the first that is there, and says which."""
+    data_dir: str | None = None
+    """Folder of tensorflow-datasets or of the dataset's files; None looks where they usually are."""
+    chunk: int | Literal["auto"] = "auto"
+    """Clients trained together on a device: 1 is one after another. auto is 1 on CPUs, elsewhere the
+    most that waste less than a tenth of the steps because their clients differ in size."""
+    devices: int | Literal["auto"] = "auto"
+    """Devices that share the clients; auto takes all there are, on a CPU one for each core."""
+    precision: Precision = "float32"
+    """Precision of the factors of matrix products and convolutions on a GPU; a CPU always has float32."""
+    eval_every: int = 1
+    """Rounds between two evaluations; the last round always has one."""
+    eval_protocol: Literal["received", "trained"] = "received"
+    """Accuracy that comes first: after aggregation or right after a client's own training; both are always measured."""
+    out: str | None = None
+    """New folder for the results; None makes one under runs/."""
+    compilation_cache: bool = True
+    """Keep compiled programs in ~/.cache/pfl_jax/xla (or $PFL_JAX_CACHE), so that the next run starts sooner."""
+
+    def check(self) -> None:
+        """Raises InvalidInput for the first option that is out of its range."""
+        for name in ("rounds", "num_clients", "min_size", "train_size", "test_size", "chunk", "devices", "eval_every"):
+            value = getattr(self, name)
+            if isinstance(value, int):
+                _require(value >= 1, name, "must be at least 1", value)
+        for name in ("participation", "straggler_rate"):
+            value = getattr(self, name)
+            _require(0 < value <= 1, name, "must be above 0 and at most 1", value)
+        _require(
+            0 <= self.straggler_fraction <= 1, "straggler_fraction", "must be between 0 and 1", self.straggler_fraction
+        )
+        _require(0 <= self.s <= 100, "s", "is a percentage between 0 and 100", self.s)
+        _require(math.isfinite(self.beta) and self.beta > 0, "beta", "must be positive", self.beta)
+        _require(0 <= self.seed < 2**32, "seed", "must be between 0 and 4294967295", self.seed)
+
+
+PARTITION_OPTIONS = {
+    "grouped": ("s", "train_size", "test_size"),
+    "dirichlet": ("beta", "dirichlet_protocol", "min_size", "train_size", "test_size"),
+    "iid": ("train_size", "test_size"),
+}
+"""partition -> the options that it reads."""
+
+
+def without_effect(options: Options, given: frozenset[str], backend: str) -> list[str]:
+    """Notes about given options that the chosen partition does not read, or the backend (as JAX names it)."""
+    every = {name for names in PARTITION_OPTIONS.values() for name in names}
+    idle = sorted((every & given) - set(PARTITION_OPTIONS[options.partition]))
+    notes = [f"{flag(name)} has no effect with --partition {options.partition}" for name in idle]
+    if backend == "cpu" and options.precision != "float32":
+        notes.append(f"--precision {options.precision} has no effect on a CPU, which computes in float32")
+    return notes
+
+
+def check_hyper_parameters(values: dict[str, Any]) -> None:
+    """Raises InvalidInput for what no method can work with: the ranges that follow from an argument's name.
+
+    Args:
+      values: name -> value; batch sizes and epochs by the ends of their names, as all methods name them.
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        _require(math.isfinite(value), name, "must be finite", value)
+        if name == "epochs" or name.endswith("batch_size"):
+            _require(value >= 1, name, "must be at least 1", value)
+        elif name.endswith("lr"):
+            _require(value > 0, name, "must be positive", value)
+        elif name.endswith("momentum"):
+            _require(0 <= value < 1, name, "must be at least 0 and below 1", value)
+        elif name in ("alpha", "share", "held_out", "mixing"):
+            _require(0 <= value <= 1, name, "must be between 0 and 1", value)
+        elif name in ("weight_decay", "lam", "mu", "threshold") or name.endswith(("_epochs", "_rounds")):
+            # Epochs of single steps may be 0: that leaves the step out.
+            _require(value >= 0, name, "must not be negative", value)
+        elif isinstance(value, int):
+            _require(value >= 1, name, "must be at least 1", value)
+
+
+def flag(name: str) -> str:
+    """How an option is written: --train-size."""
+    return "--" + name.replace("_", "-")
+
+
+def _require(condition: bool, name: str, rule: str, value: Any) -> None:
+    if not condition:
+        raise InvalidInput(
+            f"{flag(name)} {rule}, not {value:g}" if isinstance(value, float) else f"{flag(name)} {rule}, not {value}"
+        )

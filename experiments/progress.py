@@ -1,0 +1,77 @@
+"""How far a run is: a live bar on a terminal, now and then a line elsewhere."""
+
+import statistics
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+LINE_EVERY = 10.0
+"""Seconds between two lines where there is no terminal."""
+
+
+class RoundProgress:
+    """Shows round, accuracy, examples per second and the time left; a context manager.
+
+    Args:
+      console: where to.
+      rounds: of the whole run.
+      headline: protocol whose accuracy is shown.
+    """
+
+    def __init__(self, console: Console, rounds: int, headline: str):
+        self._console, self._rounds, self._headline = console, rounds, headline
+        self._durations: list[float] = []
+        self._shown = float("-inf")
+        self._bar = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=rounds, status="compiling")
+
+    def __enter__(self) -> "RoundProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self._bar.stop()
+
+    def update(self, number: int, seconds: float, accuracy: float | None, examples_per_second: float) -> None:
+        """One more round is done.
+
+        Args:
+          number: of the round, from 1.
+          seconds: that it took.
+          accuracy: mean over clients in percent, the latest there is; None before the first evaluation.
+          examples_per_second: training examples visited per second.
+        """
+        self._durations.append(seconds)
+        status = " · ".join(
+            [
+                f"{self._headline} {'—' if accuracy is None else f'{accuracy:.2f} %'}",
+                f"{examples_per_second:,.0f} examples/s",
+                f"{duration(self._seconds_left(number))} left",
+            ]
+        )
+        self._bar.update(self._task, completed=number, status=status)
+        now = time.monotonic()
+        if not self._console.is_terminal and (now - self._shown >= LINE_EVERY or number in (1, self._rounds)):
+            self._shown = now
+            self._console.print(f"round {number}/{self._rounds} · {status}", soft_wrap=True, highlight=False)
+
+    def _seconds_left(self, number: int) -> float:
+        """By the median of the latest rounds; the first one, which compiled, counts only while it is alone."""
+        recent = (self._durations[1:] or self._durations)[-10:]
+        return statistics.median(recent) * (self._rounds - number)
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds: "1:02:03", "2:03"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

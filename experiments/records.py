@@ -1,0 +1,179 @@
+"""What an experiment is made of, and what is written down about it."""
+
+import dataclasses
+import math
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments import paper
+from experiments.options import Options
+from experiments.parsing import Request
+from pfl_jax import scheduling, simulate
+from pfl_jax.base import Method
+from pfl_jax.data.federated import FederatedData
+from pfl_jax.data.sources import Dataset
+from pfl_jax.errors import InvalidInput
+from pfl_jax.reporting import Evaluation, best, percentages, rounded
+
+
+class Experiment(NamedTuple):
+    """Everything that a run needs, built from a request.
+
+    Attributes:
+      request: with the reductions for embedded data, if it is that.
+      dataset: the examples.
+      data: the federation.
+      method: over the model, with its hyper-parameters.
+      settings: of the simulation.
+    """
+
+    request: Request
+    dataset: Dataset
+    data: FederatedData
+    method: Method
+    settings: simulate.Settings
+
+
+def devices(options: Options) -> list[Any]:
+    """The devices that share the clients.
+
+    Args:
+      options: of the run.
+
+    Raises:
+      InvalidInput: more devices are wanted than there are.
+    """
+    there = jax.local_devices()
+    if options.devices == "auto":
+        return there[: options.num_clients]
+    if options.devices > len(there):
+        raise InvalidInput(f"--devices {options.devices} is more than the {len(there)} there are")
+    return there[: options.devices]
+
+
+def configuration(experiment: Experiment) -> dict[str, Any]:
+    """Everything that is needed to repeat the run."""
+    request, data = experiment.request, experiment.data
+    return {
+        "dataset": request.dataset,
+        "data": _data_record(experiment.dataset),
+        "options": dataclasses.asdict(request.options),
+        "hyper_parameters": request.hyper_parameters,
+        "given": sorted(request.given),
+        "train_examples": np.asarray(data.train_count).tolist(),
+        "test_examples": np.asarray(data.test_count).tolist(),
+        "chunk": experiment.settings.chunk,
+        "device": _device(request.options),
+        "versions": _versions(),
+    }
+
+
+def _data_record(dataset: Dataset) -> dict[str, Any]:
+    return {
+        "description": dataset.description,
+        "source": dataset.source,
+        "origin": dataset.origin,
+        "is_real": dataset.is_real,
+        "num_classes": dataset.num_classes,
+        "input_shape": list(dataset.input_shape),
+    }
+
+
+def _versions() -> dict[str, str]:
+    packages = ("jax", "jaxlib", "flax", "optax", "jaxopt", "numpy", "scikit-learn", "tensorflow-datasets")
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _device(options: Options) -> str:
+    """Kind and number: "cpu x 2"."""
+    used = devices(options)
+    return used[0].device_kind if len(used) == 1 else f"{used[0].device_kind} x {len(used)}"
+
+
+def wasted_step_share(experiment: Experiment, cohort: np.ndarray | None = None) -> float:
+    """Share of the gradient steps that a round takes for clients that are already finished.
+
+    Args:
+      experiment: with its chunk.
+      cohort: clients [M] of the round; by default a typical one's sizes.
+    """
+    counts, settings = np.asarray(experiment.data.train_count), experiment.settings
+    if cohort is None:
+        sizes = scheduling.typical_cohort(counts, settings.cohort_size(len(counts), 0))
+    else:
+        sizes = counts[cohort]
+    return scheduling.wasted_step_share(
+        sizes,
+        batch_size=experiment.request.hyper_parameters.get("batch_size", 1),
+        chunk=settings.chunk,
+        devices=len(devices(experiment.request.options)),
+    )
+
+
+def headline(experiment: Experiment) -> str:
+    """What is run, in one line; what the data really is stands first."""
+    request, options, data = experiment.request, experiment.request.options, experiment.data
+    counts = np.asarray(data.train_count)
+    sizes = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
+    own = ", ".join(f"{name}={value}" for name, value in request.hyper_parameters.items())
+    return (
+        f"{experiment.dataset.description}: {options.method}({own}), {options.model}, {options.rounds} rounds, "
+        f"{options.num_clients} clients with {sizes} training examples, participation {options.participation:g}, "
+        f"{options.partition}, on {_device(options)}, chunk {experiment.settings.chunk} "
+        f"({wasted_step_share(experiment):.1%} of the steps wasted)"
+    )
+
+
+def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: float) -> dict[str, Any]:
+    """The finished run in a few numbers; accuracies are means over clients in percent.
+
+    Args:
+      experiment: what was run.
+      evaluations: all of it, at least one.
+      wasted: mean share of a round's gradient steps that were taken for clients already finished.
+    """
+    request, options, last = experiment.request, experiment.request.options, evaluations[-1]
+    figure = paper.published(request, is_real=experiment.dataset.is_real)
+    top = best(evaluations, options.eval_protocol)
+    # The first evaluation's rounds include compilation, unless they are all there is.
+    steady = [evaluation.examples_per_second for evaluation in (evaluations[1:] or evaluations)]
+    return {
+        "dataset": request.dataset,
+        "data_source": experiment.dataset.description,
+        "method": options.method,
+        "hyper_parameters": request.hyper_parameters,
+        "seed": options.seed,
+        "rounds": options.rounds,
+        "num_clients": options.num_clients,
+        "eval_protocol": options.eval_protocol,
+        "received_accuracy": rounded(last.summary("received").mean),
+        "trained_accuracy": rounded(last.summary("trained").mean),
+        "received": last.record()["received"],
+        "trained": last.record()["trained"],
+        "best": {
+            "round": top.round,
+            "received_accuracy": rounded(top.summary("received").mean),
+            "trained_accuracy": rounded(top.summary("trained").mean),
+        },
+        "per_client_accuracy": percentages(getattr(last, options.eval_protocol)),
+        "received_per_client": percentages(last.received),
+        "trained_per_client": percentages(last.trained),
+        "paper_accuracy": None if figure is None else figure.accuracy_percent,
+        "seconds": round(last.seconds, 3),
+        "examples_per_second": round(len(steady) / math.fsum(1 / speed for speed in steady), 1),
+        "chunk": experiment.settings.chunk,
+        "wasted_step_share": round(wasted, 4),
+        "jax_version": jax.__version__,
+        "device": _device(options),
+    }

@@ -1,0 +1,238 @@
+"""One run from a checked command line: data, federation, model, method, rounds, results."""
+
+import dataclasses
+import hashlib
+import math
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from experiments import paper
+from experiments.options import MATMUL_PRECISION, PARTITION_OPTIONS, Options, Precision, without_effect
+from experiments.parsing import Request, assignments
+from experiments.progress import RoundProgress, duration
+from experiments.records import Experiment, configuration, devices, headline, summary, wasted_step_share
+from pfl_jax import scheduling, simulate
+from pfl_jax.data import federated, partition, sources
+from pfl_jax.data.sources import Dataset
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
+from pfl_jax.models import MODELS
+from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, results_table
+
+MOST_HOLDERS = {"grouped": 2, "iid": 1}
+"""partition -> clients that may hold the same training example, on average. FedPAC's 100 clients of 600 hold more than
+CIFAR-10 has, so grouped deals an example again once its class is used up."""
+
+
+def run(request: Request, console: Console) -> None:
+    """Runs an experiment and leaves its folder behind.
+
+    Args:
+      request: the checked command line.
+      console: for notices, progress and results; stderr is left to errors.
+
+    Raises:
+      InvalidInput: the data cannot serve the request, or the folder cannot be written.
+      KeyboardInterrupt: after SIGINT; it says what was finished and is in the folder.
+    """
+    began = time.perf_counter()
+    options = request.options
+    folder = RunFolder.claim(options.out, f"{request.dataset}-{options.method}-seed{options.seed}")
+    evaluations: list[Evaluation] = []
+    rounds = options.rounds
+    try:
+        prepare_jax(
+            devices=None if options.devices == "auto" else options.devices,
+            precision=options.precision,
+            compilation_cache=options.compilation_cache,
+        )
+        experiment = build(request, console)
+        rounds = experiment.request.options.rounds
+        folder.write(CONFIG, configuration(experiment))
+        console.print(headline(experiment), soft_wrap=True, highlight=False)
+        wasted = _rounds(experiment, folder, console, evaluations, began)
+    except KeyboardInterrupt:
+        folder.discard()
+        raise KeyboardInterrupt(_finished(evaluations, rounds, folder)) from None
+    except jax.errors.JaxRuntimeError as error:
+        folder.discard()
+        if "out of memory" not in str(error).lower() and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise InvalidInput(
+            "the memory does not suffice: use a smaller --chunk, fewer clients or a smaller model"
+        ) from None
+    except BaseException:
+        folder.discard()
+        raise
+    _conclude(experiment, folder, console, evaluations, wasted)
+
+
+def prepare_jax(
+    *, devices: int | None = None, precision: Precision = "float32", compilation_cache: bool = True
+) -> None:
+    """Settings that JAX must know before its first computation.
+
+    Args:
+      devices: that a CPU is divided into; None is one for each core.
+      precision: of matrix products and convolutions.
+      compilation_cache: whether compiled programs are kept for the next start.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = cores if devices is None else devices
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_force_host_platform_device_count" not in flags:
+        # Clients spread over one CPU device per core keep the cores busier than one device that splits every operation.
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={count}".strip()
+    jax.config.update("jax_default_matmul_precision", MATMUL_PRECISION[precision])
+    if compilation_cache:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
+        # Small programs too: there are many of them, and a second start shall compile nothing.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def cache_folder() -> Path:
+    """Where compiled programs are kept: apart for each kind of CPU, since home folders are shared between machines."""
+    root = Path(os.environ.get("PFL_JAX_CACHE") or "~/.cache/pfl_jax/xla").expanduser()
+    try:
+        cpu = next(
+            line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))
+        )
+    except (OSError, StopIteration):
+        cpu = platform.processor()
+    return root / f"{platform.machine()}-{hashlib.sha256(cpu.encode()).hexdigest()[:12]}"
+
+
+def build(request: Request, console: Console) -> Experiment:
+    """Loads the data and builds federation, model and method.
+
+    Args:
+      request: the checked command line.
+      console: for what the user must not miss.
+
+    Raises:
+      InvalidInput: the data is missing, damaged or too small, or model or method refuse it.
+    """
+
+    def notify(message: str) -> None:
+        console.print(message, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
+
+    folder = request.options.data_dir
+    if folder is not None and request.options.source == "files" and not Path(folder).expanduser().is_dir():
+        raise InvalidInput(f"the data folder {folder} is not there")
+    dataset = sources.load(request.dataset, request.options.source, request.options.data_dir, notify=notify)
+    if not dataset.is_real:
+        request, changes = request.on_embedded_data()
+        if changes:
+            notify(
+                f"Smaller defaults on {dataset.description}: {assignments(changes)}. Options given stay as they are."
+            )
+    for note in without_effect(request.options, request.given, jax.default_backend()):
+        notify(f"Note: {note}.")
+    options = request.options
+    parts = _divide(options, dataset)
+    data = federated.federate(dataset, parts)
+    model = MODELS[options.model](dataset.input_shape, dataset.num_classes)
+    try:
+        method = METHODS[options.method](model, **request.hyper_parameters)
+    except ValueError as error:
+        raise InvalidInput(f"{options.method} refuses its options: {error}") from None
+    settings = simulate.Settings(
+        rounds=options.rounds,
+        participation=options.participation,
+        full_last_round=options.full_last_round,
+        straggler_fraction=options.straggler_fraction,
+        straggler_rate=options.straggler_rate,
+        eval_every=options.eval_every,
+    )
+    settings = dataclasses.replace(settings, chunk=_chunk(request, np.asarray(data.train_count), settings))
+    return Experiment(request, dataset, data, method, settings)
+
+
+def _divide(options: Options, dataset: Dataset) -> partition.Partition:
+    """The partition, refused where clients would mostly train on each other's examples."""
+    named = {name: getattr(options, name) for name in PARTITION_OPTIONS[options.partition]}
+    if "dirichlet_protocol" in named:
+        named["protocol"] = named.pop("dirichlet_protocol")
+    size, there = named.get("train_size"), len(dataset.train_y)
+    # Sizes are upper bounds with dirichlet, which never runs out. Test examples may be shared, as in the papers.
+    most = MOST_HOLDERS.get(options.partition, math.inf) * there
+    if size is not None and options.num_clients * size > most:
+        raise InvalidInput(
+            f"{options.num_clients} clients of {size} training examples are more than the {there} of "
+            f"{dataset.description} can serve: use at most {int(most) // size} clients, or a smaller --train-size"
+        )
+    return partition.make(options.partition, dataset, options.num_clients, seed=options.seed, **named)
+
+
+def _chunk(request: Request, counts: np.ndarray, settings: simulate.Settings) -> int:
+    """Clients under one vmap on a device, for clients with these numbers of training examples."""
+    options = request.options
+    if options.chunk != "auto":
+        return options.chunk
+    return scheduling.choose_chunk(
+        scheduling.typical_cohort(counts, settings.cohort_size(len(counts), 0)),
+        batch_size=request.hyper_parameters.get("batch_size", 1),
+        devices=len(devices(options)),
+        backend=jax.default_backend(),
+    )
+
+
+def _rounds(
+    experiment: Experiment, folder: RunFolder, console: Console, evaluations: list[Evaluation], began: float
+) -> float:
+    """Runs all rounds, logs each evaluation and appends it to `evaluations`; returns the share of wasted steps."""
+    request, options = experiment.request, experiment.request.options
+    mesh = simulate.client_mesh(devices(options))
+    epochs = request.hyper_parameters.get("epochs", 1)
+    results = simulate.run(
+        experiment.method, experiment.data, experiment.settings, jax.random.key(options.seed), mesh=mesh
+    )
+    visits, seconds, accuracy, wasted = 0, 0.0, None, []
+    with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
+        for result in results:
+            visits, seconds = visits + result.examples * epochs, seconds + result.seconds
+            wasted.append(wasted_step_share(experiment, result.cohort))
+            if result.received is not None:
+                elapsed = time.perf_counter() - began
+                evaluation = Evaluation(result.round, result.received, result.trained, elapsed, visits / seconds)
+                folder.log(evaluation)
+                evaluations.append(evaluation)
+                accuracy = evaluation.summary(options.eval_protocol).mean
+                visits, seconds = 0, 0.0
+            progress.update(result.round, result.seconds, accuracy, result.examples * epochs / result.seconds)
+    return math.fsum(wasted) / len(wasted)
+
+
+def _conclude(
+    experiment: Experiment, folder: RunFolder, console: Console, evaluations: Sequence[Evaluation], wasted: float
+) -> None:
+    """Writes the summary and prints the table."""
+    request, options = experiment.request, experiment.request.options
+    folder.write(SUMMARY, summary(experiment, evaluations, wasted))
+    figure = paper.published(request, is_real=experiment.dataset.is_real)
+    beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
+    title = f"{options.method} on {experiment.dataset.description}"
+    console.print(results_table(evaluations, title, options.eval_protocol, beside))
+    console.print(
+        f"{options.rounds} rounds in {duration(evaluations[-1].seconds)}; results in {folder.path}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _finished(evaluations: Sequence[Evaluation], rounds: int, folder: RunFolder) -> str:
+    """What an interrupted run has to show for itself."""
+    if not evaluations:
+        return "interrupted before the first evaluation: nothing is left"
+    return (
+        f"interrupted: evaluated up to round {evaluations[-1].round} of {rounds}, see {folder.path / METRICS}; "
+        "no summary was written"
+    )

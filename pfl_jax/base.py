@@ -1,0 +1,153 @@
+"""The types everything else is written in. Read this file first.
+
+A method is a `Method`: a NamedTuple of pure functions, written for one client. `pfl_jax.simulate` maps
+them over all clients of a round, in chunks, on one device or many; a method never sees jit, vmap or batching.
+
+Shapes use these letters throughout the package:
+
+    N   clients of the federation             M   clients of one round's cohort
+    n   examples of a client, padded to the largest client; `ClientData.mask` says which are real
+    B   examples of a mini-batch              K   classes             d   features (the backbone's output)
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+
+PRNGKey: TypeAlias = jax.Array
+PyTree: TypeAlias = Any
+
+Backbone: TypeAlias = PyTree
+"""Parameters theta of the feature extractor."""
+
+Head: TypeAlias = PyTree
+"""Parameters phi of the classifier on top of the features."""
+
+Params: TypeAlias = dict[str, PyTree]
+"""A whole model: {"backbone": Backbone, "head": Head}. `pfl_jax.trees` splits and merges it."""
+
+Server: TypeAlias = PyTree
+"""What the server keeps between rounds; each method's own."""
+
+Client: TypeAlias = PyTree
+"""What one client keeps between rounds; each method's own, () where it keeps nothing."""
+
+Message: TypeAlias = PyTree
+"""What one client sends to the server after local training; each method's own."""
+
+Personal: TypeAlias = PyTree
+"""What one client would deploy; whatever the method's `predict` understands."""
+
+Info: TypeAlias = dict[str, PyTree]
+"""What a round has to tell besides the next state: head weights, Fisher traces, ... Never read by the next round."""
+
+
+class Model(NamedTuple):
+    """A classifier in two parts, as pure functions.
+
+    Attributes:
+      init: key -> Params.
+      features: (Backbone, inputs [B, ...]) -> features [B, d].
+      classify: (Head, features [B, d]) -> logits [B, K].
+      num_features: d.
+      num_classes: K.
+    """
+
+    init: Callable[[PRNGKey], Params]
+    features: Callable[[Backbone, jax.Array], jax.Array]
+    classify: Callable[[Head, jax.Array], jax.Array]
+    num_features: int
+    num_classes: int
+
+    def apply(self, params: Params, inputs: jax.Array) -> jax.Array:
+        """Logits [B, K] of the whole model for inputs [B, ...]."""
+        return self.classify(params["head"], self.features(params["backbone"], inputs))
+
+
+class ClientData(NamedTuple):
+    """One client's examples, or a mini-batch of them.
+
+    Rows past the client's own size are padding: arbitrary but finite values that no result may depend on.
+    A step that needs other per-example arrays puts them in x or y, which may be pytrees with leading axis n
+    (features in x to train a head; target embeddings in y to align a backbone).
+
+    Attributes:
+      x: inputs [n, ...], float32.
+      y: labels [n], int32.
+      mask: [n], bool; True where the row is a real example.
+    """
+
+    x: PyTree
+    y: PyTree
+    mask: jax.Array
+
+
+class Cohort(NamedTuple):
+    """The clients of one round, in the order of the leading axis M that `Method.aggregate` sees.
+
+    Attributes:
+      clients: [M], int32, distinct client numbers in [0, N).
+      counts: [M], int32, training examples of each.
+      num_clients: N.
+    """
+
+    clients: jax.Array
+    counts: jax.Array
+    num_clients: int
+
+
+class LocalResult(NamedTuple):
+    """What `Method.local` returns for one client.
+
+    Attributes:
+      client: the state it keeps.
+      message: what it sends.
+      personal: its model right after local training, for the evaluation protocol `trained`.
+    """
+
+    client: Client
+    message: Message
+    personal: Personal
+
+
+class Method(NamedTuple):
+    """A personalized federated learning method.
+
+    Attributes:
+      init_server: key -> Server.
+      init_client: (key, Server, ClientData) -> Client. Called for every client before the first round.
+      local: (key, Server, Client, ClientData) -> LocalResult. One client's work in a round.
+      aggregate: (key, Server, clients, messages, Cohort) -> (Server, clients, Info). `clients` and `messages` are
+        the cohort's, stacked along a leading axis M; it returns the clients too, for methods whose server computes
+        something for each of them (FedPAC's heads).
+      personalize: (key, Server, Client, ClientData) -> Personal. What the client would deploy now, from what it
+        received and keeps; fine-tuning happens here. The evaluation protocol `received`.
+      predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K].
+    """
+
+    init_server: Callable[[PRNGKey], Server]
+    init_client: Callable[[PRNGKey, Server, ClientData], Client]
+    local: Callable[[PRNGKey, Server, Client, ClientData], LocalResult]
+    aggregate: Callable[[PRNGKey, Server, Client, Message, Cohort], tuple[Server, Client, Info]]
+    personalize: Callable[[PRNGKey, Server, Client, ClientData], Personal]
+    predict: Callable[[Personal, jax.Array], jax.Array]
+
+
+class State(NamedTuple):
+    """Everything the next round needs: saving it and restoring it continues a run exactly.
+
+    Attributes:
+      server: the method's server state.
+      clients: every client's state, stacked along a leading axis N.
+      trained_accuracy: [N], float32: the test accuracy in [0, 1] of each client's model right after its own last
+        local training, NaN for clients never trained. Clients outside a cohort keep their last one.
+      key: the run's key; the key of client i in round r is fold_in(fold_in(key, r), i).
+      round: int32, rounds done so far.
+    """
+
+    server: Server
+    clients: Client
+    trained_accuracy: jax.Array
+    key: PRNGKey
+    round: jax.Array

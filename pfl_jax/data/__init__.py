@@ -1,0 +1,18 @@
+"""Data: where it comes from (`sources`), who holds it (`partition`), and how it lies on the device (`federated`)."""
+
+from pfl_jax.data.federated import FederatedData, class_table, client_data, federate
+from pfl_jax.data.partition import PARTITIONS, Partition
+from pfl_jax.data.sources import Dataset, load
+from pfl_jax.data.specs import SPECS
+
+__all__ = [
+    "PARTITIONS",
+    "SPECS",
+    "Dataset",
+    "FederatedData",
+    "Partition",
+    "class_table",
+    "client_data",
+    "federate",
+    "load",
+]

@@ -1,0 +1,199 @@
+"""Where examples come from: tensorflow-datasets, files in the datasets' own formats, or pictures made on the spot.
+
+`load("cifar100")` gives CIFAR-100 wherever it can be had and otherwise pictures of the same shape composed from
+scikit-learn's digits. What the data really is travels with it: `Dataset.description` belongs into every output, so
+that a result on stand-in data never passes for one on the dataset whose name it carries.
+"""
+
+import difflib
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from pfl_jax.data import embedded, files, tfds
+from pfl_jax.data.specs import SPECS, Arrays, DatasetSpec
+from pfl_jax.errors import InvalidInput
+
+Notify: TypeAlias = Callable[[str], None]
+"""Receives what the user should know, one message at a time."""
+
+SOURCES = ("auto", "tfds", "files", "embedded")
+
+
+class Dataset(NamedTuple):
+    """Labelled images, divided into training and test examples.
+
+    Attributes:
+      name: "cifar100", ...
+      source: what kind of data this is: "tfds", "files", "embedded digit pairs", "embedded digits",
+        "scikit-learn digits".
+      origin: where real data was found: a version or a folder, and its size if incomplete. "" for the others.
+      is_real: False where the images only stand in for the dataset of that name.
+      train_x: uint8 [P_train, H, W, C].
+      train_y: int32 [P_train].
+      test_x: uint8 [P_test, H, W, C].
+      test_y: int32 [P_test].
+      num_classes: K.
+      mean: per channel, of pixels in [0, 1].
+      std: per channel.
+      keep_split: True where training and test examples must not be mixed: those of scikit-learn's digits are by
+        different writers.
+    """
+
+    name: str
+    source: str
+    origin: str
+    is_real: bool
+    train_x: np.ndarray
+    train_y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    keep_split: bool
+
+    @property
+    def description(self) -> str:
+        """Name and nature of the data for people: "cifar100 (embedded digit pairs)", "cifar10 (tfds: 3.0.2)"."""
+        return f"{self.name} ({self.source}: {self.origin})" if self.origin else f"{self.name} ({self.source})"
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(H, W, C)."""
+        height, width, channels = self.train_x.shape[1:]
+        return height, width, channels
+
+
+def print_to_stderr(message: str) -> None:
+    """The default `notify`."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def load(
+    name: str,
+    source: str = "auto",
+    data_dir: str | Path | None = None,
+    seed: int = 0,
+    notify: Notify = print_to_stderr,
+) -> Dataset:
+    """Loads a dataset.
+
+    Args:
+      name: cifar10, cifar100, fashion_mnist, emnist (its "byclass" variant: 62 classes) or digits.
+      source: "tfds" (prepared data, or download), "files" (IDX or CIFAR's binary files), "embedded" (made from
+        scikit-learn's digits), or "auto": the first of prepared tfds, files, download, embedded that is there.
+        "digits" is scikit-learn's own and comes from inside it whether the source is "auto" or "embedded".
+      data_dir: folder of tensorflow-datasets, or with the files; by default ~/tensorflow_datasets, and the folders
+        in which distributions install datasets.
+      seed: of the embedded pictures.
+      notify: told before long work, and what "auto" had to settle for.
+
+    Returns:
+      The dataset. EMNIST's published images lie on their side; here they stand upright.
+
+    Raises:
+      InvalidInput: an unknown name or source, a source that has not got the data, or unusable files.
+    """
+    spec = SPECS[_check_choice("dataset", name, SPECS)]
+    _check_choice("source", source, SOURCES)
+    folder = None if data_dir is None else Path(data_dir).expanduser()
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise InvalidInput(f"the data folder {folder} is not a folder")
+    if spec.tfds_name is None:
+        if source not in ("auto", "embedded"):
+            raise InvalidInput(f"{name} comes from inside scikit-learn: use --source embedded or auto")
+        return _embedded(spec, seed)
+    if source == "embedded":
+        return _embedded(spec, seed)
+    if source == "tfds":
+        return _from_tfds(spec, tfds.find(spec, folder, notify) or tfds.download(spec, folder, notify), notify)
+    if source == "files":
+        return _from_files(spec, folder, notify)
+    return _auto(spec, folder, seed, notify)
+
+
+def _auto(spec: DatasetSpec, folder: Path | None, seed: int, notify: Notify) -> Dataset:
+    """Prepared tfds, then files, then a download, then embedded pictures with a notice.
+
+    Data that is there but cannot be used is an error; only what is not there is passed over.
+    """
+    prepared = tfds.find(spec, folder, notify)
+    if prepared is not None:
+        return _from_tfds(spec, prepared, notify)
+    if files.find(spec, folder) is not None:
+        return _from_files(spec, folder, notify)
+    try:
+        return _from_tfds(spec, tfds.download(spec, folder, notify), notify)
+    except InvalidInput as error:
+        dataset = _embedded(spec, seed)
+        notify(
+            f"THIS IS NOT {spec.name.upper()}, but {dataset.source} in its place: all results are labelled "
+            f"{dataset.description}. Neither prepared data nor files were found, and {error}"
+        )
+        return dataset
+
+
+def _embedded(spec: DatasetSpec, seed: int) -> Dataset:
+    if spec.tfds_name is None:
+        return _dataset(spec, embedded.digits(), "scikit-learn digits", "", is_real=True, keep_split=True)
+    label = "embedded digit pairs" if embedded.is_pairs(spec.num_classes) else "embedded digits"
+    return _dataset(spec, embedded.pictures(spec, seed), label, "", is_real=False, keep_split=True)
+
+
+def _from_tfds(spec: DatasetSpec, found: tuple[Arrays, str], notify: Notify) -> Dataset:
+    arrays, version = found
+    return _dataset(spec, arrays, "tfds", version + _incomplete(spec, arrays, notify), is_real=True, keep_split=False)
+
+
+def _from_files(spec: DatasetSpec, folder: Path | None, notify: Notify) -> Dataset:
+    where = files.find(spec, folder)
+    if where is None:
+        places = ", ".join(str(place) for place in files.places(spec, folder)[:3])
+        raise InvalidInput(
+            f"no files of {spec.name} found: give the folder of {files.expected(spec)} as --data-dir "
+            f"(looked in {places}, ...)"
+        )
+    arrays = files.load(spec, where)
+    return _dataset(
+        spec, arrays, "files", str(where.folder) + _incomplete(spec, arrays, notify), is_real=True, keep_split=False
+    )
+
+
+def _incomplete(spec: DatasetSpec, arrays: Arrays, notify: Notify) -> str:
+    """ "" for the complete dataset; otherwise what to add to its origin, and a notice."""
+    sizes = len(arrays.train_y), len(arrays.test_y)
+    if spec.published is None or sizes == spec.published:
+        return ""
+    text = f"{sizes[0]} + {sizes[1]} of {spec.published[0]} + {spec.published[1]} examples"
+    notify(f"{spec.name} is incomplete: {text}")
+    return f", {text}"
+
+
+def _dataset(
+    spec: DatasetSpec, arrays: Arrays, source: str, origin: str, *, is_real: bool, keep_split: bool
+) -> Dataset:
+    return Dataset(
+        name=spec.name,
+        source=source,
+        origin=origin,
+        is_real=is_real,
+        **arrays._asdict(),
+        num_classes=spec.num_classes,
+        mean=spec.mean,
+        std=spec.std,
+        keep_split=keep_split,
+    )
+
+
+def _check_choice(what: str, value: str, choices: Iterable[str]) -> str:
+    """The value, if it is a choice; otherwise an error that names the nearest."""
+    names = list(choices)
+    if value in names:
+        return value
+    near = difflib.get_close_matches(value, names, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise InvalidInput(f"unknown {what} '{value}' (there are {', '.join(names)}){hint}")

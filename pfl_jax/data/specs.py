@@ -1,0 +1,105 @@
+"""What each dataset is: its shape, its classes, how its pixels are normalised, and where it comes from."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Arrays(NamedTuple):
+    """The examples of a dataset, as every source delivers them.
+
+    Attributes:
+      train_x: uint8 [P_train, H, W, C].
+      train_y: int32 [P_train].
+      test_x: uint8 [P_test, H, W, C].
+      test_y: int32 [P_test].
+    """
+
+    train_x: np.ndarray
+    train_y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+
+
+class DatasetSpec(NamedTuple):
+    """A dataset that `pfl_jax.data.sources.load` knows.
+
+    Attributes:
+      name: the name users give.
+      shape: (H, W, C) of an image.
+      num_classes: K.
+      mean: per channel, of pixels in [0, 1]; inputs become (x / 255 - mean) / std.
+      std: per channel.
+      published: (training, test) examples of the complete dataset; anything less is said in every output.
+      tfds_name: the name (and configuration) in tensorflow-datasets; None where it does not apply.
+      urls: what tensorflow-datasets downloads.
+      folders: the names a folder with the dataset's files goes by, below --data-dir or a system folder.
+      transposed: True where the published files store images with rows and columns exchanged.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    published: tuple[int, int] | None = None
+    tfds_name: str | None = None
+    urls: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    transposed: bool = False
+
+
+_FASHION_MNIST_HOST = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+# Both papers' released code normalises CIFAR by 0.5; FedPAC's uses MNIST's mean and deviation for the grey datasets.
+_CIFAR = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+_MNIST = ((0.1307,), (0.3081,))
+
+_ALL = (
+    DatasetSpec(
+        "cifar10",
+        (32, 32, 3),
+        10,
+        *_CIFAR,
+        published=(50_000, 10_000),
+        tfds_name="cifar10",
+        urls=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
+        folders=("cifar10", "cifar-10"),
+    ),
+    DatasetSpec(
+        "cifar100",
+        (32, 32, 3),
+        100,
+        *_CIFAR,
+        published=(50_000, 10_000),
+        tfds_name="cifar100",
+        urls=("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
+        folders=("cifar100", "cifar-100"),
+    ),
+    DatasetSpec(
+        "fashion_mnist",
+        (28, 28, 1),
+        10,
+        *_MNIST,
+        published=(60_000, 10_000),
+        tfds_name="fashion_mnist",
+        urls=tuple(f"{_FASHION_MNIST_HOST}{name}.gz" for name in _IDX_FILES),
+        folders=("fashion-mnist", "fashion_mnist", "FashionMNIST/raw"),
+    ),
+    DatasetSpec(
+        "emnist",
+        (28, 28, 1),
+        62,
+        *_MNIST,
+        published=(697_932, 116_323),
+        tfds_name="emnist/byclass",
+        urls=("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",),
+        folders=("emnist", "EMNIST/raw"),
+        transposed=True,
+    ),
+    # Mean and deviation of scikit-learn's 1797 digits (4.884 and 6.017 of 16).
+    DatasetSpec("digits", (8, 8, 1), 10, (0.305,), (0.376,)),
+)
+
+SPECS: dict[str, DatasetSpec] = {spec.name: spec for spec in _ALL}

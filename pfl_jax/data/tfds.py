@@ -1,0 +1,257 @@
+"""Datasets through tensorflow-datasets (tfds): prepared ones are read, others downloaded and prepared.
+
+TensorFlow is slow to import, so what was read once is kept as uint8 arrays in `<data folder>/pfl_jax/*.npz`;
+later runs read that file and import neither TensorFlow nor tfds.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+import re
+import sys
+import tempfile
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfl_jax.data.specs import Arrays, DatasetSpec
+from pfl_jax.errors import InvalidInput
+
+Notify = Callable[[str], None]
+
+HOST_TIMEOUT = 5.0
+"""Seconds in which the download host must answer; tfds by itself tries for more than 200."""
+
+
+def folder_or_default(data_dir: Path | None) -> Path:
+    """The data folder, by default the one tfds itself uses."""
+    if data_dir is not None:
+        return data_dir
+    return Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
+
+
+def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arrays, str] | None:
+    """The dataset as prepared by tfds in a data folder, or as kept from an earlier run.
+
+    Args:
+      spec: the dataset.
+      data_dir: the data folder, None for tfds' own default.
+      notify: told before long work.
+
+    Returns:
+      The examples and their version, or None where there are none.
+
+    Raises:
+      InvalidInput: prepared data that cannot be read.
+    """
+    folder = folder_or_default(data_dir)
+    prepared = _newest_version(folder / _tfds_name(spec), "*/dataset_info.json")
+    if prepared is None:
+        kept = _newest_version(folder / "pfl_jax", f"{spec.name}-*.npz")
+        arrays = None if kept is None else _read_cache(kept, spec)
+        return None if kept is None or arrays is None else (arrays, _version(kept))
+    version = prepared.parent.name
+    cache = folder / "pfl_jax" / f"{spec.name}-{version}.npz"
+    # The version alone would miss a folder that was prepared anew from other files.
+    fingerprint = hashlib.sha256(prepared.read_bytes()).hexdigest()
+    arrays = _read_cache(cache, spec, fingerprint)
+    if arrays is None:
+        notify(f"reading {spec.name} from {prepared.parent} with TensorFlow; later runs will be faster")
+        arrays = _read_prepared(spec, prepared.parent)
+        _write_cache(cache, arrays, fingerprint, notify)
+    return arrays, version
+
+
+def download(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arrays, str]:
+    """Downloads and prepares the dataset with tfds, unless its archives are in tfds' download cache already.
+
+    Args:
+      spec: the dataset.
+      data_dir: the data folder, None for tfds' own default.
+      notify: told before long work.
+
+    Returns:
+      The examples and their version.
+
+    Raises:
+      InvalidInput: the host does not answer within HOST_TIMEOUT, or tfds fails.
+    """
+    folder = folder_or_default(data_dir)
+    # Importing tfds takes seconds: only where there is a download cache to look into.
+    if not ((folder / "downloads").is_dir() and _archives_cached(spec, folder)):
+        reason = _unreachable(spec.urls[0])
+        if reason:
+            raise InvalidInput(
+                f"{spec.name} cannot be downloaded: {reason}; give --data-dir with the data, or use --source embedded"
+            )
+        notify(f"downloading {spec.name} from {urllib.parse.urlsplit(spec.urls[0]).netloc} into {folder}")
+    with _tensorflow_datasets() as tfds:
+        try:
+            builder = tfds.builder(spec.tfds_name, data_dir=folder, try_gcs=False)
+            builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
+        except Exception as error:  # tfds raises whatever requests, TensorFlow, tar or the file system raise
+            raise InvalidInput(
+                f"tensorflow-datasets cannot prepare {spec.name} in {folder}: {_one_line(error)}"
+            ) from error
+    result = find(spec, folder, notify)
+    if result is None:
+        raise InvalidInput(f"tensorflow-datasets left no {spec.name} in {folder}")
+    return result
+
+
+def _tfds_name(spec: DatasetSpec) -> str:
+    if spec.tfds_name is None:
+        raise InvalidInput(f"tensorflow-datasets has no {spec.name}")
+    return spec.tfds_name
+
+
+def _version(path: Path) -> str:
+    """The version in ".../3.0.2/dataset_info.json" or in "cifar10-3.0.2.npz"; "" if there is none."""
+    text = path.parent.name if path.name == "dataset_info.json" else path.stem.rpartition("-")[2]
+    return text if re.fullmatch(r"\d+\.\d+\.\d+", text) else ""
+
+
+def _newest_version(folder: Path, pattern: str) -> Path | None:
+    found = [path for path in folder.glob(pattern) if _version(path)]
+    return max(found, key=lambda path: tuple(map(int, _version(path).split("."))), default=None)
+
+
+def _read_cache(path: Path, spec: DatasetSpec, fingerprint: str | None = None) -> Arrays | None:
+    """The kept arrays; None where there are none, where they are damaged, or of other data."""
+    try:
+        # np.load leaves a file it opened itself open when the archive in it is damaged.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            if fingerprint is not None and stored["fingerprint"].item() != fingerprint:
+                return None
+            arrays = Arrays(**{name: stored[name] for name in Arrays._fields})
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None
+    return arrays if arrays.train_x.shape[1:] == spec.shape and len(arrays.train_x) == len(arrays.train_y) else None
+
+
+def _write_cache(path: Path, arrays: Arrays, fingerprint: str, notify: Notify) -> None:
+    """Writes beside the target and renames, so that an interrupted run leaves no half a file."""
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+            temporary = Path(file.name)
+            np.savez(file, fingerprint=np.array(fingerprint), **arrays._asdict())
+        temporary.replace(path)
+    except OSError as error:
+        notify(f"{path} cannot be written ({error}): the next run will need TensorFlow again")
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _read_prepared(spec: DatasetSpec, folder: Path) -> Arrays:
+    """All examples of a prepared folder, in tfds' fixed order."""
+    arrays = []
+    with _tensorflow_datasets() as tfds:
+        try:
+            builder = tfds.builder_from_directory(folder)
+            for split in ("train", "test"):
+                # Read through tf.data, that is in order, and as one batch.
+                whole = tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1, as_supervised=True))
+                x, y = (np.asarray(part) for part in whole)
+                arrays += [np.ascontiguousarray(x.swapaxes(1, 2)) if spec.transposed else x, y.astype(np.int32)]
+        except Exception as error:  # as above
+            raise InvalidInput(f"{folder} is not a usable {spec.name}: {_one_line(error)}") from error
+    for x, y in (arrays[:2], arrays[2:]):
+        if x.shape[1:] != spec.shape or y.max(initial=0) >= spec.num_classes:
+            raise InvalidInput(
+                f"{folder} is not {spec.name}: images {x.shape[1:]}, labels to {y.max(initial=0)}; "
+                f"expected {spec.shape} and 0 to {spec.num_classes - 1}"
+            )
+    return Arrays(*arrays)
+
+
+def _archives_cached(spec: DatasetSpec, folder: Path) -> bool:
+    """True where tfds has every archive in its download cache, so that preparing needs no network."""
+    with _tensorflow_datasets() as tfds:
+        from tensorflow_datasets.core.download import resource
+
+        recorded = tfds.builder(spec.tfds_name, data_dir=folder, try_gcs=False).url_infos or {}
+        downloads = folder / "downloads"
+        for url in spec.urls:
+            info = recorded.get(url)
+            names = [resource.get_dl_fname(url)] + ([resource.get_dl_fname(url, info.checksum)] if info else [])
+            places = [
+                place / name for place in (downloads, downloads / _tfds_name(spec).split("/")[0]) for name in names
+            ]
+            manual = info is not None and info.filename and (downloads / "manual" / info.filename).exists()
+            # tfds takes a file for cached only with its INFO file.
+            if not manual and not any(path.exists() and Path(f"{path}.INFO").exists() for path in places):
+                return False
+    return True
+
+
+def _unreachable(url: str) -> str:
+    """ "" where the host answers in time; otherwise why not. One request, whose body is not read."""
+    host = urllib.parse.urlsplit(url).netloc
+    outcome = [f"{host} did not answer within {HOST_TIMEOUT:g} s"]
+
+    def ask() -> None:
+        try:
+            with urllib.request.urlopen(url, timeout=HOST_TIMEOUT):
+                outcome[0] = ""
+        except urllib.error.HTTPError as error:
+            outcome[0] = f"{host} answered {error.code}"
+        except (OSError, ValueError) as error:
+            outcome[0] = f"{host} cannot be reached ({_one_line(getattr(error, 'reason', error))})"
+
+    # In a thread, because looking up a host's name has no timeout of its own.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(HOST_TIMEOUT)
+    return outcome[0]
+
+
+@contextlib.contextmanager
+def _tensorflow_datasets() -> Iterator[Any]:
+    """The module tensorflow_datasets, with TensorFlow kept off the GPU and both kept quiet."""
+    level = os.environ.get("TF_CPP_MIN_LOG_LEVEL")
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            try:
+                import tensorflow as tf
+                import tensorflow_datasets as tfds
+                from absl import logging
+            except ImportError as error:
+                raise InvalidInput(
+                    f"source tfds needs TensorFlow and tensorflow-datasets: pip install -r requirements.txt ({error})"
+                ) from error
+            verbosity = logging.get_verbosity()
+            logging.set_verbosity(logging.ERROR)
+            # Fails once TensorFlow runs, and then it is the user's own program that decides.
+            with contextlib.suppress(RuntimeError):
+                tf.config.set_visible_devices([], "GPU")
+            if not sys.stderr.isatty():
+                tfds.disable_progress_bar()
+            try:
+                yield tfds
+            finally:
+                logging.set_verbosity(verbosity)
+    finally:
+        if level is None:
+            del os.environ["TF_CPP_MIN_LOG_LEVEL"]
+        else:
+            os.environ["TF_CPP_MIN_LOG_LEVEL"] = level
+
+
+def _one_line(error: object) -> str:
+    """An exception's message without line breaks, cut to a readable length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."

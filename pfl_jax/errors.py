@@ -1,0 +1,8 @@
+"""The one exception that means the user's input was wrong."""
+
+
+class InvalidInput(ValueError):
+    """Input that cannot be used, said in one line: what was wrong and what to do.
+
+    The command line prints the message without a traceback and exits with code 2.
+    """

@@ -1,0 +1,62 @@
+"""All methods by name. A new one is one file beside this one and one line in METHODS."""
+
+from collections.abc import Callable
+
+from pfl_jax.base import Method
+from pfl_jax.methods.apfl import apfl
+from pfl_jax.methods.cd2pfed import cd2pfed
+from pfl_jax.methods.ditto import ditto
+from pfl_jax.methods.fedala import fedala
+from pfl_jax.methods.fedas import fedas
+from pfl_jax.methods.fedas_cd2 import fedas_cd2
+from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.methods.fedavg_ft import fedavg_ft
+from pfl_jax.methods.fedbabu import fedbabu
+from pfl_jax.methods.fedem import fedem
+from pfl_jax.methods.fedem_ft import fedem_ft
+from pfl_jax.methods.fedpac import fedpac
+from pfl_jax.methods.fedpac_proto import fedpac_proto
+from pfl_jax.methods.fedper import fedper
+from pfl_jax.methods.fedproto import fedproto_g, fedproto_l
+from pfl_jax.methods.fedprox import fedprox
+from pfl_jax.methods.fedprox_ft import fedprox_ft
+from pfl_jax.methods.fedrep import fedrep
+from pfl_jax.methods.fedrod import fedrod
+from pfl_jax.methods.hypcluster import hypcluster
+from pfl_jax.methods.knn_per import knn_per
+from pfl_jax.methods.lg_fedavg import lg_fedavg
+from pfl_jax.methods.local import local
+from pfl_jax.methods.pfedhn import pfedhn
+from pfl_jax.methods.pfedme import pfedme
+from pfl_jax.methods.scaffold import scaffold
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "local": local,
+    "fedavg": fedavg,
+    "fedavg_ft": fedavg_ft,
+    "fedprox": fedprox,
+    "fedprox_ft": fedprox_ft,
+    "scaffold": scaffold,
+    "fedper": fedper,
+    "lg_fedavg": lg_fedavg,
+    "fedrep": fedrep,
+    "fedbabu": fedbabu,
+    "fedrod": fedrod,
+    "knn_per": knn_per,
+    "apfl": apfl,
+    "pfedme": pfedme,
+    "ditto": ditto,
+    "hypcluster": hypcluster,
+    "fedem": fedem,
+    "fedem_ft": fedem_ft,
+    "fedproto_g": fedproto_g,
+    "fedproto_l": fedproto_l,
+    "fedala": fedala,
+    "pfedhn": pfedhn,
+    "cd2pfed": cd2pfed,
+    "fedpac": fedpac,
+    "fedpac_proto": fedpac_proto,
+    "fedas": fedas,
+    "fedas_cd2": fedas_cd2,
+}
+"""name -> factory(model, **hyper-parameters) -> Method"""

@@ -1,0 +1,96 @@
+"""Each client deploys a mixture of its own model and the global one (Deng, Kamani, Mahdavi 2020)."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.aggregation import size_weights, weighted_mean
+from pfl_jax.base import LocalResult, Method, Model, Params
+from pfl_jax.losses import cross_entropy
+from pfl_jax.training import descend, fold_batches, sgd
+from pfl_jax.trees import interpolate
+
+
+class APFLClient(NamedTuple):
+    """What an APFL client keeps: its own model v_i, and the share alpha_i [scalar] of it in the mixture."""
+
+    own: Params
+    alpha: jax.Array
+
+
+def apfl(
+    model: Model,
+    *,
+    alpha: float = 0.25,
+    adaptive: bool = False,
+    lr: float = 0.01,
+    momentum: float = 0.5,
+    weight_decay: float = 5e-4,
+    batch_size: int = 50,
+    epochs: int = 5,
+) -> Method:
+    """APFL: FedAvg's global model, and on each client a model of its own that is trained inside the mixture.
+
+    On every mini-batch of E epochs, from the values before the step, with m_i = alpha v_i + (1 - alpha) w_i:
+
+        w_i:  gradient of CE(w_i)
+        v_i:  gradient of CE(m_i) with respect to v_i, which is alpha times that with respect to m_i
+        alpha <- clip(alpha - lr <v_i - w_i, gradient of CE at m_i>, 0, 1), where it is adaptive     (Eq. 10)
+
+    The server averages the w_i by beta, so its model is FedAvg's; v_i and alpha stay. A client deploys the mixture of
+    v_i with the received w.
+
+    Args:
+      alpha: share of the client's own model in the mixture, between 0 and 1; where each client starts if adaptive.
+      adaptive: whether each client learns its own alpha.
+      lr: learning rate.
+      momentum: momentum of SGD, for both models.
+      weight_decay: weight decay of SGD, for both models.
+      batch_size: examples of a mini-batch.
+      epochs: local epochs of a round.
+
+    Returns:
+      A `Method` with the global model as server state and an `APFLClient` as client state.
+
+    Reference:
+      Deng, Kamani, Mahdavi. Adaptive Personalized Federated Learning. 2020. Algorithm 1.
+
+    Deviations:
+      The paper averages the w_i of a cohort equally; here by numbers of examples, as in FedAvg. An adaptive alpha
+      moves with every mini-batch, by plain gradient descent without momentum.
+    """
+    optimizer = sgd(lr, momentum, weight_decay)
+
+    def loss(models, alpha, batch):
+        own, shared = models
+        # The shared model learns from its own loss alone: the mixture's stops there. Its gradient with respect to
+        # alpha is <v - w, gradient at the mixture>.
+        mixed = interpolate(alpha, own, jax.lax.stop_gradient(shared))
+        return sum(cross_entropy(model.apply(params, batch.x), batch.y, batch.mask) for params in (mixed, shared))
+
+    def train(key, server, client, data):
+        def step(carry, batch):
+            models, alpha, opt_state = carry
+            gradient, slope = jax.grad(loss, argnums=(0, 1))(models, alpha, batch)
+            models, opt_state = descend(optimizer, gradient, models, opt_state)
+            if adaptive:
+                alpha = jnp.clip(alpha - lr * slope, 0, 1)
+            return models, alpha, opt_state
+
+        models = (client.own, server)
+        carry = (models, client.alpha, optimizer.init(models))
+        (own, shared), learned, _ = fold_batches(key, carry, data, step, epochs=epochs, batch_size=batch_size)
+        return LocalResult(APFLClient(own, learned), message=shared, personal=interpolate(learned, own, shared))
+
+    def aggregate(key, server, clients, messages, cohort):
+        return weighted_mean(size_weights(cohort.counts), messages), clients, {"alpha": clients.alpha}
+
+    return Method(
+        init_server=model.init,
+        init_client=lambda key, server, data: APFLClient(server, jnp.asarray(alpha, jnp.float32)),
+        local=train,
+        aggregate=aggregate,
+        personalize=lambda key, server, client, data: interpolate(client.alpha, client.own, server),
+        predict=model.apply,
+    )

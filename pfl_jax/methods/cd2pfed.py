@@ -1,0 +1,195 @@
+"""A share of every layer's channels is personal; personal and shared paths teach each other (Shen et al. 2022)."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfl_jax.aggregation import size_weights, weighted_mean
+from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, PRNGKey, PyTree
+from pfl_jax.losses import cross_entropy, masked_mean
+from pfl_jax.training import fit, sgd
+
+Align = Callable[[PRNGKey, Params, PyTree, Params, ClientData, jax.Array], Params]
+"""(key, received model, its personal entries, the client's last model, data, trained before) -> model to train."""
+
+
+class CD2Server(NamedTuple):
+    """The shared model, whose personal entries keep the last value they had when shared, and the rounds so far."""
+
+    params: Params
+    round: jax.Array
+
+
+class CD2Client(NamedTuple):
+    """The client's whole model after its own last training, and whether there was any (bool scalar)."""
+
+    params: Params
+    trained: jax.Array
+
+
+def personal_entries(params: Params, share: float | jax.Array) -> PyTree:
+    """Which entries are personal: leaves of bool, shaped as those of params.
+
+    The last floor(share * C) of a layer's C output channels are personal, with everything that feeds into them: their
+    slices of the kernel [..., C] and the bias [C]. In the head, whose outputs are classes, it is the rows of the kernel
+    [d, K] that read personal features; its bias is shared.
+    """
+
+    def last(size: int) -> jax.Array:
+        # A share such as 0.3 of 10 channels must not lose one to rounding.
+        return jnp.arange(size) >= size - jnp.floor(share * size + 1e-4)
+
+    def head(leaf: jax.Array) -> jax.Array:
+        if leaf.ndim < 2:
+            return jnp.zeros(leaf.shape, bool)
+        return jnp.broadcast_to(last(leaf.shape[0])[:, None], leaf.shape)
+
+    return {
+        "backbone": jax.tree.map(lambda leaf: jnp.broadcast_to(last(leaf.shape[-1]), leaf.shape), params["backbone"]),
+        "head": jax.tree.map(head, params["head"]),
+    }
+
+
+def choose(mask: PyTree, where_true: PyTree, where_false: PyTree) -> PyTree:
+    """Entry by entry from one of two trees."""
+    return jax.tree.map(jnp.where, mask, where_true, where_false)
+
+
+def distillation(model: Model, params: Params, personal: PyTree, batch: ClientData) -> jax.Array:
+    """(1/2) (KL(p_shared || p_personal) + KL(p_personal || p_shared)), each a lesson for the second path alone.
+
+    A path is the model with the other path's entries at zero; both use the head's bias.
+    """
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    in_both = {**personal, "head": jax.tree.map(lambda p: p if p.ndim > 1 else jnp.ones_like(p), personal["head"])}
+    own = jax.nn.log_softmax(model.apply(choose(in_both, params, zeros), batch.x))
+    common = jax.nn.log_softmax(model.apply(choose(personal, zeros, params), batch.x))
+    divergence = optax.losses.kl_divergence_with_log_targets
+    both = divergence(own, jax.lax.stop_gradient(common)) + divergence(common, jax.lax.stop_gradient(own))
+    return 0.5 * masked_mean(both, batch.mask)
+
+
+def cd2pfed(
+    model: Model,
+    *,
+    share: float = 0.5,
+    growth_rounds: int = 20,
+    lam: float = 1.0,
+    lr: float = 0.01,
+    momentum: float = 0.5,
+    weight_decay: float = 5e-4,
+    batch_size: int = 50,
+    epochs: int = 5,
+) -> Method:
+    r"""CD2-pFed: the first channels of every layer are averaged, the last ones stay with each client.
+
+        share of personal channels in round t = 0, 1, ...:  share_t = share min(1, t / growth_rounds)
+        w_i = E epochs of SGD, from the server's shared entries and the client's own personal ones, on
+              CE(w_i) + (lambda/2) (KL(p_shared || p_personal) + KL(p_personal || p_shared))
+        server:  shared entries of w = sum_i beta_i w_i
+
+    p_shared and p_personal are the predictions of the channels of one kind alone. With share = 0 this is FedAvg.
+
+    Args:
+      share: of each layer's channels that is personal in the end, from 0 to 1.
+      growth_rounds: rounds over which the personal share grows from nothing; 0 starts with all of it.
+      lam: strength lambda of the distillation between the two paths.
+      lr: learning rate.
+      momentum: momentum of SGD.
+      weight_decay: weight decay of SGD.
+      batch_size: examples of a mini-batch.
+      epochs: local epochs of a round.
+
+    Returns:
+      A `Method`. The server keeps a `CD2Server`, a client a `CD2Client`. Info: `share`, the round's. A client that has
+      never been trained deploys and starts from the server's model.
+
+    Reference:
+      Shen, Zhou, Yu. CD2-pFed: Cyclic Distillation-guided Channel Decoupling for Model Personalization in Federated
+      Learning. CVPR 2022.
+
+    Deviations:
+      There is no released code, and only the paper's abstract was at hand: the method follows that and is verified
+      against nothing else. Unverified choices: linear growth over 20 rounds to one half, lambda = 1,
+      which channels are personal (the last ones, with their incoming weights; a fully connected layer's weights from
+      personal to shared channels are shared), a teacher without gradient, no temperature and no averaging of the
+      distillation over time.
+    """
+    return decouple_channels(
+        model,
+        lambda key, received, personal, last, data, trained: received,
+        share=share,
+        growth_rounds=growth_rounds,
+        lam=lam,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        batch_size=batch_size,
+        epochs=epochs,
+    )
+
+
+def decouple_channels(
+    model: Model,
+    align: Align,
+    *,
+    share: float,
+    growth_rounds: int,
+    lam: float,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    batch_size: int,
+    epochs: int,
+) -> Method:
+    """CD2-pFed with any change to the received model before training.
+
+    Args:
+      model: the architecture.
+      align: what a client does to its received model; see `Align`.
+      share, growth_rounds, lam, lr, momentum, weight_decay, batch_size, epochs: as in `cd2pfed`.
+    """
+    optimizer = sgd(lr, momentum, weight_decay)
+
+    def share_of(server):
+        return share * jnp.where(server.round >= growth_rounds, 1.0, server.round / max(growth_rounds, 1))
+
+    def receive(key, server, client, data):
+        personal = personal_entries(server.params, share_of(server))
+        # A client that never trained has no personal channels that would fit the shared ones.
+        own = jax.tree.map(lambda mask: mask & client.trained, personal)
+        received = choose(own, client.params, server.params)
+        return align(key, received, personal, client.params, data, client.trained), personal
+
+    def train(key, server, client, data):
+        align_key, train_key = jax.random.split(key)
+        start, personal = receive(align_key, server, client, data)
+        # Without a personal channel there is no path to learn from.
+        strength = jnp.where(share_of(server) > 0, lam, 0.0)
+
+        def loss(params, batch):
+            risk = cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+            return risk + strength * distillation(model, params, personal, batch)
+
+        params = fit(train_key, start, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        # Personal entries are never sent.
+        message = choose(personal, jax.tree.map(jnp.zeros_like, params), params)
+        return LocalResult(CD2Client(params, jnp.ones((), bool)), message, params)
+
+    def aggregate(key, server, clients, messages, cohort):
+        personal = personal_entries(server.params, share_of(server))
+        mean = weighted_mean(size_weights(cohort.counts), messages)
+        params = choose(personal, server.params, mean)
+        return CD2Server(params, server.round + 1), clients, {"share": share_of(server)}
+
+    return Method(
+        init_server=lambda key: CD2Server(model.init(key), jnp.zeros((), jnp.int32)),
+        init_client=lambda key, server, data: CD2Client(server.params, jnp.zeros((), bool)),
+        local=train,
+        aggregate=aggregate,
+        personalize=lambda key, server, client, data: receive(key, server, client, data)[0],
+        predict=model.apply,
+    )

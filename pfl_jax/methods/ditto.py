@@ -1,0 +1,76 @@
+"""A personal model beside the global one, held near it (Li et al. 2021)."""
+
+import jax
+
+from pfl_jax.base import LocalResult, Method, Model
+from pfl_jax.losses import cross_entropy, proximal
+from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.training import fit, sgd
+
+PERSONAL_STREAM = 2**32 - 1
+"""Stream of the personal training's key; epochs count from 0 and never get there."""
+
+
+def ditto(
+    model: Model,
+    *,
+    lam: float = 1.0,
+    lr: float = 0.01,
+    momentum: float = 0.5,
+    weight_decay: float = 5e-4,
+    batch_size: int = 50,
+    epochs: int = 5,
+    personal_epochs: int = 5,
+) -> Method:
+    """Ditto: FedAvg, and on each client a model of its own that is pulled to the received one.
+
+        w_i = E epochs of SGD from w on CE;   w = sum_i beta_i w_i
+        v_i <- personal_epochs of SGD from v_i on  CE(v_i) + (lambda / 2) ||v_i - w||^2,  w as received
+
+    The global model is FedAvg's. With lambda = 0 the personal models are those of local training.
+
+    Args:
+      lam: strength lambda of the pull to the received model.
+      lr: learning rate of both models.
+      momentum: momentum of SGD.
+      weight_decay: weight decay of SGD.
+      batch_size: examples of a mini-batch.
+      epochs: local epochs of the global model in a round.
+      personal_epochs: local epochs of the personal model in a round.
+
+    Returns:
+      A `Method` with the global model as server state and the client's v_i as its state. Both protocols of evaluation
+      measure v_i.
+
+    Reference:
+      Li, Hu, Beirami, Smith. Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021.
+      Algorithm 1.
+
+    Deviations:
+      Personal models start as the initial global model; the paper leaves their start open. The global model is
+      FedAvg's, the paper's default; its robust aggregators are left out.
+    """
+    optimizer = sgd(lr, momentum, weight_decay)
+    base = fedavg(model, lr=lr, momentum=momentum, weight_decay=weight_decay, batch_size=batch_size, epochs=epochs)
+
+    def train(key, server, client, data):
+        def loss(params, batch):
+            return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask) + lam * proximal(params, server)
+
+        personal = fit(
+            jax.random.fold_in(key, PERSONAL_STREAM),
+            client,
+            data,
+            loss,
+            optimizer=optimizer,
+            epochs=personal_epochs,
+            batch_size=batch_size,
+        )
+        # FedAvg's own key: the global model is FedAvg's, batch for batch.
+        return LocalResult(personal, base.local(key, server, (), data).message, personal)
+
+    return base._replace(
+        init_client=lambda key, server, data: server,
+        local=train,
+        personalize=lambda key, server, client, data: client,
+    )

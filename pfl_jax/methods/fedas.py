@@ -1,0 +1,172 @@
+"""Align the received backbone with the client's last one, weight clients by Fisher information (Yang et al. 2024)."""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.aggregation import normalize, size_weights, weighted_mean
+from pfl_jax.base import Backbone, Head, LocalResult, Method, Model
+from pfl_jax.fisher import fisher_trace
+from pfl_jax.losses import cross_entropy, feature_alignment
+from pfl_jax.statistics import class_centroids
+from pfl_jax.training import fit, map_examples, sgd
+from pfl_jax.trees import merge
+
+
+class FedASClient(NamedTuple):
+    """What a FedAS client keeps: its model after its own last training, and whether there was any.
+
+    Attributes:
+      backbone: theta_i.
+      head: phi_i.
+      trained: bool scalar; False until the first local training, when there is no previous backbone.
+    """
+
+    backbone: Backbone
+    head: Head
+    trained: jax.Array
+
+
+class FedASMessage(NamedTuple):
+    """What a FedAS client sends: its backbone theta_i and the trace alpha_i of its Fisher information."""
+
+    backbone: Backbone
+    trace: jax.Array
+
+
+def trace_weights(traces: jax.Array, normalization: str = "proportional") -> jax.Array:
+    """Aggregation weights alpha' [M] >= 0 with sum one, from Fisher traces alpha [M] (FedAS, Eq. 7 and Fig. 6a).
+
+    Args:
+      traces: [M], nonnegative.
+      normalization: "proportional": alpha / sum alpha (Eq. 7); "softmax": softmax(alpha); "min_max":
+        alpha - min alpha, scaled to sum one. Clients that cannot be told apart get equal weights.
+    """
+    if normalization == "proportional":
+        return normalize(traces)
+    if normalization == "softmax":
+        return jax.nn.softmax(traces)
+    if normalization == "min_max":
+        return normalize(traces - jnp.min(traces))
+    raise ValueError(f"normalization must be proportional, softmax or min_max, not {normalization!r}")
+
+
+def fedas(
+    model: Model,
+    *,
+    lr: float = 5e-3,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    batch_size: int = 16,
+    epochs: int = 5,
+    align_lr: float = 0.01,
+    align_batch_size: int = 16,
+    align_epochs: int = 1,
+    alignment: bool = True,
+    synchronization: bool = True,
+    target: Literal["example", "class_mean"] = "example",
+    normalization: Literal["proportional", "softmax", "min_max"] = "proportional",
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Method:
+    """FedAS: parameter alignment on the client, synchronization by Fisher traces on the server.
+
+    A client that receives theta
+      1. aligns it with its own previous backbone theta_i: SGD on (1/d) ||f(theta, x) - H_i(x)||^2, where
+         H_i(x) = f(theta_i, x) is computed once (Eq. 2-4);
+      2. trains (theta, phi_i) together, E epochs on cross entropy;
+      3. sends theta_i and alpha_i = tr(diag F_i), the mean over its examples of the squared norm of the
+         gradient of log p(y|x) with respect to all parameters (Eq. 5-6).
+    The server moves theta by sum_i alpha'_i (theta_i - theta) with alpha' = alpha / sum alpha (Eq. 7-8).
+
+    Without alignment and synchronization this is FedPer.
+
+    Args:
+      lr: learning rate.
+      momentum: momentum of SGD.
+      weight_decay: weight decay of SGD.
+      batch_size: examples of a mini-batch.
+      epochs: local epochs of a round.
+      align_lr: learning rate of the alignment.
+      align_batch_size: examples of a mini-batch of the alignment.
+      align_epochs: epochs of the alignment.
+      alignment: align the received backbone with the client's previous one.
+      synchronization: weight clients by their Fisher trace; by their number of examples otherwise.
+      target: align each example with its own previous embedding, or with the mean one of its class.
+      normalization: how traces become weights.
+      reduction: mean or sum of the examples' squared gradient norms; the sum grows with the client's size.
+
+    Returns:
+      A `Method`. The server keeps the shared backbone and the head that every client starts from; a client keeps
+      a `FedASClient`. Info holds the cohort's traces and weights. What a client deploys under `received` is the
+      aligned backbone with its own head; under `trained`, its model after local training, which is what the
+      released code evaluates.
+
+    Reference:
+      Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Algorithm 1.
+
+    Deviations:
+      Eq. 8 divides by m once more although the weights already sum to one, which would shrink every step m-fold;
+      that factor is dropped, as in the released code. The released code aligns one shared model in place, client
+      after client, and sums squared gradients of batch means; here every client aligns its own copy and the
+      gradients are per example, as the text says. Its class-mean loss adds up the classes' means; `class_mean` here
+      averages over examples.
+    """
+    optimizer = sgd(lr, momentum, weight_decay)
+    align_optimizer = sgd(align_lr)
+
+    def loss(params, batch):
+        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+
+    def alignment_loss(backbone, batch):
+        return feature_alignment(model.features(backbone, batch.x), batch.y, batch.mask)
+
+    def align(key, received, client, data):
+        embed = lambda x: model.features(client.backbone, x)  # noqa: E731
+        targets = map_examples(embed, data.x, data.mask)
+        if target == "class_mean":
+            centroids, _ = class_centroids(targets, data.y, data.mask, model.num_classes)
+            targets = centroids[data.y]
+        return fit(
+            key,
+            received,
+            data._replace(y=targets),
+            alignment_loss,
+            optimizer=align_optimizer,
+            # A client that never trained has no backbone to align with: no epoch at all.
+            epochs=jnp.where(client.trained, align_epochs, 0),
+            batch_size=align_batch_size,
+        )
+
+    def receive(key, server, client, data):
+        backbone = align(key, server["backbone"], client, data) if alignment else server["backbone"]
+        return merge(backbone, client.head)
+
+    def train(key, server, client, data):
+        align_key, train_key = jax.random.split(key)
+        params = receive(align_key, server, client, data)
+        params = fit(train_key, params, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        trace = fisher_trace(model, params, data, reduction=reduction) if synchronization else jnp.zeros(())
+        return LocalResult(
+            client=FedASClient(params["backbone"], params["head"], jnp.ones((), bool)),
+            message=FedASMessage(params["backbone"], trace),
+            personal=params,
+        )
+
+    def aggregate(key, server, clients, messages, cohort):
+        if synchronization:
+            weights = trace_weights(messages.trace, normalization)
+        else:
+            weights = size_weights(cohort.counts)
+        # The weights sum to one: theta + sum_i w_i (theta_i - theta) is the weighted mean itself.
+        backbone = weighted_mean(weights, messages.backbone)
+        return merge(backbone, server["head"]), clients, {"trace": messages.trace, "weights": weights}
+
+    return Method(
+        init_server=model.init,
+        init_client=lambda key, server, data: FedASClient(server["backbone"], server["head"], jnp.zeros((), bool)),
+        local=train,
+        aggregate=aggregate,
+        personalize=receive,
+        predict=model.apply,
+    )

@@ -1,0 +1,88 @@
+"""Every client a mixture of the same few models, learned by expectation maximisation (Marfoq et al. 2021)."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfl_jax.aggregation import size_weights, weighted_mean
+from pfl_jax.base import LocalResult, Method, Model
+from pfl_jax.ensembles import example_losses, init_models
+from pfl_jax.losses import masked_mean
+from pfl_jax.training import fit, sgd
+
+
+def fedem(
+    model: Model,
+    *,
+    learners: int = 3,
+    lr: float = 0.01,
+    momentum: float = 0.5,
+    weight_decay: float = 5e-4,
+    batch_size: int = 50,
+    epochs: int = 5,
+) -> Method:
+    r"""FedEM: M models shared by all, and for each client the weights pi_i of its mixture.
+
+        E-step:  q_l(m) proportional to pi_im exp(-CE(w_m; x_l, y_l)),  for every example l
+        M-step:  pi_im = mean_l q_l(m);   w_im = E epochs of SGD from w_m on  mean_l q_l(m) CE(w_im; x_l, y_l)
+        server:  w_m = sum_i beta_i w_im,  beta_i = n_i / sum_j n_j
+
+    A client predicts sum_m pi_im softmax(w_m(x)): probabilities are mixed, not logits. With one learner this is FedAvg.
+
+    Args:
+      learners: number M of shared models.
+      lr: learning rate.
+      momentum: momentum of SGD.
+      weight_decay: weight decay of SGD.
+      batch_size: examples of a mini-batch.
+      epochs: local epochs of a round.
+
+    Returns:
+      A `Method` with the models, leaves [M, ...], as server state; a client keeps the logarithms of pi_i [M], which
+      start equal. Info: `mixture` pi, one row per client of the cohort.
+
+    Reference:
+      Marfoq, Neglia, Bellet, Kameni, Vidal. Federated Multi-Task Learning under a Mixture of Distributions. NeurIPS
+      2021. Algorithm 1; M = 3 and 5 are FedPAC's (Table 4).
+
+    Deviations:
+      The E-step is taken once a round, before training, with the received models, as in the released code. All
+      learners of a client see its examples in the same order.
+    """
+    optimizer = sgd(lr, momentum, weight_decay)
+
+    def loss(models, batch):
+        labels, responsibilities = batch.y
+
+        def one(params, responsibility):
+            losses = optax.softmax_cross_entropy_with_integer_labels(model.apply(params, batch.x), labels)
+            return masked_mean(responsibility * losses, batch.mask)
+
+        # A sum: no learner's gradient depends on the others.
+        return jnp.sum(jax.vmap(one, in_axes=(0, 1))(models, responsibilities))
+
+    def train(key, server, client, data):
+        responsibilities = jax.nn.softmax(client - example_losses(model, server, data), axis=-1)
+        mixture = jax.vmap(masked_mean, in_axes=(1, None))(responsibilities, data.mask)
+        # A learner that a client never uses keeps a weight that the next E-step can raise again.
+        log_mixture = jnp.log(jnp.maximum(mixture, jnp.finfo(jnp.float32).tiny))
+        weighted = data._replace(y=(data.y, responsibilities))
+        models = fit(key, server, weighted, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        return LocalResult(client=log_mixture, message=models, personal=(models, log_mixture))
+
+    def aggregate(key, server, clients, messages, cohort):
+        return weighted_mean(size_weights(cohort.counts), messages), clients, {"mixture": jnp.exp(clients)}
+
+    def predict(personal, inputs):
+        models, log_mixture = personal
+        log_probabilities = jax.nn.log_softmax(jax.vmap(model.apply, in_axes=(0, None))(models, inputs))
+        return jax.nn.logsumexp(log_mixture[:, None, None] + log_probabilities, axis=0)
+
+    return Method(
+        init_server=lambda key: init_models(model, key, learners),
+        init_client=lambda key, server, data: jnp.full((learners,), -jnp.log(learners), jnp.float32),
+        local=train,
+        aggregate=aggregate,
+        personalize=lambda key, server, client, data: (server, client),
+        predict=predict,
+    )

@@ -1,0 +1,281 @@
+"""Feature alignment and optimally combined classifier heads (Xu, Tong, Huang 2023)."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.aggregation import mix, size_weights, weighted_mean
+from pfl_jax.base import Backbone, ClientData, Head, Info, LocalResult, Method, Model, PyTree
+from pfl_jax.losses import cross_entropy, feature_alignment
+from pfl_jax.precision import in_float64
+from pfl_jax.simplex import SimplexSolution, Solver, solve_simplex_qp
+from pfl_jax.statistics import class_centroids, label_feature_statistics, merge_centroids
+from pfl_jax.training import fit, map_examples, sgd
+from pfl_jax.trees import merge
+
+NEGLIGIBLE_WEIGHT = 1e-3
+"""Head weights below it are set to zero, and the rest scaled up to sum to 1."""
+
+
+class FedPACServer(NamedTuple):
+    """What the server keeps.
+
+    Attributes:
+      backbone: theta.
+      head: the head that every client starts from.
+      centroids: c [K, d], the mean feature of each class over the last cohort that held it; zero before.
+      centroid_counts: [K], examples behind each centroid; zero for classes that no cohort has held yet.
+    """
+
+    backbone: Backbone
+    head: Head
+    centroids: jax.Array
+    centroid_counts: jax.Array
+
+
+class FedPACMessage(NamedTuple):
+    """What a client sends; it keeps its head phi_i, which the server replaces by a combination.
+
+    Attributes:
+      backbone: theta_i, trained.
+      head: phi_i, trained.
+      centroids: [K, d] of the trained backbone (Eq. 17), zero for classes without examples.
+      class_counts: [K].
+      statistics: what the server weighs the heads by: FedPAC's (mu_i, V_i) of the received backbone.
+    """
+
+    backbone: Backbone
+    head: Head
+    centroids: jax.Array
+    class_counts: jax.Array
+    statistics: PyTree
+
+
+def head_weights(mu: jax.Array, variance: jax.Array, counts: jax.Array, *, solver: Solver = "auto") -> jax.Array:
+    r"""How much of every client's head goes into every client's: rows alpha_i that minimise the bound on i's test loss.
+
+        alpha_i = argmin over the simplex of  sum_j alpha_j^2 V_j / n_j + ||mu_i - sum_j alpha_j mu_j||^2
+
+    Heads of others reduce the variance (first term) and add bias (second). Weights below 1e-3 are set to zero and the
+    row is scaled to sum to 1.
+
+    Args:
+      mu: [M, K, d], each client's P(k) E[f(x) | y = k].
+      variance: V [M], before the division by n.
+      counts: n [M], examples of each client; a client without any gets no weight.
+      solver: see `pfl_jax.simplex.solve_simplex_qp`.
+
+    Returns:
+      alpha [M, M], float32, rows on the simplex.
+
+    Reference:
+      FedPAC, Eq. 11 and 46. The threshold is the released code's.
+    """
+    return _drop_negligible(_solve_head_weights(mu, variance, counts, solver).weights)
+
+
+def _solve_head_weights(mu: jax.Array, variance: jax.Array, counts: jax.Array, solver: Solver) -> SimplexSolution:
+    """The minimisers of Eq. 46 in float32, with their optimality gaps."""
+    chex.assert_rank([mu, variance, counts], [3, 1, 1])
+    return _head_weight_solver(solver)(mu, variance, counts)
+
+
+@functools.cache
+def _head_weight_solver(solver: Solver) -> Callable[..., SimplexSolution]:
+    # The variances on the diagonal are often 1e-5 of the squared distances beside them: float32 would drown them.
+    def solve(mu: jax.Array, variance: jax.Array, counts: jax.Array) -> SimplexSolution:
+        means = mu.astype(jnp.float64).reshape(mu.shape[0], -1)
+        means = means - jnp.mean(means, axis=0)
+        gram = means @ means.T
+        norms = jnp.diagonal(gram)
+        # <mu_i - mu_j, mu_i - mu_k> for all i, j, k: no loop over clients, one matrix product.
+        bias = norms[:, None, None] - gram[:, :, None] - gram[:, None, :] + gram[None]
+        sizes = counts.astype(jnp.float64)
+        noise = variance.astype(jnp.float64) / jnp.maximum(sizes, 1)
+        noise = jnp.where(sizes > 0, noise, 1e4 * (jnp.max(noise) + jnp.max(norms)))
+        # A gap of 1e-7 makes the weights themselves accurate to about 1e-3.
+        solution = solve_simplex_qp(bias + jnp.diag(noise), solver=solver, tolerance=1e-7)
+        return SimplexSolution(solution.weights.astype(jnp.float32), solution.gap.astype(jnp.float32))
+
+    return in_float64(solve)
+
+
+def _drop_negligible(weights: jax.Array) -> jax.Array:
+    """Rows without their weights below 1e-3, summing to 1; a row that has no other weights stays as it is."""
+    kept = jnp.where(weights < NEGLIGIBLE_WEIGHT, 0, weights)
+    kept = jnp.where(jnp.any(kept > 0, axis=-1, keepdims=True), kept, weights)
+    return kept / jnp.sum(kept, axis=-1, keepdims=True)
+
+
+def fedpac(
+    model: Model,
+    *,
+    lam: float = 1.0,
+    lr: float = 0.01,
+    head_lr: float = 0.1,
+    momentum: float = 0.5,
+    weight_decay: float = 5e-4,
+    batch_size: int = 50,
+    epochs: int = 5,
+    head_epochs: int = 1,
+    alignment: bool = True,
+    collaboration: bool = True,
+    solver: Solver = "auto",
+) -> Method:
+    r"""FedPAC: a shared backbone aligned to global class centroids, and heads combined by quadratic programming.
+
+        phi_i = head_epochs of SGD on CE from client i's head, theta fixed                            (Eq. 15)
+        theta_i = E epochs of SGD from theta, phi_i fixed, on
+                  CE + lambda mean_l (1/d) ||f(x_l) - c_{y_l}||^2                                     (Eq. 3, 16)
+        theta = sum_i beta_i theta_i;  c_k = mean feature of class k over all clients                 (Eq. 18, 19)
+        phi_i = sum_j alpha_ij phi_j, alpha_i by `head_weights`                                       (Eq. 4, 46)
+
+    Args:
+      lam: strength lambda of the feature alignment.
+      lr: learning rate of the backbone.
+      head_lr: learning rate of the head.
+      momentum: momentum of SGD.
+      weight_decay: weight decay of SGD.
+      batch_size: examples of a mini-batch.
+      epochs: local epochs of the backbone in a round.
+      head_epochs: local epochs of the head in a round, before the backbone's.
+      alignment: whether features are aligned to the global class centroids (Table 2).
+      collaboration: whether heads are combined; without, each client keeps its own (Table 2).
+      solver: how the head weights are found: auto, projected_gradient, osqp or interior_point.
+
+    Returns:
+      A `Method`. The server keeps a `FedPACServer`, a client its head. Info: `head_weights` alpha [M, M] in the
+      cohort's order (Fig. 2, 3), and `gap` [M], the solver's relative Frank-Wolfe gaps.
+
+    Reference:
+      Xu, Tong, Huang. Personalized Federated Learning with Feature Alignment and Classifier Collaboration. ICLR 2023.
+      Algorithm 1.
+
+    Deviations:
+      Algorithm 1 leaves c(0) open: there is no alignment in the first round. A class without a global centroid later
+      is aligned to the client's own centroid under the received backbone. A class that the cohort lacks keeps its
+      last centroid. Features are not centred to zero mean (Assumption 2), as in the released code.
+    """
+
+    def summarize(features, data):
+        return label_feature_statistics(features, data.y, data.mask, model.num_classes)
+
+    def weigh(messages, counts):
+        if not collaboration:
+            return jnp.eye(counts.shape[0]), {"gap": jnp.zeros(counts.shape[0])}
+        mu, variance = messages.statistics
+        solution = _solve_head_weights(mu, variance, counts, solver)
+        return _drop_negligible(solution.weights), {"gap": solution.gap}
+
+    return align_and_combine(
+        model,
+        summarize,
+        weigh,
+        lam=lam if alignment else None,
+        lr=lr,
+        head_lr=head_lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        batch_size=batch_size,
+        epochs=epochs,
+        head_epochs=head_epochs,
+    )
+
+
+def align_and_combine(
+    model: Model,
+    summarize: Callable[[jax.Array, ClientData], PyTree],
+    weigh: Callable[[FedPACMessage, jax.Array], tuple[jax.Array, Info]],
+    *,
+    lam: float | None,
+    lr: float,
+    head_lr: float,
+    momentum: float,
+    weight_decay: float,
+    batch_size: int,
+    epochs: int,
+    head_epochs: int,
+) -> Method:
+    """FedPAC with any rule for the heads' weights.
+
+    Args:
+      model: whose backbone is shared and whose heads are combined.
+      summarize: (features [n, d] of the received backbone, client's data) -> statistics that the client sends.
+      weigh: (messages stacked along M, example counts [M]) -> (alpha [M, M], its part of Info).
+      lam: strength of the alignment; None for none.
+      lr, head_lr, momentum, weight_decay, batch_size, epochs, head_epochs: as in `fedpac`.
+    """
+    head_optimizer = sgd(head_lr, momentum, weight_decay)
+    backbone_optimizer = sgd(lr, momentum, weight_decay)
+
+    def extract(backbone, data):
+        return map_examples(lambda x: model.features(backbone, x), data.x, data.mask)
+
+    def init_server(key):
+        params = model.init(key)
+        centroids = jnp.zeros((model.num_classes, model.num_features))
+        return FedPACServer(params["backbone"], params["head"], centroids, jnp.zeros(model.num_classes))
+
+    def head_loss(head, batch):
+        return cross_entropy(model.classify(head, batch.x), batch.y, batch.mask)
+
+    def local(key, server, client, data):
+        head_key, backbone_key = jax.random.split(key)
+        # The received backbone stays fixed for the statistics and the head alike: one forward pass serves both.
+        features = extract(server.backbone, data)
+        head = fit(
+            head_key,
+            client,
+            data._replace(x=features),
+            head_loss,
+            optimizer=head_optimizer,
+            epochs=head_epochs,
+            batch_size=batch_size,
+        )
+
+        own_centroids, _ = class_centroids(features, data.y, data.mask, model.num_classes)
+        targets = jnp.where(server.centroid_counts[:, None] > 0, server.centroids, own_centroids)
+        any_centroid = jnp.any(server.centroid_counts > 0)
+
+        def backbone_loss(backbone, batch):
+            features = model.features(backbone, batch.x)
+            loss = cross_entropy(model.classify(head, features), batch.y, batch.mask)
+            if lam is None:
+                return loss
+            strength = jnp.where(any_centroid, lam, 0.0)
+            return loss + strength * feature_alignment(features, targets[batch.y], batch.mask)
+
+        backbone = fit(
+            backbone_key,
+            server.backbone,
+            data,
+            backbone_loss,
+            optimizer=backbone_optimizer,
+            epochs=epochs,
+            batch_size=batch_size,
+        )
+        centroids, class_counts = class_centroids(extract(backbone, data), data.y, data.mask, model.num_classes)
+        message = FedPACMessage(backbone, head, centroids, class_counts, summarize(features, data))
+        return LocalResult(client=head, message=message, personal=merge(backbone, head))
+
+    def aggregate(key, server, clients, messages, cohort):
+        backbone = weighted_mean(size_weights(cohort.counts), messages.backbone)
+        centroids, counts = merge_centroids(
+            server.centroids, server.centroid_counts, messages.centroids, messages.class_counts
+        )
+        weights, info = weigh(messages, cohort.counts)
+        server = FedPACServer(backbone, server.head, centroids, counts)
+        return server, mix(weights, messages.head), {"head_weights": weights, **info}
+
+    return Method(
+        init_server=init_server,
+        init_client=lambda key, server, data: server.head,
+        local=local,
+        aggregate=aggregate,
+        personalize=lambda key, server, client, data: merge(server.backbone, client),
+        predict=model.apply,
+    )

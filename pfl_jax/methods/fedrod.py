@@ -1,0 +1,94 @@
+"""A generic head trained with balanced softmax and a personal head on top of it (Chen, Chao 2022)."""
+
+from typing import NamedTuple
+
+import jax
+
+from pfl_jax.aggregation import size_weights, weighted_mean
+from pfl_jax.base import Head, LocalResult, Method, Model, Params
+from pfl_jax.losses import balanced_softmax, cross_entropy
+from pfl_jax.statistics import class_counts
+from pfl_jax.training import fit, sgd
+
+
+class FedRoDModel(NamedTuple):
+    """One client's two predictors.
+
+    Attributes:
+      generic: backbone theta and generic head phi, both shared.
+      head: the client's own head psi_i, which reads the same features.
+    """
+
+    generic: Params
+    head: Head
+
+
+def fedrod(
+    model: Model,
+    *,
+    lr: float = 0.01,
+    momentum: float = 0.5,
+    weight_decay: float = 5e-4,
+    batch_size: int = 50,
+    epochs: int = 5,
+) -> Method:
+    """Fed-RoD: a shared model that ignores the clients' class sizes, and a personal head that makes up for it.
+
+    Every step of a client trains both, with n_ik its examples of class k and sg() what gets no gradient:
+
+        (theta, phi):  CE(softmax(phi(f(x)) + log n_i), y), the balanced softmax
+        psi_i:         CE(softmax(sg(phi(f(x))) + psi_i(sg(f(x)))), y)
+
+    theta and phi are averaged by beta, psi_i is kept. A client predicts phi(f(x)) + psi_i(f(x)).
+
+    Args:
+      lr: learning rate.
+      momentum: momentum of SGD.
+      weight_decay: weight decay of SGD.
+      batch_size: examples of a mini-batch.
+      epochs: local epochs of a round.
+
+    Returns:
+      A `Method` with the generic model as server state and the client's own head as its state.
+
+    Reference:
+      Chen, Chao. On Bridging Generic and Personalized Federated Learning for Image Classification. ICLR 2022.
+      Algorithm 1, with the balanced risk minimisation of Ren et al. (2020) and the linear personal head.
+
+    Deviations:
+      The variant whose personal heads come from a hypernetwork is left out. Personal heads start where the generic
+      head starts. A class that a client lacks drops out of its balanced softmax, the limit of n_ik to 0, so that the
+      client teaches the generic head nothing about it.
+    """
+    optimizer = sgd(lr, momentum, weight_decay)
+
+    def train(key, server, client, data):
+        counts = class_counts(data.y, data.mask, model.num_classes)
+
+        def loss(params, batch):
+            features = model.features(params.generic["backbone"], batch.x)
+            generic = model.classify(params.generic["head"], features)
+            # The personal head learns what the generic logits lack, and moves nothing below it.
+            own = jax.lax.stop_gradient(generic) + model.classify(params.head, jax.lax.stop_gradient(features))
+            balanced = balanced_softmax(generic, batch.y, batch.mask, counts)
+            return balanced + cross_entropy(own, batch.y, batch.mask)
+
+        start = FedRoDModel(server, client)
+        params = fit(key, start, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        return LocalResult(client=params.head, message=params.generic, personal=params)
+
+    def aggregate(key, server, clients, messages, cohort):
+        return weighted_mean(size_weights(cohort.counts), messages), clients, {}
+
+    def predict(personal, inputs):
+        features = model.features(personal.generic["backbone"], inputs)
+        return model.classify(personal.generic["head"], features) + model.classify(personal.head, features)
+
+    return Method(
+        init_server=model.init,
+        init_client=lambda key, server, data: server["head"],
+        local=train,
+        aggregate=aggregate,
+        personalize=lambda key, server, client, data: FedRoDModel(server, client),
+        predict=predict,
+    )

@@ -1,0 +1,86 @@
+"""Several global models, each client with the one that fits it best (Mansour et al. 2020)."""
+
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.aggregation import mix, size_weights
+from pfl_jax.base import LocalResult, Method, Model
+from pfl_jax.ensembles import example_losses, init_models
+from pfl_jax.losses import cross_entropy, masked_mean
+from pfl_jax.training import fit, sgd
+from pfl_jax.trees import gather
+
+
+def hypcluster(
+    model: Model,
+    *,
+    clusters: int = 3,
+    lr: float = 0.01,
+    momentum: float = 0.5,
+    weight_decay: float = 5e-4,
+    batch_size: int = 50,
+    epochs: int = 5,
+) -> Method:
+    r"""HypCluster: k models; a client trains the one of least loss on its data, the server averages inside clusters.
+
+        z_i = argmin over c of  (1/n_i) sum_l CE(w_c; x_l, y_l)
+        w'_i = E epochs of SGD from w_{z_i};   w_c = sum over i with z_i = c of  n_i w'_i / sum of their n_i
+
+    A cluster that no client of the cohort chose keeps its model. With one cluster this is FedAvg.
+
+    Args:
+      clusters: number k of models.
+      lr: learning rate.
+      momentum: momentum of SGD.
+      weight_decay: weight decay of SGD.
+      batch_size: examples of a mini-batch.
+      epochs: local epochs of a round.
+
+    Returns:
+      A `Method` with the models, leaves [k, ...], as server state and no client state: a client chooses anew every
+      time. Info: `cluster` [M], the choices in the cohort's order.
+
+    Reference:
+      Mansour, Mohri, Ro, Suresh. Three Approaches for Personalization with Applications to Federated Learning. 2020.
+      Section 3 and the algorithm HypCluster; k = 3 and 5 are FedPAC's (Table 4).
+
+    Deviations:
+      The algorithm runs several random restarts of the models and keeps the best; here there is one start, from k
+      independent random models.
+    """
+    optimizer = sgd(lr, momentum, weight_decay)
+
+    def loss(params, batch):
+        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+
+    def choose(server, data):
+        losses = example_losses(model, server, data)
+        return jnp.argmin(jax.vmap(masked_mean, in_axes=(1, None))(losses, data.mask)).astype(jnp.int32)
+
+    def train(key, server, client, data):
+        cluster = choose(server, data)
+        start = gather(server, cluster)
+        params = fit(key, start, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        return LocalResult(client=(), message=(params, cluster), personal=params)
+
+    def aggregate(key, server, clients, messages, cohort):
+        models, chosen = messages
+        # [k, M]: row c holds the cohort's weights inside cluster c, and is zero where nobody chose it.
+        shares = jax.nn.one_hot(chosen, clusters, axis=0) * size_weights(cohort.counts)
+        total = jnp.sum(shares, axis=1, keepdims=True)
+        held = total[:, 0] > 0
+        means = mix(shares / jnp.where(total > 0, total, 1.0), models)
+
+        def keep(mean, old):
+            return jnp.where(held.reshape(-1, *[1] * (old.ndim - 1)), mean, old)
+
+        return jax.tree.map(keep, means, server), clients, {"cluster": chosen}
+
+    return Method(
+        init_server=lambda key: init_models(model, key, clusters),
+        init_client=lambda key, server, data: (),
+        local=train,
+        aggregate=aggregate,
+        personalize=lambda key, server, client, data: gather(server, choose(server, data)),
+        predict=model.apply,
+    )

@@ -1,0 +1,146 @@
+"""A global model interpolated with each client's nearest neighbours in feature space (Marfoq et al. 2022)."""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.base import ClientData, Method, Model, Params
+from pfl_jax.losses import masked_mean
+from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.subsets import fixed_subset
+from pfl_jax.training import map_examples
+
+CANDIDATES = (0.5, 0.6, 0.7, 0.8)
+"""Weights of the neighbours that are tried (FedPAC, Appendix B.3)."""
+
+
+class Datastore(NamedTuple):
+    """A client's examples as the global model sees them.
+
+    Attributes:
+      features: f(x_l) [n, d].
+      labels: y [n].
+      mask: [n], bool; the examples that may be neighbours.
+    """
+
+    features: jax.Array
+    labels: jax.Array
+    mask: jax.Array
+
+
+class KNNModel(NamedTuple):
+    """What a client deploys: the global model, its datastore and the scalar weight a of the neighbours."""
+
+    params: Params
+    store: Datastore
+    mixing: jax.Array
+
+
+def neighbour_probabilities(store: Datastore, features: jax.Array, neighbours: int, num_classes: int) -> jax.Array:
+    r"""p(y|x) proportional to the sum of exp(-||f(x) - f(x_l)||) over the k nearest stored examples l with y_l = y.
+
+    Args:
+      store: n examples.
+      features: f(x) [B, d].
+      neighbours: k.
+      num_classes: K.
+
+    Returns:
+      [B, K]; rows sum to one, or are zero if the store is empty.
+    """
+    squares = jnp.sum(jnp.square(store.features), axis=-1)
+    closeness = 2 * jnp.matmul(features, store.features.T, precision="highest") - squares
+    closeness = jnp.where(store.mask, closeness, -jnp.inf)
+    _, nearest = jax.lax.top_k(closeness, min(neighbours, store.mask.shape[0]))
+    # Distances of the few that are near, without the cancellation of the product above.
+    distances = jnp.linalg.norm(features[:, None] - store.features[nearest], axis=-1)
+    real = store.mask[nearest]
+    # Only ratios matter: relative to the nearest one, no exponential underflows.
+    offset = jnp.min(jnp.where(real, distances, jnp.inf), axis=-1, keepdims=True)
+    weights = jnp.where(real, jnp.exp(-(distances - jnp.where(jnp.isfinite(offset), offset, 0.0))), 0.0)
+    votes = jnp.einsum("bk,bkc->bc", weights, jax.nn.one_hot(store.labels[nearest], num_classes))
+    return votes / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+
+
+def knn_per(
+    model: Model,
+    *,
+    neighbours: int = 10,
+    mixing: float | Literal["auto"] = "auto",
+    held_out: float = 0.2,
+    lr: float = 0.01,
+    momentum: float = 0.5,
+    weight_decay: float = 5e-4,
+    batch_size: int = 50,
+    epochs: int = 5,
+) -> Method:
+    r"""kNN-Per: FedAvg's model, and on each client its k nearest training examples in that model's feature space.
+
+        p_i(y|x) = a_i p_knn(y|x) + (1 - a_i) softmax(w(x))_y,   p_knn by `neighbour_probabilities`
+
+    With mixing auto, a_i is the one of .5, .6, .7, .8 (the smallest among equals) with most held-out examples right
+    when the others are the neighbours; the client then deploys all its examples. With a_i = 0 this is FedAvg.
+
+    Args:
+      neighbours: number k of nearest neighbours.
+      mixing: weight a of the neighbours' prediction, from 0 to 1; auto chooses it on held-out examples of the client.
+      held_out: share of a client's training examples that mixing auto is judged on.
+      lr: learning rate.
+      momentum: momentum of SGD.
+      weight_decay: weight decay of SGD.
+      batch_size: examples of a mini-batch.
+      epochs: local epochs of a round.
+
+    Returns:
+      A `Method` with the global model as server state and no client state. The same is done to a client's model right
+      after training, for the protocol `trained`.
+
+    Reference:
+      Marfoq, Neglia, Kameni, Vidal. Personalized Federated Learning through Local Memorization. ICML 2022. Eq. 5-8 and
+      Algorithm 1. The choices of a are FedPAC's (Appendix B.3).
+
+    Deviations:
+      The held-out examples took part in training the global model, which no client can undo.
+    """
+
+    def probabilities(params: Params, store: Datastore, features: jax.Array) -> tuple[jax.Array, jax.Array]:
+        near = neighbour_probabilities(store, features, neighbours, model.num_classes)
+        return near, jax.nn.softmax(model.classify(params["head"], features))
+
+    def choose_mixing(params: Params, store: Datastore, data: ClientData) -> jax.Array:
+        judged = fixed_subset(data.mask, held_out)
+        others = store._replace(mask=data.mask & ~judged)
+        near, far = map_examples(lambda features: probabilities(params, others, features), store.features, data.mask)
+
+        def accuracy(a):
+            right = jnp.argmax(a * near + (1 - a) * far, axis=-1) == data.y
+            return masked_mean(right.astype(jnp.float32), judged)
+
+        candidates = jnp.array(CANDIDATES)
+        return candidates[jnp.argmax(jax.vmap(accuracy)(candidates))]
+
+    def memorize(params: Params, data: ClientData) -> KNNModel:
+        embed = lambda x: model.features(params["backbone"], x)  # noqa: E731
+        features = map_examples(embed, data.x, data.mask)
+        store = Datastore(features, data.y, data.mask)
+        a = choose_mixing(params, store, data) if isinstance(mixing, str) else jnp.asarray(mixing, jnp.float32)
+        return KNNModel(params, store, a)
+
+    base = fedavg(model, lr=lr, momentum=momentum, weight_decay=weight_decay, batch_size=batch_size, epochs=epochs)
+
+    def train(key, server, client, data):
+        result = base.local(key, server, client, data)
+        return result._replace(personal=memorize(result.personal, data))
+
+    def predict(personal, inputs):
+        features = model.features(personal.params["backbone"], inputs)
+        near, far = probabilities(personal.params, personal.store, features)
+        mixture = personal.mixing * near + (1 - personal.mixing) * far
+        return jnp.log(jnp.maximum(mixture, jnp.finfo(jnp.float32).tiny))
+
+    return base._replace(
+        local=train,
+        personalize=lambda key, server, client, data: memorize(server, data),
+        predict=predict,
+    )

@@ -1,0 +1,126 @@
+"""A hypernetwork on the server writes every client's model (Shamsian et al. 2021)."""
+
+import itertools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from pfl_jax.base import LocalResult, Method, Model, PyTree
+from pfl_jax.fingerprint import fingerprint
+from pfl_jax.losses import cross_entropy
+from pfl_jax.training import fit, sgd
+
+
+class PFedHNServer(NamedTuple):
+    """The hypernetwork's parameters, a list of (kernel [in, out], bias [out]), and the velocity of its descent."""
+
+    hypernetwork: list[tuple[jax.Array, jax.Array]]
+    velocity: list[tuple[jax.Array, jax.Array]]
+
+
+def generate(hypernetwork: list[tuple[jax.Array, jax.Array]], embedding: jax.Array) -> jax.Array:
+    """h(v): the flat weights [P] of the client with this embedding v [e]; ReLU between the layers."""
+    *hidden, (kernel, bias) = hypernetwork
+    activation = embedding
+    for inner_kernel, inner_bias in hidden:
+        activation = jax.nn.relu(activation @ inner_kernel + inner_bias)
+    return activation @ kernel + bias
+
+
+def pfedhn(
+    model: Model,
+    *,
+    server_lr: float = 0.01,
+    embedding_lr: float = 0.01,
+    server_momentum: float = 0.9,
+    embedding_size: int = 32,
+    hidden_size: int = 100,
+    hidden_layers: int = 3,
+    lr: float = 0.01,
+    momentum: float = 0.5,
+    weight_decay: float = 5e-4,
+    batch_size: int = 50,
+    epochs: int = 5,
+) -> Method:
+    r"""pFedHN: client i's model is h(v_i; phi), a perceptron's output for its embedding v_i; both learn on the server.
+
+        w_i = h(v_i; phi);   w'_i = E epochs of SGD from w_i;   the client returns d_i = w'_i - w_i
+        phi <- phi + server_lr sum_i (dw_i/dphi)^T d_i  (with momentum);   v_i <- v_i + embedding_lr (dw_i/dv_i)^T d_i
+
+    One round is one step of phi for a cohort of M clients: the sum of the steps that the paper takes one client at a
+    time, all at the same phi. T of the paper's steps are so T / M rounds here.
+
+    Args:
+      server_lr: learning rate of the hypernetwork.
+      embedding_lr: learning rate of the embeddings.
+      server_momentum: momentum of the hypernetwork's descent.
+      embedding_size: numbers in a client's embedding.
+      hidden_size: units of each of the hypernetwork's hidden layers.
+      hidden_layers: hidden layers of the hypernetwork.
+      lr: learning rate of the clients.
+      momentum: momentum of the clients' SGD.
+      weight_decay: weight decay of the clients' SGD.
+      batch_size: examples of a mini-batch.
+      epochs: local epochs of a round.
+
+    Returns:
+      A `Method`. The server keeps a `PFedHNServer`; v_i [embedding_size] is kept as client i's state, although only the
+      server uses it, and starts at standard normal numbers. Info: `change` [M], the norms of the clients' d_i.
+
+    Reference:
+      Shamsian, Navon, Fetaya, Chechik. Personalized Federated Learning using Hypernetworks. ICML 2021. Algorithm 1.
+      Both learning rates of 0.01 are FedPAC's (Appendix B.3).
+
+    Deviations:
+      Clients of a round are served together, see above. The output layer's bias starts as a usual initialisation of the
+      model, so that every client's first model is near one. v_i is drawn with a hash of the client's data as key, so
+      that results do not depend on how clients are numbered. The released code chooses the embedding's size by the
+      number of clients; here it is fixed.
+    """
+    optimizer = sgd(lr, momentum, weight_decay)
+    _, unravel = ravel_pytree(jax.tree.map(jnp.zeros_like, jax.eval_shape(model.init, jax.random.key(0))))
+
+    def loss(params, batch):
+        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+
+    def init_server(key):
+        start, _ = ravel_pytree(model.init(key))
+        sizes = [embedding_size, *[hidden_size] * hidden_layers, start.shape[0]]
+        layers = []
+        for index, (inputs, outputs) in enumerate(itertools.pairwise(sizes), start=1):
+            kernel_key, bias_key = jax.random.split(jax.random.fold_in(key, index))
+            bound = inputs**-0.5
+            kernel = jax.random.uniform(kernel_key, (inputs, outputs), minval=-bound, maxval=bound)
+            bias = jax.random.uniform(bias_key, (outputs,), minval=-bound, maxval=bound)
+            layers.append((kernel, bias))
+        layers[-1] = (layers[-1][0], start)
+        return PFedHNServer(layers, jax.tree.map(jnp.zeros_like, layers))
+
+    def receive(server: PFedHNServer, embedding: jax.Array) -> PyTree:
+        return unravel(generate(server.hypernetwork, embedding))
+
+    def train(key, server, client, data):
+        start = receive(server, client)
+        params = fit(key, start, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        change, _ = ravel_pytree(jax.tree.map(jnp.subtract, params, start))
+        return LocalResult(client=client, message=change, personal=params)
+
+    def aggregate(key, server, clients, messages, cohort):
+        # One pullback for the cohort: the sum over clients for the hypernetwork, each client's own for its embedding.
+        _, pullback = jax.vjp(jax.vmap(generate, in_axes=(None, 0)), server.hypernetwork, clients)
+        ascent, embedding_ascent = pullback(messages)
+        velocity = jax.tree.map(lambda v, g: server_momentum * v + g, server.velocity, ascent)
+        hypernetwork = jax.tree.map(lambda leaf, v: leaf + server_lr * v, server.hypernetwork, velocity)
+        embeddings = clients + embedding_lr * embedding_ascent
+        return PFedHNServer(hypernetwork, velocity), embeddings, {"change": jnp.linalg.norm(messages, axis=1)}
+
+    return Method(
+        init_server=init_server,
+        init_client=lambda key, server, data: jax.random.normal(jax.random.key(fingerprint(data)), (embedding_size,)),
+        local=train,
+        aggregate=aggregate,
+        personalize=lambda key, server, client, data: receive(server, client),
+        predict=model.apply,
+    )

@@ -1,0 +1,176 @@
+"""Local stochastic gradient descent on one client's masked examples."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfl_jax.base import ClientData, PRNGKey, PyTree
+
+Loss = Callable[[PyTree, ClientData], jax.Array]
+"""(params, batch of B examples) -> scalar, a mean over the examples that batch.mask marks."""
+
+
+FORWARD_BATCH = 200
+"""Examples of one forward pass: enough for full speed, few enough for the cache of a CPU."""
+
+
+def _is_static_zero(value) -> bool:
+    return isinstance(value, int | float) and value == 0
+
+
+def sgd(lr, momentum=0.0, weight_decay=0.0) -> optax.GradientTransformation:
+    """Stochastic gradient descent as PyTorch's SGD applies it, which the papers used.
+
+        g = gradient + weight_decay * params;  v = momentum * v + g;  params = params - lr * v
+
+    Args:
+      lr: learning rate, a number or a traced scalar; so are the others.
+      momentum: factor of the velocity v, which starts at zero.
+      weight_decay: added to the gradient before the velocity.
+    """
+    return optax.chain(
+        # A number that is exactly zero costs nothing; a traced one cannot be known to be zero.
+        optax.identity() if _is_static_zero(weight_decay) else optax.add_decayed_weights(weight_decay),
+        optax.identity() if _is_static_zero(momentum) else optax.trace(decay=momentum),
+        optax.scale_by_learning_rate(lr),
+    )
+
+
+def num_steps(count: jax.Array, batch_size: int, epochs: int = 1) -> jax.Array:
+    """Gradient steps that `fit` takes on `count` examples: the last batch of an epoch may be smaller."""
+    return epochs * ((count + batch_size - 1) // batch_size)
+
+
+def _epoch_order(key: PRNGKey, mask: jax.Array, length: int) -> jax.Array:
+    """A random order of the real rows of mask [n], first of all [length] entries; the others point at padding."""
+    # One draw of 32 bits per row, whose value does not depend on how many rows follow it: so an epoch's
+    # order does not depend on how far the client is padded. Sorting by (padding, bits) puts the real rows first.
+    (n,) = mask.shape
+    bits = jax.random.bits(key, (n,), jnp.uint32)
+    _, _, order = jax.lax.sort((~mask, bits, jnp.arange(n, dtype=jnp.int32)), num_keys=2)
+    return jnp.pad(order, (0, length - n))
+
+
+def descend(
+    optimizer: optax.GradientTransformation, gradient: PyTree, params: PyTree, opt_state: PyTree
+) -> tuple[PyTree, PyTree]:
+    """One step of the optimizer: the next params and the next state of the optimizer."""
+    updates, opt_state = optimizer.update(gradient, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+
+Carry = TypeVar("Carry")
+
+
+def fold_batches(
+    key: PRNGKey,
+    carry: Carry,
+    data: ClientData,
+    step: Callable[[Carry, ClientData], Carry],
+    *,
+    epochs: int | jax.Array,
+    batch_size: int,
+) -> Carry:
+    """carry = step(carry, batch) over the mini-batches of some epochs.
+
+    The real examples are reshuffled every epoch; an epoch of a client with m of them takes ceil(m / batch_size)
+    steps, the last on the rest, so a small client does not pay for a large one unless both run under one vmap.
+    Trip counts are dynamic, so the result cannot be differentiated in reverse mode.
+
+    Args:
+      key: orders the examples.
+      carry: any pytree of arrays.
+      data: examples [n, ...] with their mask [n].
+      step: (carry, ClientData of batch_size rows) -> the next carry, of the same structure, shapes and types.
+      epochs: passes over the data; 0 returns carry unchanged. May be traced.
+      batch_size: examples of a full step.
+    """
+    (n,) = data.mask.shape
+    count = jnp.sum(data.mask, dtype=jnp.int32)
+    padded_length = -(-n // batch_size) * batch_size
+
+    def one(index, carry, order):
+        rows = jax.lax.dynamic_slice(order, (index * batch_size,), (batch_size,))
+        batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
+        return step(carry, batch._replace(mask=index * batch_size + jnp.arange(batch_size) < count))
+
+    def epoch(index, carry):
+        order = _epoch_order(jax.random.fold_in(key, index), data.mask, padded_length)
+        return jax.lax.fori_loop(0, num_steps(count, batch_size), lambda i, c: one(i, c, order), carry)
+
+    return jax.lax.fori_loop(0, epochs, epoch, carry)
+
+
+def fit(
+    key: PRNGKey,
+    params: PyTree,
+    data: ClientData,
+    loss: Loss,
+    *,
+    optimizer: optax.GradientTransformation,
+    epochs: int | jax.Array,
+    batch_size: int,
+) -> PyTree:
+    """Trains params for some epochs of mini-batch descent and returns them.
+
+    The batches are those of `fold_batches`; the optimizer starts afresh. Freezing a part of a model is closing over
+    it:
+
+        fit(key, head, data, lambda head, batch: loss(merge(backbone, head), batch), ...)
+
+    Args:
+      key: orders the examples.
+      params: any pytree of float arrays.
+      data: examples [n, ...] with their mask [n].
+      loss: (params, ClientData of batch_size rows) -> scalar mean over the batch's mask.
+      optimizer: an optax transformation, `sgd` for example.
+      epochs: passes over the data; 0 returns params unchanged. May be traced.
+      batch_size: examples of a full step.
+    """
+
+    def step(carry, batch):
+        params, opt_state = carry
+        return descend(optimizer, jax.grad(loss)(params, batch), params, opt_state)
+
+    start = (params, optimizer.init(params))
+    params, _ = fold_batches(key, start, data, step, epochs=epochs, batch_size=batch_size)
+    return params
+
+
+def map_examples(
+    fn: Callable[[PyTree], PyTree], x: PyTree, mask: jax.Array, *, batch_size: int = FORWARD_BATCH
+) -> PyTree:
+    """fn over the rows of x, a batch at a time, so that memory does not grow with the client.
+
+    Stops after the last real row, so a client pays for its own size, not for the padding.
+
+    Args:
+      fn: rows [batch, ...] -> rows [batch, ...], each output row a function of its input row alone.
+      x: pytree of leaves [n, ...].
+      mask: [n], the real rows.
+      batch_size: rows of one call of fn, fewer if n is smaller.
+
+    Returns:
+      fn's rows [n, ...]; those of batches with padding only are zero.
+    """
+    (n,) = mask.shape
+    size = min(batch_size, n)
+
+    def rows(start):
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), x)
+
+    shapes = jax.eval_shape(lambda: fn(rows(0)))
+    outputs = jax.tree.map(lambda shape: jnp.zeros((n, *shape.shape[1:]), shape.dtype), shapes)
+
+    def body(index, outputs):
+        # The last slice moves back to end at n; its first rows are then computed twice, to the same values.
+        start = jnp.minimum(index * size, n - size)
+        return jax.tree.map(
+            lambda output, new: jax.lax.dynamic_update_slice_in_dim(output, new, start, 0), outputs, fn(rows(start))
+        )
+
+    end = jnp.max(jnp.where(mask, jnp.arange(1, n + 1), 0))
+    return jax.lax.fori_loop(0, (end + size - 1) // size, body, outputs)

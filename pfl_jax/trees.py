@@ -1,0 +1,38 @@
+"""Pytrees of clients: split, merge and mix models, gather and scatter along the client axis, count bytes."""
+
+import math
+
+import jax
+import numpy as np
+
+from pfl_jax.base import Backbone, Head, Params, PyTree
+
+
+def merge(backbone: Backbone, head: Head) -> Params:
+    """The whole model of a backbone and a head."""
+    return {"backbone": backbone, "head": head}
+
+
+def split(params: Params) -> tuple[Backbone, Head]:
+    """The backbone and the head of a whole model; the inverse of `merge`."""
+    return params["backbone"], params["head"]
+
+
+def interpolate(share: jax.Array | float, left: PyTree, right: PyTree) -> PyTree:
+    """share left + (1 - share) right, leaf by leaf: exactly one of the two at shares 1 and 0."""
+    return jax.tree.map(lambda a, b: share * a + (1 - share) * b, left, right)
+
+
+def gather(tree: PyTree, indices: jax.Array | np.ndarray) -> PyTree:
+    """Rows `indices` [M] of every leaf [N, ...], in their order."""
+    return jax.tree.map(lambda leaf: leaf[indices], tree)
+
+
+def scatter(tree: PyTree, indices: jax.Array, rows: PyTree) -> PyTree:
+    """`tree` with rows `indices` [M], which must be distinct, of every leaf [N, ...] replaced by those of `rows`."""
+    return jax.tree.map(lambda leaf, row: leaf.at[indices].set(row, unique_indices=True), tree, rows)
+
+
+def byte_count(tree: PyTree) -> int:
+    """Bytes that the arrays of a tree hold, which is what sending it costs. Reads shapes only."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

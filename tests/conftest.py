@@ -1,0 +1,31 @@
+"""Two fake CPU devices, and one set of JAX settings, for every test."""
+
+import os
+
+# Both must be set before jax is imported anywhere.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# XLA logs an error for every program that it loads from a compilation cache on a CPU, although nothing is wrong.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Batched LAPACK runs hundreds of times slower when OpenBLAS starts its own threads inside XLA's.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import jax
+
+# Many tests compile the same program anew; each of pytest-xdist's workers keeps what it has compiled.
+_programs = Path(tempfile.gettempdir()) / f"pfl_jax_tests_{os.environ.setdefault('PFL_JAX_TESTS', str(os.getpid()))}"
+jax.config.update("jax_compilation_cache_dir", str(_programs / os.environ.get("PYTEST_XDIST_WORKER", "main")))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# The programs here are tiny: compiling them is most of the time, and optimising them gains nothing.
+jax.config.update("jax_disable_most_optimizations", True)
+
+
+def pytest_unconfigure(config):
+    """Removes the session's compiled programs, once all workers are done."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(_programs, ignore_errors=True)

@@ -1,0 +1,72 @@
+"""The tiny model of problems.py in float64 NumPy, with its gradients written out: slow and obvious."""
+
+import numpy as np
+
+from pfl_jax.data.federated import client_data
+
+
+def to_numpy(params):
+    """The model's parameters as one flat dict of float64 arrays."""
+    return {
+        f"{part}/{name}": np.float64(params[part][name]) for part in ("backbone", "head") for name in ("kernel", "bias")
+    }
+
+
+def features(w, x):
+    return np.tanh(x.reshape(len(x), -1) @ w["backbone/kernel"] + w["backbone/bias"])
+
+
+def logits(w, x):
+    return features(w, x) @ w["head/kernel"] + w["head/bias"]
+
+
+def _backbone_gradient(x, hidden, d_hidden):
+    d_before = d_hidden * (1 - hidden**2)
+    return {"backbone/kernel": x.reshape(len(x), -1).T @ d_before, "backbone/bias": d_before.sum(0)}
+
+
+def cross_entropy_gradient(w, x, y):
+    """Gradient of the mean cross entropy with respect to everything."""
+    hidden, scores = features(w, x), logits(w, x)
+    probabilities = np.exp(scores - scores.max(1, keepdims=True))
+    probabilities /= probabilities.sum(1, keepdims=True)
+    d_scores = (probabilities - np.eye(scores.shape[1])[y]) / len(x)
+    return {
+        **_backbone_gradient(x, hidden, d_scores @ w["head/kernel"].T),
+        "head/kernel": hidden.T @ d_scores,
+        "head/bias": d_scores.sum(0),
+    }
+
+
+def alignment_gradient(w, x, targets):
+    """Gradient of mean_l (1/d) ||f(x_l) - target_l||^2 with respect to the backbone."""
+    hidden = features(w, x)
+    return _backbone_gradient(x, hidden, 2 * (hidden - targets) / hidden.size)
+
+
+def descend(w, gradient, steps, lr, momentum=0.0, weight_decay=0.0):
+    """Full-batch SGD as PyTorch applies it, on the entries that gradient(w) names."""
+    w, velocity = dict(w), {}
+    for _ in range(steps):
+        for name, value in gradient(w).items():
+            velocity[name] = momentum * velocity.get(name, 0.0) + value + weight_decay * w[name]
+        w = {name: value - lr * velocity[name] if name in velocity else value for name, value in w.items()}
+    return w
+
+
+def fisher_trace(w, x, y):
+    """Mean over examples of the squared norm of the gradient of log p(y|x), one example at a time."""
+    gradients = [cross_entropy_gradient(w, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+    return np.mean([sum((value**2).sum() for value in gradient.values()) for gradient in gradients])
+
+
+def mean(weights, ws):
+    """The weighted mean of flat dicts."""
+    return {name: sum(a * w[name] for a, w in zip(weights, ws, strict=True)) for name in ws[0]}
+
+
+def examples(data, client, split="train"):
+    """A client's real examples as float64 x and integer y."""
+    rows = client_data(data, client, split)
+    mask = np.asarray(rows.mask)
+    return np.float64(rows.x)[mask], np.asarray(rows.y)[mask]

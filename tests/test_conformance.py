@@ -1,0 +1,183 @@
+"""What every method must satisfy, run over METHODS. A new method gets these tests by its line there.
+
+Compiling is nearly all the work here, so tests share compiled engines wherever shapes and settings allow.
+"""
+
+import collections
+import functools
+import inspect
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import CLASSES, HYPER_PARAMETERS, permute_clients, tiny_federation, tiny_model
+
+from pfl_jax import simulate
+from pfl_jax.data.federated import client_data
+from pfl_jax.methods import METHODS
+from pfl_jax.simulate import Settings
+from pfl_jax.trees import gather
+
+pytestmark = pytest.mark.parametrize("name", METHODS)
+
+
+TRACES = collections.Counter()
+"""How often each method's round was traced."""
+
+
+def build(name, **changes):
+    return METHODS[name](tiny_model(), **{**HYPER_PARAMETERS, **changes})
+
+
+def full_batches(name):
+    """Every batch size of the method's own, each above the largest client: no example order is left."""
+    return {argument: 32 for argument in inspect.signature(METHODS[name]).parameters if argument.endswith("batch_size")}
+
+
+@functools.cache
+def compiled(name, chunk=1, devices=1, ordered=True):
+    mesh = simulate.client_mesh() if devices == 2 else None
+    method = build(name) if ordered else build(name, **full_batches(name))
+
+    def counted(*arguments):
+        TRACES[name] += 1
+        return method.aggregate(*arguments)
+
+    return simulate.build(method._replace(aggregate=counted), Settings(rounds=1, chunk=chunk), mesh).jit(mesh)
+
+
+def play(engine, data=None, seed=0, rounds=3, size=4, state=None):
+    """The state after some rounds, as NumPy arrays without the key; continues `state` where one is given."""
+    data = tiny_federation() if data is None else data
+    state = engine.init(data, jax.random.key(seed)) if state is None else jax.tree.map(jnp.copy, state)
+    for _ in range(rounds):
+        state, _, _ = engine.round(data, state, size)
+    return state
+
+
+def assert_close(left, right):
+    chex.assert_trees_all_close(left._replace(key=()), right._replace(key=()), rtol=2e-4, atol=2e-5)
+
+
+@functools.cache
+def reference(name):
+    """Three rounds with everyone, one client after another."""
+    return play(compiled(name))
+
+
+def test_structure_shapes_and_types_stay_the_same(name):
+    data, engine = tiny_federation(), compiled(name)
+    state = engine.init(data, jax.random.key(0))
+    before = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), state._replace(key=()))
+    for _ in range(2):
+        state, info, _ = engine.round(data, state, 4)
+        after = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), state._replace(key=()))
+        assert before == after
+        chex.assert_tree_all_finite((state.server, state.clients, info))
+    assert int(state.round) == 2
+
+
+def test_one_trace_per_cohort_size(name):
+    engine = compiled(name)
+    state = play(engine, rounds=1, state=play(engine, rounds=1, size=2))
+    before = TRACES[name]
+    assert before >= 2
+    play(engine, rounds=2, size=4, state=play(engine, rounds=2, size=2, state=state))
+    assert TRACES[name] == before
+
+
+def test_chunks_change_nothing(name):
+    # Three of four clients under one vmap, the last one alone.
+    assert_close(play(compiled(name, chunk=3)), reference(name))
+
+
+def test_devices_change_nothing(name):
+    data, alone, shared = tiny_federation(), compiled(name), compiled(name, devices=2)
+    # A cohort of three does not divide by two devices.
+    got, want = play(shared, size=3), play(alone, size=3)
+    assert_close(got, want)
+    np.testing.assert_allclose(shared.evaluate(data, got), alone.evaluate(data, want), atol=1e-6)
+
+
+def test_padding_changes_nothing(name):
+    padded, engine = tiny_federation(pad=11), compiled(name)
+    got = play(engine, padded)
+    assert_close(got, reference(name))
+    want = engine.evaluate(tiny_federation(), reference(name))
+    np.testing.assert_allclose(engine.evaluate(padded, got), want, atol=1e-6)
+
+
+def test_permuting_clients_permutes_results(name):
+    # With full batches no random number is left but the initial model.
+    engine, order = compiled(name, ordered=False), np.array([2, 0, 3, 1])
+    data = tiny_federation()
+    permuted = permute_clients(data, order)
+    got, want = play(engine, permuted), play(engine, data)
+    accuracies = engine.evaluate(permuted, got), engine.evaluate(data, want)[order]
+    np.testing.assert_allclose(*accuracies, atol=1e-6)
+    chex.assert_trees_all_close(got.server, want.server, rtol=2e-3, atol=2e-4)
+    chex.assert_trees_all_close(got.clients, gather(want.clients, order), rtol=2e-3, atol=2e-4)
+
+
+def test_clients_outside_the_cohort_stay_as_they_were(name):
+    data, engine = tiny_federation(), compiled(name)
+    state = engine.init(data, jax.random.key(3))
+    for _ in range(2):
+        before = jax.tree.map(np.asarray, (state.clients, state.trained_accuracy))
+        state, _, cohort = engine.round(data, state, 2)
+        outside = np.setdiff1d(np.arange(4), np.asarray(cohort.clients))
+        assert outside.size == 2
+        after = jax.tree.map(np.asarray, (state.clients, state.trained_accuracy))
+        chex.assert_trees_all_equal(gather(after, outside), gather(before, outside))
+
+
+def test_a_continued_run_is_the_uninterrupted_one(name):
+    engine = compiled(name)
+    whole, half = play(engine, rounds=4, size=2), play(engine, rounds=2, size=2)
+    # A state that was saved and restored is its arrays and its key's data.
+    stored = jax.tree.map(np.asarray, half._replace(key=jax.random.key_data(half.key)))
+    restored = jax.tree.map(jnp.asarray, stored)
+    restored = restored._replace(key=jax.random.wrap_key_data(restored.key))
+    continued = play(engine, rounds=2, size=2, state=restored)
+    chex.assert_trees_all_equal(continued._replace(key=()), whole._replace(key=()))
+
+
+def test_the_same_seed_gives_the_same_result_and_another_one_does_not(name):
+    first, again, other = reference(name), play(compiled(name)), play(compiled(name), seed=1)
+    chex.assert_trees_all_equal(first._replace(key=()), again._replace(key=()))
+    differences = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), first.server, other.server)
+    assert max(jax.tree.leaves(differences)) > 1e-3
+
+
+def test_vmap_over_seeds_and_learning_rates(name):
+    data, settings = tiny_federation(), Settings(rounds=1)
+
+    def whole_run(seed, lr):
+        engine = simulate.build(build(name, lr=lr), settings)
+        state = engine.init(data, jax.random.key(seed))
+        state = jax.lax.fori_loop(0, 2, lambda _, state: engine.round(data, state, 4)[0], state)
+        return state.server, engine.evaluate(data, state)
+
+    usual = HYPER_PARAMETERS["lr"]
+    servers, accuracies = jax.jit(jax.vmap(whole_run))(jnp.array([0, 1, 0]), jnp.array([usual, usual, usual / 5]))
+    for index in range(2):
+        alone = play(compiled(name), seed=index, rounds=2)
+        chex.assert_trees_all_close(gather(servers, np.array(index)), alone.server, rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(accuracies[index], compiled(name).evaluate(data, alone), atol=1e-6)
+    chex.assert_tree_all_finite((servers, accuracies))
+
+
+def test_predictions_and_learning(name):
+    method, data, engine = build(name), tiny_federation(), compiled(name)
+    last = play(engine, rounds=15)
+    personal = method.personalize(
+        jax.random.key(0), last.server, gather(last.clients, np.array(1)), client_data(data, 1, "train")
+    )
+    logits = method.predict(personal, client_data(data, 1, "test").x)
+    chex.assert_shape(logits, (12, CLASSES))
+    chex.assert_tree_all_finite(logits)
+    # Always naming a client's largest class would be right seven times in ten.
+    assert engine.evaluate(data, last).mean() > 0.85
+    assert last.trained_accuracy.mean() > 0.85

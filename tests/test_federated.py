@@ -1,0 +1,86 @@
+"""The pool and its index tables, against the dataset they were made from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pfl_jax.data import class_table, client_data, federate, load
+from pfl_jax.data.partition import Partition, dirichlet
+from pfl_jax.errors import InvalidInput
+
+DATASET = load("digits")
+PARTITION = dirichlet(DATASET.train_y, DATASET.test_y, 6, beta=0.5, train_size=[50, 60, 70, 80, 90, 100], seed=1)
+DATA = federate(DATASET, PARTITION)
+POOL_X = np.concatenate([DATASET.train_x, DATASET.test_x])
+POOL_Y = np.concatenate([DATASET.train_y, DATASET.test_y])
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_client_data_is_the_clients_examples(split):
+    for client, rows in enumerate(getattr(PARTITION, split)):
+        got = client_data(DATA, client, split)
+        count = len(rows)
+        assert got.x.dtype == jnp.float32
+        assert got.y.dtype == jnp.int32
+        np.testing.assert_array_equal(got.mask, np.arange(len(got.mask)) < count)
+        expected = (POOL_X[rows] / 255.0 - DATASET.mean) / DATASET.std
+        np.testing.assert_allclose(got.x[:count], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(got.y[:count], POOL_Y[rows])
+        assert np.isfinite(got.x).all()
+
+
+def test_the_client_may_be_traced():
+    one_by_one = [client_data(DATA, client, "train") for client in range(6)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *one_by_one)
+    clients = jnp.arange(6)
+
+    def gather(client):
+        return client_data(DATA, client, "train")
+
+    for mapped in (jax.jit(jax.vmap(gather))(clients), jax.jit(lambda c: jax.lax.map(gather, c))(clients)):
+        for got, expected in zip(jax.tree.leaves(mapped), jax.tree.leaves(stacked), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_pool_is_what_is_used_in_order():
+    used = np.unique(np.concatenate([*PARTITION.train, *PARTITION.test]))
+    assert len(used) < len(POOL_Y)
+    np.testing.assert_array_equal(DATA.x, POOL_X[used])
+    np.testing.assert_array_equal(DATA.y, POOL_Y[used])
+    assert DATA.x.dtype == jnp.uint8
+    assert DATA.num_clients == 6
+
+
+def test_tables_are_padded_with_zeros():
+    width = max(map(len, PARTITION.train))
+    assert DATA.train_index.shape == (6, width)
+    assert DATA.train_index.dtype == DATA.train_count.dtype == jnp.int32
+    for row, count in zip(np.asarray(DATA.train_index), np.asarray(DATA.train_count), strict=True):
+        assert (row[count:] == 0).all()
+
+
+def test_class_table():
+    for split in ("train", "test"):
+        expected = [np.bincount(POOL_Y[rows], minlength=10) for rows in getattr(PARTITION, split)]
+        np.testing.assert_array_equal(class_table(DATA, split), expected)
+    assert class_table(DATA, num_classes=12).shape == (6, 12)
+
+
+@pytest.mark.parametrize(
+    ("partition", "message"),
+    [
+        (Partition([np.arange(3), np.arange(0)], [np.arange(3), np.arange(3)]), "client 1 has no training"),
+        (Partition([np.arange(3)], [np.arange(0)]), "client 0 has no test"),
+        (Partition([np.arange(3)], [np.array([1797])]), "outside the pool"),
+        (Partition([np.array([-1])], [np.arange(3)]), "outside the pool"),
+    ],
+)
+def test_unusable_partitions_are_refused(partition, message):
+    with pytest.raises(InvalidInput, match=message):
+        federate(DATASET, partition)
+
+
+def test_unknown_split():
+    with pytest.raises(InvalidInput, match="valid"):
+        client_data(DATA, 0, "valid")  # pyright: ignore[reportArgumentType]

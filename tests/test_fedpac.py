@@ -1,0 +1,352 @@
+"""FedPAC and its prototype variant against float64 computations written from the papers' equations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import CLASSES, FEATURES, tiny_model
+from scipy.optimize import nnls
+
+from pfl_jax.base import ClientData, Cohort
+from pfl_jax.methods.fedpac import FedPACMessage, FedPACServer, fedpac, head_weights
+from pfl_jax.methods.fedpac_proto import fedpac_proto, prototype_weights
+
+SGD = {"lr": 0.05, "head_lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}
+
+
+# --- head weights ---------------------------------------------------------------------------------------------------
+
+
+def groups_of_clients(clients, classes, sizes, seed=0, offset=0.0, features=16):
+    """(mu, V, n) of clients that sample features of their group's dominant classes; `offset` is common to all."""
+    generator = np.random.default_rng(seed)
+    centers = np.abs(generator.normal(size=(classes, features))) + offset
+    counts = generator.choice(sizes, clients)
+    mu, variance = np.zeros((clients, classes, features)), np.zeros(clients)
+    for client in range(clients):
+        proportions = np.full(classes, 0.2 / classes)
+        proportions[(np.arange(3 * classes // 10) + client % 5 * classes // 5) % classes] += 0.8 / (3 * classes // 10)
+        labels = generator.choice(classes, counts[client], p=proportions / proportions.sum())
+        samples = centers[labels] + 0.5 * generator.normal(size=(counts[client], features))
+        np.add.at(mu[client], labels, samples / counts[client])
+        variance[client] = np.mean(np.sum(samples**2, axis=1)) - np.sum(mu[client] ** 2)
+    return mu, variance, counts
+
+
+def reference_head_weights(mu, variance, counts):
+    """Eq. 46 by nonnegative least squares in float64, row by row; test_simplex.py says why that is exact."""
+    rows = []
+    for own in mu:
+        differences = (own - mu).reshape(len(mu), -1)
+        scale = np.sqrt(np.mean(variance / counts))
+        system = np.vstack([differences.T / scale, np.diag(np.sqrt(variance / counts)) / scale, np.ones(len(mu))])
+        target = np.append(np.zeros(len(system) - 1), 1.0)
+        weights, _ = nnls(system, target)
+        weights /= weights.sum()
+        weights[weights < 1e-3] = 0
+        rows.append(weights / weights.sum())
+    return np.stack(rows)
+
+
+def float32(*arrays):
+    return [jnp.asarray(array, jnp.float32) for array in arrays]
+
+
+@pytest.mark.parametrize("classes", [10, 62])
+@pytest.mark.parametrize("sizes", [[600], [300, 600, 1200]])
+@pytest.mark.parametrize("solver", ["auto", "interior_point"])
+def test_head_weights_agree_with_a_float64_solve(classes, sizes, solver):
+    statistics = groups_of_clients(20, classes, sizes)
+    got = np.asarray(head_weights(*float32(*statistics), solver=solver))
+    np.testing.assert_allclose(got, reference_head_weights(*statistics), atol=2e-3)
+    assert (got >= 0).all()
+    assert ((got == 0) | (got > 1e-3 * (1 - 1e-6))).all()
+    np.testing.assert_allclose(got.sum(axis=1), 1, atol=3e-7)
+    # The data say which clients belong together: those of one group hold most of the weight.
+    same_group = np.arange(20)[:, None] % 5 == np.arange(20) % 5
+    assert (got * same_group).sum(axis=1).min() > 0.5
+
+
+def test_head_weights_survive_large_common_means():
+    statistics = groups_of_clients(20, 10, [300, 600, 1200])
+    mu, variance, counts = float32(*statistics)
+    mu = mu + 16.0  # exactly representable beside mu up to 2^-19
+    statistics = np.float64(mu), statistics[1], statistics[2]
+    np.testing.assert_allclose(head_weights(mu, variance, counts), reference_head_weights(*statistics), atol=2e-3)
+
+
+def test_head_weights_do_not_depend_on_the_features_scale():
+    mu, variance, counts = float32(*groups_of_clients(20, 10, [300, 600]))
+    want = head_weights(mu, variance, counts)
+    for scale in (1e-4, 1e4):
+        np.testing.assert_allclose(head_weights(scale * mu, scale**2 * variance, counts), want, atol=1e-4)
+
+
+def test_head_weights_follow_a_permutation_of_the_clients():
+    mu, variance, counts = float32(*groups_of_clients(20, 10, [300, 600, 1200]))
+    order = np.random.default_rng(0).permutation(20)
+    want = np.asarray(head_weights(mu, variance, counts))[np.ix_(order, order)]
+    np.testing.assert_allclose(head_weights(mu[order], variance[order], counts[order]), want, atol=1e-5)
+
+
+def test_head_weights_of_simple_cohorts():
+    def weights(mu, variance, counts):
+        return np.asarray(head_weights(*float32(mu, variance, counts), solver="interior_point"))
+
+    np.testing.assert_array_equal(weights(np.ones((1, 2, 2)), [1.0], [5]), [[1]])
+    # Equal clients share equally; equal distributions in proportion to n / V; no statistics at all, equally.
+    same = np.ones((3, 2, 2))
+    np.testing.assert_allclose(weights(same, [2.0] * 3, [50] * 3), np.full((3, 3), 1 / 3), atol=1e-5)
+    np.testing.assert_allclose(weights(same, [2.0, 2.0, 1.0], [10, 30, 20]), [[0.125, 0.375, 0.5]] * 3, atol=1e-4)
+    np.testing.assert_allclose(weights(0 * same, [0.0] * 3, [5] * 3), np.full((3, 3), 1 / 3), atol=1e-5)
+    # Far from everyone else: its own head only. Without examples: weight for nobody.
+    far = 1e3 * np.eye(4)[:3].reshape(3, 2, 2)
+    np.testing.assert_allclose(weights(far, [1.0] * 3, [10] * 3), np.eye(3), atol=1e-5)
+    empty = weights(same * [[[1]], [[1]], [[0]]], [1.0, 1.0, 0.0], [10, 10, 0])
+    np.testing.assert_allclose(empty, [[0.5, 0.5, 0]] * 3, atol=1e-5)
+    np.testing.assert_array_equal(empty[:, 2], 0)
+
+
+# --- one client's round ---------------------------------------------------------------------------------------------
+
+
+def client(sizes=(5, 4, 3), pad=0, seed=0):
+    """ClientData of the tiny model's shape with so many examples of each class."""
+    generator = np.random.default_rng(seed)
+    labels = generator.permutation(np.repeat(np.arange(CLASSES), sizes))
+    inputs = generator.normal(size=(len(labels) + pad, 6)) + np.pad(labels, (0, pad))[:, None]
+    return ClientData(
+        x=jnp.float32(inputs).reshape(-1, 2, 3, 1),
+        y=jnp.int32(np.pad(labels, (0, pad))),
+        mask=jnp.arange(len(labels) + pad) < len(labels),
+    )
+
+
+def one_hot(labels):
+    return np.eye(CLASSES)[labels]
+
+
+def forward(backbone, inputs):
+    return np.tanh(inputs @ backbone["kernel"] + backbone["bias"])
+
+
+def descend(params, gradient, steps, lr):
+    """PyTorch's SGD on {"kernel", "bias"} with whole batches."""
+    velocity = {name: np.zeros_like(value) for name, value in params.items()}
+    for _ in range(steps):
+        for name, slope in gradient(params).items():
+            velocity[name] = SGD["momentum"] * velocity[name] + slope + SGD["weight_decay"] * params[name]
+        params = {name: params[name] - lr * velocity[name] for name in params}
+    return params
+
+
+def reference_round(backbone, head, data, targets, lam, head_epochs, epochs):
+    """Eq. 15 to 17 and 44 with whole batches, gradients by hand; targets [K, d]."""
+    inputs, labels = np.float64(data.x).reshape(len(data.y), -1), np.asarray(data.y)
+    backbone, head = jax.tree.map(np.float64, (backbone, head))
+    features, count = forward(backbone, inputs), len(labels)
+
+    def error(head, features):
+        logits = features @ head["kernel"] + head["bias"]
+        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return (exponentials / exponentials.sum(axis=1, keepdims=True) - one_hot(labels)) / count
+
+    def head_gradient(head):
+        slope = error(head, features)
+        return {"kernel": features.T @ slope, "bias": slope.sum(axis=0)}
+
+    received_features = features
+    head = descend(head, head_gradient, head_epochs, SGD["head_lr"])
+
+    def backbone_gradient(backbone):
+        features = forward(backbone, inputs)
+        slope = error(head, features) @ head["kernel"].T
+        slope = slope + lam * 2 / FEATURES * (features - targets[labels]) / count
+        slope = slope * (1 - features**2)
+        return {"kernel": inputs.T @ slope, "bias": slope.sum(axis=0)}
+
+    backbone = descend(backbone, backbone_gradient, epochs, SGD["lr"])
+    features = forward(backbone, inputs)
+    members = one_hot(labels)
+    counts = members.sum(axis=0)
+    centroids = members.T @ features / np.maximum(counts, 1)[:, None]
+    mu = members.T @ received_features / count
+    variance = np.mean(np.sum(received_features**2, axis=1)) - np.sum(mu**2)
+    return FedPACMessage(backbone, head, centroids, counts, (mu, variance))
+
+
+def own_centroids(backbone, data):
+    members = one_hot(np.asarray(data.y))
+    features = forward(jax.tree.map(np.float64, backbone), np.float64(data.x).reshape(len(data.y), -1))
+    return members.T @ features / np.maximum(members.sum(axis=0), 1)[:, None]
+
+
+def assert_close(got, want):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), got, want)
+
+
+def server_with(centroid_counts, seed=1):
+    params = tiny_model().init(jax.random.key(seed))
+    centroids = jnp.float32(np.random.default_rng(seed).normal(size=(CLASSES, FEATURES)))
+    counts = jnp.float32(np.asarray(centroid_counts))
+    return FedPACServer(params["backbone"], params["head"], centroids * (counts > 0)[:, None], counts)
+
+
+@pytest.mark.parametrize(
+    ("centroid_counts", "alignment", "pad"),
+    [((0, 0, 0), True, 0), ((7, 2, 0), True, 4), ((7, 2, 5), True, 0), ((7, 2, 5), False, 0)],
+    ids=["first round", "a class without centroid", "all centroids", "no alignment"],
+)
+def test_local_training_follows_the_equations(centroid_counts, alignment, pad):
+    lam, data, server = 0.7, client(pad=pad), server_with(centroid_counts)
+    head = jax.tree.map(lambda leaf: leaf + 0.1, server.head)
+    method = fedpac(tiny_model(), lam=lam, alignment=alignment, batch_size=20, epochs=3, head_epochs=2, **SGD)
+    result = jax.jit(method.local)(jax.random.key(0), server, head, data)
+
+    known = np.asarray(centroid_counts)[:, None] > 0
+    strength = lam if alignment and known.any() else 0.0
+    real = jax.tree.map(lambda leaf: leaf[data.mask], data)
+    targets = np.where(known, np.float64(server.centroids), own_centroids(server.backbone, real))
+    want = reference_round(server.backbone, head, real, targets, strength, head_epochs=2, epochs=3)
+    assert_close(result.message, want)
+    assert_close(result.client, want.head)
+    assert_close(result.personal, {"backbone": want.backbone, "head": want.head})
+
+
+def test_local_training_of_a_client_that_misses_classes():
+    server = server_with((3, 0, 0))
+    data = client(sizes=(0, 6, 0))
+    method = fedpac(tiny_model(), batch_size=20, epochs=2, **SGD)
+    message = jax.jit(method.local)(jax.random.key(0), server, server.head, data).message
+    targets = np.where([[True], [False], [False]], np.float64(server.centroids), own_centroids(server.backbone, data))
+    assert_close(message, reference_round(server.backbone, server.head, data, targets, 1.0, 1, 2))
+    np.testing.assert_array_equal(message.class_counts, [0, 6, 0])
+
+
+def test_both_methods_train_alike():
+    server, data = server_with((2, 2, 2)), client()
+    methods = [factory(tiny_model(), batch_size=4, epochs=2, **SGD) for factory in (fedpac, fedpac_proto)]
+    results = [jax.jit(method.local)(jax.random.key(3), server, server.head, data) for method in methods]
+    jax.tree.map(np.testing.assert_array_equal, results[0].personal, results[1].personal)
+    assert jax.tree.leaves(results[1].message.statistics) == []
+
+
+# --- the server's round ---------------------------------------------------------------------------------------------
+
+
+def random_messages(clients, class_counts, seed=0):
+    """Messages with random models and statistics; class_counts [M, K]."""
+    generator = np.random.default_rng(seed)
+    params = jax.tree.map(
+        lambda leaf: jnp.float32(generator.normal(size=(clients, *leaf.shape))), tiny_model().init(jax.random.key(0))
+    )
+    counts = jnp.float32(np.asarray(class_counts))
+    centroids = jnp.float32(generator.normal(size=(clients, CLASSES, FEATURES))) * (counts > 0)[..., None]
+    mu = centroids * (counts / counts.sum(axis=1, keepdims=True))[..., None]
+    statistics = (mu, jnp.float32(generator.uniform(1, 2, clients)))
+    return FedPACMessage(params["backbone"], params["head"], centroids, counts, statistics)
+
+
+CLASS_COUNTS = [[4, 3, 0], [10, 0, 0], [1, 19, 0]]
+COHORT = Cohort(jnp.array([2, 0, 5]), jnp.array([7, 10, 20]), 6)
+
+
+def combined(weights, trees):
+    return jax.tree.map(lambda leaf: np.einsum("ij,j...->i...", np.float64(weights), np.float64(leaf)), trees)
+
+
+@pytest.mark.parametrize("collaboration", [True, False])
+def test_the_server_follows_the_equations(collaboration):
+    server, messages = server_with((1, 0, 4)), random_messages(3, CLASS_COUNTS)
+    method = fedpac(tiny_model(), collaboration=collaboration)
+    new, clients, info = jax.jit(method.aggregate)(jax.random.key(0), server, messages.head, messages, COHORT)
+    beta = np.array([7, 10, 20]) / 37
+    assert_close(new.backbone, jax.tree.map(lambda leaf: np.tensordot(beta, np.float64(leaf), 1), messages.backbone))
+    assert_close(new.head, server.head)
+    # Class 0: all three clients; class 1: the first and the last; class 2: nobody, so the old centroid stays.
+    centroids = np.float64(messages.centroids)
+    np.testing.assert_allclose(
+        new.centroids[0], (4 * centroids[0, 0] + 10 * centroids[1, 0] + centroids[2, 0]) / 15, rtol=1e-5
+    )
+    np.testing.assert_allclose(new.centroids[1], (3 * centroids[0, 1] + 19 * centroids[2, 1]) / 22, rtol=1e-5)
+    np.testing.assert_array_equal(new.centroids[2], server.centroids[2])
+    np.testing.assert_array_equal(new.centroid_counts, [15, 22, 4])
+
+    mu, variance = map(np.float64, messages.statistics)
+    want = reference_head_weights(mu, variance, np.array([7, 10, 20])) if collaboration else np.eye(3)
+    np.testing.assert_allclose(info["head_weights"], want, atol=2e-3)
+    assert info["gap"].shape == (3,)
+    assert float(info["gap"].max()) < 1e-6
+    assert_close(clients, combined(info["head_weights"], messages.head))
+
+
+def test_clients_start_from_the_servers_head_and_deploy_what_they_received():
+    method = fedpac(tiny_model())
+    server = method.init_server(jax.random.key(4))
+    np.testing.assert_array_equal(server.centroid_counts, 0)
+    head = method.init_client(jax.random.key(5), server, client())
+    jax.tree.map(np.testing.assert_array_equal, head, server.head)
+    head = jax.tree.map(lambda leaf: leaf + 1, head)
+    personal = method.personalize(jax.random.key(6), server, head, client())
+    jax.tree.map(np.testing.assert_array_equal, personal, {"backbone": server.backbone, "head": head})
+    inputs = np.float64(client().x).reshape(12, -1)
+    logits = forward(jax.tree.map(np.float64, server.backbone), inputs) @ head["kernel"] + head["bias"]
+    np.testing.assert_allclose(method.predict(personal, client().x), logits, rtol=1e-4, atol=1e-5)
+
+
+def test_lambda_may_be_traced():
+    server, data = server_with((2, 2, 2)), client()
+
+    def trained(lam):
+        method = fedpac(tiny_model(), lam=lam, batch_size=20, epochs=2)
+        return method.local(jax.random.key(0), server, server.head, data).message.backbone
+
+    trained = jax.jit(trained)
+    swept = jax.vmap(trained)(jnp.array([0.0, 2.0]))
+    for index, lam in enumerate([0.0, 2.0]):
+        assert_close(jax.tree.map(lambda leaf, index=index: leaf[index], swept), trained(lam))
+
+
+# --- prototype weights ----------------------------------------------------------------------------------------------
+
+
+def reference_prototype_weights(heads, centroids, counts):
+    """Eq. 12 and 13 with rows that sum to one, one pair of clients after another."""
+    clients = len(counts)
+    losses = np.zeros((clients, clients))
+    for i in range(clients):
+        for j in range(clients):
+            terms = []
+            for k in np.flatnonzero(counts[j]):
+                logits = centroids[j, k] @ heads["kernel"][i] + heads["bias"][i]
+                terms.append(np.log(np.exp(logits).sum()) - logits[k])
+            losses[i, j] = np.mean(terms)
+    weights = np.exp(-losses)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def test_prototype_weights_are_a_softmax_over_the_other_clients_losses():
+    messages = random_messages(3, CLASS_COUNTS)
+    got = prototype_weights(tiny_model(), messages.head, messages.centroids, messages.class_counts)
+    heads = jax.tree.map(np.float64, messages.head)
+    want = reference_prototype_weights(heads, np.float64(messages.centroids), np.asarray(CLASS_COUNTS))
+    np.testing.assert_allclose(got, want, rtol=1e-4)
+    np.testing.assert_allclose(np.sum(got, axis=1), 1, atol=1e-6)
+
+
+def test_prototype_weights_of_a_client_without_examples_are_zero():
+    messages = random_messages(3, [[4, 3, 0], [0, 0, 0], [1, 19, 0]])
+    got = prototype_weights(tiny_model(), messages.head, messages.centroids, messages.class_counts)
+    np.testing.assert_array_equal(got[:, 1], 0)
+    np.testing.assert_allclose(np.sum(got, axis=1), 1, atol=1e-6)
+
+
+def test_the_prototype_server_combines_heads_by_prototype_weights():
+    server, messages = server_with((1, 0, 4)), random_messages(3, CLASS_COUNTS)._replace(statistics=())
+    new, clients, info = fedpac_proto(tiny_model()).aggregate(
+        jax.random.key(0), server, messages.head, messages, COHORT
+    )
+    want = prototype_weights(tiny_model(), messages.head, messages.centroids, messages.class_counts)
+    np.testing.assert_allclose(info["head_weights"], want, rtol=1e-6)
+    assert_close(clients, combined(want, messages.head))
+    np.testing.assert_array_equal(new.centroid_counts, [15, 22, 4])

@@ -1,0 +1,261 @@
+"""Files in true formats, damaged files, and what `auto` settles for; tensorflow-datasets is in test_tfds.py."""
+
+import gzip
+import subprocess
+import sys
+
+import archives
+import numpy as np
+import pytest
+
+from pfl_jax.data import files, sources, tfds
+from pfl_jax.data.sources import load
+from pfl_jax.errors import InvalidInput
+
+GREY = (*archives.images(40, 10, (28, 28)), *archives.images(20, 10, (28, 28), 1))
+EMNIST = (*archives.images(124, 62, (28, 28)), *archives.images(62, 62, (28, 28), 1))
+CIFAR = {
+    name: (*archives.images(2 * size, size, (32, 32, 3)), *archives.images(size, size, (32, 32, 3), 1))
+    for name, size in (("cifar10", 10), ("cifar100", 100))
+}
+
+
+@pytest.fixture(autouse=True)
+def _isolated(monkeypatch, tmp_path):
+    """No system folders, no tfds folder of the user's, and no network."""
+    monkeypatch.setattr(files, "SYSTEM_FOLDERS", ())
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "no_tfds"))
+    monkeypatch.setattr(tfds, "_unreachable", lambda url: "the host did not answer")
+
+
+def assert_equal(dataset, arrays):
+    for got, expected in zip((dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y), arrays, strict=True):
+        np.testing.assert_array_equal(got, expected.reshape(got.shape))
+    assert dataset.train_x.dtype == dataset.test_x.dtype == np.uint8
+    assert dataset.train_y.dtype == dataset.test_y.dtype == np.int32
+
+
+def fails(message, name, source, folder):
+    with pytest.raises(InvalidInput, match=message) as error:
+        load(name, source, folder, notify=lambda text: None)
+    assert "\n" not in str(error.value)
+
+
+# Files
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize("subfolder", ["", "fashion-mnist", "FashionMNIST/raw"])
+def test_idx(tmp_path, compress, subfolder):
+    archives.write_idx(tmp_path / subfolder, GREY, compress=compress)
+    notices = []
+    dataset = load("fashion_mnist", "files", tmp_path, notify=notices.append)
+    assert_equal(dataset, GREY)
+    assert dataset.is_real
+    assert not dataset.keep_split
+    assert (dataset.num_classes, dataset.mean, dataset.std) == (10, (0.1307,), (0.3081,))
+    assert dataset.input_shape == (28, 28, 1)
+    # An incomplete set cannot pass for the published one.
+    assert "40 + 20 of 60000 + 10000" in dataset.description
+    assert "40 + 20 of 60000 + 10000" in notices[0]
+
+
+@pytest.mark.parametrize("prefix", ["", "emnist-byclass-"])
+def test_emnist_is_turned_upright(tmp_path, prefix):
+    names = [prefix + (name.replace("t10k", "test") if prefix else name) for name in archives.IDX_NAMES]
+    sideways = [array.swapaxes(1, 2) if array.ndim == 3 else array for array in EMNIST]
+    archives.write_idx(tmp_path, sideways, names)
+    assert_equal(load("emnist", "files", tmp_path, notify=lambda text: None), EMNIST)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar(tmp_path, name):
+    folder, *_ = archives.CIFAR_FILES[name]
+    members = archives.cifar_members(name, CIFAR[name])
+    archives.write_tar(tmp_path / "archive" / f"{folder.replace('-batches-bin', '-binary')}.tar.gz", members)
+    for path, content in members.items():
+        (tmp_path / "extracted" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "extracted" / path).write_bytes(content)
+    for place in ("archive", "extracted", f"extracted/{folder}"):
+        assert_equal(load(name, "files", tmp_path / place, notify=lambda text: None), CIFAR[name])
+    assert not (tmp_path / "archive" / folder).exists()
+
+
+def test_archive_members_of_other_names_are_ignored(tmp_path):
+    members = {"../outside.bin": b"x", "/tmp/absolute.bin": b"x", **archives.cifar_members("cifar10", CIFAR["cifar10"])}
+    archives.write_tar(tmp_path / "data" / "cifar-10-binary.tar.gz", members)
+    load("cifar10", "files", tmp_path / "data", notify=lambda text: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_system_folders_are_searched(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "SYSTEM_FOLDERS", (tmp_path,))
+    archives.write_idx(tmp_path / "fashion-mnist", GREY)
+    for source in ("files", "auto"):
+        dataset = load("fashion_mnist", source, notify=lambda text: None)
+        assert dataset.description.startswith(f"fashion_mnist (files: {tmp_path}/fashion-mnist")
+
+
+@pytest.mark.real_data
+def test_debians_fashion_mnist(monkeypatch):
+    monkeypatch.undo()
+    notices = []
+    dataset = load("fashion_mnist", "files", notify=notices.append)
+    assert dataset.description == "fashion_mnist (files: /usr/share/datasets/fashion-mnist)"
+    assert not notices
+    np.testing.assert_array_equal(np.bincount(dataset.train_y), np.full(10, 6000))
+    np.testing.assert_array_equal(np.bincount(dataset.test_y), np.full(10, 1000))
+    np.testing.assert_allclose(dataset.train_x.mean() / 255, 0.2860, atol=1e-4)
+
+
+# Damaged and wrong files
+
+
+def change(path, function):
+    """Rewrites a compressed file."""
+    path.write_bytes(gzip.compress(function(gzip.decompress(path.read_bytes()))))
+
+
+@pytest.mark.parametrize(
+    ("number", "function", "message"),
+    [
+        (0, lambda data: data[:-1], "train-images.*promises 31360 bytes of data, it has 31359"),
+        (1, lambda data: data + b"\0", "train-labels.*promises 40 bytes of data, it has more than 40"),
+        (2, lambda data: data[:10], "t10k-images.*truncated: 10 bytes"),
+        (2, lambda data: b"\x01" + data[1:], "t10k-images.*magic number 0x0803 expected, 0x1000803 found"),
+        (0, lambda data: archives.idx(np.zeros(3, np.uint8)) + data, "train-images.*magic number"),
+        (0, lambda data: archives.idx(np.zeros((40, 14, 56), np.uint8)), r"train-images.*found 40 of \(14, 56\)"),
+        (1, lambda data: archives.idx(np.zeros(39, np.uint8)), "40 images.*39 labels"),
+        (1, lambda data: data[:-1] + b"\x0a", "train-labels.*label 10 found, fashion_mnist has 0 to 9"),
+        (1, lambda data: archives.idx(np.zeros(40, np.uint8)), "labels end at 0, not 9"),
+    ],
+)
+def test_damaged_idx(tmp_path, number, function, message):
+    paths = archives.write_idx(tmp_path, GREY)
+    change(paths[number], function)
+    fails(message, "fashion_mnist", "files", tmp_path)
+    fails(message, "fashion_mnist", "auto", tmp_path)
+
+
+def test_truncated_gzip(tmp_path):
+    paths = archives.write_idx(tmp_path, GREY)
+    paths[0].write_bytes(paths[0].read_bytes()[:-100])
+    fails("train-images.*truncated", "fashion_mnist", "files", tmp_path)
+    paths[0].write_bytes(b"not gzip at all")
+    fails("train-images.*cannot be read", "fashion_mnist", "files", tmp_path)
+
+
+def test_missing_file(tmp_path):
+    archives.write_idx(tmp_path, GREY)[3].unlink()
+    fails("t10k-labels.*missing", "fashion_mnist", "files", tmp_path)
+
+
+def test_mnist_is_not_taken_for_fashion_mnist(tmp_path):
+    labels = np.array([*files._MNIST_TEST_LABELS, 0, 0, 0, 0], np.uint8)
+    archives.write_idx(tmp_path, (*GREY[:3], labels))
+    fails("MNIST's digits, not Fashion-MNIST", "fashion_mnist", "files", tmp_path)
+
+
+def test_fashion_mnist_is_not_taken_for_emnist(tmp_path):
+    archives.write_idx(tmp_path, GREY)
+    fails("is not emnist: its labels end at 9, not 61", "emnist", "files", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change_members", "message"),
+    [
+        (lambda m: {**m, "cifar-100-binary/train.bin": m["cifar-100-binary/train.bin"][:-1]}, "multiple of 3074"),
+        (lambda m: {**m, "cifar-100-binary/train.bin": b""}, "train.bin is damaged"),
+        (lambda m: {**m, "cifar-100-binary/test.bin": b"\x00\x64" + bytes(3072)}, "label 100 found"),
+        (lambda m: {k: v for k, v in m.items() if "test" not in k}, "test.bin is missing"),
+        (lambda m: {**m, "cifar-100-binary/test.bin": bytes(50_001 * 3074)}, "at most 153700000 expected"),
+    ],
+)
+def test_damaged_cifar(tmp_path, change_members, message):
+    members = change_members(archives.cifar_members("cifar100", CIFAR["cifar100"]))
+    archives.write_tar(tmp_path / "cifar-100-binary.tar.gz", members)
+    fails(message, "cifar100", "files", tmp_path)
+
+
+def test_truncated_archive(tmp_path):
+    path = archives.write_tar(tmp_path / "cifar-10-binary.tar.gz", archives.cifar_members("cifar10", CIFAR["cifar10"]))
+    path.write_bytes(path.read_bytes()[:-1000])
+    fails("cifar-10-binary.tar.gz cannot be read, it may be truncated", "cifar10", "files", tmp_path)
+
+
+# Choosing
+
+
+def test_embedded_says_what_it_is():
+    dataset = load("cifar100", "embedded")
+    assert dataset.description == "cifar100 (embedded digit pairs)"
+    assert not dataset.is_real
+    assert dataset.keep_split
+    assert load("cifar10", "embedded").description == "cifar10 (embedded digits)"
+    digits = load("digits")
+    assert digits.description == "digits (scikit-learn digits)"
+    assert digits.is_real
+    assert digits.keep_split
+
+
+def test_the_seed_reaches_the_pictures():
+    assert (load("emnist", "embedded", seed=1).train_x != load("emnist", "embedded", seed=2).train_x).any()
+
+
+def test_auto_falls_back_with_a_notice_that_names_the_stand_in(tmp_path):
+    notices = []
+    dataset = load("cifar100", "auto", tmp_path, notify=notices.append)
+    assert dataset.description == "cifar100 (embedded digit pairs)"
+    assert len(notices) == 1
+    assert "THIS IS NOT CIFAR100" in notices[0]
+    assert "cifar100 (embedded digit pairs)" in notices[0]
+    assert "did not answer" in notices[0]
+
+
+def test_the_default_notice_goes_to_stderr(tmp_path, capsys):
+    load("fashion_mnist", "auto", tmp_path)
+    assert "THIS IS NOT FASHION_MNIST" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "message"),
+    [
+        ("cifar101", "auto", "unknown dataset 'cifar101'.*did you mean cifar10"),
+        ("cifar10", "file", "unknown source 'file'.*did you mean files"),
+        ("digits", "tfds", "comes from inside scikit-learn"),
+        ("cifar10", "tfds", "cannot be downloaded: the host did not answer"),
+        ("cifar10", "files", "no files of cifar10 found.*cifar-10-binary.tar.gz"),
+    ],
+)
+def test_refusals(tmp_path, name, source, message):
+    fails(message, name, source, tmp_path)
+
+
+def test_data_dir_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    fails("is not a folder", "cifar10", "auto", tmp_path / "file")
+
+
+def test_a_silent_host_is_given_up_in_time(monkeypatch):
+    """A server that accepts the connection and never answers."""
+    import socket
+    import time
+
+    monkeypatch.undo()
+    monkeypatch.setattr(tfds, "HOST_TIMEOUT", 0.3)
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        started = time.monotonic()
+        reason = tfds._unreachable(f"http://127.0.0.1:{server.getsockname()[1]}/archive.tar.gz")
+    assert "127.0.0.1" in reason
+    assert time.monotonic() - started < 2
+
+
+def test_heavy_packages_are_imported_only_when_needed():
+    code = (
+        "import sys; from pfl_jax.data import load; load('fashion_mnist', 'embedded');"
+        "print([name for name in ('tensorflow', 'tensorflow_datasets') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+    assert sources.SOURCES == ("auto", "tfds", "files", "embedded")

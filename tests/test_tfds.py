@@ -1,0 +1,208 @@
+"""tensorflow-datasets' own download_and_prepare, offline, on small archives placed into its download cache.
+
+tfds takes an archive for downloaded when a file of the name it would give it lies in `downloads/` with an INFO file
+beside it; the name holds the checksum that tfds has on record for the true archive.
+"""
+
+import gzip
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import archives
+import numpy as np
+import pytest
+
+from pfl_jax.data import tfds as source
+from pfl_jax.data.sources import load
+from pfl_jax.data.specs import SPECS
+from pfl_jax.errors import InvalidInput
+
+SMALL = {
+    "cifar10": (*archives.images(50, 10, (32, 32, 3)), *archives.images(10, 10, (32, 32, 3), 1)),
+    "cifar100": (*archives.images(100, 100, (32, 32, 3)), *archives.images(100, 100, (32, 32, 3), 1)),
+    "fashion_mnist": (*archives.images(30, 10, (28, 28, 1)), *archives.images(10, 10, (28, 28, 1), 1)),
+    "emnist": (*archives.images(124, 62, (28, 28, 1)), *archives.images(62, 62, (28, 28, 1), 1)),
+}
+
+
+def quiet(message: str) -> None:
+    """A notify for tests."""
+
+
+def write_archives(name: str, folder: Path) -> list[Path]:
+    """The dataset's small archives in the true format, in the order of its urls."""
+    if name in archives.CIFAR_FILES:
+        path = folder / SPECS[name].urls[0].rpartition("/")[2]
+        return [archives.write_tar(path, archives.cifar_members(name, SMALL[name]))]
+    arrays = [array[..., 0] if array.ndim == 4 else array for array in SMALL[name]]
+    if name == "fashion_mnist":
+        return archives.write_idx(folder, arrays)
+    path = folder / "gzip.zip"
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as file:
+        for idx_name, array in zip(archives.IDX_NAMES, arrays, strict=True):
+            # The published images have rows and columns exchanged.
+            sideways = array.swapaxes(1, 2) if array.ndim == 3 else array
+            member = f"gzip/emnist-byclass-{idx_name.replace('t10k', 'test')}.gz"
+            file.writestr(member, gzip.compress(archives.idx(sideways), 1))
+    return [path]
+
+
+def fill_download_cache(name: str, data_dir: Path) -> None:
+    """Puts the small archives where tfds keeps what it has downloaded."""
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.download import resource
+
+    recorded = tfds.builder_cls(SPECS[name].tfds_name.split("/")[0]).url_infos
+    downloads = data_dir / "downloads" / SPECS[name].tfds_name.split("/")[0]
+    downloads.mkdir(parents=True)
+    for url, archive in zip(SPECS[name].urls, write_archives(name, data_dir / "made"), strict=True):
+        target = downloads / resource.get_dl_fname(url, recorded[url].checksum)
+        archive.rename(target)
+        Path(f"{target}.INFO").write_text(json.dumps({"urls": [url], "original_fname": archive.name}))
+
+
+@pytest.fixture(scope="module")
+def patched():
+    """tfds' counts of the grey datasets lowered to those of the small files, and no network."""
+    pytest.importorskip("tensorflow_datasets")
+    with pytest.MonkeyPatch.context() as patch, source._tensorflow_datasets() as tfds:
+        from tensorflow_datasets.image_classification import mnist
+
+        patch.setattr(mnist, "_TRAIN_EXAMPLES", len(SMALL["fashion_mnist"][1]))
+        patch.setattr(mnist, "_TEST_EXAMPLES", len(SMALL["fashion_mnist"][3]))
+        byclass = tfds.builder_cls("emnist").builder_configs["byclass"]
+        patch.setattr(byclass, "train_examples", len(SMALL["emnist"][1]))
+        patch.setattr(byclass, "test_examples", len(SMALL["emnist"][3]))
+        patch.setattr(source, "_unreachable", lambda url: "no network in tests")
+        yield
+
+
+@pytest.fixture(scope="module")
+def prepared(patched, tmp_path_factory):
+    """A data folder in which the four datasets have been prepared and read once; and what was loaded."""
+    data_dir = tmp_path_factory.mktemp("tfds")
+    loaded = {}
+    for name in SMALL:
+        fill_download_cache(name, data_dir)
+        loaded[name] = load(name, "tfds", data_dir, notify=quiet)
+    return data_dir, loaded
+
+
+def by_content(x, y):
+    """Examples in an order of their own: tfds shuffles them once, when it prepares them."""
+    return sorted(zip((image.tobytes() for image in x), y.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_prepared_data_is_the_archives(prepared, name):
+    _, loaded = prepared
+    dataset = loaded[name]
+    for x, y, small_x, small_y in (
+        (dataset.train_x, dataset.train_y, *SMALL[name][:2]),
+        (dataset.test_x, dataset.test_y, *SMALL[name][2:]),
+    ):
+        assert (x.dtype, y.dtype) == (np.uint8, np.int32)
+        assert x.shape[1:] == SPECS[name].shape
+        assert by_content(x, y) == by_content(small_x, small_y)
+    assert dataset.is_real
+    assert dataset.source == "tfds"
+    # These small archives never pass for the published dataset.
+    assert "examples" in dataset.description
+
+
+@pytest.mark.parametrize("source_name", ["auto", "tfds"])
+def test_later_runs_import_neither_tensorflow_nor_tfds(prepared, source_name):
+    data_dir, loaded = prepared
+    code = (
+        "import sys; from pfl_jax.data import load;"
+        f"d = load('cifar10', {source_name!r}, {str(data_dir)!r}, notify=lambda text: None);"
+        "print(d.description, int(d.train_x.astype(int).sum()),"
+        " [m for m in ('tensorflow', 'tensorflow_datasets') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    expected = loaded["cifar10"]
+    assert result.stdout.strip() == f"{expected.description} {expected.train_x.astype(int).sum()} []"
+
+
+def test_a_damaged_cache_is_rebuilt(prepared):
+    data_dir, loaded = prepared
+    (cache,) = (data_dir / "pfl_jax").glob("cifar10-*.npz")
+    whole = cache.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", whole[:1000] + bytes(1000) + whole[2000:]):
+        cache.write_bytes(damaged)
+        dataset = load("cifar10", "auto", data_dir, notify=quiet)
+        np.testing.assert_array_equal(dataset.train_x, loaded["cifar10"].train_x)
+        assert len(cache.read_bytes()) == len(whole)
+    assert not list((data_dir / "pfl_jax").glob("*.tmp"))
+
+
+def test_a_cache_of_other_data_is_rebuilt(prepared):
+    """The same version prepared anew from other files: the cache must not answer for it."""
+    data_dir, loaded = prepared
+    (cache,) = (data_dir / "pfl_jax").glob("cifar10-*.npz")
+    with np.load(cache, allow_pickle=False) as stored:
+        content = dict(stored)
+    np.savez(cache, **{**content, "train_x": content["train_x"] // 2, "fingerprint": np.array("other")})
+    np.testing.assert_array_equal(load("cifar10", "tfds", data_dir, notify=quiet).train_x, loaded["cifar10"].train_x)
+
+
+def test_the_cache_alone_is_enough(prepared, tmp_path):
+    data_dir, loaded = prepared
+    (cache,) = (data_dir / "pfl_jax").glob("emnist-*.npz")
+    (tmp_path / "pfl_jax").mkdir()
+    (tmp_path / "pfl_jax" / cache.name).write_bytes(cache.read_bytes())
+    dataset = load("emnist", "auto", tmp_path, notify=quiet)
+    np.testing.assert_array_equal(dataset.test_x, loaded["emnist"].test_x)
+    assert dataset.description == loaded["emnist"].description
+
+
+def test_auto_uses_archives_that_are_downloaded_already(patched, tmp_path):
+    fill_download_cache("cifar10", tmp_path)
+    assert load("cifar10", "auto", tmp_path, notify=quiet).source == "tfds"
+
+
+def test_a_folder_that_cannot_be_written_is_read_all_the_same(prepared, monkeypatch):
+    data_dir, loaded = prepared
+    (cache,) = (data_dir / "pfl_jax").glob("cifar100-*.npz")
+    cache.unlink()
+
+    def refuse(*args, **kwargs):
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(source.tempfile, "NamedTemporaryFile", refuse)
+    notices = []
+    dataset = load("cifar100", "tfds", data_dir, notify=notices.append)
+    np.testing.assert_array_equal(dataset.train_x, loaded["cifar100"].train_x)
+    assert any("read-only file system" in notice for notice in notices)
+
+
+def test_a_broken_archive_is_one_line(patched, tmp_path):
+    fill_download_cache("cifar10", tmp_path)
+    (archive,) = (tmp_path / "downloads" / "cifar10").glob("*.gz")
+    archive.write_bytes(archive.read_bytes()[:-1000])
+    with pytest.raises(InvalidInput, match="cannot prepare cifar10") as error:
+        load("cifar10", "tfds", tmp_path, notify=quiet)
+    assert "\n" not in str(error.value)
+
+
+def test_a_broken_prepared_folder_is_one_line(prepared, tmp_path):
+    data_dir, _ = prepared
+    (folder,) = (data_dir / "cifar10").glob("*.*.*")
+    copy = tmp_path / "cifar10" / folder.name
+    copy.mkdir(parents=True)
+    for path in folder.iterdir():
+        content = path.read_bytes()
+        (copy / path.name).write_bytes(content[:-50] if "tfrecord" in path.name else content)
+    for source_name in ("auto", "tfds"):
+        with pytest.raises(InvalidInput, match="is not a usable cifar10") as error:
+            load("cifar10", source_name, tmp_path, notify=quiet)
+        assert "\n" not in str(error.value)
+
+
+def test_without_network_and_archives_it_says_so(patched, tmp_path):
+    with pytest.raises(InvalidInput, match="cifar100 cannot be downloaded: no network in tests"):
+        load("cifar100", "tfds", tmp_path, notify=quiet)
