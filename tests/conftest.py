@@ -3,7 +3,15 @@
 import os
 
 # Both must be set before jax is imported anywhere.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=2",
+        # Half the time to compile, and half the memory maps, for programs that run for milliseconds.
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
+    ]
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # XLA logs an error for every program that it loads from a compilation cache on a CPU, although nothing is wrong.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -15,6 +23,7 @@ import tempfile
 from pathlib import Path
 
 import jax
+import pytest
 
 # Many tests compile the same program anew; each of pytest-xdist's workers keeps what it has compiled.
 _programs = Path(tempfile.gettempdir()) / f"pfl_jax_tests_{os.environ.setdefault('PFL_JAX_TESTS', str(os.getpid()))}"
@@ -23,6 +32,17 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 # The programs here are tiny: compiling them is most of the time, and optimising them gains nothing.
 jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _drop_programs():
+    """Lets go of a file's compiled programs after its last test.
+
+    Each holds dozens of memory maps, of which Linux allows a process 65,530: all tests' programs together pass that,
+    and the process then dies.
+    """
+    yield
+    jax.clear_caches()
 
 
 def pytest_unconfigure(config):
