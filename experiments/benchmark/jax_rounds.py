@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments.benchmark import workload
 from experiments.benchmark.workload import Scale
 from pfl_jax import simulate
-from pfl_jax.base import Method, Params, State
+from pfl_jax.base import Method, Model, Params, State
 from pfl_jax.convolution import conv2d
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.losses import cross_entropy
@@ -44,6 +44,7 @@ def local_training(
     chunk: int | None,
     mesh: Mesh | None,
     form: str = "auto",
+    model: Model | None = None,
 ) -> Callable[[], Params]:
     """Local training and nothing else: the first clients train the whole network from the same weights.
 
@@ -55,11 +56,12 @@ def local_training(
       chunk: clients under one vmap on a device.
       mesh: the devices.
       form: of the convolutions.
+      model: by default the workload's network.
 
     Returns:
       Compiled; each call trains anew and returns when the weights [M, ...] are there.
     """
-    model = workload.network()
+    model = workload.network() if model is None else model
     optimizer = sgd(scale.lr, scale.momentum, scale.weight_decay)
 
     def loss(params, batch):

@@ -30,6 +30,8 @@ def show(console: Console, results: dict[str, Any]) -> None:
         "training": _comparisons,
         "methods": _methods,
         "variants": _variants,
+        "optimizations": _optimizations,
+        "chunks": _chunks,
         "waste": _waste,
         "growth": _growth,
         "endurance": _starts_and_memory,
@@ -99,6 +101,33 @@ def _variants(results: dict[str, Any]) -> Table:
     )
 
 
+def _optimizations(results: dict[str, Any]) -> Table:
+    rows = [
+        (
+            row["name"],
+            row["before"],
+            row["after"],
+            f"{row['before_seconds'] * 1e3:.1f}",
+            f"{row['after_seconds'] * 1e3:.1f}",
+            f"{row['ratio']:.2f}",
+        )
+        for row in results["optimizations"]
+    ]
+    caption = "one client, one device; medians of interleaved repetitions"
+    return _table("Optimisations", ("what", "before", "after", "ms before", "after", "ratio"), rows, caption)
+
+
+def _chunks(results: dict[str, Any]) -> Table:
+    records = results["chunks"]
+    columns = ("model", "pictures like", *(f"chunk {chunk}" for chunk in records[0]["examples_per_second"]))
+    rows = [
+        (row["model"], row["dataset"], *(f"{rate:,.0f}" for rate in row["examples_per_second"].values()))
+        for row in records
+    ]
+    caption = f"examples/s of local training, {records[0]['clients']} clients, {results['machine']['devices']}"
+    return _table("Clients under one vmap on a device", columns, rows, caption)
+
+
 def _waste(results: dict[str, Any]) -> Table:
     records = results["waste"]
     rows = [
@@ -144,5 +173,10 @@ def _starts_and_memory(results: dict[str, Any]) -> Table:
         first, then = (held / MIB for held in results["endurance"]["resident_bytes"])
         rows.append((f"memory after round {early} and {last}", f"{first:,.1f} MiB, {then:,.1f} MiB"))
     for number, start in enumerate(results["second_start"], start=1):
-        rows.append((f"programs compiled in start {number}", f"{start['compiled']} of {start['programs']}"))
+        rows.append(
+            (
+                f"programs compiled in start {number}",
+                f"{start['compiled']} of {start['programs']}, {start['seconds']:.1f} s",
+            )
+        )
     return _table("Many rounds, second start", ("what", "measured"), rows)

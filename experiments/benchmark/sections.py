@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,9 +15,10 @@ from jax.sharding import Mesh
 
 from experiments.benchmark import measure, workload
 from experiments.benchmark.jax_rounds import Rounds, local_training
+from experiments.benchmark.optimizations import compare
 from experiments.benchmark.workload import Scale
 from experiments.options import MATMUL_PRECISION
-from pfl_jax import scheduling, simulate
+from pfl_jax import models, scheduling, simulate
 
 Record: TypeAlias = dict[str, Any]
 
@@ -179,6 +181,37 @@ def variants(setup: Setup) -> list[Record]:
     return rows
 
 
+def chunks(setup: Setup) -> list[Record]:
+    """Local training of each of the papers' networks by clients under one vmap: what `--chunk auto` rests on."""
+    scale, rows = setup.scale, []
+    clients = min(8, scale.clients)
+    for name, network in workload.NETWORKS:
+        # The digits are few.
+        data = workload.federation(clients, min(100, scale.examples), name)
+        source = workload.dataset(name)
+        model = models.MODELS[network](source.input_shape, source.num_classes)
+        sizes = sorted({1, 2, -(-clients // setup.mesh.size)})
+        setup.notify(f"{network} on pictures like {name}, by chunk")
+        contestants = {
+            str(chunk): local_training(
+                data, scale, clients=clients, epochs=1, chunk=chunk, mesh=setup.mesh, model=model
+            )
+            for chunk in sizes
+        }
+        for train in contestants.values():
+            train()
+        times = measure.interleaved(scale.repetitions[1], contestants)
+        visits = clients * min(100, scale.examples)
+        rates = {chunk: visits / measure.median(values) for chunk, values in times.items()}
+        rows.append({"dataset": name, "model": network, "clients": clients, "examples_per_second": rates})
+    return rows
+
+
+def optimizations(setup: Setup) -> list[Record]:
+    """Before and after of each optimisation inside a client's round."""
+    return compare(setup.scale, setup.notify)
+
+
 def waste(setup: Setup) -> list[Record]:
     """Share of gradient steps wasted on clients of unequal size, Dirichlet 0.1, by chunk."""
     devices, batch = setup.mesh.size, setup.scale.batch_size
@@ -239,7 +272,7 @@ def second_start(setup: Setup) -> list[Record]:
 
 
 def start(folder: str, name: str, method: str = "fedpac") -> Record:
-    """One start of a small experiment: programs needed, and compiled.
+    """One start of a small experiment: programs needed and compiled, and its seconds.
 
     Args:
       folder: of the cache, and for the results.
@@ -248,7 +281,9 @@ def start(folder: str, name: str, method: str = "fedpac") -> Record:
     """
     words = ["digits", "--method", method, "--rounds", "2", "--num-clients", "4", "--out", f"{folder}/{name}"]
     request = json.dumps({"words": words})
-    return measure.in_process("experiments.benchmark.children", "start", request, PFL_JAX_CACHE=f"{folder}/cache")
+    began = time.perf_counter()
+    record = measure.in_process("experiments.benchmark.children", "start", request, PFL_JAX_CACHE=f"{folder}/cache")
+    return record | {"seconds": time.perf_counter() - began}
 
 
 def setup(scale: Scale, chunks: Sequence[int] | None, notify: Callable[[str], None]) -> tuple[Setup, Record]:

@@ -64,14 +64,14 @@ QUICK = Scale(
 
 
 @functools.cache
-def dataset() -> Dataset:
-    """Pictures in the shape of Fashion-MNIST; none need be downloaded."""
-    return sources.load("fashion_mnist", "embedded", None, notify=lambda message: None)
+def dataset(name: str = "fashion_mnist") -> Dataset:
+    """Pictures in the shape of a dataset, by default Fashion-MNIST; none need be downloaded."""
+    return sources.load(name, "embedded", None, notify=lambda message: None)
 
 
-def federation(clients: int, examples: int) -> FederatedData:
+def federation(clients: int, examples: int, name: str = "fashion_mnist") -> FederatedData:
     """Clients of equal size in FedPAC's groups."""
-    data = dataset()
+    data = dataset(name)
     parts = partition.grouped(data.train_y, data.test_y, clients, s=20, train_size=examples, test_size=examples, seed=0)
     return federated.federate(data, parts)
 
@@ -99,6 +99,15 @@ def method(name: str, scale: Scale, epochs: int | None = None) -> Method:
         epochs=scale.epochs if epochs is None else epochs,
         **own,
     )
+
+
+NETWORKS = (
+    ("fashion_mnist", "fedpac_cnn"),
+    ("cifar10", "fedpac_cnn"),
+    ("cifar10", "fedavg_cnn"),
+    ("digits", "mlp"),
+)
+"""(dataset, model) of the papers' experiments, by cost."""
 
 
 def operations() -> dict[str, int]:

@@ -1,0 +1,268 @@
+"""What single optimisations gain: the plain way and ours, on one client of FedPAC's setting and one device."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.benchmark import measure, workload
+from experiments.benchmark.jax_rounds import convolutions
+from experiments.benchmark.workload import Scale
+from pfl_jax.base import ClientData, PyTree
+from pfl_jax.convolution import conv2d, max_pool
+from pfl_jax.data.federated import client_data
+from pfl_jax.fisher import MICROBATCH, fisher_trace, squared_gradient_norms
+from pfl_jax.losses import cross_entropy, feature_alignment
+from pfl_jax.statistics import class_centroids
+from pfl_jax.training import fit, map_examples, sgd
+
+
+class Optimization(NamedTuple):
+    """Two ways to the same result.
+
+    Attributes:
+      name: what is computed.
+      before: the plain way, in words.
+      after: ours.
+      plain: computes it the plain way; compiled, as is `ours`.
+      ours: computes it our way.
+    """
+
+    name: str
+    before: str
+    after: str
+    plain: Callable[[], PyTree]
+    ours: Callable[[], PyTree]
+
+
+def compare(scale: Scale, notify: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Medians of interleaved repetitions of both ways of each, and how far their results are apart.
+
+    Args:
+      scale: how large everything is.
+      notify: called with what is measured next.
+
+    Returns:
+      For each: name, before, after, before_seconds, after_seconds, ratio, and difference: the largest one between
+      both results, relative to the largest entry.
+    """
+    rows = []
+    for build in BUILDERS:
+        optimization = build(scale)
+        notify(f"{optimization.name}: before and after")
+        apart = difference(optimization.plain(), optimization.ours())
+        times = measure.interleaved(scale.repetitions[0], {"before": optimization.plain, "after": optimization.ours})
+        before, after = measure.median(times["before"]), measure.median(times["after"])
+        rows.append(
+            {"name": optimization.name, "before": optimization.before, "after": optimization.after}
+            | {"before_seconds": before, "after_seconds": after, "ratio": before / after, "difference": apart}
+        )
+    return rows
+
+
+def difference(left: PyTree, right: PyTree) -> float:
+    """The largest difference between two trees' entries, relative to the largest entry."""
+    pairs = list(zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True))
+    scale = max(float(jnp.abs(b).max()) for _, b in pairs)
+    return max(float(jnp.abs(a - b).max()) for a, b in pairs) / scale
+
+
+def _compiled(fn: Callable[..., PyTree], *arguments: Any) -> Callable[[], PyTree]:
+    compiled = jax.jit(fn).lower(*arguments).compile()
+    return lambda: jax.block_until_ready(compiled(*arguments))
+
+
+@functools.cache
+def _client(scale: Scale) -> ClientData:
+    data = workload.federation(scale.clients, scale.examples)
+    return jax.tree.map(jnp.asarray, client_data(data, 0, "train"))
+
+
+def _trained_epoch(scale: Scale, features: Callable[[PyTree, jax.Array], jax.Array]) -> Callable[[], PyTree]:
+    """One epoch of the whole network with this backbone."""
+    model = workload.network()
+
+    def loss(params, batch):
+        logits = model.classify(params["head"], features(params["backbone"], batch.x))
+        return cross_entropy(logits, batch.y, batch.mask)
+
+    def train(params, data):
+        optimizer = sgd(scale.lr, scale.momentum, scale.weight_decay)
+        batch_size = scale.batch_size
+        return fit(jax.random.key(1), params, data, loss, optimizer=optimizer, epochs=1, batch_size=batch_size)
+
+    return _compiled(train, model.init(jax.random.key(0)), _client(scale))
+
+
+def _convolution(scale: Scale) -> Optimization:
+    features = workload.network().features
+    with convolutions("lax"):
+        plain = _trained_epoch(scale, features)
+    return Optimization(
+        "convolutions in training",
+        "lax.conv_general_dilated and its gradients",
+        "the form of conv2d for this backend",
+        plain,
+        _trained_epoch(scale, features),
+    )
+
+
+def _handwritten(block: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[[PyTree, jax.Array], jax.Array]:
+    """The network's backbone with another order or kind of pooling: block(convolved, bias)."""
+
+    def features(backbone, x):
+        for name, padding in (("conv1", 0), ("conv2", 1)):
+            x = block(conv2d(x, backbone[name]["kernel"], padding), backbone[name]["bias"])
+        x = x.reshape(x.shape[0], -1) @ backbone["fc1"]["kernel"] + backbone["fc1"]["bias"]
+        return nn.leaky_relu(x)
+
+    return features
+
+
+def _pooling_order(scale: Scale) -> Optimization:
+    return Optimization(
+        "order of pooling in training",
+        "bias, activation, then pooling",
+        "pooling first: the same function, on a quarter of the entries",
+        _trained_epoch(scale, _handwritten(lambda x, bias: max_pool(nn.leaky_relu(x + bias)))),
+        _trained_epoch(scale, workload.network().features),
+    )
+
+
+def _pooling_gradient(scale: Scale) -> Optimization:
+    def library(x, bias):
+        return nn.leaky_relu(nn.max_pool(x, (2, 2), (2, 2)) + bias)
+
+    return Optimization(
+        "pooling in training",
+        "flax's max_pool and its gradient",
+        "max_pool, which keeps each winner's place",
+        _trained_epoch(scale, _handwritten(library)),
+        _trained_epoch(scale, workload.network().features),
+    )
+
+
+def _fedpac_features(scale: Scale) -> Optimization:
+    model = workload.network()
+
+    def extract(backbone, x):
+        return map_examples(lambda rows: model.features(backbone, rows), x, jnp.ones(x.shape[0], bool))
+
+    def head_epoch(head, data, classify):
+        def loss(head, batch):
+            return cross_entropy(classify(head, batch.x), batch.y, batch.mask)
+
+        optimizer = sgd(scale.head_lr, scale.momentum, scale.weight_decay)
+        batch_size = scale.batch_size
+        return fit(jax.random.key(1), head, data, loss, optimizer=optimizer, epochs=1, batch_size=batch_size)
+
+    def statistics(features, data):
+        return class_centroids(features, data.y, data.mask, model.num_classes)[0]
+
+    def separate(params, data):
+        backbone, head = params["backbone"], params["head"]
+        head = head_epoch(head, data, lambda head, x: model.classify(head, model.features(backbone, x)))
+        return head, statistics(extract(backbone, data.x), data)
+
+    def shared(params, data):
+        features = extract(params["backbone"], data.x)
+        head = head_epoch(params["head"], data._replace(x=features), model.classify)
+        return head, statistics(features, data)
+
+    arguments = model.init(jax.random.key(0)), _client(scale)
+    return Optimization(
+        "FedPAC's statistics and head epoch",
+        "each with its own pass over the fixed backbone",
+        "one pass for both",
+        _compiled(separate, *arguments),
+        _compiled(shared, *arguments),
+    )
+
+
+def _fedas_targets(scale: Scale) -> Optimization:
+    model = workload.network()
+    batch_size = 16  # FedAS, Section 4.1.
+
+    def epoch(backbone, data, target):
+        def loss(backbone, batch):
+            return feature_alignment(model.features(backbone, batch.x), target(batch), batch.mask)
+
+        return fit(jax.random.key(1), backbone, data, loss, optimizer=sgd(scale.lr), epochs=1, batch_size=batch_size)
+
+    def in_steps(backbone, previous, data):
+        return epoch(backbone, data, lambda batch: model.features(previous, batch.x))
+
+    def once(backbone, previous, data):
+        targets = map_examples(lambda rows: model.features(previous, rows), data.x, data.mask)
+        return epoch(backbone, data._replace(y=targets), lambda batch: batch.y)
+
+    backbones = [model.init(jax.random.key(seed))["backbone"] for seed in (0, 1)]
+    return Optimization(
+        "FedAS's alignment epoch",
+        "embeddings of the previous backbone in each step",
+        "once, in large batches",
+        _compiled(in_steps, *backbones, _client(scale)),
+        _compiled(once, *backbones, _client(scale)),
+    )
+
+
+def _fisher(scale: Scale) -> Optimization:
+    model = workload.network()
+
+    def loss(params, batch):
+        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+
+    def one_by_one(params, data):
+        def norms(rows):
+            x, y = rows
+            return squared_gradient_norms(loss, params, ClientData(x, y, jnp.ones(y.shape, bool)))
+
+        return jnp.mean(map_examples(norms, (data.x, data.y), data.mask, batch_size=MICROBATCH))
+
+    arguments = model.init(jax.random.key(0)), _client(scale)
+    return Optimization(
+        "FedAS's Fisher trace",
+        "vmap of grad: one gradient per example",
+        "closed forms of the squared norms",
+        _compiled(one_by_one, *arguments),
+        _compiled(functools.partial(fisher_trace, model), *arguments),
+    )
+
+
+def _gram(scale: Scale) -> Optimization:
+    model = workload.network()
+    generator = np.random.default_rng(0)
+    shape = (scale.clients, model.num_classes * model.num_features)
+    means = jnp.asarray(generator.normal(size=shape), jnp.float32)
+
+    def differences(means):
+        apart = means[:, None] - means[None]
+        return jnp.einsum("ijd,ikd->ijk", apart, apart)
+
+    def gram(means):
+        products = means @ means.T
+        return jnp.diagonal(products)[:, None, None] - products[:, :, None] - products[:, None, :] + products[None]
+
+    return Optimization(
+        f"FedPAC's {scale.clients} quadratic programmes, their matrices",
+        "inner products of all differences",
+        "one Gram matrix",
+        _compiled(differences, means),
+        _compiled(gram, means),
+    )
+
+
+BUILDERS: tuple[Callable[[Scale], Optimization], ...] = (
+    _convolution,
+    _pooling_order,
+    _pooling_gradient,
+    _fedpac_features,
+    _fedas_targets,
+    _fisher,
+    _gram,
+)
+"""All optimisations."""
