@@ -85,16 +85,14 @@ def fedfomo(
 
     Reference:
       Zhang, Sapra, Fidler, Yeung, Alvarez. Personalized Federated Learning with First Order Model Optimization.
-      ICLR 2021. M = 5 is FedPAC's choice (Appendix B.3); epsilon, its decay and the held-out share are those in the
-      commands of the released code.
+      ICLR 2021. M = 5 is FedPAC's (Appendix B.3); epsilon, its decay and the held-out share are the released code's.
 
     Deviations:
       A client downloads right after a round that it took part in, from that round's cohort (as in the released code);
-      models wait on the client, p_i is kept there too, and the server need not keep those of clients that were away.
-      Its own model is always among the M (as in the released code). The norm is Euclidean (in the released code the
-      sum of absolute values by default). Affinities add up the scaled weights, so they never fall (in the released
-      code also what is below zero). Others are known by a hash of their data, so that results do not depend on how
-      clients are numbered. Combinations made for an evaluation leave the affinities alone.
+      models and p_i wait on the client, and the server need not keep models of clients that were away. Its own model
+      is always among the M (as in the released code). The norm is Euclidean (released: sum of absolute values by
+      default). Affinities add up the scaled weights, so they never fall (released: also what is below zero). Others
+      are known by a hash of their data, so that results do not depend on how clients are numbered.
     """
     if download < 1:
         raise InvalidInput(f"download must be at least 1, a client's own model, not {download}")
@@ -117,11 +115,8 @@ def fedfomo(
         start, shares = combine(client, data)
         rest = data._replace(mask=data.mask & ~fixed_subset(data.mask, held_out))
         result = base.local(key, start, (), rest)
-        affinity = remember(client.affinity, client.senders, shares[2:])
-        return result._replace(
-            client=client._replace(previous=start, affinity=affinity),
-            message=(result.message, fingerprint(data), shares),
-        )
+        kept = client._replace(previous=start, affinity=remember(client.affinity, client.senders, shares[2:]))
+        return result._replace(client=kept, message=(result.message, fingerprint(data), shares))
 
     def aggregate(key, server, clients, messages, cohort):
         models, identities, shares = messages
