@@ -55,7 +55,7 @@ def test_last_layers():
 
 
 def learn_weights(received, own, weights, x, y, names, passes, eta):
-    """Eq. 4 and 5 on all examples at once: the weights, and the model they give."""
+    """The interpolation's weights, learned on all examples at once, and the model they give."""
 
     def combine(weights):
         return {n: own[n] + (v - own[n]) * weights[n] if n in names else v for n, v in received.items()}
