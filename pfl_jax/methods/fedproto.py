@@ -94,8 +94,8 @@ def fedproto_g(
     Deviations:
       Prediction is the client's classifier, as in FedPAC's comparison, not the nearest prototype. The
       regularizer compares each example's feature, not its class mean, with the prototype, as the released code does.
-      The further factor 1/|N_j| of the global ones would shrink them: they are the mean over examples here (the released
-      code averages over clients without weights). All clients start from one model and have the same architecture.
+      The further factor 1/|N_j| of the global ones would shrink them: here they are the mean over examples (the
+      released code averages over clients without weights). All clients start from one model, of one architecture.
     """
     step = _local_step(model, lam, lr, momentum, weight_decay, batch_size, epochs)
 
