@@ -132,9 +132,9 @@ def check_hyper_parameters(values: dict[str, Any]) -> None:
             _require(value > 0, name, "must be positive", value)
         elif name.endswith("momentum"):
             _require(0 <= value < 1, name, "must be at least 0 and below 1", value)
-        elif name in ("alpha", "share", "held_out", "mixing"):
+        elif name in ("alpha", "share", "held_out", "mixing", "epsilon"):
             _require(0 <= value <= 1, name, "must be between 0 and 1", value)
-        elif name in ("weight_decay", "lam", "mu", "threshold") or name.endswith(("_epochs", "_rounds")):
+        elif name in ("lam", "mu", "threshold") or name.endswith(("_decay", "_epochs", "_rounds")):
             # Epochs of single steps may be 0: that leaves the step out.
             _require(value >= 0, name, "must not be negative", value)
         elif isinstance(value, int):

@@ -54,7 +54,7 @@ def balanced_softmax(logits: jax.Array, labels: jax.Array, mask: jax.Array, coun
       A scalar.
 
     Reference:
-      Ren et al. Balanced Meta-Softmax for Long-Tailed Visual Recognition. NeurIPS 2020. Eq. 3.
+      Ren et al. Balanced Meta-Softmax for Long-Tailed Visual Recognition. NeurIPS 2020.
     """
     chex.assert_equal_shape_suffix([logits, counts], 1)
     prior = jnp.where(counts > 0, jnp.log(jnp.maximum(counts, 1)), ABSENT_CLASS)

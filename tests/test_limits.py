@@ -8,8 +8,16 @@ import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
+from pfl_jax.data.federated import client_data
 from pfl_jax.methods import METHODS
 from pfl_jax.simulate import Settings
+
+SAME = [
+    ("fedavg_ft", {"finetune_epochs": 0}, "fedavg", {}),
+    ("fedprox_ft", {"mu": 0.0, "finetune_epochs": 0}, "fedavg", {}),
+    ("hypcluster", {"clusters": 1}, "fedavg", {}),
+]
+"""(method, its hyper-parameters, another method, its): both deploy the same. A new method adds a row."""
 
 
 def run(name, rounds=3, sizes=(9, 20, 14, 5), **hyper_parameters):
@@ -22,6 +30,26 @@ def run(name, rounds=3, sizes=(9, 20, 14, 5), **hyper_parameters):
 
 def assert_same(left, right):
     chex.assert_trees_all_close(left, right, rtol=1e-4, atol=1e-5)
+
+
+def deployed(name, hyper_parameters):
+    """Log-probabilities [4, 12, K] of every client's test examples under what it would deploy after two rounds."""
+    data, key = tiny_federation(), jax.random.key(5)
+    state = run(name, rounds=2, **hyper_parameters).state
+    method = METHODS[name](tiny_model(), **{**HYPER_PARAMETERS, **hyper_parameters})
+
+    def predict(client, kept):
+        personal = method.personalize(key, state.server, kept, client_data(data, client, "train"))
+        return jax.nn.log_softmax(method.predict(personal, client_data(data, client, "test").x))
+
+    return jax.jit(jax.vmap(predict))(jnp.arange(4), state.clients)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "other", "settings"), SAME, ids=[f"{name}-{other}" for name, _, other, _ in SAME]
+)
+def test_limit_is_the_other_method(name, limit, other, settings):
+    assert_same(deployed(name, limit), deployed(other, settings))
 
 
 def test_fedavg_of_one_client_is_local():

@@ -14,6 +14,7 @@ from pfl_jax.methods.fedavg_ft import fedavg_ft
 from pfl_jax.methods.fedbabu import fedbabu
 from pfl_jax.methods.fedem import fedem
 from pfl_jax.methods.fedem_ft import fedem_ft
+from pfl_jax.methods.fedfomo import fedfomo
 from pfl_jax.methods.fedpac import fedpac
 from pfl_jax.methods.fedpac_proto import fedpac_proto
 from pfl_jax.methods.fedper import fedper
@@ -46,6 +47,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "apfl": apfl,
     "pfedme": pfedme,
     "ditto": ditto,
+    "fedfomo": fedfomo,
     "hypcluster": hypcluster,
     "fedem": fedem,
     "fedem_ft": fedem_ft,

@@ -36,7 +36,7 @@ def apfl(
 
         w_i:  gradient of CE(w_i)
         v_i:  gradient of CE(m_i) with respect to v_i, which is alpha times that with respect to m_i
-        alpha <- clip(alpha - lr <v_i - w_i, gradient of CE at m_i>, 0, 1), where it is adaptive     (Eq. 10)
+        alpha <- clip(alpha - lr <v_i - w_i, gradient of CE at m_i>, 0, 1), where it is adaptive
 
     The server averages the w_i by beta, so its model is FedAvg's; v_i and alpha stay. A client deploys the mixture of
     v_i with the received w.
@@ -54,7 +54,8 @@ def apfl(
       A `Method` with the global model as server state and an `APFLClient` as client state.
 
     Reference:
-      Deng, Kamani, Mahdavi. Adaptive Personalized Federated Learning. 2020. Algorithm 1.
+      Deng, Kamani, Mahdavi. Adaptive Personalized Federated Learning. 2020. The algorithm Local Descent APFL, and
+      its adaptive mixing parameter.
 
     Deviations:
       The paper averages the w_i of a cohort equally; here by numbers of examples, as in FedAvg. An adaptive alpha

@@ -44,7 +44,7 @@ def ditto(
 
     Reference:
       Li, Hu, Beirami, Smith. Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021.
-      Algorithm 1.
+      The algorithm Ditto.
 
     Deviations:
       Personal models start as the initial global model; the paper leaves their start open. The global model is

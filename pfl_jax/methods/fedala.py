@@ -44,7 +44,7 @@ def last_layers(params: Params, count: int) -> list[int]:
 
 
 def take_over(weights: list[jax.Array], received: Params, own: Params) -> Params:
-    """W received + (1 - W) own on the last layers that W is there for, `received` on the others (Eq. 4)."""
+    """W received + (1 - W) own on the last layers that W is there for, `received` on the others."""
     leaves, structure = jax.tree.flatten(received)
     own_leaves = jax.tree.leaves(own)
     first = len(leaves) - len(weights)
@@ -53,7 +53,7 @@ def take_over(weights: list[jax.Array], received: Params, own: Params) -> Params
 
 
 def _project(updates: PyTree, params: PyTree) -> PyTree:
-    """Updates that end in [0, 1]: the clipping of Eq. 5."""
+    """Updates that end in [0, 1]: the clipping of the weights."""
     return jax.tree.map(lambda update, w: jnp.clip(w + update, 0, 1) - w, updates, params)
 
 
@@ -73,8 +73,8 @@ def fedala(
 ) -> Method:
     r"""FedALA: before training, a client interpolates the global model and its own last one with learned weights.
 
-        w^_i = w_i + (w - w_i) * W_i on the last p layers, w on the layers below                             (Eq. 4)
-        W_i <- clip(W_i - eta dCE(w^_i)/dW_i, 0, 1) on mini-batches of a fixed share of its examples         (Eq. 5)
+        w^_i = w_i + (w - w_i) * W_i on the last p layers, w on the layers below
+        W_i <- clip(W_i - eta dCE(w^_i)/dW_i, 0, 1) on mini-batches of a fixed share of its examples
         w_i = E epochs of SGD from w^_i;   w = sum_i beta_i w_i
 
     The first time W_i is learned until the loss has converged, afterwards with one pass a round. A client's first
@@ -98,7 +98,7 @@ def fedala(
 
     Reference:
       Zhang, Hua, Wang, Song, Xue, Ma, Guan. FedALA: Adaptive Local Aggregation for Personalized Federated Learning.
-      AAAI 2023. Algorithm 1.
+      AAAI 2023. The section on the ALA module.
 
     Deviations:
       The share of the examples is drawn once, not anew every round. Convergence is judged by the mean loss over that

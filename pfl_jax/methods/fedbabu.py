@@ -40,7 +40,8 @@ def fedbabu(
       head.
 
     Reference:
-      Oh, Kim, Yun. FedBABU: Toward Enhanced Representation for Federated Image Classification. ICLR 2022. Algorithm 1.
+      Oh, Kim, Yun. FedBABU: Toward Enhanced Representation for Federated Image Classification. ICLR 2022. The training
+      procedure of FedBABU.
 
     Deviations:
       None in the training. The paper also fine-tunes the backbone or the head alone; here the whole model, its default.

@@ -43,7 +43,7 @@ def fedem(
 
     Reference:
       Marfoq, Neglia, Bellet, Kameni, Vidal. Federated Multi-Task Learning under a Mixture of Distributions. NeurIPS
-      2021. Algorithm 1; M = 3 and 5 are FedPAC's (Table 4).
+      2021. The algorithm FedEM; M = 3 and 5 are FedPAC's (Table 4).
 
     Deviations:
       The E-step is taken once a round, before training, with the received models, as in the released code. All

@@ -32,7 +32,8 @@ def fedper(
       keeps its head.
 
     Reference:
-      Arivazhagan, Aggarwal, Singh, Choudhary. Federated Learning with Personalization Layers. 2019. Algorithms 1, 2.
+      Arivazhagan, Aggarwal, Singh, Choudhary. Federated Learning with Personalization Layers. 2019. The
+      algorithms of its client and its server.
     """
     optimizer = sgd(lr, momentum, weight_decay)
 

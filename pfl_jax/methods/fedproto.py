@@ -89,13 +89,13 @@ def fedproto_g(
 
     Reference:
       Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. FedProto: Federated Prototype Learning across Heterogeneous Clients. AAAI
-      2022. Eq. 3, 6, 7; the variant is FedProto-G of FedPAC's Table 5.
+      2022. Local and global prototypes, and the local objective; the variant is FedProto-G of FedPAC's Table 5.
 
     Deviations:
-      Prediction is the client's classifier, as in FedPAC's comparison, not the nearest prototype (Eq. 8). The
+      Prediction is the client's classifier, as in FedPAC's comparison, not the nearest prototype. The
       regularizer compares each example's feature, not its class mean, with the prototype, as the released code does.
-      Eq. 6's further factor 1/|N_j| would shrink the prototypes: they are the mean over examples here (the released
-      code averages over clients without weights). All clients start from one model and have the same architecture.
+      The further factor 1/|N_j| of the global ones would shrink them: here they are the mean over examples (the
+      released code averages over clients without weights). All clients start from one model, of one architecture.
     """
     step = _local_step(model, lam, lr, momentum, weight_decay, batch_size, epochs)
 

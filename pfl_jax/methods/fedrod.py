@@ -53,7 +53,7 @@ def fedrod(
 
     Reference:
       Chen, Chao. On Bridging Generic and Personalized Federated Learning for Image Classification. ICLR 2022.
-      Algorithm 1, with the balanced risk minimisation of Ren et al. (2020) and the linear personal head.
+      The algorithm Fed-RoD, with the balanced risk minimisation of Ren et al. (2020) and the linear personal head.
 
     Deviations:
       The variant whose personal heads come from a hypernetwork is left out. Personal heads start where the generic

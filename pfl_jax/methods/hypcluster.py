@@ -42,7 +42,7 @@ def hypcluster(
 
     Reference:
       Mansour, Mohri, Ro, Suresh. Three Approaches for Personalization with Applications to Federated Learning. 2020.
-      Section 3 and the algorithm HypCluster; k = 3 and 5 are FedPAC's (Table 4).
+      The section on user clustering, algorithm HypCluster; k = 3 and 5 are FedPAC's (Table 4).
 
     Deviations:
       The algorithm runs several random restarts of the models and keeps the best; here there is one start, from k

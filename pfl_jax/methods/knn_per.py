@@ -97,8 +97,8 @@ def knn_per(
       after training, for the protocol `trained`.
 
     Reference:
-      Marfoq, Neglia, Kameni, Vidal. Personalized Federated Learning through Local Memorization. ICML 2022. Eq. 5-8 and
-      Algorithm 1. The choices of a are FedPAC's (Appendix B.3).
+      Marfoq, Neglia, Kameni, Vidal. Personalized Federated Learning through Local Memorization. ICML 2022. The section
+      on kNN-Per. The choices of a are FedPAC's (Appendix B.3).
 
     Deviations:
       The held-out examples took part in training the global model, which no client can undo.

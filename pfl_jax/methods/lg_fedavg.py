@@ -35,7 +35,7 @@ def lg_fedavg(
 
     Reference:
       Liang, Liu, Ziyin, Salakhutdinov, Morency. Think Locally, Act Globally: Federated Learning with Local and Global
-      Representations. 2020. Algorithm 1, without its adversarial part for fairness.
+      Representations. 2020. The algorithm LG-FedAvg, without its adversarial part for fairness.
 
     Deviations:
       The commands of the released code start from a model trained by FedAvg; here clients start from the random

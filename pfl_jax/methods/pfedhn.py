@@ -70,8 +70,8 @@ def pfedhn(
       server uses it, and starts at standard normal numbers. Info: `change` [M], the norms of the clients' d_i.
 
     Reference:
-      Shamsian, Navon, Fetaya, Chechik. Personalized Federated Learning using Hypernetworks. ICML 2021. Algorithm 1.
-      Both learning rates of 0.01 are FedPAC's (Appendix B.3).
+      Shamsian, Navon, Fetaya, Chechik. Personalized Federated Learning using Hypernetworks. ICML 2021. The
+      algorithm of pFedHN. Both learning rates of 0.01 are FedPAC's (Appendix B.3).
 
     Deviations:
       Clients of a round are served together, see above. The output layer's bias starts as a usual initialisation of the

@@ -1,0 +1,76 @@
+"""CONTRIBUTING.md, followed word for word in a copy of the repository: its method passes as a method."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+
+ELSEWHERE = ("basedpyright", ".ci/run")
+"""Commands of the page that would repeat, in the copy, what is checked for the whole repository anyway."""
+
+
+def block(language, marker):
+    (found,) = [text for name, text in BLOCKS if name == language and marker in text]
+    return found
+
+
+def insert(path, anchor, text):
+    """Puts text below the only line of a file that is the anchor, or begins with it."""
+    content = path.read_text()
+    (line,) = re.findall(rf"^{re.escape(anchor)}.*\n", content, re.MULTILINE)
+    path.write_text(content.replace(line, line + text))
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """The repository with the page's method in it."""
+    root = tmp_path_factory.mktemp("contributing")
+    for folder in ("pfl_jax", "experiments", "tests"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / file, root / file)
+    (root / "pfl_jax/methods/fedavgm.py").write_text(block("python", "def fedavgm("))
+    methods = root / "pfl_jax/methods/__init__.py"
+    insert(methods, "from pfl_jax.methods.fedavg import", block("python", "from pfl_jax.methods.fedavgm import"))
+    insert(methods, "METHODS:", block("python", '"fedavgm": fedavgm'))
+    insert(root / "tests/test_limits.py", "SAME = [", block("python", '("fedavgm", {'))
+    insert(root / "README.md", "| `fedavg` | one model |", block("markdown", "`fedavgm`"))
+    return root
+
+
+def follow(command, root):
+    """Runs a line of the page in the copy and returns what it printed."""
+    # The copy's pytest is not a worker of this one, and must not remove its compiled programs.
+    ours = ("PYTEST_", "PFL_JAX_", "XLA_FLAGS")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    words = shlex.split(command)
+    words = [sys.executable, *words[1:]] if words[0] == "python" else [sys.executable, "-m", *words]
+    done = subprocess.run(
+        words, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}"
+    return done.stdout
+
+
+def test_the_walk_through(copy):
+    commands = [line for line in block("console", "pytest").splitlines() if line not in ELSEWHERE]
+    printed = {command.split()[-1]: follow(command, copy) for command in commands}
+    # Conformance, the limit, the golden values and the README's row.
+    (passed,) = re.findall(r"(\d+) passed", printed["fedavgm"])
+    assert int(passed) >= 14
+    assert "--server-momentum" in printed["--help"]
+    assert "Factor of the server's velocity v" in printed["--help"]
+    # Style left the page's code as it is, and only the new method's golden values were written.
+    assert (copy / "pfl_jax/methods/fedavgm.py").read_text() == block("python", "def fedavgm(")
+    stored, was = (json.loads((root / "tests/golden.json").read_text()) for root in (copy, ROOT))
+    assert stored.pop("fedavgm")["norms"]
+    assert stored == was
