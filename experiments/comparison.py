@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments import catalogue
+from experiments.options import flag
 from experiments.paper import Published
 from experiments.presets import DEFAULT_PRESET
 from experiments.study import Cell, Score, accuracy, bearing, inspect, read_config
@@ -40,6 +41,11 @@ class Column(NamedTuple):
     setting: str
 
 
+def column(row: Published) -> Column:
+    """Where a published accuracy stands."""
+    return Column(row.dataset, row.clients, row.setting)
+
+
 class Figure(NamedTuple):
     """One place of a table.
 
@@ -59,7 +65,7 @@ class Figure(NamedTuple):
 
     @property
     def column(self) -> Column:
-        return Column(self.row.dataset, self.row.clients, self.row.setting)
+        return column(self.row)
 
     @property
     def mean(self) -> float | None:
@@ -152,11 +158,22 @@ def figure(row: Published, runs: Sequence[tuple[Cell, Path]], protocol: Protocol
     return Figure(row, accuracies, "; ".join(descriptions), _one_kind(real, row), deviations)
 
 
-def check(comparison: Comparison) -> None:
-    """InvalidInput if a column has results on the dataset beside results on a stand-in."""
-    for column in comparison.columns:
-        kinds = {figure.is_real for figure in comparison.figures if figure.column == column} - {None}
-        _one_kind(kinds, column)
+def compare(
+    paper: str, number: int, figures: Sequence[Figure], protocol: Protocol, score: Score, seeds: int
+) -> Comparison:
+    """Puts figures together to a table; see `Comparison` for the arguments.
+
+    A column with a result on a stand-in shows no figure of the paper, not even where there is no result of ours.
+
+    Raises:
+      InvalidInput: a column has results on the dataset beside results on its stand-in.
+    """
+    kinds: dict[Column, set[Any]] = {}
+    for figure in figures:
+        kinds.setdefault(figure.column, set()).add(figure.is_real)
+    real = {column: _one_kind(kind - {None}, column) for column, kind in kinds.items()}
+    figures = [figure if real[figure.column] else figure._replace(is_real=False) for figure in figures]
+    return Comparison(paper, number, tuple(figures), protocol, score, seeds)
 
 
 def _one_kind(kinds: set[Any], where: Published | Column) -> bool:
@@ -198,10 +215,10 @@ def notes(comparison: Comparison) -> list[str]:
         lines.append(f"{description} only stands in for the dataset: the paper's figures do not belong beside it.")
     for method in comparison.methods:
         if not catalogue.has(method):
-            lines.append(f"{method}: pfl_jax has no such method; the figure is the paper's.")
+            lines.append(f"{method}: not a method of pfl_jax.")
     for dataset in dict.fromkeys(column.dataset for column in comparison.columns):
         if dataset not in DEFAULT_PRESET:
-            lines.append(f"{dataset}: pfl_jax has no such experiment; the figures are the paper's.")
+            lines.append(f"{dataset}: not an experiment of pfl_jax.")
     runnable = [figure for figure in figures if is_runnable(figure.row)]
     finished, wanted = sum(len(figure.accuracies) for figure in runnable), len(runnable) * comparison.seeds
     if finished < wanted:
@@ -215,20 +232,20 @@ def is_runnable(row: Published) -> bool:
 
 
 def _deviation_notes(figures: Sequence[Figure]) -> list[str]:
-    """One line for each option that was otherwise than in the paper, and where, unless it was so everywhere."""
+    """What was otherwise than in the paper: a line for what was so everywhere, and lines for what was so in places."""
     found: dict[str, list[Figure]] = {}
     for figure in figures:
         for name, (had, paper) in figure.deviations.items():
-            found.setdefault(f"--{name.replace('_', '-')} {had}, the paper's is {paper}", []).append(figure)
-    lines = []
+            found.setdefault(f"{flag(name)} {had} instead of {paper}", []).append(figure)
+    by_place: dict[str, list[str]] = {}
     for words, where in found.items():
-        limits = []
+        limits = ""
         for kind, of in (("on", lambda figure: figure.row.dataset), ("for", lambda figure: figure.row.method)):
             names = dict.fromkeys(map(of, where))
             if len(names) < len(set(map(of, figures))):
-                limits.append(f"{kind} {', '.join(names)}")
-        lines.append(" ".join(["Not as in the paper:", words, *limits]) + ".")
-    return lines
+                limits += f" {kind} {', '.join(names)}"
+        by_place.setdefault(limits, []).append(words)
+    return [f"Not as in the paper{limits}: {', '.join(words)}." for limits, words in by_place.items()]
 
 
 def show(comparison: Comparison, console: Console) -> None:
@@ -238,7 +255,7 @@ def show(comparison: Comparison, console: Console) -> None:
     most = max(1, (console.width - first) // CELL_WIDTH)
     blocks = []
     for start in range(0, len(columns), most):
-        table = Table(title=comparison.title if start == 0 else None, title_justify="left", show_lines=True)
+        table = Table(show_lines=True)
         table.add_column("method", no_wrap=True)
         for column in columns[start : start + most]:
             table.add_column(_heading(comparison, column, "\n"), justify="right")
@@ -247,7 +264,7 @@ def show(comparison: Comparison, console: Console) -> None:
             table.add_row(method, *(_place(place, comparison.seeds, "\n") for place in places))
         blocks.append(table)
     text = [Text(line) for line in notes(comparison)]
-    console.print(Group(*blocks, *text), highlight=False)
+    console.print(Group(Text(comparison.title, style="bold"), *blocks, *text), highlight=False)
 
 
 def save(comparison: Comparison, folder: Path) -> None:

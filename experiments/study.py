@@ -116,9 +116,11 @@ def inspect(cell: Cell, folder: str | Path) -> State:
     if (folder / CONFIG).exists():
         difference = _difference(cell.request(), read_json(folder / CONFIG))
         if difference:
-            raise InvalidInput(f"{folder} holds another run ({difference}), which is never overwritten: name another")
+            raise InvalidInput(
+                f"{folder} holds another run ({difference}), which is never overwritten: give --out another"
+            )
     elif (folder / SUMMARY).exists():
-        raise InvalidInput(f"{folder} holds a {SUMMARY} without its {CONFIG}: name another folder")
+        raise InvalidInput(f"{folder} holds a {SUMMARY} without its {CONFIG}: give --out another folder")
     return "finished" if (folder / SUMMARY).exists() else "unfinished"
 
 

@@ -11,7 +11,6 @@ Table 1 of FedPAC on Fashion-MNIST with 20 clients: 15 methods of 200 rounds for
 
 import argparse
 import math
-import os
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -22,7 +21,7 @@ from rich.console import Console
 
 from experiments import catalogue, comparison, paper, study
 from experiments.cli import exit_code
-from experiments.comparison import Comparison
+from experiments.comparison import Comparison, Figure
 from experiments.options import flag
 from experiments.paper import Published
 from experiments.progress import duration
@@ -69,10 +68,18 @@ class Order(NamedTuple):
         arguments = (*row.arguments, *self.words)
         return [(Cell(row.dataset, arguments, seed), folder / f"seed-{seed}") for seed in range(self.seeds)]
 
-    def compare(self, rows: Iterable[Published]) -> Comparison:
-        """The table as far as it is there."""
-        figures = tuple(comparison.figure(row, self.runs(row), self.protocol, self.score) for row in rows)
-        return Comparison(self.paper, self.table, figures, self.protocol, self.score, self.seeds)
+    def compare(self) -> tuple[Comparison, Comparison]:
+        """What was asked for of the table, and that together with all else that is there."""
+        figures = [comparison.figure(row, self.runs(row), self.protocol, self.score) for row in self.rows]
+        there = [figure for figure in figures if figure.accuracies]
+        columns = {figure.column for figure in there} | {comparison.column(row) for row in self.shown}
+        methods = {figure.row.method for figure in there} | {row.method for row in self.shown}
+        saved = [figure for figure in figures if figure.column in columns and figure.row.method in methods]
+        shown = [figure for figure in figures if figure.row in self.shown]
+        return self._compare(shown), self._compare(saved)
+
+    def _compare(self, figures: Sequence[Figure]) -> Comparison:
+        return comparison.compare(self.paper, self.table, figures, self.protocol, self.score, self.seeds)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -166,12 +173,12 @@ def _numbers(name: str) -> list[int]:
 def _select(rows: Sequence[Published], own: argparse.Namespace) -> list[Published]:
     """The rows that were asked for; each option narrows what the ones before it left."""
     chosen, where = list(rows), f" in {own.paper}'s Table {own.table}"
-    for name, value in (("dataset", "dataset"), ("clients", "clients"), ("method", "method")):
+    for name, words in (("dataset", "dataset"), ("clients", "number of clients"), ("method", "method")):
         asked = getattr(own, name)
         if asked is None:
             continue
-        _choose(name, asked, dict.fromkeys(str(getattr(row, value)) for row in chosen), where)
-        chosen = [row for row in chosen if str(getattr(row, value)) in asked]
+        _choose(words, asked, dict.fromkeys(str(getattr(row, name)) for row in chosen), where)
+        chosen = [row for row in chosen if str(getattr(row, name)) in asked]
     if own.setting is not None:
         asked = " ".join(own.setting).split()
         settings = list(dict.fromkeys(row.setting for row in chosen))
@@ -265,29 +272,22 @@ def _run(order: Order, console: Console) -> None:
             )
             study.run_cell(cell, folder, console)
             seconds[folder] = _seconds(folder)
-            _save(order)
+            comparison.save(order.compare()[1], order.out)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(
             f"{stop or 'interrupted'}; {len(seconds)} of {len(cells)} runs are finished and stay in {order.out}: the "
             "same command goes on"
         ) from None
-    _save(order)
-    comparison.show(order.compare(order.shown), console)
+    shown, saved = order.compare()
+    comparison.save(saved, order.out)
+    comparison.show(shown, console)
     console.print(f"saved in {order.out / comparison.MARKDOWN}", soft_wrap=True, highlight=False)
-
-
-def _save(order: Order) -> None:
-    whole = order.compare(order.rows)
-    comparison.check(whole)
-    comparison.save(whole, order.out)
 
 
 def _claim_table(order: Order) -> None:
     """Refuses a folder with another table, which would be overwritten."""
     path = order.out / comparison.JSON
     if not path.exists():
-        if not os.access(order.out, os.W_OK):
-            raise InvalidInput(f"cannot write {order.out}: give --out a folder that can be written")
         return
     there = study.read_json(path)
     if (there.get("paper"), there.get("table")) != (order.paper, order.table):
