@@ -1,19 +1,12 @@
-"""A table of a paper with our figures in it: for the terminal, and as Markdown, CSV and JSON.
+"""A table of a paper with our figures in it.
 
 Results on a stand-in never stand beside the paper's figures, and whatever was not run as in the paper is said below.
 """
 
-import csv
-import io
-import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
 
 from experiments import catalogue
 from experiments.options import flag
@@ -21,16 +14,11 @@ from experiments.paper import Published
 from experiments.presets import DEFAULT_PRESET
 from experiments.study import Cell, Score, accuracy, bearing, inspect, read_config
 from pfl_jax.errors import InvalidInput
-from pfl_jax.reporting import Protocol, rounded, strict_json, write_whole
-
-MARKDOWN, CSV, JSON = "table.md", "table.csv", "table.json"
+from pfl_jax.reporting import Protocol
 
 PROTOCOL_WORDS = {"received": "after aggregation (received)", "trained": "after local training (trained)"}
-SCORE_WORDS = {"last": "in the last round", "best": "in the best round"}
+SCORE_WORDS = {"last": "in the last round", "best": "in the best evaluated round"}
 NOTHING = "—"
-
-CELL_WIDTH = 18
-"""Characters that a column needs on the terminal, borders included."""
 
 
 class Column(NamedTuple):
@@ -196,7 +184,9 @@ def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str,
     """What a finished run had otherwise than the paper's setting."""
     had = config["options"] | config["hyper_parameters"]
     paper = bearing(Cell(cell.dataset, row.arguments).request())
-    return {name: (had[name], value) for name, value in paper.items() if name in had and not _equal(had[name], value)}
+    # The papers do not say how often they evaluated.
+    names = (name for name in paper if name in had and name != "eval_every")
+    return {name: (had[name], paper[name]) for name in names if not _equal(had[name], paper[name])}
 
 
 def _equal(stored: Any, value: Any) -> bool:
@@ -246,118 +236,3 @@ def _deviation_notes(figures: Sequence[Figure]) -> list[str]:
                 limits += f" {kind} {', '.join(names)}"
         by_place.setdefault(limits, []).append(words)
     return [f"Not as in the paper{limits}: {', '.join(words)}." for limits, words in by_place.items()]
-
-
-def show(comparison: Comparison, console: Console) -> None:
-    """Prints the table, in blocks of as many columns as the console is wide."""
-    columns = comparison.columns
-    first = max(map(len, (*comparison.methods, "method"))) + 4
-    most = max(1, (console.width - first) // CELL_WIDTH)
-    blocks = []
-    for start in range(0, len(columns), most):
-        table = Table(show_lines=True)
-        table.add_column("method", no_wrap=True)
-        for column in columns[start : start + most]:
-            table.add_column(_heading(comparison, column, "\n"), justify="right")
-        for method in comparison.methods:
-            places = (comparison.at(column, method) for column in columns[start : start + most])
-            table.add_row(method, *(_place(place, comparison.seeds, "\n") for place in places))
-        blocks.append(table)
-    text = [Text(line) for line in notes(comparison)]
-    console.print(Group(Text(comparison.title, style="bold"), *blocks, *text), highlight=False)
-
-
-def save(comparison: Comparison, folder: Path) -> None:
-    """Writes table.md, table.csv and table.json, each whole.
-
-    Raises:
-      InvalidInput: the folder cannot be written.
-    """
-    write_whole(folder / MARKDOWN, _markdown(comparison))
-    write_whole(folder / CSV, _csv(comparison))
-    write_whole(folder / JSON, strict_json(_record(comparison)))
-
-
-def _heading(comparison: Comparison, column: Column, line: str) -> str:
-    """What the data really was, and the setting."""
-    found = dict.fromkeys(figure.description for figure in comparison.figures if figure.column == column)
-    data = "; ".join(filter(None, found)) or column.dataset
-    return line.join((data, f"{column.clients} clients", column.setting))
-
-
-def _place(figure: Figure | None, seeds: int, line: str) -> str:
-    """Ours, the paper's and the difference."""
-    if figure is None:
-        return ""
-    ours = NOTHING if figure.mean is None else f"{figure.mean:.2f}"
-    if figure.std is not None:
-        ours += f" ± {figure.std:.2f}"
-    if 0 < len(figure.accuracies) < seeds:
-        ours += f" ({len(figure.accuracies)} of {seeds})"
-    paper = NOTHING if figure.published is None else f"{figure.published:.2f}"
-    return f"{ours}{line}{paper} / {NOTHING if figure.difference is None else f'{figure.difference:+.2f}'}"
-
-
-def _markdown(comparison: Comparison) -> str:
-    columns = comparison.columns
-    rows = [["method", *(_heading(comparison, column, ", ") for column in columns)], ["---"] + ["---:"] * len(columns)]
-    for method in comparison.methods:
-        places = (_place(comparison.at(column, method), comparison.seeds, " / ") for column in columns)
-        rows.append([f"`{method}`", *places])
-    lines = [f"**{comparison.title}**", "", *(f"| {' | '.join(row)} |" for row in rows), ""]
-    return "\n".join([*lines, *(f"- {note}" for note in notes(comparison))]) + "\n"
-
-
-def _records(comparison: Comparison) -> list[dict[str, Any]]:
-    """The places one by one."""
-    return [
-        {
-            "dataset": figure.row.dataset,
-            "clients": figure.row.clients,
-            "setting": figure.row.setting,
-            "method": figure.row.method,
-            "data": figure.description,
-            "seeds": len(figure.accuracies),
-            "mean": _rounded(figure.mean),
-            "std": _rounded(figure.std),
-            "paper": figure.published,
-            "difference": _rounded(figure.difference),
-        }
-        for figure in comparison.figures
-    ]
-
-
-def _csv(comparison: Comparison) -> str:
-    text = io.StringIO()
-    records = _records(comparison)
-    extra = {"protocol": comparison.protocol, "score": comparison.score}
-    writer = csv.DictWriter(text, [*records[0], *extra], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(record | extra for record in records)
-    return text.getvalue()
-
-
-def _record(comparison: Comparison) -> dict[str, Any]:
-    places = [
-        record
-        | {
-            "accuracies": {str(seed): rounded(value) for seed, value in figure.accuracies.items()},
-            "deviations": {name: {"here": had, "paper": paper} for name, (had, paper) in figure.deviations.items()},
-            "arguments": figure.row.arguments,
-        }
-        for record, figure in zip(_records(comparison), comparison.figures, strict=True)
-    ]
-    return {
-        "paper": comparison.paper,
-        "table": comparison.number,
-        "title": comparison.title,
-        "protocol": comparison.protocol,
-        "score": comparison.score,
-        "seeds": comparison.seeds,
-        "notes": notes(comparison),
-        "places": places,
-    }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else rounded(value)

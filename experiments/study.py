@@ -114,7 +114,10 @@ def inspect(cell: Cell, folder: str | Path) -> State:
     if not any((folder / name).exists() for name in (CONFIG, METRICS, SUMMARY)):
         return "absent"
     if (folder / CONFIG).exists():
-        difference = _difference(cell.request(), read_json(folder / CONFIG))
+        try:
+            difference = _difference(cell.request(), read_config(folder))
+        except KeyError as error:
+            raise InvalidInput(f"{folder / CONFIG} has no {error}: give --out another folder") from None
         if difference:
             raise InvalidInput(
                 f"{folder} holds another run ({difference}), which is never overwritten: give --out another"

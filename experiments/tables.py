@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from rich.console import Console
 
-from experiments import catalogue, comparison, paper, study
+from experiments import catalogue, comparison, layout, paper, study
 from experiments.cli import exit_code
 from experiments.comparison import Comparison, Figure
 from experiments.options import flag
@@ -272,21 +272,21 @@ def _run(order: Order, console: Console) -> None:
             )
             study.run_cell(cell, folder, console)
             seconds[folder] = _seconds(folder)
-            comparison.save(order.compare()[1], order.out)
+            layout.save(order.compare()[1], order.out)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(
             f"{stop or 'interrupted'}; {len(seconds)} of {len(cells)} runs are finished and stay in {order.out}: the "
             "same command goes on"
         ) from None
     shown, saved = order.compare()
-    comparison.save(saved, order.out)
-    comparison.show(shown, console)
-    console.print(f"saved in {order.out / comparison.MARKDOWN}", soft_wrap=True, highlight=False)
+    layout.save(saved, order.out)
+    layout.show(shown, console)
+    console.print(f"saved in {order.out / layout.MARKDOWN}", soft_wrap=True, highlight=False)
 
 
 def _claim_table(order: Order) -> None:
     """Refuses a folder with another table, which would be overwritten."""
-    path = order.out / comparison.JSON
+    path = order.out / layout.JSON
     if not path.exists():
         return
     there = study.read_json(path)

@@ -1,4 +1,4 @@
-"""The papers' tables: every published accuracy is a cell, a cell runs once, and the table says what it is made of."""
+"""The papers' tables: a cell runs once, and the table says what it is made of."""
 
 import csv
 import dataclasses
@@ -10,122 +10,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments import catalogue, comparison, paper, run, study, tables
+from experiments import catalogue, layout, paper, run, study, tables
 from experiments.parsing import parse
-from experiments.presets import DEFAULT_PRESET
 from experiments.study import Cell
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
 
 ROWS = paper.load()
 TABLE = ["--paper", "fedpac", "--table", "5", "--dataset", "fashion_mnist"]
-SMALL = "--source embedded --model mlp --rounds 1 --epochs 1 --train-size 20 --test-size 10".split()
-
-
-# Every published accuracy is a cell.
-
-
-def test_every_published_accuracy_has_one_place_and_a_known_setting():
-    places = [(row.paper, row.table, row.dataset, row.clients, row.setting, row.method) for row in ROWS]
-    assert len(set(places)) == len(places) == 556
-    assert {(row.paper, row.table) for row in ROWS} == set(catalogue.TABLES)
-    assert {row.setting for row in ROWS} == set(catalogue.SETTINGS)
-    assert set(catalogue.ALIASES) <= {row.method for row in ROWS}
-    # Two places of a table that were the same run would be one place too many.
-    cells = {(row.paper, row.table, row.dataset, row.arguments) for row in ROWS}
-    assert len(cells) == len(places)
-
-
-SETTINGS = {
-    "grouped s=20": {"partition": "grouped", "s": 20.0, "participation": 1.0, "full_last_round": False},
-    "grouped s=20 participation=0.3": {"s": 20.0, "participation": 0.3, "full_last_round": True},
-    "concept shift": {"partition": "grouped", "s": 20.0, "shift": "labels", "participation": 1.0},
-    "feature skew (rotation)": {"partition": "grouped", "s": 20.0, "shift": "rotation", "participation": 1.0},
-    "grouped s=20 sizes {300,600,1200}": {"partition": "grouped", "s": 20.0, "size_choices": (300, 600, 1200)},
-    "grouped s=20 size=50 participation=0.03": {
-        "num_clients": 1000,
-        "train_size": 50,
-        "participation": 0.03,
-        "full_last_round": True,
-    },
-    "pathological random": {"partition": "pathological", "pathological_protocol": "random", "train_size": 600},
-    "pathological clustered": {"partition": "pathological", "pathological_protocol": "clustered", "train_size": 600},
-    "dirichlet beta=1.0 participation=0.3": {
-        "partition": "dirichlet",
-        "dirichlet_protocol": "fedpac",
-        "beta": 1.0,
-        "train_size": None,
-        "num_clients": 100,
-        "full_last_round": True,
-    },
-    "dirichlet beta=0.3 participation=0.4": {
-        "preset": "fedas",
-        "partition": "dirichlet",
-        "dirichlet_protocol": "fedas",
-        "beta": 0.3,
-        "participation": 0.4,
-        "full_last_round": False,
-        "rounds": 40,
-        "num_clients": 20,
-    },
-}
-
-
-@pytest.mark.parametrize("setting", catalogue.SETTINGS)
-def test_every_setting_is_a_command_line(setting):
-    row = next(row for row in ROWS if row.setting == setting and row.dataset in DEFAULT_PRESET)
-    options = vars(parse(row.dataset, row.arguments).options)
-    assert (options["num_clients"], options["preset"]) == (row.clients, catalogue.PRESET[row.paper])
-    for name, value in SETTINGS.get(setting, {}).items():
-        found = options[name]
-        assert (tuple(found) if isinstance(found, list) else found) == value, name
-    if setting not in SETTINGS:
-        assert setting == f"dirichlet beta={options['beta']} participation={options['participation']}"
-
-
-@pytest.mark.parametrize("method", dict.fromkeys(row.method for row in ROWS))
-def test_every_method_is_a_command_line(method):
-    rows = [row for row in ROWS if row.method == method and row.dataset in DEFAULT_PRESET]
-    # What is added to a setting's words does not depend on the setting, so that one of them will do.
-    own = {" ".join(row.arguments).replace(catalogue.SETTINGS[row.setting], "").partition("--num")[0] for row in rows}
-    assert len(own) == len({catalogue.PRESET[row.paper] for row in rows})
-    row = next(row for row in rows if "beta" in row.setting or row.setting.startswith("grouped s=20"))
-    request = parse(row.dataset, row.arguments)
-    assert request.options.method == catalogue.method_name(method)
-    expected = {"fedem_3": ("learners", 3), "fedem_ft_5": ("learners", 5), "hypcluster_5": ("clusters", 5)}.get(method)
-    if expected:
-        assert request.hyper_parameters[expected[0]] == expected[1]
-    off = {name for name, value in request.hyper_parameters.items() if value is False}
-    switches = {word[1:] for word in method.split() if word.startswith("-")}
-    assert switches <= off
-    assert (off & {"alignment", "collaboration", "synchronization"}) == switches
-
-
-@pytest.mark.slow
-def test_every_published_accuracy_is_a_command_line():
-    for row in ROWS:
-        parse(row.dataset, row.arguments)
-
-
-@pytest.mark.parametrize(
-    ("name", "table", "method"),
-    [
-        ("fedpac", 3, "fedpac"),
-        ("fedpac", 4, "hypcluster_5"),
-        ("fedpac", 6, "fedpac"),
-        ("fedpac", 7, "fedpac"),
-        ("fedpac", 8, "fedpac"),
-        ("fedpac", 9, "fedpac"),
-        ("fedpac", 10, "fedpac"),
-        ("fedas", 4, "fedas -synchronization"),
-    ],
-)
-def test_a_run_finds_its_published_figure(name, table, method):
-    rows = [row for row in ROWS if (row.paper, row.table, row.method) == (name, table, method)]
-    row = next(row for row in rows if row.dataset in DEFAULT_PRESET)
-    found = paper.published(parse(row.dataset, [*row.arguments, "--seed", "3"]), is_real=True)
-    assert found is not None
-    assert found.accuracy_percent == row.accuracy_percent
+SMALL = ["--source", "embedded", "--model", "mlp", "--rounds", "1", "--epochs", "1", "--train-size", "20"]
+SMALL += ["--test-size", "10"]
 
 
 # A cell runs once.
@@ -282,6 +176,12 @@ def test_what_has_no_bearing_on_results_is_no_other_run(runs, tmp_path):
     for other in (dataclasses.replace(cell, seed=5), dataclasses.replace(cell, dataset="cifar10")):
         with pytest.raises(InvalidInput, match="holds another run"):
             study.inspect(other, tmp_path / "run")
+    (tmp_path / "run" / CONFIG).write_text("{}")
+    with pytest.raises(InvalidInput, match="has no 'data'"):
+        study.inspect(cell, tmp_path / "run")
+    (tmp_path / "run" / CONFIG).write_text("{")
+    with pytest.raises(InvalidInput, match="is damaged"):
+        study.inspect(cell, tmp_path / "run")
 
 
 def test_one_process_at_a_time(runs, tmp_path, capsys):
@@ -307,7 +207,7 @@ def test_another_table_is_not_overwritten(runs, tmp_path, capsys):
 
 def test_deviations_are_said(runs, tmp_path):
     words = ["--paper", "fedpac", "--table", "5", "--method", "local", "fedpac", "--out", str(tmp_path)]
-    assert tables.main([*words, "--rounds", "50", "--lr", "0.02"]) == 0
+    assert tables.main([*words, "--rounds", "50", "--lr", "0.02", "--eval-every", "10"]) == 0
     text = (tmp_path / "table.md").read_text()
     assert "- Not as in the paper: --rounds 50 instead of 200.\n" in text
     assert "- Not as in the paper on fashion_mnist: --lr 0.02 instead of 0.01.\n" in text
@@ -340,9 +240,9 @@ def test_dataset_and_stand_in_do_not_mix(runs, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "mean", "title"),
     [
-        ([], 60, "after aggregation (received), in the best round"),
+        ([], 60, "after aggregation (received), in the best evaluated round"),
         (["--score", "last"], 50, "after aggregation (received), in the last round"),
-        (["--eval-protocol", "trained"], 50, "after local training (trained), in the best round"),
+        (["--eval-protocol", "trained"], 50, "after local training (trained), in the best evaluated round"),
     ],
 )
 def test_which_accuracy_counts(runs, monkeypatch, tmp_path, words, mean, title):
@@ -370,7 +270,7 @@ def test_a_table_too_wide_for_the_terminal_comes_in_blocks(runs, tmp_path):
     shown, _ = order.compare()
     console = Console(width=100)
     with console.capture() as text:
-        comparison.show(shown, console)
+        layout.show(shown, console)
     lines = text.get().splitlines()
     assert max(map(len, lines)) <= 100
     for row in ROWS:
