@@ -198,8 +198,8 @@ def notes(comparison: Comparison) -> list[str]:
     """What has to be known to read the table, a line each."""
     figures = comparison.figures
     there = [figure for figure in figures if figure.description]
-    over = f"seeds 0 to {comparison.seeds - 1}" if comparison.seeds > 1 else "seed 0 alone, so without deviation"
-    lines = [f"Each place: our mean ± standard deviation over {over}, of means over clients / the paper / difference."]
+    over = f"seeds 0 to {comparison.seeds - 1}, ± their standard deviation" if comparison.seeds > 1 else "seed 0 alone"
+    lines = [f"Each place: our mean over clients and over {over} / the paper's figure / the difference."]
     lines += _deviation_notes(there)
     for description in dict.fromkeys(figure.description for figure in there if not figure.is_real):
         lines.append(f"{description} only stands in for the dataset: the paper's figures do not belong beside it.")
