@@ -66,8 +66,8 @@ class Options:
     data_dir: str | None = None
     """Folder of tensorflow-datasets or of the dataset's files; None looks where they usually are."""
     chunk: int | Literal["auto"] = "auto"
-    """Clients trained together on a device: 1 is one after another. auto is 1 on CPUs, elsewhere the
-    most that waste less than a tenth of the steps because their clients differ in size."""
+    """Clients trained together on a device: 1 is one after another. auto is 1 for convolutions on CPUs,
+    elsewhere the most that waste less than a tenth of the steps because their clients differ in size."""
     devices: int | Literal["auto"] = "auto"
     """Devices that share the clients; auto takes all there are, on a CPU one for each core."""
     precision: Precision = "float32"

@@ -23,7 +23,7 @@ from pfl_jax.data import federated, partition, sources
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
-from pfl_jax.models import MODELS
+from pfl_jax.models import CONVOLUTIONAL, MODELS
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, results_table
 
 MOST_HOLDERS = {"grouped": 2, "iid": 1}
@@ -182,6 +182,7 @@ def _chunk(request: Request, counts: np.ndarray, settings: simulate.Settings) ->
         batch_size=request.hyper_parameters.get("batch_size", 1),
         devices=len(devices(options)),
         backend=jax.default_backend(),
+        convolutional=options.model in CONVOLUTIONAL,
     )
 
 

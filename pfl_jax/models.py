@@ -213,3 +213,6 @@ MODELS: dict[str, Callable[[Sequence[int], int], Model]] = {
     "fedavg_cnn": fedavg_cnn,
     "mlp": mlp,
 }
+
+CONVOLUTIONAL = frozenset({"fedpac_cnn", "fedavg_cnn"})
+"""Those with convolutions, which want another schedule on a CPU: see `scheduling.choose_chunk`."""

@@ -36,20 +36,21 @@ def wasted_step_share(counts: np.ndarray, *, batch_size: int, chunk: int | None,
     return 1 - int(steps.sum()) / executed
 
 
-def choose_chunk(counts: np.ndarray, *, batch_size: int, devices: int, backend: str) -> int:
+def choose_chunk(counts: np.ndarray, *, batch_size: int, devices: int, backend: str, convolutional: bool = True) -> int:
     """The chunk that `--chunk auto` stands for.
 
-    On a CPU one client after another: convolutions with a kernel for each client run in a loop there anyway, and no
-    step is wasted. Elsewhere as many clients at once as there are on a device, unless that
-    wastes a tenth of the gradient steps or more: then the largest chunk that does not.
+    Convolutional networks on a CPU: one client after another, since convolutions with a kernel for each client run in
+    a loop there anyway, and no step is wasted. Everything else: as many clients at once as there are on a device,
+    unless that wastes a tenth of the gradient steps or more: then the largest chunk that does not.
 
     Args:
       counts: training examples [M] of a typical cohort, see `typical_cohort`.
       batch_size: examples of a step.
       devices: that share the clients.
       backend: as `jax.default_backend()` calls it.
+      convolutional: whether the model has convolutions.
     """
-    if backend == "cpu":
+    if backend == "cpu" and convolutional:
         return 1
     everyone = -(-len(counts) // devices)
 

@@ -3,9 +3,15 @@
 import re
 from pathlib import Path
 
+import chex
+import jax
+import jax.numpy as jnp
 import pytest
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
+from pfl_jax import simulate
 from pfl_jax.methods import METHODS
+from pfl_jax.simulate import Settings
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
 
@@ -20,6 +26,19 @@ def test_the_library_example_runs_and_learns(capsys):
     rounds = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [int(number) for number, _ in rounds] == [1, 2, 3, 4, 5]
     assert float(rounds[-1][1]) > 0.7
+
+
+def test_the_method_example_is_a_method():
+    namespace = {"__name__": "readme"}
+    exec(compile(block("def fedavg_median("), "README.md", "exec"), namespace)
+    median, data = namespace["fedavg_median"](tiny_model(), **HYPER_PARAMETERS), tiny_federation()
+    *_, last = simulate.run(median, data, Settings(rounds=6), jax.random.key(0))
+    assert last.received.mean() > 0.6
+    # Its purpose: one client's nonsense does not reach the server.
+    models = [median.init_server(jax.random.key(0))] * 4
+    messages = jax.tree.map(lambda *leaves: jnp.stack(leaves).at[2].set(1e6), *models)
+    server, _, _ = median.aggregate(jax.random.key(0), None, (), messages, None)
+    chex.assert_trees_all_equal(server, models[0])
 
 
 @pytest.mark.parametrize("name", METHODS)

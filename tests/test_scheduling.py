@@ -52,10 +52,11 @@ def test_wasted_steps_by_hand():
 
 
 @pytest.mark.parametrize(("devices", "want"), [(1, 20), (2, 10), (3, 7)])
-def test_equal_clients_go_all_at_once_but_not_on_a_cpu(devices, want):
+def test_equal_clients_go_all_at_once_but_not_convolutions_on_a_cpu(devices, want):
     counts = np.full(20, 600)
     assert choose_chunk(counts, batch_size=50, devices=devices, backend="gpu") == want
     assert choose_chunk(counts, batch_size=50, devices=devices, backend="cpu") == 1
+    assert choose_chunk(counts, batch_size=50, devices=devices, backend="cpu", convolutional=False) == want
 
 
 @pytest.mark.parametrize("devices", [1, 2])

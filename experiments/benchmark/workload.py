@@ -32,11 +32,11 @@ class Scale:
     """
 
     clients: int = 20
-    populations: tuple[tuple[int, float], ...] = ((20, 1.0), (100, 0.3))
+    populations: tuple[tuple[int, float], ...] = ((20, 1.0), (100, 0.1))
     examples: int = 600
     epochs: int = 5
     repetitions: tuple[int, int] = (5, 3)
-    growth: tuple[tuple[int, float], ...] = ((10, 1.0), (100, 0.3), (1000, 0.03), (1000, 0.1))
+    growth: tuple[tuple[int, float], ...] = ((10, 1.0), (1000, 0.03), (1000, 0.1))
     growth_examples: int = 50
     endurance: tuple[int, int] = (200, 20)
     matmul: int = 2048
