@@ -35,8 +35,9 @@ def assert_same(left, right):
 def deployed(name, hyper_parameters):
     """Log-probabilities [4, 12, K] of every client's test examples under what it would deploy after two rounds."""
     data, key = tiny_federation(), jax.random.key(5)
-    state = run(name, rounds=2, **hyper_parameters).state
     method = METHODS[name](tiny_model(), **{**HYPER_PARAMETERS, **hyper_parameters})
+    *_, last = simulate.run(method, data, Settings(rounds=2, eval_every=2), key)
+    state = last.state
 
     def predict(client, kept):
         personal = method.personalize(key, state.server, kept, client_data(data, client, "train"))
