@@ -83,7 +83,7 @@ def batches(augment, epochs, x, key=0, padding=0, batch_size=4):
 
 def test_each_batch_is_augmented_anew_and_the_order_stays():
     x = images(8)
-    plain, order = batches(None, 3, x)
+    _, order = batches(None, 3, x)
     seen, labels = batches(AUGMENT, 3, x)
     np.testing.assert_array_equal(labels, order)
     draws = {}
