@@ -385,7 +385,7 @@ def test_sizes_are_a_list_that_ends_at_the_next_option():
         (
             "digits",
             "--size-choices 300 many",
-            "--size-choices must be one or more of a whole number or None, not 'many'",
+            "must be one or more of a whole number or None, not .many",
         ),
         ("digits", "--size-choices 300 0", "--size-choices must be at least 1 each, not 0"),
         ("digits", "--size-choices 1000", "use fewer clients, or smaller --size-choices"),
