@@ -192,7 +192,7 @@ def _check_words(arguments: Sequence[str], hints: dict[str, Any], method: str) -
             given.add(switches[head])
         elif head in valued:
             kind = hints[valued[head]]
-            values = [value] if equals else [words.popleft()] if words else [None]
+            values: list[str | None] = [value] if equals else [words.popleft()] if words else [None]
             if any(get_origin(part) is tuple for part in _parts(kind)):
                 while not equals and words and not words[0].startswith("--"):
                     values.append(words.popleft())

@@ -175,7 +175,7 @@ def _divide(options: Options, dataset: Dataset) -> partition.Partition:
     total = 0 if sizes is None else int(np.broadcast_to(sizes, options.num_clients).sum())
     # Sizes are upper bounds with dirichlet, which never runs out. Test examples may be shared, as in the papers.
     most = MOST_HOLDERS.get(options.partition, math.inf) * there
-    if total > most:
+    if sizes is not None and total > most:
         if options.size_choices is not None and "size_choices" in PARTITION_OPTIONS[options.partition]:
             raise InvalidInput(
                 f"{options.num_clients} clients with {total} training examples in all are more than the {there} of "
