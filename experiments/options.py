@@ -45,20 +45,32 @@ class Options:
     """Share of the clients that are stragglers, the same ones in all rounds."""
     straggler_rate: float = 1.0
     """How often a straggler takes part, relative to the other clients, above 0 and at most 1."""
-    partition: Literal["grouped", "dirichlet", "iid"] = "grouped"
-    """How examples are divided: groups with common dominant classes, Dirichlet proportions, or at random."""
+    partition: Literal["grouped", "pathological", "dirichlet", "iid"] = "grouped"
+    """How examples are divided: groups with common dominant classes, groups with 3/3/5/5/8 classes for a client,
+    Dirichlet proportions, or at random."""
     s: float = 20.0
     """Percentage of a client's examples that are spread over all classes, 0 to 100 (grouped)."""
     beta: float = 0.1
     """Concentration of the Dirichlet distribution; the smaller, the more clients differ (dirichlet)."""
     dirichlet_protocol: PresetName = "fedas"
     """Whose variant: fedas merges both sets and divides each client's 75/25, fedpac keeps them apart (dirichlet)."""
+    pathological_protocol: Literal["random", "clustered"] = "random"
+    """Class sets drawn for each client, or one for each group of clients (pathological)."""
     min_size: int | None = None
     """Fewest examples of a client; None is the protocol's own (dirichlet)."""
     train_size: int | None = None
     """Training examples of a client, at most so many with dirichlet; None shares out all there are."""
+    size_choices: tuple[int, ...] | None = None
+    """Sizes that each client's number of training examples is drawn from, such as 300 600 1200, in place of
+    --train-size (not with dirichlet)."""
     test_size: int | None = None
-    """Test examples of a client, likewise; None is as many as training examples with grouped."""
+    """Test examples of a client, as --train-size; None is as many as training examples with grouped, pathological."""
+    shift: Literal["none", "labels", "rotation"] = "none"
+    """How groups of clients differ beyond their classes, in training and test examples: another permutation of the
+    labels for each group (concept shift), or images turned by equal steps of a full turn (feature skew)."""
+    augment: bool = False
+    """Crop and mirror colour images at random in every training batch, as FedPAC's released code does. Heads that are
+    trained on features of a fixed backbone (FedPAC, FedRep), statistics and tests see the images as they are."""
     seed: int = 0
     """Seed of partition, initial weights, cohorts and batches: the same seed gives the same result."""
     source: Literal["auto", "tfds", "files", "embedded"] = "auto"
@@ -93,15 +105,20 @@ class Options:
         _require(
             0 <= self.straggler_fraction <= 1, "straggler_fraction", "must be between 0 and 1", self.straggler_fraction
         )
+        if self.size_choices is not None:
+            _require(len(self.size_choices) > 0, "size_choices", "needs at least one size", self.size_choices)
+            least = min(self.size_choices)
+            _require(least >= 1, "size_choices", "must be at least 1 each", least)
         _require(0 <= self.s <= 100, "s", "is a percentage between 0 and 100", self.s)
         _require(math.isfinite(self.beta) and self.beta > 0, "beta", "must be positive", self.beta)
         _require(0 <= self.seed < 2**32, "seed", "must be between 0 and 4294967295", self.seed)
 
 
 PARTITION_OPTIONS = {
-    "grouped": ("s", "train_size", "test_size"),
+    "grouped": ("s", "train_size", "size_choices", "test_size"),
+    "pathological": ("pathological_protocol", "train_size", "size_choices", "test_size"),
     "dirichlet": ("beta", "dirichlet_protocol", "min_size", "train_size", "test_size"),
-    "iid": ("train_size", "test_size"),
+    "iid": ("train_size", "size_choices", "test_size"),
 }
 """partition -> the options that it reads."""
 
@@ -111,6 +128,8 @@ def without_effect(options: Options, given: frozenset[str], backend: str) -> lis
     every = {name for names in PARTITION_OPTIONS.values() for name in names}
     idle = sorted((every & given) - set(PARTITION_OPTIONS[options.partition]))
     notes = [f"{flag(name)} has no effect with --partition {options.partition}" for name in idle]
+    if "train_size" in given and options.size_choices is not None and "size_choices" not in idle:
+        notes.append("--train-size has no effect with --size-choices")
     if backend == "cpu" and options.precision != "float32":
         notes.append(f"--precision {options.precision} has no effect on a CPU, which computes in float32")
     return notes

@@ -10,6 +10,7 @@ import difflib
 import inspect
 import io
 import types
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -19,6 +20,7 @@ import tyro
 
 from experiments import presets
 from experiments.options import MethodName, Options, PresetName, check_hyper_parameters, flag
+from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
@@ -81,6 +83,8 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     parsed = _tyro(dataset, arguments, common, config)
     options, hyper_parameters = parsed.common, dataclasses.asdict(getattr(parsed, method))
     options.check()
+    if options.augment and SPECS[dataset].shape[-1] != 3:
+        raise InvalidInput(f"--augment is for colour images, and those of {dataset} are grey")
     check_hyper_parameters(hyper_parameters)
     return Request(dataset, options, hyper_parameters, frozenset(given))
 
@@ -176,9 +180,9 @@ def _check_words(arguments: Sequence[str], hints: dict[str, Any], method: str) -
             switches |= {flag(name): name, flag(f"no_{name}"): name}
     valued = {flag(name): name for name in hints if flag(name) not in switches}
     given = set()
-    words = iter(arguments)
-    for word in words:
-        head, equals, value = word.partition("=")
+    words = deque(arguments)
+    while words:
+        head, equals, value = words.popleft().partition("=")
         head = head.replace("_", "-")
         if head in ("--help", "-h"):
             continue
@@ -187,8 +191,13 @@ def _check_words(arguments: Sequence[str], hints: dict[str, Any], method: str) -
                 raise InvalidInput(f"{head} takes no value: give {head} or {_opposite(head)}")
             given.add(switches[head])
         elif head in valued:
-            value = value if equals else next(words, None)
-            _check_value(head, hints[valued[head]], value)
+            kind = hints[valued[head]]
+            values: list[str | None] = [value] if equals else [words.popleft()] if words else [None]
+            if any(get_origin(part) is tuple for part in _parts(kind)):
+                while not equals and words and not words[0].startswith("--"):
+                    values.append(words.popleft())
+            for value in values:
+                _check_value(head, kind, value)
             given.add(valued[head])
         else:
             raise InvalidInput(_unknown(head, (*valued, *switches), method))
@@ -236,6 +245,10 @@ def _accepts(kind: Any, value: str) -> bool:
         elif part is types.NoneType:
             if value == "None":
                 return True
+        elif get_origin(part) is tuple:
+            # Of any length, tuple[int, ...]: the words are checked one by one.
+            if _accepts(get_args(part)[0], value):
+                return True
         elif part in (int, float):
             with contextlib.suppress(ValueError):
                 part(value)
@@ -250,6 +263,8 @@ def _describe(kind: Any) -> str:
     for part in _parts(kind):
         if get_origin(part) is Literal:
             names += map(str, get_args(part))
+        elif get_origin(part) is tuple:
+            names.append("one or more of " + _describe(get_args(part)[0]))
         else:
             names.append({int: "a whole number", float: "a number", str: "a text", types.NoneType: "None"}[part])
     return _listed(names)

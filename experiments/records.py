@@ -130,9 +130,21 @@ def headline(experiment: Experiment) -> str:
     return (
         f"{experiment.dataset.description}: {options.method}({own}), {options.model}, {options.rounds} rounds, "
         f"{options.num_clients} clients with {sizes} training examples, participation {options.participation:g}, "
-        f"{options.partition}, on {_device(options)}, chunk {experiment.settings.chunk} "
+        f"{_division(options)}, on {_device(options)}, chunk {experiment.settings.chunk} "
         f"({wasted_step_share(experiment):.1%} of the steps wasted)"
     )
+
+
+def _division(options: Options) -> str:
+    """The partition, and what else makes clients or their images differ."""
+    words = [options.partition]
+    if options.partition == "pathological":
+        words[0] += f" ({options.pathological_protocol})"
+    if options.shift != "none":
+        words.append({"labels": "labels permuted by group", "rotation": "images rotated by group"}[options.shift])
+    if options.augment:
+        words.append("augmented")
+    return ", ".join(words)
 
 
 def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: float) -> dict[str, Any]:

@@ -19,16 +19,16 @@ from experiments.parsing import Request, assignments
 from experiments.progress import RoundProgress, duration
 from experiments.records import Experiment, configuration, devices, headline, summary, wasted_step_share
 from pfl_jax import scheduling, simulate
-from pfl_jax.data import federated, partition, sources
+from pfl_jax.data import dealing, federated, partition, sources
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 from pfl_jax.models import CONVOLUTIONAL, MODELS
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, results_table
 
-MOST_HOLDERS = {"grouped": 2, "iid": 1}
+MOST_HOLDERS = {"grouped": 2, "pathological": 2, "iid": 1}
 """partition -> clients that may hold the same training example, on average. FedPAC's 100 clients of 600 hold more than
-CIFAR-10 has, so grouped deals an example again once its class is used up."""
+CIFAR-10 has, so grouped and pathological deal an example again once its class is used up."""
 
 
 def run(request: Request, console: Console) -> None:
@@ -138,7 +138,14 @@ def build(request: Request, console: Console) -> Experiment:
         notify(f"Note: {note}.")
     options = request.options
     parts = _divide(options, dataset)
-    data = federated.federate(dataset, parts)
+    data = federated.federate(
+        dataset,
+        parts,
+        shift=options.shift,
+        num_groups=partition.num_groups(options.partition, dataset.num_classes),
+        seed=options.seed,
+        augment=options.augment,
+    )
     model = MODELS[options.model](dataset.input_shape, dataset.num_classes)
     try:
         method = METHODS[options.method](model, **request.hyper_parameters)
@@ -159,15 +166,24 @@ def build(request: Request, console: Console) -> Experiment:
 def _divide(options: Options, dataset: Dataset) -> partition.Partition:
     """The partition, refused where clients would mostly train on each other's examples."""
     named = {name: getattr(options, name) for name in PARTITION_OPTIONS[options.partition]}
-    if "dirichlet_protocol" in named:
-        named["protocol"] = named.pop("dirichlet_protocol")
-    size, there = named.get("train_size"), len(dataset.train_y)
+    for protocol in ("dirichlet_protocol", "pathological_protocol"):
+        if protocol in named:
+            named["protocol"] = named.pop(protocol)
+    if named.pop("size_choices", None) is not None:
+        named["train_size"] = dealing.draw_sizes(options.size_choices or (), options.num_clients, options.seed)
+    sizes, there = named.get("train_size"), len(dataset.train_y)
+    total = 0 if sizes is None else int(np.broadcast_to(sizes, options.num_clients).sum())
     # Sizes are upper bounds with dirichlet, which never runs out. Test examples may be shared, as in the papers.
     most = MOST_HOLDERS.get(options.partition, math.inf) * there
-    if size is not None and options.num_clients * size > most:
+    if sizes is not None and total > most:
+        if options.size_choices is not None and "size_choices" in PARTITION_OPTIONS[options.partition]:
+            raise InvalidInput(
+                f"{options.num_clients} clients with {total} training examples in all are more than the {there} of "
+                f"{dataset.description} can serve: use fewer clients, or smaller --size-choices"
+            )
         raise InvalidInput(
-            f"{options.num_clients} clients of {size} training examples are more than the {there} of "
-            f"{dataset.description} can serve: use at most {int(most) // size} clients, or a smaller --train-size"
+            f"{options.num_clients} clients of {sizes} training examples are more than the {there} of "
+            f"{dataset.description} can serve: use at most {int(most) // sizes} clients, or a smaller --train-size"
         )
     return partition.make(options.partition, dataset, options.num_clients, seed=options.seed, **named)
 

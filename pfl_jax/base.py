@@ -39,6 +39,9 @@ Message: TypeAlias = PyTree
 Personal: TypeAlias = PyTree
 """What one client would deploy; whatever the method's `predict` understands."""
 
+Augment: TypeAlias = Callable[[PRNGKey, PyTree], PyTree]
+"""Random changes to the inputs of a mini-batch; see `ClientData.augment` and `pfl_jax.data.augment`."""
+
 Info: TypeAlias = dict[str, PyTree]
 """What a round has to tell besides the next state: head weights, Fisher traces, ... Never read by the next round."""
 
@@ -76,11 +79,15 @@ class ClientData(NamedTuple):
       x: inputs [n, ...], float32.
       y: labels [n], int32.
       mask: [n], bool; True where the row is a real example.
+      augment: what `pfl_jax.training.fold_batches` does to the inputs of every mini-batch it draws, None for nothing:
+        (key, x [B, ...]) -> x of the same shape, a hashable pytree without leaves. It changes images only, and
+        returns features that a step has put in their place as they are. Forward passes over the data never use it.
     """
 
     x: PyTree
     y: PyTree
     mask: jax.Array
+    augment: Augment | None = None
 
 
 class Cohort(NamedTuple):

@@ -16,6 +16,9 @@ Loss = Callable[[PyTree, ClientData], jax.Array]
 FORWARD_BATCH = 200
 """Examples of one forward pass: enough for full speed, few enough for the cache of a CPU."""
 
+AUGMENTATION = 2**32 - 1
+"""Stream of a training key beside its epochs, which count from 0 and never get there."""
+
 
 def _is_static_zero(value) -> bool:
     return isinstance(value, int | float) and value == 0
@@ -78,10 +81,11 @@ def fold_batches(
 
     The real examples are reshuffled every epoch; an epoch of a client with m of them takes ceil(m / batch_size)
     steps, the last on the rest, so a small client does not pay for a large one unless both run under one vmap.
-    Trip counts are dynamic, so the result cannot be differentiated in reverse mode.
+    Trip counts are dynamic, so the result cannot be differentiated in reverse mode. Where the data has an `augment`,
+    the inputs of every mini-batch go through it with a key of their own; the order of the examples is the same.
 
     Args:
-      key: orders the examples.
+      key: orders the examples and augments them.
       carry: any pytree of arrays.
       data: examples [n, ...] with their mask [n].
       step: (carry, ClientData of batch_size rows) -> the next carry, of the same structure, shapes and types.
@@ -91,15 +95,19 @@ def fold_batches(
     (n,) = data.mask.shape
     count = jnp.sum(data.mask, dtype=jnp.int32)
     padded_length = -(-n // batch_size) * batch_size
+    augment, data = data.augment, data._replace(augment=None)
 
-    def one(index, carry, order):
+    def one(epoch_index, index, carry, order):
         rows = jax.lax.dynamic_slice(order, (index * batch_size,), (batch_size,))
         batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
+        if augment is not None:
+            epoch_key = jax.random.fold_in(jax.random.fold_in(key, AUGMENTATION), epoch_index)
+            batch = batch._replace(x=augment(jax.random.fold_in(epoch_key, index), batch.x))
         return step(carry, batch._replace(mask=index * batch_size + jnp.arange(batch_size) < count))
 
     def epoch(index, carry):
         order = _epoch_order(jax.random.fold_in(key, index), data.mask, padded_length)
-        return jax.lax.fori_loop(0, num_steps(count, batch_size), lambda i, c: one(i, c, order), carry)
+        return jax.lax.fori_loop(0, num_steps(count, batch_size), lambda i, c: one(index, i, c, order), carry)
 
     return jax.lax.fori_loop(0, epochs, epoch, carry)
 

@@ -1,4 +1,4 @@
-"""Small data files in the true formats: IDX, and CIFAR's binary records and archives."""
+"""Small data files in the true formats: IDX, CIFAR's binary records and archives, and CINIC-10's archive."""
 
 import gzip
 import io
@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -59,6 +60,21 @@ def cifar_members(name: str, arrays) -> dict[str, bytes]:
         members[f"{folder}/fine_label_names.txt"] = "\n".join(f"fine{i}" for i in range(100)).encode()
     else:
         members[f"{folder}/batches.meta.txt"] = "\n".join(f"class{i}" for i in range(10)).encode()
+    return members
+
+
+def cinic_members(arrays, classes) -> dict[str, bytes]:
+    """The files of CINIC-10's archive by path; arrays: training images, labels, test images, labels."""
+    members = {"README.md": b"about", "imagenet-contributors.csv": b"synset,image\n"}
+    x, y, test_x, test_y = arrays
+    # Validation pictures are there too; here they are the test pictures upside down.
+    for folder, images_, labels in (("train", x, y), ("valid", test_x[:, ::-1], test_y), ("test", test_x, test_y)):
+        for number, (image, label) in enumerate(zip(images_, labels, strict=True)):
+            content = io.BytesIO()
+            Image.fromarray(image).save(content, "png")
+            members[f"{folder}/{classes[label]}/cifar10-{folder}-{number}.png"] = content.getvalue()
+    # As macOS leaves it behind.
+    members["train/bird/._cifar10-train-2.png"] = b"hidden"
     return members
 
 

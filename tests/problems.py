@@ -73,5 +73,6 @@ def tiny_federation(train_sizes=(9, 20, 14, 5), test_size=12, *, pad=0, seed=0) 
 def permute_clients(data: FederatedData, order) -> FederatedData:
     """The same federation with its clients in another order."""
     order = np.asarray(order)
-    per_client = ("train_index", "train_count", "test_index", "test_count")
-    return data._replace(**{name: getattr(data, name)[order] for name in per_client})
+    per_client = ("train_index", "train_count", "test_index", "test_count", "label_map", "rotation")
+    given = [name for name in per_client if getattr(data, name) is not None]
+    return data._replace(**{name: getattr(data, name)[order] for name in given})

@@ -100,7 +100,6 @@ def test_every_published_accuracy_is_a_command_line():
         ("fedpac", 7, "fedpac"),
         ("fedpac", 8, "fedpac"),
         ("fedpac", 9, "fedpac"),
-        ("fedpac", 10, "fedpac"),
         ("fedas", 4, "fedas -synchronization"),
     ],
 )

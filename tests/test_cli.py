@@ -5,6 +5,7 @@ import inspect
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,8 +16,9 @@ import jax
 import pytest
 from rich.console import Console
 
-from experiments import run
+from experiments import presets, run
 from experiments.cli import main
+from experiments.options import without_effect
 from experiments.parsing import method_config, parse
 from experiments.progress import RoundProgress, duration
 from pfl_jax.errors import InvalidInput
@@ -164,7 +166,7 @@ def refusal(capsys, dataset, words):
         ("--method=fedpca", "did you mean fedpac?"),
         ("--preset fedpacc", "unknown preset 'fedpacc' (there are fedpac, fedas); did you mean fedpac?"),
         ("--model cnn", "unknown model 'cnn' (there are fedpac_cnn, fedavg_cnn, mlp)"),
-        ("--partition group", "unknown partition 'group' (there are grouped, dirichlet, iid); did you mean grouped?"),
+        ("--partition group", "unknown partition 'group' (there are grouped, pathological, dirichlet, iid); did you mean grouped?"),
         ("--source embeded", "unknown source 'embeded'"),
         ("--eval-protocol receive", "did you mean received?"),
         ("--roundz 3", "unknown option --roundz; did you mean --rounds?"),
@@ -341,3 +343,85 @@ def test_the_terminal_shows_a_bar():
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (125, "2:05"), (3723, "1:02:03")])
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+# The papers' settings
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--partition pathological --pathological-protocol clustered", "pathological (clustered)"),
+        ("--partition iid --size-choices 10 20 --shift labels", "labels permuted by group"),
+        ("--shift rotation --num-clients 6", "images rotated by group"),
+    ],
+)
+def test_settings_run(tmp_path, capsys, words, said):
+    out = tmp_path / "run"
+    small = ["--method", "local", "--rounds", "1", *SMALL, "--no-compilation-cache", "--out", str(out)]
+    assert main("digits", [*small, *words.split()]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert set(json.loads((out / "config.json").read_text())["train_examples"]) <= {10, 20}
+
+
+def test_augmentation_runs_on_embedded_cinic10(tmp_path, capsys):
+    small = ["--method", "fedavg", "--model", "mlp", "--rounds", "1", *SMALL, "--no-compilation-cache"]
+    assert main("cinic10", ["--source", "embedded", "--augment", *small, "--out", str(tmp_path / "run")]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "cinic10 (embedded digits): fedavg(" in out
+    assert "grouped, augmented" in out
+
+
+def test_sizes_are_a_list_that_ends_at_the_next_option():
+    request = parse("digits", ["--size-choices", "300", "600", "1200", "--rounds", "3"])
+    assert (request.options.size_choices, request.options.rounds) == ((300, 600, 1200), 3)
+    assert {"size_choices", "rounds"} <= request.given
+    assert parse("digits", ["--size-choices=300"]).options.size_choices == (300,)
+    assert parse("digits", ["--size-choices", "None"]).options.size_choices is None
+    assert parse("digits", []).options.size_choices is None
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words", "message"),
+    [
+        ("digits", "--size-choices", "--size-choices needs a value: one or more of a whole number or None"),
+        (
+            "digits",
+            "--size-choices 300 many",
+            "must be one or more of a whole number or None, not .many",
+        ),
+        ("digits", "--size-choices 300 0", "--size-choices must be at least 1 each, not 0"),
+        ("digits", "--size-choices 1000", "use fewer clients, or smaller --size-choices"),
+        ("digits", "--partition pathological --train-size 300", "or a smaller --train-size"),
+        ("digits", "--shift label", "unknown shift 'label' .*did you mean labels"),
+        ("digits", "--partition pathologic", "did you mean pathological"),
+        ("digits", "--pathological-protocol cluster", "did you mean clustered"),
+        ("fashion_mnist", "--augment", "--augment is for colour images, and those of fashion_mnist are grey"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_line(capsys, tmp_path, dataset, words, message):
+    assert main(dataset, [*words.split(), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert re.search(message, error)
+
+
+def test_settings_without_effect_are_said():
+    def notes(words):
+        request = parse("digits", words.split())
+        return without_effect(request.options, request.given, "gpu")
+
+    assert notes("--size-choices 30 60 --partition iid") == []
+    assert notes("--size-choices 30 60 --train-size 30") == ["--train-size has no effect with --size-choices"]
+    dirichlet = notes("--size-choices 30 60 --train-size 30 --partition dirichlet")
+    assert dirichlet == ["--size-choices has no effect with --partition dirichlet"]
+    assert notes("--pathological-protocol clustered") == [
+        "--pathological-protocol has no effect with --partition grouped"
+    ]
+
+
+@pytest.mark.parametrize("dataset", presets.DEFAULT_PRESET)
+def test_local_epochs_and_batch_sizes_are_options_everywhere(dataset):
+    for method in METHODS:
+        own = parse(dataset, ["--method", method, "--epochs", "3", "--batch-size", "7"]).hyper_parameters
+        assert (own["epochs"], own["batch_size"]) == (3, 7)

@@ -10,7 +10,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from pfl_jax.data import embedded
 from pfl_jax.data.specs import SPECS
 
-STAND_INS = ("cifar10", "cifar100", "fashion_mnist", "emnist")
+STAND_INS = ("cifar10", "cifar100", "cinic10", "fashion_mnist", "emnist")
 
 
 def digest(arrays) -> str:

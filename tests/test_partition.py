@@ -6,7 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfl_jax.data import dirichlet_counts, embedded
-from pfl_jax.data.partition import PARTITIONS, dirichlet, dominant_classes, grouped, iid, make
+from pfl_jax.data.dealing import draw_sizes
+from pfl_jax.data.partition import (
+    PARTITIONS,
+    PATHOLOGICAL_CLASSES,
+    dirichlet,
+    dominant_classes,
+    grouped,
+    iid,
+    make,
+    num_groups,
+    pathological,
+)
 from pfl_jax.data.sources import load
 from pfl_jax.errors import InvalidInput
 
@@ -43,6 +54,11 @@ def calls():
         pytest.param(lambda seed: dirichlet(TRAIN_Y, TEST_Y, 6, beta=0.5, seed=seed), id="fedpac"),
         pytest.param(lambda seed: dirichlet(TRAIN_Y, TEST_Y, 6, beta=0.5, protocol="fedas", seed=seed), id="fedas"),
         pytest.param(lambda seed: iid(TRAIN_Y, TEST_Y, 6, seed=seed), id="iid"),
+        pytest.param(lambda seed: pathological(TRAIN_Y, TEST_Y, 6, train_size=60, seed=seed, test_size=9), id="random"),
+        pytest.param(
+            lambda seed: pathological(TRAIN_Y, TEST_Y, 6, protocol="clustered", train_size=60, test_size=9, seed=seed),
+            id="clustered",
+        ),
     ]
 
 
@@ -113,6 +129,76 @@ def test_groups_of_other_class_counts():
     custom = grouped(TRAIN_Y, TEST_Y, 2, s=0, train_size=10, test_size=10, groups=[[1], [2, 3]])
     assert set(TRAIN_Y[custom.train[0]]) == {1}
     assert set(TRAIN_Y[custom.train[1]]) == {2, 3}
+
+
+def test_a_thousand_clients_of_fifty_share_cifar10():
+    """FedPAC C.9 with the labels of CIFAR-10: classes in two groups are dealt out more than once, evenly."""
+    train_y, test_y = np.repeat(np.arange(10), 5000), np.repeat(np.arange(10), 1000)
+    partition = grouped(train_y, test_y, 1000, train_size=50, test_size=300)
+    assert sizes(partition.train) == [50] * 1000
+    counts = table(partition.train, train_y)
+    assert (counts.sum(axis=0)[1::2] < 5000).all()
+    uses = np.bincount(np.concatenate(partition.train), minlength=50_000)
+    assert uses.max() == 2
+    for label in range(10):
+        assert np.ptp(uses[train_y == label]) <= 1
+
+
+def test_drawn_sizes_are_the_choices_equally_often():
+    drawn = draw_sizes((300, 600, 1200), 3000, seed=5)
+    assert set(drawn) == {300, 600, 1200}
+    assert np.bincount(drawn // 300).max() < 1150
+    np.testing.assert_array_equal(drawn, draw_sizes((300, 600, 1200), 3000, seed=5))
+    assert not np.array_equal(drawn, draw_sizes((300, 600, 1200), 3000, seed=6))
+
+
+# Pathological
+
+
+@fast
+@given(
+    num_clients=st.integers(1, 12),
+    protocol=st.sampled_from(["random", "clustered"]),
+    train_size=st.integers(8, 120),
+    test=st.integers(8, 40),
+    seed=seeds,
+)
+def test_pathological_clients_hold_few_classes_evenly(num_clients, protocol, train_size, test, seed):
+    partition = pathological(
+        TRAIN_Y, TEST_Y, num_clients, protocol=protocol, train_size=train_size, test_size=test, seed=seed
+    )
+    assert_distinct(partition.train + partition.test)
+    train, held_out = table(partition.train), table(partition.test)
+    for client in range(num_clients):
+        for counts, size in ((train[client], train_size), (held_out[client], test)):
+            held = counts[counts > 0]
+            assert counts.sum() == size
+            assert len(held) == PATHOLOGICAL_CLASSES[client % 5]
+            assert np.ptp(held) <= 1
+        np.testing.assert_array_equal(train[client] > 0, held_out[client] > 0)
+
+
+def test_clustered_groups_share_a_class_set_and_random_clients_do_not():
+    def class_sets(protocol):
+        partition = pathological(TRAIN_Y, TEST_Y, 20, protocol=protocol, train_size=60, test_size=20, seed=1)
+        return [tuple(np.flatnonzero(counts)) for counts in table(partition.train)]
+
+    clustered = class_sets("clustered")
+    assert clustered[:5] * 4 == clustered
+    assert len(set(clustered)) == 5
+    assert len(set(class_sets("random"))) > 15
+
+
+def test_pathological_on_other_class_counts():
+    y = np.repeat(np.arange(100), 20)
+    partition = pathological(y, y, 5, protocol="clustered", train_size=24, test_size=24)
+    assert [len(set(y[hand])) for hand in partition.train] == [3, 3, 5, 5, 8]
+    tight = pathological(y % 8, y % 8, 10, protocol="clustered", train_size=24, test_size=24)
+    assert len(set((y % 8)[tight.train[4]])) == 8
+
+
+def test_groups_of_clients():
+    assert [num_groups("pathological", 62), num_groups("grouped", 62), num_groups("iid", 10)] == [5, 3, 5]
 
 
 # Dirichlet
@@ -224,6 +310,19 @@ def test_iid_with_sizes_reuses_only_what_it_must():
         (lambda: dirichlet(TRAIN_Y, TEST_Y, 100, beta=1, protocol="fedas"), "more than the data can serve"),
         (lambda: dirichlet(TRAIN_Y, TEST_Y, 100, beta=0.01), "no Dirichlet draw"),
         (lambda: dirichlet(TRAIN_Y, TEST_Y, 35, beta=0.001, protocol="fedas"), "no Dirichlet draw"),
+        (
+            lambda: pathological(TRAIN_Y % 7, TEST_Y % 7, 5, train_size=9),
+            "3/3/5/5/8 .* where there are 7",
+        ),
+        (lambda: pathological(TRAIN_Y, TEST_Y, 5, classes_per_group=()), "classes where there are 10"),
+        (lambda: pathological(TRAIN_Y, TEST_Y, 5, train_size=600), "a client needs .* of class"),
+        (lambda: pathological(TRAIN_Y, TEST_Y, 5, protocol="cluster"), "protocol"),  # pyright: ignore[reportArgumentType]
+        (
+            lambda: pathological(TRAIN_Y, TEST_Y, 5, protocol="clustered", classes_per_group=[9] * 11),
+            "not 11 different sets of 9 of 10",
+        ),
+        (lambda: draw_sizes([], 5), "sizes to choose from"),
+        (lambda: draw_sizes([300, 0], 5), "sizes to choose from"),
         (lambda: iid(TRAIN_Y, TEST_Y, 401), "fewer clients"),
         (lambda: iid(TRAIN_Y, TEST_Y, 4, train_size=1201), "needs 1201 training examples"),
     ],
@@ -243,7 +342,7 @@ def test_make_passes_options_and_honours_keep_split():
     assert all(hand.max() < embedded.FIRST_TEST_DIGIT for hand in partition.train)
     assert all(hand.min() >= embedded.FIRST_TEST_DIGIT for hand in partition.test)
     assert_same(make("iid", dataset, 3, seed=1), iid(dataset.train_y, dataset.test_y, 3, seed=1))
-    assert set(PARTITIONS) == {"grouped", "dirichlet", "iid"}
+    assert set(PARTITIONS) == {"grouped", "pathological", "dirichlet", "iid"}
 
 
 def test_make_names_the_nearest():

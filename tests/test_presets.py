@@ -87,6 +87,13 @@ def test_the_published_table_is_whole():
         ("cifar100", "--method fedas", 52.41),
         ("cifar100", "--method fedper --participation 0.2", 44.96),
         ("cifar10", "--method fedper --preset fedas --seed 7 --chunk 4", 88.51),
+        ("cinic10", "", 74.96),
+        ("cifar10", "--augment", 81.13),
+        ("cifar10", "--shift labels --method ditto", 70.41),
+        ("fashion_mnist", "--size-choices 600 1200 300 --method fedavg_ft", 90.75),
+        ("cifar10", "--partition pathological --method fedrep", 72.71),
+        ("cifar10", "--partition pathological --pathological-protocol clustered", 79.65),
+        ("cifar10", "--num-clients 1000 --train-size 50 --participation 0.03 --full-last-round", 68.56),
     ],
 )
 def test_figures_for_the_papers_settings(dataset, words, expected):
@@ -117,10 +124,36 @@ def test_switches_find_the_ablations():
         "--partition iid",
         "--straggler-fraction 0.5 --straggler-rate 0.1",
         "--preset fedas",
+        "--shift rotation",
+        "--shift rotation --partition iid",
+        "--shift labels --train-size 50",
+        "--shift labels --s 40",
+        "--shift labels --partition pathological",
+        "--size-choices 300 600",
+        "--size-choices 300 600 1200 --s 50",
+        "--size-choices 300 600 1200 --shift labels",
+        "--train-size 50",
     ],
 )
 def test_no_figure_for_any_other_setting(words):
     assert figure("fashion_mnist", words) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--partition pathological --train-size 50",
+        "--partition pathological --size-choices 300 600 1200",
+        "--partition pathological --shift labels",
+        # Table 7 does not say how many models these have.
+        "--partition pathological --method hypcluster",
+        "--partition pathological --method fedem",
+        "--preset fedas --method fedper --augment",
+        "--preset fedas --method fedper --shift labels",
+    ],
+)
+def test_no_figure_for_other_settings_of_cifar10(words):
+    assert figure("cifar10", words) is None
 
 
 def test_no_figure_on_embedded_data():

@@ -224,6 +224,7 @@ def test_the_default_notice_goes_to_stderr(tmp_path, capsys):
         ("cifar10", "file", "unknown source 'file'.*did you mean files"),
         ("digits", "tfds", "comes from inside scikit-learn"),
         ("cifar10", "tfds", "cannot be downloaded: the host did not answer"),
+        ("cinic10", "files", "cinic10 comes through tensorflow-datasets alone"),
         ("cifar10", "files", "no files of cifar10 found.*cifar-10-binary.tar.gz"),
     ],
 )

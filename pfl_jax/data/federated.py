@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfl_jax.base import ClientData
+from pfl_jax.data import shift as shifts
+from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.data.partition import Partition
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
@@ -29,6 +31,9 @@ class FederatedData(NamedTuple):
       test_count: int32 [N].
       mean: float32 [C], of pixels in [0, 1].
       std: float32 [C].
+      label_map: int32 [N, K], what each client calls class k; None where all go by the dataset's labels.
+      rotation: float32 [N, 2], cosine and sine of the angle by which each client's images are turned; None for none.
+      augment: what training does to the images of a mini-batch; None for nothing. See `pfl_jax.data.augment`.
     """
 
     x: jax.Array
@@ -39,6 +44,9 @@ class FederatedData(NamedTuple):
     test_count: jax.Array
     mean: jax.Array
     std: jax.Array
+    label_map: jax.Array | None = None
+    rotation: jax.Array | None = None
+    augment: CropAndFlip | None = None
 
     @property
     def num_clients(self) -> int:
@@ -46,7 +54,15 @@ class FederatedData(NamedTuple):
         return self.train_index.shape[0]
 
 
-def federate(dataset: Dataset, partition: Partition) -> FederatedData:
+def federate(
+    dataset: Dataset,
+    partition: Partition,
+    *,
+    shift: shifts.Shift = "none",
+    num_groups: int = 1,
+    seed: int = 0,
+    augment: bool = False,
+) -> FederatedData:
     """Puts a dataset and its partition onto the device.
 
     Examples that no client holds are left out of the pool (a few thousand of EMNIST's 814,255 are typical), so the
@@ -55,13 +71,21 @@ def federate(dataset: Dataset, partition: Partition) -> FederatedData:
     Args:
       dataset: the examples.
       partition: for each client, indices into (training examples, then test examples).
+      shift: "labels" permutes the labels, "rotation" turns the images of each group of clients in its own way.
+      num_groups: G of the shift; client i belongs to group i mod G.
+      seed: of the shift.
+      augment: whether training sees images cropped and mirrored at random (`CropAndFlip`).
 
     Returns:
       The federation's data.
 
     Raises:
-      InvalidInput: an index outside the pool, or a client without training or test examples.
+      InvalidInput: an index outside the pool, a client without training or test examples, an unknown shift, or
+        augmentation of images without colours.
     """
+    shifts.check(shift)
+    if augment and dataset.input_shape[-1] != 3:
+        raise InvalidInput(f"augmentation is for colour images, and those of {dataset.name} are grey")
     size = len(dataset.train_y) + len(dataset.test_y)
     for name, rows in (("training", partition.train), ("test", partition.test)):
         for client, row in enumerate(rows):
@@ -83,6 +107,13 @@ def federate(dataset: Dataset, partition: Partition) -> FederatedData:
         test_count=test_count,
         mean=jnp.asarray(dataset.mean, jnp.float32),
         std=jnp.asarray(dataset.std, jnp.float32),
+        label_map=(
+            jnp.asarray(shifts.label_maps(len(partition.train), dataset.num_classes, num_groups, seed))
+            if shift == "labels"
+            else None
+        ),
+        rotation=(jnp.asarray(shifts.rotations(len(partition.train), num_groups)) if shift == "rotation" else None),
+        augment=CropAndFlip.normalised(dataset.input_shape, dataset.mean, dataset.std) if augment else None,
     )
 
 
@@ -96,7 +127,7 @@ def _table(rows: Sequence[np.ndarray], used: np.ndarray) -> tuple[jax.Array, jax
 
 
 def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> ClientData:
-    """The examples of one client, normalised: x = (pixel / 255 - mean) / std.
+    """The examples of one client under its shift, normalised: x = (pixel / 255 - mean) / std.
 
     Args:
       data: the federation's data.
@@ -105,7 +136,7 @@ def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> C
 
     Returns:
       ClientData with x float32 [n_max, H, W, C], y int32 [n_max] and mask [n_max]. Rows past the client's count
-      repeat the pool's first example.
+      repeat the pool's first example. Training data carries the federation's `augment`.
     """
     if split == "train":
         index, count = data.train_index[client], data.train_count[client]
@@ -113,17 +144,26 @@ def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> C
         index, count = data.test_index[client], data.test_count[client]
     else:
         raise InvalidInput(f'split is "train" or "test", not "{split}"')
-    x = (data.x[index].astype(jnp.float32) / 255 - data.mean) / data.std
-    return ClientData(x=x, y=data.y[index], mask=jnp.arange(index.shape[-1]) < count)
+    pixels, y = data.x[index].astype(jnp.float32), data.y[index]
+    if data.rotation is not None:
+        pixels = shifts.rotate(pixels, data.rotation[client])
+    if data.label_map is not None:
+        y = data.label_map[client][y]
+    return ClientData(
+        x=(pixels / 255 - data.mean) / data.std,
+        y=y,
+        mask=jnp.arange(index.shape[-1]) < count,
+        augment=data.augment if split == "train" else None,
+    )
 
 
 def class_table(data: FederatedData, split: Split = "train", num_classes: int | None = None) -> np.ndarray:
-    """How many examples of each class each client holds, for reports and pictures.
+    """How many examples each client holds under each label, for reports and pictures.
 
     Args:
       data: the federation's data.
       split: "train" or "test".
-      num_classes: K; by default the classes up to the largest label in the pool.
+      num_classes: K; by default the classes up to the largest label in the pool, or those of the label map.
 
     Returns:
       int64 [N, K].
@@ -131,5 +171,11 @@ def class_table(data: FederatedData, split: Split = "train", num_classes: int | 
     y = np.asarray(data.y)
     tables = {"train": (data.train_index, data.train_count), "test": (data.test_index, data.test_count)}
     index, count = map(np.asarray, tables[split])
-    width = int(y.max()) + 1 if num_classes is None else num_classes
-    return np.stack([np.bincount(y[row[:size]], minlength=width) for row, size in zip(index, count, strict=True)])
+    known = int(y.max()) + 1 if data.label_map is None else data.label_map.shape[1]
+    width = known if num_classes is None else num_classes
+    label_map = None if data.label_map is None else np.asarray(data.label_map)
+    rows = []
+    for client, (row, size) in enumerate(zip(index, count, strict=True)):
+        labels = y[row[:size]]
+        rows.append(np.bincount(labels if label_map is None else label_map[client][labels], minlength=width))
+    return np.stack(rows)

@@ -78,12 +78,12 @@ def places(spec: DatasetSpec, data_dir: Path | None) -> list[Path]:
 
 
 def find(spec: DatasetSpec, data_dir: Path | None) -> Found | None:
-    """The dataset's files, or None where there are none.
+    """The dataset's files, or None where there are none, or none that this module reads.
 
     Raises:
       InvalidInput: some of the files that belong together are there and others are missing.
     """
-    for place in places(spec, data_dir):
+    for place in places(spec, data_dir) if spec.folders else ():
         found = _find_cifar(_CIFAR[spec.name], place) if spec.name in _CIFAR else _find_idx(spec, place)
         if found is not None:
             return found

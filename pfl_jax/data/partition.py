@@ -4,26 +4,27 @@ A partition is a function of the labels and a seed. Indices count through the tr
 test examples, the order of the pool in `pfl_jax.data.federated`.
 
 Sources: FedPAC (Xu, Tong & Huang 2023, "Personalized federated learning with feature alignment and classifier
-collaboration"), sections B.2 and C.8; FedAS (Yang, Huang & Ye 2024, "FedAS: bridging inconsistency in personalized
+collaboration"), sections B.2, C.7 and C.8; FedAS (Yang, Huang & Ye 2024, "FedAS: bridging inconsistency in personalized
 federated learning"), section 4.1 and its released code.
 """
 
 import difflib
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from pfl_jax.data import dirichlet_counts
+from pfl_jax.data import dealing, dirichlet_counts
+from pfl_jax.data.dealing import Sizes
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 
-Sizes: TypeAlias = int | Sequence[int] | np.ndarray
-"""One size for all clients, or one for each."""
-
-FEDAS_TRAIN_SHARE = 0.75
 FEDAS_BATCH = 10
 """FedAS's code wants a batch of 10 in the smallest client's test quarter: 10 / (1 - 0.75) = 40 examples."""
+
+PATHOLOGICAL_CLASSES = (3, 3, 5, 5, 8)
+"""Classes of a client in each of the five groups of FedPAC C.7."""
 
 
 class Partition(NamedTuple):
@@ -86,7 +87,7 @@ def grouped(
     Raises:
       InvalidInput: s outside [0, 100], sizes below 1, or a client that needs more of a class than there is.
     """
-    _check_clients(num_clients)
+    dealing.check_clients(num_clients)
     if not 0 <= s <= 100:
         raise InvalidInput(f"s is a percentage between 0 and 100, not {s:g}")
     num_classes = 1 + int(max(train_y.max(), test_y.max()))
@@ -102,12 +103,94 @@ def grouped(
         ("test", test_y, train_size if test_size is None else test_size, len(train_y)),
     ):
         wanted = np.zeros((num_clients, num_classes), np.int64)
-        for client, client_size in enumerate(_sizes(size, num_clients, name)):
+        for client, client_size in enumerate(dealing.check_sizes(size, num_clients, name)):
             uniform = round(client_size * s / 100)
-            wanted[client] = _share(uniform, extra_order[client], num_classes)
-            wanted[client] += _share(client_size - uniform, dominant_order[client], num_classes)
-        parts.append(_deal(y, wanted, rng, name, offset))
+            wanted[client] = dealing.share_out(uniform, extra_order[client], num_classes)
+            wanted[client] += dealing.share_out(client_size - uniform, dominant_order[client], num_classes)
+        parts.append(dealing.deal(y, wanted, rng, name, offset))
     return Partition(*parts)
+
+
+def pathological(
+    train_y: np.ndarray,
+    test_y: np.ndarray,
+    num_clients: int,
+    *,
+    protocol: Literal["random", "clustered"] = "random",
+    train_size: Sizes = 600,
+    test_size: Sizes | None = None,
+    seed: int = 0,
+    classes_per_group: Sequence[int] = PATHOLOGICAL_CLASSES,
+) -> Partition:
+    """Clients that hold a few classes only, as many as their group says, in equal parts (FedPAC C.7).
+
+    Client i belongs to group i mod G. With protocol "random" every client has a class set of its own, with "clustered"
+    the clients of a group share one, and no two groups have the same. A client's test examples are of its classes too.
+    What does not divide evenly goes to classes drawn for the client. Examples are dealt as in `grouped`.
+
+    Args:
+      train_y: int [P_train], labels of the training examples.
+      test_y: int [P_test], labels of the test examples.
+      num_clients: N.
+      protocol: "random" or "clustered".
+      train_size: training examples of each client.
+      test_size: test examples of each client; by default as many as training examples.
+      seed: of class sets and shuffles.
+      classes_per_group: classes of a client, for each group.
+
+    Returns:
+      The partition; sizes are exact.
+
+    Raises:
+      InvalidInput: an unknown protocol, groups of more classes than there are or of none, fewer different class sets
+        than groups want, sizes below 1, or a client that needs more of a class than there is.
+    """
+    dealing.check_clients(num_clients)
+    num_classes = 1 + int(max(train_y.max(), test_y.max()))
+    if not classes_per_group or min(classes_per_group) < 1 or max(classes_per_group) > num_classes:
+        wanted_classes = "/".join(map(str, classes_per_group))
+        raise InvalidInput(f"clients cannot have {wanted_classes} different classes where there are {num_classes}")
+    rng = np.random.default_rng(seed)
+    owners = range(num_clients)
+    if protocol == "random":
+        chosen = [
+            rng.choice(num_classes, classes_per_group[client % len(classes_per_group)], replace=False)
+            for client in owners
+        ]
+    elif protocol == "clustered":
+        sets = _different_sets(rng, num_classes, classes_per_group)
+        chosen = [rng.permutation(sets[client % len(sets)]) for client in owners]
+    else:
+        raise InvalidInput(f'protocol is "random" or "clustered", not "{protocol}"')
+    parts = []
+    for name, y, size, offset in (
+        ("training", train_y, train_size, 0),
+        ("test", test_y, train_size if test_size is None else test_size, len(train_y)),
+    ):
+        sizes = dealing.check_sizes(size, num_clients, name)
+        wanted = [
+            dealing.share_out(int(client_size), classes, num_classes)
+            for client_size, classes in zip(sizes, chosen, strict=True)
+        ]
+        parts.append(dealing.deal(y, np.stack(wanted), rng, name, offset))
+    return Partition(*parts)
+
+
+def _different_sets(rng: np.random.Generator, num_classes: int, sizes: Sequence[int]) -> list[np.ndarray]:
+    """A random set of classes of each size, no two the same."""
+    for size in set(sizes):
+        if math.comb(num_classes, size) < sizes.count(size):
+            raise InvalidInput(
+                f"there are not {sizes.count(size)} different sets of {size} of {num_classes} classes: "
+                'use the protocol "random"'
+            )
+    sets: list[np.ndarray] = []
+    for size in sizes:
+        drawn = np.sort(rng.choice(num_classes, size, replace=False))
+        while any(np.array_equal(drawn, other) for other in sets):
+            drawn = np.sort(rng.choice(num_classes, size, replace=False))
+        sets.append(drawn)
+    return sets
 
 
 def dirichlet(
@@ -154,7 +237,7 @@ def dirichlet(
       InvalidInput: options out of range, or no draw that gives every client its minimum in
         `dirichlet_counts.MAX_TRIES` tries.
     """
-    _check_clients(num_clients)
+    dealing.check_clients(num_clients)
     if not (np.isfinite(beta) and beta > 0):
         raise InvalidInput(f"beta is a positive number, not {beta:g}")
     rng = np.random.default_rng(seed)
@@ -163,17 +246,17 @@ def dirichlet(
     if protocol == "fedpac":
         counts = dirichlet_counts.by_set(rng, *totals, num_clients, beta, 10 if min_size is None else min_size)
     elif protocol == "fedas":
-        least = round(FEDAS_BATCH / (1 - FEDAS_TRAIN_SHARE)) if min_size is None else min_size
+        least = round(FEDAS_BATCH / (1 - dealing.FEDAS_TRAIN_SHARE)) if min_size is None else min_size
         counts = dirichlet_counts.merged(rng, *totals, num_clients, beta, least)
     else:
         raise InvalidInput(f'protocol is "fedpac" or "fedas", not "{protocol}"')
     if protocol == "fedpac" or keep_split:
-        train = _deal(train_y, counts.train, rng, "training", 0)
-        test = _deal(test_y, counts.test, rng, "test", len(train_y))
+        train = dealing.deal(train_y, counts.train, rng, "training", 0)
+        test = dealing.deal(test_y, counts.test, rng, "test", len(train_y))
     else:
-        hands = _deal(np.concatenate([train_y, test_y]), counts.train + counts.test, rng, "", 0)
-        train, test = _divide(rng, hands)
-    return Partition(_cap(rng, train, train_size, "training"), _cap(rng, test, test_size, "test"))
+        hands = dealing.deal(np.concatenate([train_y, test_y]), counts.train + counts.test, rng, "", 0)
+        train, test = dealing.divide(rng, hands)
+    return Partition(dealing.cap(rng, train, train_size, "training"), dealing.cap(rng, test, test_size, "test"))
 
 
 def iid(
@@ -201,7 +284,7 @@ def iid(
     Raises:
       InvalidInput: more clients than examples, or a client that asks for more examples than there are.
     """
-    _check_clients(num_clients)
+    dealing.check_clients(num_clients)
     rng = np.random.default_rng(seed)
     parts = []
     for name, y, size, offset in (("training", train_y, train_size, 0), ("test", test_y, test_size, len(train_y))):
@@ -211,12 +294,17 @@ def iid(
             sizes = np.full(num_clients, len(y) // num_clients)
             sizes[: len(y) % num_clients] += 1
         else:
-            sizes = _sizes(size, num_clients, name)
-        parts.append(_deal(np.zeros(len(y), np.int64), sizes[:, None], rng, name, offset))
+            sizes = dealing.check_sizes(size, num_clients, name)
+        parts.append(dealing.deal(np.zeros(len(y), np.int64), sizes[:, None], rng, name, offset))
     return Partition(*parts)
 
 
-PARTITIONS: dict[str, Callable[..., Partition]] = {"grouped": grouped, "dirichlet": dirichlet, "iid": iid}
+PARTITIONS: dict[str, Callable[..., Partition]] = {
+    "grouped": grouped,
+    "pathological": pathological,
+    "dirichlet": dirichlet,
+    "iid": iid,
+}
 """Partitions by name: (train_y, test_y, num_clients, *, seed, ...) -> Partition."""
 
 
@@ -246,59 +334,11 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
     return PARTITIONS[name](dataset.train_y, dataset.test_y, num_clients, seed=seed, **given)
 
 
-def _check_clients(num_clients: int) -> None:
-    if num_clients < 1:
-        raise InvalidInput(f"the number of clients is at least 1, not {num_clients}")
+def num_groups(name: str, num_classes: int) -> int:
+    """Groups G of clients, client i in group i mod G: the partition's own, where it has none those of `grouped`.
 
-
-def _sizes(size: Sizes, num_clients: int, name: str) -> np.ndarray:
-    """Sizes as int64 [N], checked."""
-    sizes = np.asarray(size)
-    if sizes.ndim == 0:
-        sizes = np.full(num_clients, sizes)
-    if sizes.shape != (num_clients,):
-        raise InvalidInput(f"{name} sizes are one number, or one for each of {num_clients} clients, not {sizes.shape}")
-    if not np.issubdtype(sizes.dtype, np.integer) or sizes.min() < 1:
-        raise InvalidInput(f"every client needs a whole number of {name} examples, at least 1")
-    return sizes.astype(np.int64)
-
-
-def _share(total: int, classes: np.ndarray, num_classes: int) -> np.ndarray:
-    """`total` examples over `classes`, evenly; the remainder goes to the first of them. int64 [K]."""
-    counts = np.zeros(num_classes, np.int64)
-    counts[classes] = total // len(classes)
-    counts[classes[: total % len(classes)]] += 1
-    return counts
-
-
-def _deal(y: np.ndarray, wanted: np.ndarray, rng: np.random.Generator, name: str, offset: int) -> list[np.ndarray]:
-    """Deals each class's examples, in shuffled order and round and round, to clients that want `wanted` [N, K]."""
-    hands: list[list[np.ndarray]] = [[] for _ in wanted]
-    for label, demand in enumerate(wanted.T):
-        queue = offset + rng.permutation(np.flatnonzero(y == label))
-        if demand.max() > len(queue):
-            what = f"{name} examples of class {label}" if wanted.shape[1] > 1 else f"{name} examples"
-            raise InvalidInput(f"a client needs {demand.max()} {what}, there are {len(queue)}: lower its size")
-        starts = np.cumsum(demand) - demand
-        for hand, start, count in zip(hands, starts, demand, strict=True):
-            # A stretch no longer than the queue never meets the same example twice.
-            hand.append(queue[(start + np.arange(count)) % max(len(queue), 1)])
-    return [np.concatenate(hand) for hand in hands]
-
-
-def _divide(rng: np.random.Generator, hands: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Each hand shuffled and divided 75/25 into training and test examples, at least one of either."""
-    shuffled = [rng.permutation(hand) for hand in hands]
-    cuts = [min(max(round(FEDAS_TRAIN_SHARE * len(hand)), 1), len(hand) - 1) for hand in shuffled]
-    pairs = list(zip(shuffled, cuts, strict=True))
-    return [hand[:cut] for hand, cut in pairs], [hand[cut:] for hand, cut in pairs]
-
-
-def _cap(rng: np.random.Generator, hands: list[np.ndarray], size: Sizes | None, name: str) -> list[np.ndarray]:
-    """At most `size` examples of each hand, drawn at random."""
-    if size is None:
-        return hands
-    limits = _sizes(size, len(hands), name)
-    return [
-        hand if len(hand) <= limit else rng.permutation(hand)[:limit] for hand, limit in zip(hands, limits, strict=True)
-    ]
+    Args:
+      name: a key of PARTITIONS.
+      num_classes: K.
+    """
+    return len(PATHOLOGICAL_CLASSES) if name == "pathological" else len(dominant_classes(num_classes))

@@ -83,7 +83,7 @@ def load(
     """Loads a dataset.
 
     Args:
-      name: cifar10, cifar100, fashion_mnist, emnist (its "byclass" variant: 62 classes) or digits.
+      name: cifar10, cifar100, cinic10, fashion_mnist, emnist (its "byclass" variant: 62 classes) or digits.
       source: "tfds" (prepared data, or download), "files" (IDX or CIFAR's binary files), "embedded" (made from
         scikit-learn's digits), or "auto": the first of prepared tfds, files, download, embedded that is there.
         "digits" is scikit-learn's own and comes from inside it whether the source is "auto" or "embedded".
@@ -150,6 +150,8 @@ def _from_tfds(spec: DatasetSpec, found: tuple[Arrays, str], notify: Notify) -> 
 
 
 def _from_files(spec: DatasetSpec, folder: Path | None, notify: Notify) -> Dataset:
+    if not spec.folders:
+        raise InvalidInput(f"{spec.name} comes through tensorflow-datasets alone: use --source tfds or auto")
     where = files.find(spec, folder)
     if where is None:
         places = ", ".join(str(place) for place in files.places(spec, folder)[:3])

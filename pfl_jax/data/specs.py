@@ -33,7 +33,9 @@ class DatasetSpec(NamedTuple):
       published: (training, test) examples of the complete dataset; anything less is said in every output.
       tfds_name: the name (and configuration) in tensorflow-datasets; None where it does not apply.
       urls: what tensorflow-datasets downloads.
-      folders: the names a folder with the dataset's files goes by, below --data-dir or a system folder.
+      folders: the names a folder with the dataset's files goes by, below --data-dir or a system folder; none where
+        the published files are pictures that only tensorflow-datasets unpacks.
+      own_builder: True where tensorflow-datasets has no builder, and `pfl_jax.data.cinic10` has it.
       transposed: True where the published files store images with rows and columns exchanged.
     """
 
@@ -47,6 +49,7 @@ class DatasetSpec(NamedTuple):
     urls: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     transposed: bool = False
+    own_builder: bool = False
 
 
 _FASHION_MNIST_HOST = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
@@ -76,6 +79,19 @@ _ALL = (
         tfds_name="cifar100",
         urls=("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
         folders=("cifar100", "cifar-100"),
+    ),
+    # FedPAC's released code: training from the folder train, tests from test (valid is left alone), and this mean and
+    # deviation, which are those of the folder train.
+    DatasetSpec(
+        "cinic10",
+        (32, 32, 3),
+        10,
+        (0.47889522, 0.47227842, 0.43047404),
+        (0.24205776, 0.23828046, 0.25874835),
+        published=(90_000, 90_000),
+        tfds_name="cinic10",
+        urls=("https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",),
+        own_builder=True,
     ),
     DatasetSpec(
         "fashion_mnist",

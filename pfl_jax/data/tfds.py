@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from pfl_jax.data import cinic10
 from pfl_jax.data.specs import Arrays, DatasetSpec
 from pfl_jax.errors import InvalidInput
 
@@ -97,7 +98,7 @@ def download(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[
         notify(f"downloading {spec.name} from {urllib.parse.urlsplit(spec.urls[0]).netloc} into {folder}")
     with _tensorflow_datasets() as tfds:
         try:
-            builder = tfds.builder(spec.tfds_name, data_dir=folder, try_gcs=False)
+            builder = _builder(tfds, spec, folder)
             builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
         except Exception as error:  # tfds raises whatever requests, TensorFlow, tar or the file system raise
             raise InvalidInput(
@@ -176,12 +177,19 @@ def _read_prepared(spec: DatasetSpec, folder: Path) -> Arrays:
     return Arrays(*arrays)
 
 
+def _builder(tfds: Any, spec: DatasetSpec, folder: Path) -> Any:
+    """The dataset's builder: tensorflow-datasets' own, or ours where it has none."""
+    if spec.own_builder:
+        return cinic10.builder_class(spec.urls[0])(data_dir=folder)
+    return tfds.builder(spec.tfds_name, data_dir=folder, try_gcs=False)
+
+
 def _archives_cached(spec: DatasetSpec, folder: Path) -> bool:
     """True where tfds has every archive in its download cache, so that preparing needs no network."""
     with _tensorflow_datasets() as tfds:
         from tensorflow_datasets.core.download import resource
 
-        recorded = tfds.builder(spec.tfds_name, data_dir=folder, try_gcs=False).url_infos or {}
+        recorded = _builder(tfds, spec, folder).url_infos or {}
         downloads = folder / "downloads"
         for url in spec.urls:
             info = recorded.get(url)

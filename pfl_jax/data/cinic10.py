@@ -1,0 +1,70 @@
+"""CINIC-10 (Darlow, Crowley, Antoniou, Storkey 2018) as a builder for tensorflow-datasets, which has none.
+
+The published archive holds train/, valid/ and test/, each with a folder of 9,000 PNG pictures for each of the ten
+classes of CIFAR-10. Import this module freely: TensorFlow is imported when the builder is asked for.
+"""
+
+import functools
+import io
+from pathlib import PurePosixPath
+from typing import Any
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+"""Folder names in the order of their labels, which is CIFAR-10's."""
+
+FOLDERS = {"train": "train", "validation": "valid", "test": "test"}
+"""Split -> its folder in the archive."""
+
+
+def member(path: str) -> tuple[str, str, str] | None:
+    """(folder, class, file name) of a picture in the archive; None for its other files, hidden ones among them.
+
+    Args:
+      path: of the file in the archive, whatever folder it was packed under.
+    """
+    parts = PurePosixPath(path).parts[-3:]
+    if len(parts) < 3 or parts[0] not in FOLDERS.values() or parts[1] not in CLASSES:
+        return None
+    return None if parts[2].startswith(".") or not parts[2].endswith(".png") else (parts[0], parts[1], parts[2])
+
+
+@functools.cache
+def builder_class(url: str) -> Any:
+    """The class of the builder, made and so registered with tensorflow-datasets on the first call.
+
+    Args:
+      url: of the archive.
+    """
+    import tensorflow_datasets as tfds
+
+    class Cinic10(tfds.core.GeneratorBasedBuilder):
+        """CINIC-10: pictures of CIFAR-10's classes from CIFAR-10 and ImageNet."""
+
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            return tfds.core.DatasetInfo(
+                builder=self,
+                description="270,000 colour pictures of 32 x 32 pixels in the ten classes of CIFAR-10.",
+                features=tfds.features.FeaturesDict(
+                    {"image": tfds.features.Image(shape=(32, 32, 3)), "label": tfds.features.ClassLabel(names=CLASSES)}
+                ),
+                supervised_keys=("image", "label"),
+                homepage="https://doi.org/10.7488/ds/2448",
+            )
+
+        def _split_generators(self, dl_manager):
+            archive = dl_manager.download(url)
+            # Read member by member: nothing is unpacked onto the disk.
+            return {
+                split: self._generate_examples(dl_manager.iter_archive(archive), folder)
+                for split, folder in FOLDERS.items()
+            }
+
+        def _generate_examples(self, files, folder):
+            for path, file in files:
+                found = member(path)
+                if found is not None and found[0] == folder:
+                    yield f"{found[1]}/{found[2]}", {"image": io.BytesIO(file.read()), "label": found[1]}
+
+    return Cinic10
