@@ -13,7 +13,21 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # alarms; the cache is kept apart for each kind of CPU (`run.cache_folder`), so there is no true one. Read at import.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-_NOT_DATASETS = ("__main__", "benchmark", "cli", "options", "paper", "parsing", "presets", "progress", "records", "run")
+_NOT_DATASETS = (
+    "__main__",
+    "benchmark",
+    "catalogue",
+    "cli",
+    "options",
+    "paper",
+    "parsing",
+    "presets",
+    "progress",
+    "records",
+    "run",
+    "study",
+    "tables",
+)
 
 
 def datasets() -> list[str]:

@@ -1,12 +1,14 @@
 """The papers' published accuracies, and which of them a run may be compared with."""
 
+import contextlib
 import csv
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import presets
-from experiments.options import PARTITION_OPTIONS, Options
-from experiments.parsing import Request, method_config
+from experiments import catalogue
+from experiments.parsing import Request
+from experiments.study import Cell, bearing
+from pfl_jax.errors import InvalidInput
 
 FILE = Path(__file__).with_name("paper_results.csv")
 
@@ -35,8 +37,12 @@ class Published(NamedTuple):
     @property
     def source(self) -> str:
         """For people: "FedPAC, Table 1"."""
-        names = {"fedpac": "FedPAC", "fedas": "FedAS", "fedpac_replication": "FedPAC replication"}
-        return f"{names[self.paper]}, Table {self.table}"
+        return f"{catalogue.PAPERS[self.paper]}, Table {self.table}"
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The command line that repeats it, without seed and results folder."""
+        return catalogue.arguments(self.paper, self.clients, self.setting, self.method)
 
 
 def load() -> list[Published]:
@@ -60,65 +66,20 @@ def published(request: Request, *, is_real: bool) -> Published | None:
       request: what is run.
       is_real: whether the data is the dataset itself.
     """
-    setting = _setting(request.options)
-    method = _method(request)
-    if not is_real or setting is None or method is None or not _as_published(request):
+    if not is_real:
         return None
-    names = (method, f"{method} (modified)")
+    wanted = _compared(request)
     for row in load():
-        same = (row.dataset, row.clients, row.setting) == (request.dataset, request.options.num_clients, setting)
-        if same and row.paper.startswith(request.options.preset) and row.method in names:
-            return row
+        same = (row.dataset, row.clients) == (request.dataset, request.options.num_clients)
+        same = same and catalogue.PRESET[row.paper] == request.options.preset
+        if same and catalogue.method_name(row.method) == request.options.method:
+            # A table may need an option that is not there; it is no row of this run then.
+            with contextlib.suppress(InvalidInput):
+                if _compared(Cell(row.dataset, row.arguments).request()) == wanted:
+                    return row
     return None
 
 
-def _setting(options: Options) -> str | None:
-    """The setting in the table's words, None where no table has such a one."""
-    if options.straggler_fraction > 0 and options.straggler_rate < 1:
-        return None
-    if options.preset == "fedas":
-        if options.partition != "dirichlet" or options.full_last_round:
-            return None
-        return f"dirichlet beta={options.beta} participation={options.participation}"
-    if options.partition == "dirichlet":
-        words = f"dirichlet beta={options.beta}"
-    elif options.partition == "grouped":
-        words = f"grouped s={options.s:g}"
-    else:
-        return None
-    if options.participation == 1:
-        return words
-    # Clients that sit rounds out are evaluated after a last round in which everyone takes part.
-    return f"{words} participation={options.participation}" if options.full_last_round else None
-
-
-def _method(request: Request) -> str | None:
-    """The method in the table's words, None if its hyper-parameters are not the paper's."""
-    values = presets.values(request.options.preset, request.dataset)
-    usual = vars(method_config(request.options.method)())
-    usual = {name: values.get(name, value) for name, value in usual.items()}
-    words = [request.options.method]
-    for name, value in request.hyper_parameters.items():
-        if value == usual[name]:
-            continue
-        if usual[name] is not True:
-            return None
-        words.append(f"-{name}")
-    return " ".join(words)
-
-
-def _as_published(request: Request) -> bool:
-    """Whether model, rounds and sizes are those of the paper."""
-    options: dict[str, Any] = vars(request.options)
-    values = presets.values(request.options.preset, request.dataset)
-    names = ["model", "rounds"]
-    if options["partition"] == presets.PRESETS[request.options.preset]["partition"]:
-        names += [name for name in PARTITION_OPTIONS[options["partition"]] if name not in ("s", "beta")]
-        return all(options[name] == values.get(name, Options.__dataclass_fields__[name].default) for name in names)
-    # FedPAC C.8, Dirichlet: the whole dataset by the paper's own protocol.
-    whole = options["train_size"] is None and options["test_size"] is None and options["min_size"] is None
-    return (
-        all(options[name] == values[name] for name in names)
-        and whole
-        and options["dirichlet_protocol"] == request.options.preset
-    )
+def _compared(request: Request) -> dict[str, Any]:
+    """What must be as in the paper; it does not say how often and how precisely it computed."""
+    return {name: value for name, value in bearing(request).items() if name not in ("eval_every", "precision")}

@@ -152,14 +152,7 @@ class RunFolder:
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Writes a JSON file whole."""
-        text = json.dumps(_strict(content), indent=2, allow_nan=False) + "\n"
-        temporary = self.path / f".{name}.{os.getpid()}"
-        try:
-            temporary.write_text(text)
-            os.replace(temporary, self.path / name)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise _unwritable(self.path / name, error) from None
+        write_whole(self.path / name, strict_json(content))
 
     def log(self, evaluation: Evaluation) -> None:
         """Adds a line to the metrics log."""
@@ -177,6 +170,22 @@ class RunFolder:
             (self.path / CONFIG).unlink(missing_ok=True)
             log.unlink()
             _remove_empty(self._created)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file that is never there in part: beside its place, then moved; InvalidInput if it cannot be."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _unwritable(path, error) from None
+
+
+def strict_json(content: Any) -> str:
+    """Indented JSON, with null for every number that JSON has not got."""
+    return json.dumps(_strict(content), indent=2, allow_nan=False) + "\n"
 
 
 def _refuse_used(path: Path) -> None:

@@ -1,0 +1,241 @@
+"""Many runs that belong together: each in a folder of its own, run once, and read again ever after.
+
+A cell is one run of the ordinary command line. What is finished is not run again, what was cut off is run anew, and
+a folder with the results of anything else is refused. Tables and figures are made of cells.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from experiments.options import PARTITION_OPTIONS, Options, flag
+from experiments.parsing import Request, method_config, parse
+from pfl_jax.errors import InvalidInput
+from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Protocol
+
+Score = Literal["last", "best"]
+State = Literal["absent", "unfinished", "finished"]
+
+WITHOUT_BEARING = {"chunk", "devices", "compilation_cache", "out", "data_dir", "eval_protocol", "source"}
+"""Options that two runs with the same results may differ in; of the source only what it led to is compared."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run.
+
+    Attributes:
+      dataset: which experiment, a key of `presets.DEFAULT_PRESET`.
+      arguments: its command line, without --seed and --out.
+      seed: of the run.
+    """
+
+    dataset: str
+    arguments: tuple[str, ...]
+    seed: int = 0
+
+    def request(self, folder: str | Path | None = None) -> Request:
+        """The checked command line.
+
+        Args:
+          folder: for the results.
+
+        Raises:
+          InvalidInput: the arguments cannot be used.
+        """
+        parsed = _parsed(self.dataset, self.arguments)
+        given = {"seed"} if folder is None else {"seed", "out"}
+        out = None if folder is None else str(folder)
+        options = dataclasses.replace(parsed.options, seed=self.seed, out=out)
+        options.check()
+        return dataclasses.replace(parsed, options=options, given=parsed.given | given)
+
+    def command(self, folder: str | Path) -> str:
+        """The command that makes the same run, for a shell."""
+        words = ["python", "-m", f"experiments.{self.dataset}", *self.arguments]
+        return shlex.join([*words, "--seed", str(self.seed), "--out", str(folder)])
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(dataset: str, arguments: tuple[str, ...]) -> Request:
+    """Parsed once for all seeds: a table asks for each cell several times."""
+    return parse(dataset, arguments)
+
+
+def run_cell(cell: Cell, folder: str | Path, console: Console) -> dict[str, Any]:
+    """Runs a cell, unless its folder holds it already.
+
+    Args:
+      cell: what to run.
+      folder: for its results alone.
+      console: for what a run says.
+
+    Returns:
+      The content of summary.json.
+
+    Raises:
+      InvalidInput: the folder holds something else or cannot be written, or the run is refused.
+      KeyboardInterrupt: after SIGINT; the next call begins this cell anew.
+    """
+    folder = Path(folder)
+    state = inspect(cell, folder)
+    if state != "finished":
+        if state == "unfinished":
+            _remove(folder)
+        # Imported now, so that errors, --help and what is finished do not wait for it.
+        import jax
+
+        from experiments import run
+
+        try:
+            run.run(cell.request(folder), console)
+        finally:
+            # The next cell has other functions; nothing of this one's programs is used again but from the disk.
+            jax.clear_caches()
+    return read_summary(folder)
+
+
+def inspect(cell: Cell, folder: str | Path) -> State:
+    """What a folder holds of a cell.
+
+    Raises:
+      InvalidInput: it holds the results of another run, or cannot be read.
+    """
+    folder = Path(folder)
+    if not any((folder / name).exists() for name in (CONFIG, METRICS, SUMMARY)):
+        return "absent"
+    if (folder / CONFIG).exists():
+        difference = _difference(cell.request(), _read(folder / CONFIG))
+        if difference:
+            raise InvalidInput(f"{folder} holds another run ({difference}), which is never overwritten: name another")
+    elif (folder / SUMMARY).exists():
+        raise InvalidInput(f"{folder} holds a {SUMMARY} without its {CONFIG}: name another folder")
+    return "finished" if (folder / SUMMARY).exists() else "unfinished"
+
+
+def read_summary(folder: str | Path) -> dict[str, Any]:
+    """The summary of a finished run; InvalidInput if it cannot be read."""
+    return _read(Path(folder) / SUMMARY)
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """The configuration of a run; InvalidInput if it cannot be read."""
+    return _read(Path(folder) / CONFIG)
+
+
+def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
+    """The evaluations of a run in their order, see `Evaluation.record`; InvalidInput if they cannot be read."""
+    return [_parse_json(line, Path(folder) / METRICS) for line in _text(Path(folder) / METRICS).splitlines()]
+
+
+def accuracy(folder: str | Path, protocol: Protocol, score: Score = "last") -> float | None:
+    """The mean over clients that a finished run reached, in percent.
+
+    Args:
+      folder: of the run.
+      protocol: received or trained.
+      score: at the last evaluation, or at that with the highest mean.
+
+    Returns:
+      None where no client has an accuracy.
+    """
+    means = [line[protocol]["mean"] for line in read_metrics(folder)]
+    if score == "last":
+        return means[-1]
+    return max((mean for mean in means if mean is not None), default=None)
+
+
+def bearing(request: Request) -> dict[str, Any]:
+    """Everything in a request that its results depend on, by name; seed and data apart.
+
+    What the chosen partition does not read is left out.
+    """
+    unread = {name for names in PARTITION_OPTIONS.values() for name in names}
+    unread -= set(PARTITION_OPTIONS[request.options.partition])
+    every = dataclasses.asdict(request.options) | request.hyper_parameters
+    return {name: value for name, value in every.items() if name not in WITHOUT_BEARING | unread | {"seed"}}
+
+
+@contextlib.contextmanager
+def exclusive(folder: str | Path) -> Iterator[None]:
+    """Holds a folder of cells for this process alone; made if it is not there.
+
+    A run that was cut off looks like one that goes on: only whoever holds the folder may begin it anew. The lock ends
+    with the process, however that ends.
+
+    Raises:
+      InvalidInput: another process holds it, or it cannot be written.
+    """
+    folder = Path(folder).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("a")
+    except OSError as error:
+        reason = error.strerror or error
+        raise InvalidInput(f"cannot write {folder}: {reason}; give --out a folder that can be written") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InvalidInput(f"another process is at work in {folder}: wait for it, or give --out another") from None
+        yield
+
+
+def _difference(request: Request, config: dict[str, Any]) -> str:
+    """The first thing in which a stored configuration is not the requested one, in words; "" where they agree."""
+    is_real = bool(config["data"]["is_real"])
+    source = request.options.source
+    if source != "auto" and is_real == (source == "embedded"):
+        return f"on {config['data']['description']}, not --source {source}"
+    if not is_real:
+        request, _ = request.on_embedded_data()
+    if config["dataset"] != request.dataset:
+        return f"on {config['dataset']}, not {request.dataset}"
+    wanted = bearing(request) | {"seed": request.options.seed}
+    stored = config["options"] | config["hyper_parameters"]
+    # What was no option yet when the run was made had its default.
+    usual = {field.name: field.default for field in dataclasses.fields(Options)}
+    usual |= vars(method_config(request.options.method)())
+    for name, value in wanted.items():
+        # As JSON: tuples come back as lists.
+        found = stored.get(name, json.loads(json.dumps(usual[name], default=str)))
+        if found != json.loads(json.dumps(value)):
+            return f"{flag(name)} {found}, not {value}"
+    return ""
+
+
+def _remove(folder: Path) -> None:
+    """Clears away a run that was cut off, and nothing else."""
+    try:
+        for path in folder.iterdir():
+            if path.name in (CONFIG, METRICS) or path.name.startswith((f".{CONFIG}.", f".{SUMMARY}.")):
+                path.unlink()
+    except OSError as error:
+        raise InvalidInput(f"cannot clear {folder}: {error.strerror or error}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return _parse_json(_text(path), path)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _parse_json(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise InvalidInput(f"{path} is damaged: remove its folder, and the run is made again") from None
