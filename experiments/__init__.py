@@ -18,6 +18,7 @@ _NOT_DATASETS = (
     "benchmark",
     "catalogue",
     "cli",
+    "figures",
     "options",
     "paper",
     "parsing",

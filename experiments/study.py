@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
@@ -21,6 +21,9 @@ from experiments.options import PARTITION_OPTIONS, Options, flag
 from experiments.parsing import Request, method_config, parse
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Protocol
+
+if TYPE_CHECKING:
+    from experiments.run import Observe
 
 Score = Literal["last", "best"]
 State = Literal["absent", "unfinished", "finished"]
@@ -71,13 +74,16 @@ def _parsed(dataset: str, arguments: tuple[str, ...]) -> Request:
     return parse(dataset, arguments)
 
 
-def run_cell(cell: Cell, folder: str | Path, console: Console) -> dict[str, Any]:
+def run_cell(
+    cell: Cell, folder: str | Path, console: Console, observe: "Observe | None" = None
+) -> dict[str, Any]:
     """Runs a cell, unless its folder holds it already.
 
     Args:
       cell: what to run.
       folder: for its results alone.
       console: for what a run says.
+      observe: see `run.run`; not called where nothing is run.
 
     Returns:
       The content of summary.json.
@@ -97,7 +103,7 @@ def run_cell(cell: Cell, folder: str | Path, console: Console) -> dict[str, Any]
         from experiments import run
 
         try:
-            run.run(cell.request(folder), console)
+            run.run(cell.request(folder), console, observe)
         finally:
             # The next cell has other functions; nothing of this one's programs is used again but from the disk.
             jax.clear_caches()
