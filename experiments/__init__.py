@@ -18,6 +18,7 @@ _NOT_DATASETS = (
     "benchmark",
     "catalogue",
     "cli",
+    "comparison",
     "figures",
     "options",
     "paper",

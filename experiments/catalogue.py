@@ -88,9 +88,9 @@ ALIASES: dict[str, str] = {
 """Methods that a table calls otherwise than METHODS does -> name and options."""
 
 FIXED = frozenset(
-    ("method", "preset", "num_clients", "participation", "full_last_round", "partition", "s", "beta", "seed", "out")
-    + ("dirichlet_protocol", "pathological_protocol", "size_choices", "shift", "clusters", "learners")
-    + ("alignment", "collaboration", "synchronization")
+    {"method", "preset", "num_clients", "participation", "full_last_round", "seed", "out"}
+    | {"partition", "s", "beta", "dirichlet_protocol", "pathological_protocol", "size_choices", "shift"}
+    | {"clusters", "learners", "alignment", "collaboration", "synchronization"}
 )
 """Options that make a cell what it is. All others may be given for a whole table, and are then said in it."""
 

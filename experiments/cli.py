@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
@@ -21,10 +21,11 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
       arguments: the words after it; by default those of this process.
 
     Returns:
-      The exit code: 0, 2 for input that cannot be used, 130 after SIGINT.
+      The exit code, see `exit_code`.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    try:
+
+    def work() -> None:
         if dataset not in DEFAULT_PRESET:
             raise InvalidInput(unknown_dataset(dataset))
         request = parsing.parse(dataset, arguments)
@@ -32,6 +33,21 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
         from experiments import run
 
         run.run(request, Console())
+
+    return exit_code(work)
+
+
+def exit_code(work: Callable[[], None]) -> int:
+    """Does the work of a command, and tells every error the user can mend in one line on stderr.
+
+    Args:
+      work: may raise InvalidInput, or KeyboardInterrupt with what is left of it.
+
+    Returns:
+      0, 2 for input that cannot be used, 130 after SIGINT, 1 if nobody reads the output any more.
+    """
+    try:
+        work()
     except InvalidInput as error:
         _say(f"error: {error}")
         return INVALID

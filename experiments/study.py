@@ -120,7 +120,7 @@ def inspect(cell: Cell, folder: str | Path) -> State:
     if not any((folder / name).exists() for name in (CONFIG, METRICS, SUMMARY)):
         return "absent"
     if (folder / CONFIG).exists():
-        difference = _difference(cell.request(), _read(folder / CONFIG))
+        difference = _difference(cell.request(), read_json(folder / CONFIG))
         if difference:
             raise InvalidInput(f"{folder} holds another run ({difference}), which is never overwritten: name another")
     elif (folder / SUMMARY).exists():
@@ -130,17 +130,22 @@ def inspect(cell: Cell, folder: str | Path) -> State:
 
 def read_summary(folder: str | Path) -> dict[str, Any]:
     """The summary of a finished run; InvalidInput if it cannot be read."""
-    return _read(Path(folder) / SUMMARY)
+    return read_json(Path(folder) / SUMMARY)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
     """The configuration of a run; InvalidInput if it cannot be read."""
-    return _read(Path(folder) / CONFIG)
+    return read_json(Path(folder) / CONFIG)
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     """The evaluations of a run in their order, see `Evaluation.record`; InvalidInput if they cannot be read."""
     return [_parse_json(line, Path(folder) / METRICS) for line in _text(Path(folder) / METRICS).splitlines()]
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """The content of a JSON file; InvalidInput if it cannot be read."""
+    return _parse_json(_text(Path(path)), Path(path))
 
 
 def accuracy(folder: str | Path, protocol: Protocol, score: Score = "last") -> float | None:
@@ -229,10 +234,6 @@ def _remove(folder: Path) -> None:
         raise InvalidInput(f"cannot clear {folder}: {error.strerror or error}") from None
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return _parse_json(_text(path), path)
-
-
 def _text(path: Path) -> str:
     try:
         return path.read_text()
@@ -244,4 +245,6 @@ def _parse_json(text: str, path: Path) -> dict[str, Any]:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
-        raise InvalidInput(f"{path} is damaged: remove its folder, and the run is made again") from None
+        raise InvalidInput(
+            f"{path} is damaged: remove it, with its folder if it is a run's, and it is made again"
+        ) from None

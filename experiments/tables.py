@@ -1,0 +1,314 @@
+"""The papers' tables: every run of a table, each in its folder, and the table with our figures beside the paper's.
+
+    python -m experiments.tables --paper fedpac --table 1 --dataset fashion_mnist --clients 20 --seeds 3
+
+The same command again goes on where it was stopped: finished runs stay, one that was cut off is made anew. --method and
+--setting narrow what is run, --dry-run only shows it. All other words (--rounds 50, --train-size 100, --source
+embedded, ...) are options of `python -m experiments.DATASET`, go to every run, and are said in the table.
+
+Table 1 of FedPAC on Fashion-MNIST with 20 clients: 15 methods of 200 rounds for each seed.
+"""
+
+import argparse
+import math
+import os
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from rich.console import Console
+
+from experiments import catalogue, comparison, paper, study
+from experiments.cli import exit_code
+from experiments.comparison import Comparison
+from experiments.options import flag
+from experiments.paper import Published
+from experiments.progress import duration
+from experiments.study import Cell
+from pfl_jax.errors import InvalidInput
+from pfl_jax.reporting import PROTOCOLS
+
+ROOT = Path("runs/tables")
+
+
+class Order(NamedTuple):
+    """A checked command line.
+
+    Attributes:
+      paper, table: which table.
+      rows: all of it.
+      wanted: what is to be run and printed of it, and can be.
+      shown: what is to be printed.
+      seeds: how many, from 0.
+      words: for every run.
+      protocol, score: which accuracy counts.
+      out: folder of the runs and the table.
+      dry_run: only say what there is to do.
+    """
+
+    paper: str
+    table: int
+    rows: list[Published]
+    wanted: list[Published]
+    shown: list[Published]
+    seeds: int
+    words: tuple[str, ...]
+    protocol: Any
+    score: Any
+    out: Path
+    dry_run: bool
+
+    def runs(self, row: Published) -> list[tuple[Cell, Path]]:
+        """The cells of a place of the table, one for each seed, and their folders; none where it cannot be run."""
+        if not comparison.is_runnable(row):
+            return []
+        column = _slug(f"{row.dataset} {row.clients} clients {row.setting}")
+        folder = self.out / column / _slug(row.method.replace(" -", " no-"))
+        arguments = (*row.arguments, *self.words)
+        return [(Cell(row.dataset, arguments, seed), folder / f"seed-{seed}") for seed in range(self.seeds)]
+
+    def compare(self, rows: Iterable[Published]) -> Comparison:
+        """The table as far as it is there."""
+        figures = tuple(comparison.figure(row, self.runs(row), self.protocol, self.score) for row in rows)
+        return Comparison(self.paper, self.table, figures, self.protocol, self.score, self.seeds)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a table.
+
+    Args:
+      arguments: the words of the command line; by default those of this process.
+
+    Returns:
+      The exit code, see `cli.exit_code`.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+
+    def work() -> None:
+        order = parse(words)
+        console = Console()
+        if order.dry_run:
+            _say_what_there_is_to_do(order, console)
+        else:
+            with study.exclusive(order.out):
+                _run(order, console)
+
+    return exit_code(work)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidInput(f"{message}; see --help")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m experiments.tables",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    tables = "; ".join(f"{name}: {', '.join(map(str, _numbers(name)))}" for name in catalogue.PAPERS)
+    parser.add_argument("--paper", required=True, help=", ".join(catalogue.PAPERS))
+    parser.add_argument("--table", type=int, required=True, metavar="NUMBER", help=tables)
+    parser.add_argument("--dataset", nargs="+", action="extend", help="only these of its datasets")
+    parser.add_argument("--clients", nargs="+", action="extend", metavar="N", help="only these numbers of clients")
+    parser.add_argument("--setting", nargs="+", help="only settings with these words, such as beta=0.1")
+    parser.add_argument("--method", nargs="+", action="extend", help="only these of its methods, as the table has them")
+    parser.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds 0 to K - 1 (default 1)")
+    parser.add_argument("--eval-protocol", default="received", help="received (default) or trained: what is compared")
+    parser.add_argument("--score", help="last or best: which round counts; by default as the paper has it")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of runs and table; by default in runs/tables")
+    parser.add_argument("--dry-run", action="store_true", help="say each command and what is there, and run nothing")
+    return parser
+
+
+def parse(words: Sequence[str]) -> Order:
+    """Checks a command line.
+
+    Raises:
+      InvalidInput: an unknown paper, table, dataset, number of clients, setting, method or option.
+    """
+    parser = _parser()
+    own, rest = parser.parse_known_args(words)
+    _choose("paper", [own.paper], catalogue.PAPERS)
+    _choose("table", [str(own.table)], [str(number) for number in _numbers(own.paper)], f" in {own.paper}")
+    _choose("eval-protocol", [own.eval_protocol], PROTOCOLS)
+    if own.score is not None:
+        _choose("score", [own.score], ("last", "best"))
+    if own.seeds < 1:
+        raise InvalidInput(f"--seeds must be at least 1, not {own.seeds}")
+    rows = [row for row in paper.load() if (row.paper, row.table) == (own.paper, own.table)]
+    shown = _select(rows, own)
+    order = Order(
+        paper=own.paper,
+        table=own.table,
+        rows=rows,
+        wanted=[row for row in shown if comparison.is_runnable(row)],
+        shown=shown,
+        seeds=own.seeds,
+        words=tuple(rest),
+        protocol=own.eval_protocol,
+        score=own.score or catalogue.SCORE[own.paper],
+        out=(own.out or ROOT / _folder_name(own.paper, own.table, rest)).expanduser(),
+        dry_run=own.dry_run,
+    )
+    _check_words(order)
+    return order
+
+
+def _numbers(name: str) -> list[int]:
+    return [number for of, number in catalogue.TABLES if of == name]
+
+
+def _select(rows: Sequence[Published], own: argparse.Namespace) -> list[Published]:
+    """The rows that were asked for; each option narrows what the ones before it left."""
+    chosen, where = list(rows), f" in {own.paper}'s Table {own.table}"
+    for name, value in (("dataset", "dataset"), ("clients", "clients"), ("method", "method")):
+        asked = getattr(own, name)
+        if asked is None:
+            continue
+        _choose(name, asked, dict.fromkeys(str(getattr(row, value)) for row in chosen), where)
+        chosen = [row for row in chosen if str(getattr(row, value)) in asked]
+    if own.setting is not None:
+        asked = " ".join(own.setting).split()
+        settings = list(dict.fromkeys(row.setting for row in chosen))
+        chosen = [row for row in chosen if set(asked) <= set(row.setting.split())]
+        if not chosen:
+            raise InvalidInput(f"no setting '{' '.join(asked)}'{where} (there are {'; '.join(settings)})")
+    return chosen
+
+
+def _choose(name: str, asked: Iterable[str], choices: Iterable[str], where: str = "") -> None:
+    choices = list(choices)
+    for word in asked:
+        if word not in choices:
+            raise InvalidInput(f"unknown {name} '{word}'{where} (there are {', '.join(choices)})")
+
+
+def _given(words: Iterable[str]) -> set[str]:
+    """Names of the options among words, switches by the name of what they switch."""
+    heads = (word.partition("=")[0] for word in words if word.startswith("--"))
+    return {head.removeprefix("--").replace("-", "_").removeprefix("no_") for head in heads}
+
+
+def _check_words(order: Order) -> None:
+    """Refuses options that would make other cells of these, and such that a method cannot use."""
+    fixed = sorted(_given(order.words) & catalogue.FIXED)
+    if fixed:
+        hint = {"seed": ": use --seeds"}.get(fixed[0], ": it is what the table compares, or a part of its setting")
+        raise InvalidInput(f"{flag(fixed[0])} cannot be given for a table{hint}")
+    if {"-h", "--help"} & set(order.words):
+        raise InvalidInput("--help stands alone")
+    # What a word means depends on the dataset and the method, not on the setting.
+    for row in {(row.dataset, row.method): row for row in order.wanted}.values():
+        Cell(row.dataset, (*row.arguments, *order.words)).request()
+
+
+def _folder_name(name: str, number: int, words: Sequence[str]) -> str:
+    """A folder for each set of options that bear on results: a trial does not stand in the way of the whole."""
+    parts: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not parts:
+            parts.append([])
+        parts[-1].append(word)
+    without = study.WITHOUT_BEARING - {"source"}
+    bearing = sorted(" ".join(part) for part in parts if not _given(part) & without)
+    return _slug(" ".join([f"{name}-{number}", *bearing]))
+
+
+def _slug(text: str) -> str:
+    """The text as a file name: letters, digits, "=" and "." as they are, the rest as single hyphens."""
+    kept = "".join(character if character.isalnum() or character in "=._" else "-" for character in text)
+    return "-".join(filter(None, kept.split("-")))
+
+
+def _say_what_there_is_to_do(order: Order, console: Console) -> None:
+    for row in order.wanted:
+        for cell, folder in order.runs(row):
+            try:
+                state = study.inspect(cell, folder)
+            except InvalidInput as error:
+                state = str(error)
+            console.print(f"{cell.command(folder)}  # {state}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _run(order: Order, console: Console) -> None:
+    """Runs what is not there yet, saves the table after each run, and prints it."""
+    _claim_table(order)
+    cells = [
+        (row, *run)
+        for seed in range(order.seeds)
+        for row in order.wanted
+        for run in order.runs(row)
+        if run[0].seed == seed
+    ]
+    # All folders first: what is refused is refused before hours of work.
+    states = {folder: study.inspect(cell, folder) for _, cell, folder in cells}
+    missing = [folder for folder, state in states.items() if state != "finished"]
+    console.print(f"{len(cells) - len(missing)} of {len(cells)} runs are there, in {order.out}", highlight=False)
+    seconds = {folder: _seconds(folder) for folder, state in states.items() if state == "finished"}
+    try:
+        for number, (row, cell, folder) in enumerate(cells, start=1):
+            if folder in seconds:
+                continue
+            left = _seconds_left(cells[number - 1 :], seconds)
+            console.print(
+                f"run {number} of {len(cells)}: {row.method} on {row.dataset}, {row.clients} clients, {row.setting}, "
+                f"seed {cell.seed}" + ("" if left is None else f"; about {duration(left)} left"),
+                style="bold",
+                soft_wrap=True,
+                highlight=False,
+                markup=False,
+            )
+            study.run_cell(cell, folder, console)
+            seconds[folder] = _seconds(folder)
+            _save(order)
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(
+            f"{stop or 'interrupted'}; {len(seconds)} of {len(cells)} runs are finished and stay in {order.out}: the "
+            "same command goes on"
+        ) from None
+    _save(order)
+    comparison.show(order.compare(order.shown), console)
+    console.print(f"saved in {order.out / comparison.MARKDOWN}", soft_wrap=True, highlight=False)
+
+
+def _save(order: Order) -> None:
+    whole = order.compare(order.rows)
+    comparison.check(whole)
+    comparison.save(whole, order.out)
+
+
+def _claim_table(order: Order) -> None:
+    """Refuses a folder with another table, which would be overwritten."""
+    path = order.out / comparison.JSON
+    if not path.exists():
+        if not os.access(order.out, os.W_OK):
+            raise InvalidInput(f"cannot write {order.out}: give --out a folder that can be written")
+        return
+    there = study.read_json(path)
+    if (there.get("paper"), there.get("table")) != (order.paper, order.table):
+        raise InvalidInput(f"{order.out} holds another table, which is never overwritten: give --out another folder")
+
+
+def _seconds(folder: Path) -> float:
+    return study.read_summary(folder)["seconds"]
+
+
+def _seconds_left(cells: Sequence[tuple[Published, Cell, Path]], seconds: dict[Path, float]) -> float | None:
+    """By the other seeds of a place of the table, elsewhere by the mean of all runs; None before the first one."""
+    if not seconds:
+        return None
+    by_place: dict[Path, list[float]] = {}
+    for folder, value in seconds.items():
+        by_place.setdefault(folder.parent, []).append(value)
+    usual = statistics.fmean(seconds.values())
+    places = (folder.parent for _, _, folder in cells if folder not in seconds)
+    return math.fsum(statistics.fmean(by_place.get(place, [usual])) for place in places)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
