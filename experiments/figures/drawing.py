@@ -8,6 +8,7 @@ import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -29,7 +30,7 @@ _MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "*")
 _HATCHES = ("", "///", "...", "xxx")
 _GREYS = ("#555555", "#ffffff", "#bbbbbb", "#ffffff")
 
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "font.size": 8.5,
     "axes.titlesize": 9,
     "axes.spines.top": False,
@@ -64,18 +65,20 @@ def draw(picture: Picture) -> Figure:
         figure = Figure(figsize=(width, height), layout="constrained")
         figure.get_layout_engine().set(rect=(0, below / height, 1, 1 - (above + below) / height))  # pyright: ignore
         figure.text(0.5, 1 - 0.1 / height, "\n".join(title), ha="center", va="top", fontsize=10.5, fontweight="bold")
-        figure.text(0.1 / width, 0.06 / height, "\n".join(caption), ha="left", va="bottom", fontsize=7.5, color="#333333")
+        figure.text(
+            0.1 / width, 0.06 / height, "\n".join(caption), ha="left", va="bottom", fontsize=7.5, color="#333333"
+        )
         grid = figure.subplots(rows, columns, squeeze=False, width_ratios=widths)
         # One scale of greys for all matrices; equal weights of many clients would be all but white on one up to 1.
         matrices = [np.asarray(panel.matrix) for panel in picture.panels if isinstance(panel, Heat)]
-        greys = ScalarMappable(Normalize(0, max(map(np.max, matrices), default=1)), "Greys")
+        greys = Normalize(0, max(map(np.max, matrices), default=1))
         for position, axes in enumerate(grid.flat):
             if position < len(picture.panels):
                 _draw_panel(axes, picture.panels[position], greys, own_legend=not shared)
             else:
                 axes.set_axis_off()
         if heat:
-            bar = figure.colorbar(greys, ax=grid, shrink=0.6, aspect=30)
+            bar = figure.colorbar(ScalarMappable(greys, "Greys"), ax=grid, shrink=0.6, aspect=30)
             bar.set_label("weight")
         if shared:
             handles, labels = grid[0, 0].get_legend_handles_labels()
@@ -114,7 +117,7 @@ def _shared_legend(picture: Picture) -> list[str]:
     return labels[0] if same and len(labels[0]) > 1 and (len(labels) > 1 or len(labels[0]) > 4) else []
 
 
-def _draw_panel(axes: Axes, panel: Lines | Bars | Heat, greys: ScalarMappable, *, own_legend: bool) -> None:
+def _draw_panel(axes: Axes, panel: Lines | Bars | Heat, greys: Normalize, *, own_legend: bool) -> None:
     axes.set_title("\n".join(textwrap.wrap(panel.title, 30 if isinstance(panel, Heat) else 52)))
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
@@ -148,7 +151,7 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
     axes.margins(x=0.04, y=0.08)
 
 
-def _draw_series(axes: Axes, series: Series, x: Sequence[float], look: dict) -> None:
+def _draw_series(axes: Axes, series: Series, x: Sequence[float], look: dict[str, Any]) -> None:
     # About eight markers on a line, not all at the same places.
     every = max(1, len(x) // 8)
     y = [np.nan if value is None else value for value in series.y]
@@ -167,7 +170,7 @@ def _draw_bars(axes: Axes, panel: Bars) -> None:
     start, places, names = 0.0, [], []
     for number, (group, labels, values) in enumerate(zip(panel.groups, panel.labels, panel.values, strict=True)):
         at = start + np.arange(len(values))
-        look = {"hatch": _HATCHES[number % 4], "facecolor": _GREYS[number % 4], "edgecolor": "black"}
+        look: dict[str, Any] = {"hatch": _HATCHES[number % 4], "facecolor": _GREYS[number % 4], "edgecolor": "black"}
         axes.bar(at, values, width=0.8, label=group, linewidth=0.8, **look)
         start += len(values) + 1.0
         places += at.tolist()
@@ -179,9 +182,9 @@ def _draw_bars(axes: Axes, panel: Bars) -> None:
     axes.set_ylim(0, 1.35 * max(panel.level, *(value for values in panel.values for value in values)))
 
 
-def _draw_heat(axes: Axes, panel: Heat, greys: ScalarMappable) -> None:
+def _draw_heat(axes: Axes, panel: Heat, greys: Normalize) -> None:
     matrix = np.asarray(panel.matrix)
-    axes.imshow(matrix, cmap=greys.cmap, norm=greys.norm, interpolation="nearest")
+    axes.imshow(matrix, cmap="Greys", norm=greys, interpolation="nearest")
     for side in axes.spines.values():
         side.set_visible(True)
     for border in np.cumsum(panel.blocks)[:-1] - 0.5:

@@ -127,8 +127,7 @@ def _straggler_bars(results: Results) -> Bars:
 
 def _discussion(results: Results) -> list[Panel]:
     series = [
-        line(results, ALIGNMENT_LABELS[name], ("align", name), is_main=name == "fedas")
-        for name in reversed(ALIGNMENTS)
+        line(results, ALIGNMENT_LABELS[name], ("align", name), is_main=name == "fedas") for name in reversed(ALIGNMENTS)
     ]
     return [_straggler_bars(results), Lines("(b) ways to align", ROUND, ACCURACY, series)]
 
@@ -184,8 +183,7 @@ def _hyper_parameter_variants(scope: Scope) -> dict[Key, Values]:
         for size in BATCH_SIZES
     }
     epochs = {
-        (f"epochs={count}",): own(equal_steps(scope.rounds, count / 5), batch_size=16, epochs=count)
-        for count in EPOCHS
+        (f"epochs={count}",): own(equal_steps(scope.rounds, count / 5), batch_size=16, epochs=count) for count in EPOCHS
     }
     return batches | epochs
 
@@ -270,6 +268,6 @@ FIGURES = (
         _hyper_parameters,
         values=SETTING,
         short=SHORT,
-        note=f"{_NO_SETTING} Rounds are chosen so that all runs take equally many steps; accuracy after the last round.",
+        note=f"{_NO_SETTING} Rounds are such that all runs take equally many steps; accuracy after the last round.",
     ),
 )

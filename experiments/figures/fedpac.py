@@ -43,9 +43,7 @@ def line(results: Results, label: str, key: Key, *, is_main: bool = False) -> Se
 
 def sweep(name: str, steps: tuple[float, ...], scope: Scope) -> dict[Key, Values]:
     """Every method at every step of an option."""
-    return {
-        (f"{name}={step:g}", method): {"method": method, name: step} for step in steps for method in scope.methods
-    }
+    return {(f"{name}={step:g}", method): {"method": method, name: step} for step in steps for method in scope.methods}
 
 
 def sweep_panel(results: Results, name: str, steps: tuple[float, ...], title: str, x_label: str, main: str) -> Lines:

@@ -142,7 +142,6 @@ class Results:
 
     Args:
       scope: which.
-      cells: of the scope.
       folders: for each key, the folder of each seed's run; arrays lie beside it, see `arrays_path`.
     """
 
@@ -151,9 +150,14 @@ class Results:
         self._folders = folders
 
     @property
+    def keys(self) -> list[Key]:
+        """Of all runs."""
+        return list(self._folders)
+
+    @property
     def data(self) -> str:
         """What the data was: "cifar100 (embedded digit pairs)"."""
-        record = self.config(next(iter(self._folders)))["data"]
+        record = self.config(self.keys[0])["data"]
         return f"{self.scope.dataset} ({record['source']})"
 
     def config(self, key: Key) -> dict[str, Any]:
