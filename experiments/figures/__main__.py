@@ -11,8 +11,9 @@ hours where methods are compared over 200 rounds; --dry-run estimates how many.
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,13 +77,14 @@ class Order(NamedTuple):
         )
 
     def runs(self, scope: Scope) -> dict[Key, list[tuple[Cell, Path]]]:
-        """The cells of a scope with their folders."""
-        return {
-            key: [
-                (cell, self.out / study.slug(" ".join([scope.dataset, *key])) / f"seed-{cell.seed}") for cell in cells
-            ]
-            for key, cells in self.plan.cells(scope).items()
-        }
+        """The cells of a scope with their folders; what several places show is run once."""
+        folders: dict[str, Path] = {}
+        found = {}
+        for key, cells in self.plan.cells(scope).items():
+            bearing = json.dumps(study.bearing(cells[0].request()), sort_keys=True)
+            folder = folders.setdefault(bearing, self.out / study.slug(" ".join([scope.dataset, *key])))
+            found[key] = [(cell, folder / f"seed-{cell.seed}") for cell in cells]
+        return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -176,8 +178,10 @@ def _check_words(order: Order) -> None:
         fixed = sorted(study.given(order.words) & (order.plan.varied(scope) | {"seed", "out", "method", "preset"}))
         if fixed:
             raise InvalidInput(f"{flag(fixed[0])} cannot be given for {order.plan.title}, which sets it itself")
-        for cells in order.plan.cells(scope).values():
-            cells[0].request()
+        # What a word means depends on the dataset and the method, not on what else the runs differ in.
+        variants = order.plan.variants(scope)
+        for key in {own["method"]: key for key, own in variants.items()}.values():
+            order.plan.cells(scope)[key][0].request()
 
 
 def _scopes(order: Order, console: Console) -> list[Scope]:
@@ -195,14 +199,13 @@ def _scopes(order: Order, console: Console) -> list[Scope]:
 
 def _say_what_there_is_to_do(order: Order, console: Console) -> None:
     examples, count = 0, 0
-    for scope in _scopes(order, console):
-        for cell, folder in (run for runs in order.runs(scope).values() for run in runs):
-            try:
-                state: Any = study.inspect(cell, folder)
-            except InvalidInput as error:
-                state = str(error)
-            console.print(f"{cell.command(folder)}  # {state}", soft_wrap=True, highlight=False, markup=False)
-            examples, count = examples + examples_visited(cell.request()), count + 1
+    for cell, folder in _distinct(order.runs(scope) for scope in _scopes(order, console)):
+        try:
+            state: Any = study.inspect(cell, folder)
+        except InvalidInput as error:
+            state = str(error)
+        console.print(f"{cell.command(folder)}  # {state}", soft_wrap=True, highlight=False, markup=False)
+        examples, count = examples + examples_visited(cell.request()), count + 1
     console.print(
         f"{count} runs, {examples / 1e6:,.1f} million training examples: {duration(examples / SPEED)} at {SPEED:,} a "
         "second, which two cores reach with FedPAC's smaller network",
@@ -216,7 +219,7 @@ def _make(order: Order, console: Console) -> None:
     # All folders first: what is refused is refused before hours of work.
     scopes = _scopes(order, console)
     everything = [(scope, order.runs(scope)) for scope in scopes]
-    cells = [run for _, runs in everything for of_key in runs.values() for run in of_key]
+    cells = _distinct(runs for _, runs in everything)
     missing = [run for run in cells if not _is_there(order.plan, *run)]
     finished = len(cells) - len(missing)
     console.print(f"{finished} of {len(cells)} runs are there, in {order.out}", soft_wrap=True, highlight=False)
@@ -249,6 +252,12 @@ def _make(order: Order, console: Console) -> None:
     RunFolder(order.out, []).write(f"{name}.json", picture.record() | {"data": _data(results)})
     for path in (*paths, order.out / f"{name}.json"):
         console.print(f"saved {path}", soft_wrap=True, highlight=False)
+
+
+def _distinct(scopes: Iterable[dict[Key, list[tuple[Cell, Path]]]]) -> list[tuple[Cell, Path]]:
+    """All cells, each folder once."""
+    folders = {folder: cell for runs in scopes for of_key in runs.values() for cell, folder in of_key}
+    return [(cell, folder) for folder, cell in folders.items()]
 
 
 def _is_there(plan: Plan, cell: Cell, folder: Path) -> bool:

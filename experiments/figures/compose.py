@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.figures.pictures import Picture
-from experiments.figures.plan import Plan, Results, arguments_of
+from experiments import presets, study
+from experiments.figures.pictures import ACCURACY, Lines, Picture
+from experiments.figures.plan import Panel, Plan, Results, arguments_of
 from experiments.options import PARTITION_OPTIONS
 
 
@@ -17,18 +18,22 @@ def compose(plan: Plan, results: Sequence[Results]) -> Picture:
       results: the runs on each dataset.
     """
     data = [one.data for one in results]
-    panels = []
+    panels: list[Panel] = []
     for one in results:
         for panel in plan.panels(one):
             several = len(results) > 1 and panel.title != one.data
             panels.append(dataclasses.replace(panel, title=f"{panel.title}, {one.data}") if several else panel)
     where = f" on {data[0]}" if len(data) == 1 else ""
     shortened = " (shortened)" if any(_shortening(plan, one) for one in results) else ""
-    return Picture(f"{plan.title}: {plan.subject}{where}{shortened}", _caption(plan, results), panels, plan.columns)
+    return Picture(
+        f"{plan.title}: {plan.subject}{where}{shortened}", _caption(plan, results, panels), panels, plan.columns
+    )
 
 
-def _caption(plan: Plan, results: Sequence[Results]) -> str:
-    sentences = ["Accuracies are means over clients of what each would deploy after aggregation (received)."]
+def _caption(plan: Plan, results: Sequence[Results], panels: Sequence[Panel]) -> str:
+    sentences = []
+    if any(isinstance(panel, Lines) and panel.y_label == ACCURACY for panel in panels):
+        sentences.append("Accuracies are means over clients of what each would deploy after aggregation (received).")
     sentences += [f"{one.data}: {_setting(plan, one)}." for one in results]
     seeds = results[0].scope.seeds
     sentences.append("Seed 0." if seeds == 1 else f"Means over seeds 0 to {seeds - 1}; bands are their range.")
@@ -52,11 +57,10 @@ def _setting(plan: Plan, results: Results) -> str:
         )
     if "rounds" not in varied:
         parts.append(f"{options['rounds']} rounds")
-    if "participation" not in varied or plan.values.get("participation"):
+    if "participation" in results.scope.values or "participation" not in varied:
         parts.append(f"participation {results.scope.values.get('participation', options['participation']):g}")
-    spread = {"grouped": "s", "dirichlet": "beta"}.get(options["partition"])
     words = options["partition"]
-    if spread in PARTITION_OPTIONS.get(options["partition"], ()) and spread not in varied:
+    for spread in {"s", "beta"} & set(PARTITION_OPTIONS[options["partition"]]) - varied:
         words += f" {spread} = {options[spread]:g}"
     return ", ".join([*parts, words])
 
@@ -64,9 +68,10 @@ def _setting(plan: Plan, results: Results) -> str:
 def _shortening(plan: Plan, results: Results) -> str:
     """The options that are not the figure's own, as words; "" where all are."""
     scope = results.scope
-    usual = plan.scope(scope.dataset, short=False)
-    changed = {name: value for name, value in scope.values.items() if usual.values.get(name) != value}
-    words = [*arguments_of({name: value for name, value in changed.items() if name != "eval_every"}), *scope.words]
-    source = [index for index, word in enumerate(words) if word in ("--source", "--data-dir")]
-    kept = [word for index, word in enumerate(words) if index not in source and index - 1 not in source]
-    return " ".join(kept)
+    usual = {**presets.values(plan.preset, scope.dataset), **plan.values, "preset": plan.preset}
+    # Words count more than values; how often a run is evaluated changes nothing; the data is named elsewhere.
+    silent = study.given(scope.words) | {"eval_every"}
+    changed = {name: value for name, value in scope.values.items() if usual.get(name) != value and name not in silent}
+    source = [index for index, word in enumerate(scope.words) if word in ("--source", "--data-dir")]
+    words = [word for index, word in enumerate(scope.words) if index not in source and index - 1 not in source]
+    return " ".join([*arguments_of(changed), *words])

@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 
-from experiments.figures.fedpac import ACCURACY, ROUND, line
-from experiments.figures.pictures import Bars, Lines, Series, over_seeds
+from experiments.figures.fedpac import line
+from experiments.figures.pictures import ACCURACY, ROUND, Bars, Lines, Series, over_seeds
 from experiments.figures.plan import Key, Panel, Plan, Results, Scope, Values
 from experiments.figures.substitution import accuracies_after_replacement
 from experiments.records import Experiment

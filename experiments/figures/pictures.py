@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+ROUND, ACCURACY = "round", "accuracy in %"
+"""Labels of the usual axes."""
+
 
 @dataclass(frozen=True)
 class Series:
