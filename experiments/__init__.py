@@ -19,6 +19,7 @@ _NOT_DATASETS = (
     "catalogue",
     "cli",
     "comparison",
+    "figures",
     "layout",
     "options",
     "paper",

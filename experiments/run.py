@@ -6,8 +6,9 @@ import math
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -31,12 +32,17 @@ MOST_HOLDERS = {"grouped": 2, "pathological": 2, "iid": 1}
 CIFAR-10 has, so grouped and pathological deal an example again once its class is used up."""
 
 
-def run(request: Request, console: Console) -> None:
+Observe: TypeAlias = Callable[[Experiment, simulate.RoundResult], None]
+"""Sees every round of a run, before the next one begins and, after the last, before the summary is written."""
+
+
+def run(request: Request, console: Console, observe: Observe | None = None) -> None:
     """Runs an experiment and leaves its folder behind.
 
     Args:
       request: the checked command line.
       console: for notices, progress and results; stderr is left to errors.
+      observe: for what is wanted of the rounds beyond their accuracies.
 
     Raises:
       InvalidInput: the data cannot serve the request, or the folder cannot be written.
@@ -57,7 +63,7 @@ def run(request: Request, console: Console) -> None:
         rounds = experiment.request.options.rounds
         folder.write(CONFIG, configuration(experiment))
         console.print(headline(experiment), soft_wrap=True, highlight=False)
-        wasted = _rounds(experiment, folder, console, evaluations, began)
+        wasted = _rounds(experiment, folder, console, evaluations, began, observe)
     except KeyboardInterrupt:
         folder.discard()
         raise KeyboardInterrupt(_finished(evaluations, rounds, folder)) from None
@@ -203,7 +209,12 @@ def _chunk(request: Request, counts: np.ndarray, settings: simulate.Settings) ->
 
 
 def _rounds(
-    experiment: Experiment, folder: RunFolder, console: Console, evaluations: list[Evaluation], began: float
+    experiment: Experiment,
+    folder: RunFolder,
+    console: Console,
+    evaluations: list[Evaluation],
+    began: float,
+    observe: Observe | None,
 ) -> float:
     """Runs all rounds, logs each evaluation and appends it to `evaluations`; returns the share of wasted steps."""
     request, options = experiment.request, experiment.request.options
@@ -224,6 +235,8 @@ def _rounds(
                 evaluations.append(evaluation)
                 accuracy = evaluation.summary(options.eval_protocol).mean
                 visits, seconds = 0, 0.0
+            if observe is not None:
+                observe(experiment, result)
             progress.update(result.round, result.seconds, accuracy, result.examples * epochs / result.seconds)
     return math.fsum(wasted) / len(wasted)
 

@@ -4,16 +4,17 @@ A cell is one run of the ordinary command line. What is finished is not run agai
 a folder with the results of anything else is refused. Tables and figures are made of cells.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import fcntl
 import functools
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from rich.console import Console
 
@@ -21,6 +22,9 @@ from experiments.options import PARTITION_OPTIONS, Options, flag
 from experiments.parsing import Request, method_config, parse
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Protocol
+
+if TYPE_CHECKING:
+    from experiments.run import Observe
 
 Score = Literal["last", "best"]
 State = Literal["absent", "unfinished", "finished"]
@@ -71,13 +75,14 @@ def _parsed(dataset: str, arguments: tuple[str, ...]) -> Request:
     return parse(dataset, arguments)
 
 
-def run_cell(cell: Cell, folder: str | Path, console: Console) -> dict[str, Any]:
+def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe | None" = None) -> dict[str, Any]:
     """Runs a cell, unless its folder holds it already.
 
     Args:
       cell: what to run.
       folder: for its results alone.
       console: for what a run says.
+      observe: see `run.run`; not called where nothing is run.
 
     Returns:
       The content of summary.json.
@@ -97,7 +102,7 @@ def run_cell(cell: Cell, folder: str | Path, console: Console) -> dict[str, Any]
         from experiments import run
 
         try:
-            run.run(cell.request(folder), console)
+            run.run(cell.request(folder), console, observe)
         finally:
             # The next cell has other functions; nothing of this one's programs is used again but from the disk.
             jax.clear_caches()
@@ -198,6 +203,45 @@ def exclusive(folder: str | Path) -> Iterator[None]:
         except OSError:
             raise InvalidInput(f"another process is at work in {folder}: wait for it, or give --out another") from None
         yield
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are InvalidInput."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidInput(f"{message}; see --help")
+
+
+def slug(text: str) -> str:
+    """The text as a file name: letters, digits, "=" and "." as they are, the rest as single hyphens."""
+    kept = "".join(character if character.isalnum() or character in "=._" else "-" for character in text)
+    return "-".join(filter(None, kept.split("-")))
+
+
+def given(words: Iterable[str]) -> set[str]:
+    """Names of the options among words, switches by the name of what they switch."""
+    heads = (word.partition("=")[0] for word in words if word.startswith("--"))
+    return {head.removeprefix("--").replace("-", "_").removeprefix("no_") for head in heads}
+
+
+def folder_name(name: str, number: int, words: Sequence[str]) -> str:
+    """A folder for each set of options that bear on results: a trial does not stand in the way of the whole."""
+    parts: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not parts:
+            parts.append([])
+        parts[-1].append(word)
+    without = WITHOUT_BEARING - {"source"}
+    bearing = sorted(" ".join(part) for part in parts if not given(part) & without)
+    return slug(" ".join([f"{name}-{number}", *bearing]))
+
+
+def choose(name: str, asked: Iterable[str], choices: Iterable[str], where: str = "") -> None:
+    """Raises InvalidInput for the first word that is no choice, with all that are."""
+    choices = list(choices)
+    for word in asked:
+        if word not in choices:
+            raise InvalidInput(f"unknown {name} '{word}'{where} (there are {', '.join(choices)})")
 
 
 def _difference(request: Request, config: dict[str, Any]) -> str:

@@ -13,9 +13,9 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -63,8 +63,8 @@ class Order(NamedTuple):
         """The cells of a place of the table, one for each seed, and their folders; none where it cannot be run."""
         if not comparison.is_runnable(row):
             return []
-        column = _slug(f"{row.dataset} {row.clients} clients {row.setting}")
-        folder = self.out / column / _slug(row.method.replace(" -", " no-"))
+        column = study.slug(f"{row.dataset} {row.clients} clients {row.setting}")
+        folder = self.out / column / study.slug(row.method.replace(" -", " no-"))
         arguments = (*row.arguments, *self.words)
         return [(Cell(row.dataset, arguments, seed), folder / f"seed-{seed}") for seed in range(self.seeds)]
 
@@ -105,13 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code(work)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InvalidInput(f"{message}; see --help")
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> study.Parser:
+    parser = study.Parser(
         prog="python -m experiments.tables",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -140,11 +135,11 @@ def parse(words: Sequence[str]) -> Order:
     """
     parser = _parser()
     own, rest = parser.parse_known_args(words)
-    _choose("paper", [own.paper], catalogue.PAPERS)
-    _choose("table", [str(own.table)], [str(number) for number in _numbers(own.paper)], f" in {own.paper}")
-    _choose("eval-protocol", [own.eval_protocol], PROTOCOLS)
+    study.choose("paper", [own.paper], catalogue.PAPERS)
+    study.choose("table", [str(own.table)], [str(number) for number in _numbers(own.paper)], f" in {own.paper}")
+    study.choose("eval-protocol", [own.eval_protocol], PROTOCOLS)
     if own.score is not None:
-        _choose("score", [own.score], ("last", "best"))
+        study.choose("score", [own.score], ("last", "best"))
     if own.seeds < 1:
         raise InvalidInput(f"--seeds must be at least 1, not {own.seeds}")
     rows = [row for row in paper.load() if (row.paper, row.table) == (own.paper, own.table)]
@@ -159,7 +154,7 @@ def parse(words: Sequence[str]) -> Order:
         words=tuple(rest),
         protocol=own.eval_protocol,
         score=own.score or catalogue.SCORE[own.paper],
-        out=(own.out or ROOT / _folder_name(own.paper, own.table, rest)).expanduser(),
+        out=(own.out or ROOT / study.folder_name(own.paper, own.table, rest)).expanduser(),
         dry_run=own.dry_run,
     )
     _check_words(order)
@@ -177,7 +172,7 @@ def _select(rows: Sequence[Published], own: argparse.Namespace) -> list[Publishe
         asked = getattr(own, name)
         if asked is None:
             continue
-        _choose(words, asked, dict.fromkeys(str(getattr(row, name)) for row in chosen), where)
+        study.choose(words, asked, dict.fromkeys(str(getattr(row, name)) for row in chosen), where)
         chosen = [row for row in chosen if str(getattr(row, name)) in asked]
     if own.setting is not None:
         asked = " ".join(own.setting).split()
@@ -188,22 +183,9 @@ def _select(rows: Sequence[Published], own: argparse.Namespace) -> list[Publishe
     return chosen
 
 
-def _choose(name: str, asked: Iterable[str], choices: Iterable[str], where: str = "") -> None:
-    choices = list(choices)
-    for word in asked:
-        if word not in choices:
-            raise InvalidInput(f"unknown {name} '{word}'{where} (there are {', '.join(choices)})")
-
-
-def _given(words: Iterable[str]) -> set[str]:
-    """Names of the options among words, switches by the name of what they switch."""
-    heads = (word.partition("=")[0] for word in words if word.startswith("--"))
-    return {head.removeprefix("--").replace("-", "_").removeprefix("no_") for head in heads}
-
-
 def _check_words(order: Order) -> None:
     """Refuses options that would make other cells of these, and such that a method cannot use."""
-    fixed = sorted(_given(order.words) & catalogue.FIXED)
+    fixed = sorted(study.given(order.words) & catalogue.FIXED)
     if fixed:
         hint = {"seed": ": use --seeds"}.get(fixed[0], ": it is what the table compares, or a part of its setting")
         raise InvalidInput(f"{flag(fixed[0])} cannot be given for a table{hint}")
@@ -212,24 +194,6 @@ def _check_words(order: Order) -> None:
     # What a word means depends on the dataset and the method, not on the setting.
     for row in {(row.dataset, row.method): row for row in order.wanted}.values():
         Cell(row.dataset, (*row.arguments, *order.words)).request()
-
-
-def _folder_name(name: str, number: int, words: Sequence[str]) -> str:
-    """A folder for each set of options that bear on results: a trial does not stand in the way of the whole."""
-    parts: list[list[str]] = []
-    for word in words:
-        if word.startswith("--") or not parts:
-            parts.append([])
-        parts[-1].append(word)
-    without = study.WITHOUT_BEARING - {"source"}
-    bearing = sorted(" ".join(part) for part in parts if not _given(part) & without)
-    return _slug(" ".join([f"{name}-{number}", *bearing]))
-
-
-def _slug(text: str) -> str:
-    """The text as a file name: letters, digits, "=" and "." as they are, the rest as single hyphens."""
-    kept = "".join(character if character.isalnum() or character in "=._" else "-" for character in text)
-    return "-".join(filter(None, kept.split("-")))
 
 
 def _say_what_there_is_to_do(order: Order, console: Console) -> None:

@@ -166,7 +166,10 @@ def refusal(capsys, dataset, words):
         ("--method=fedpca", "did you mean fedpac?"),
         ("--preset fedpacc", "unknown preset 'fedpacc' (there are fedpac, fedas); did you mean fedpac?"),
         ("--model cnn", "unknown model 'cnn' (there are fedpac_cnn, fedavg_cnn, mlp)"),
-        ("--partition group", "unknown partition 'group' (there are grouped, pathological, dirichlet, iid); did you mean grouped?"),
+        (
+            "--partition group",
+            "unknown partition 'group' (there are grouped, pathological, dirichlet, iid); did you mean grouped?",
+        ),
         ("--source embeded", "unknown source 'embeded'"),
         ("--eval-protocol receive", "did you mean received?"),
         ("--roundz 3", "unknown option --roundz; did you mean --rounds?"),

@@ -8,6 +8,7 @@ import reference
 from problems import tiny_federation, tiny_model
 
 from pfl_jax import simulate
+from pfl_jax.data.federated import client_data
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.fedas import trace_weights
 from pfl_jax.simulate import Settings
@@ -87,16 +88,37 @@ def test_fedper(problem):
         np.testing.assert_allclose(last.received[index], accuracy({**w, **head}, data, index), atol=1e-6)
 
 
-@pytest.mark.parametrize("target", ["example", "class_mean"])
-def test_fedas(problem, target):
+@pytest.mark.parametrize("manner", ["serial", "parallel"])
+@pytest.mark.parametrize("target", ["example", "class_mean", "global_class_mean"])
+def test_fedas(problem, target, manner):
     data, start, clients = problem
-    w, previous, align_lr = start, [None] * len(clients), 0.5
+    w, previous, align_lr, lam = start, [None] * len(clients), 0.5, 0.7
 
-    def align(received, previous, x, y):
-        targets = reference.features(previous, x)
-        if target == "class_mean":
-            targets = np.stack([targets[y == label].mean(0) for label in y])
+    def targets_of(own, x, y):
+        if target == "example":
+            return reference.features(own, x)
+        # `previous` is everybody's model after the last round.
+        models, owners = ([own], [(x, y)]) if target == "class_mean" else (previous, clients)
+        embeddings = np.concatenate([reference.features(m, x) for m, (x, _) in zip(models, owners, strict=True)])
+        labels = np.concatenate([y for _, y in owners])
+        return np.stack([embeddings[labels == label].mean(0) for label in y])
+
+    def align(received, own, x, y):
+        targets = targets_of(own, x, y)
+        if manner == "parallel":
+            return received
         return reference.descend(received, lambda w: reference.alignment_gradient(w, x, targets), 1, align_lr)
+
+    def fit(received, own, x, y):
+        if own is None or manner == "serial":
+            return train(received, x, y)
+        targets = targets_of(own, x, y)
+
+        def gradient(w):
+            pull = reference.alignment_gradient(w, x, targets)
+            return {n: g + lam * pull.get(n, 0.0) for n, g in reference.cross_entropy_gradient(w, x, y).items()}
+
+        return reference.descend(received, gradient, EPOCHS, **SGD)
 
     for _ in range(3):
         trained = []
@@ -104,14 +126,15 @@ def test_fedas(problem, target):
             received = dict(w)
             if own is not None:
                 received = {**align(w, own, x, y), **{n: v for n, v in own.items() if n.startswith("head")}}
-            trained.append(train(received, x, y))
+            trained.append(fit(received, own, x, y))
         traces = np.array([reference.fisher_trace(t, x, y) for t, (x, y) in zip(trained, clients, strict=True)])
         weights = traces / traces.sum()
         backbone = reference.mean(weights, trained)
         w = {name: backbone[name] if name.startswith("backbone") else start[name] for name in w}
         previous = trained
 
-    last = run("fedas", data, 3, target=target, align_lr=align_lr, align_batch_size=32)[-1]
+    options = {"target": target, "manner": manner, "lam": lam, "align_lr": align_lr, "align_batch_size": 32}
+    last = run("fedas", data, 3, **options)[-1]
     np.testing.assert_allclose(in_order(last, last.info["trace"]), traces, rtol=1e-3)
     np.testing.assert_allclose(in_order(last, last.info["weights"]), weights, rtol=1e-3)
     assert_model(last.state.server, w)
@@ -120,6 +143,23 @@ def test_fedas(problem, target):
         deployed = {**align(w, previous[index], x, y), **head}
         np.testing.assert_allclose(last.received[index], accuracy(deployed, data, index), atol=1e-6)
         np.testing.assert_allclose(last.trained[index], accuracy(previous[index], data, index), atol=1e-6)
+
+
+def test_fedas_leaves_out_classes_without_a_global_mean():
+    """What nobody of the first cohort holds has no target in the second round: the others alone are aligned."""
+    method = METHODS["fedas"](tiny_model(), target="global_class_mean", batch_size=32, epochs=EPOCHS, align_lr=0.5)
+    server = method.init_server(jax.random.key(0))
+    server["centroids"] = jnp.ones_like(server["centroids"])
+    server["centroid_counts"] = jnp.array([3.0, 0.0, 0.0])
+    data = client_data(tiny_federation(SIZES), 0, "train")
+    client = method.init_client(jax.random.key(1), server, data)
+    got = method.personalize(jax.random.key(2), server, client, data)
+    x, y = np.float64(data.x)[data.mask], np.asarray(data.y)[data.mask]
+    x = x[y == 0]
+    want = reference.to_numpy({"backbone": server["backbone"], "head": server["head"]})
+    want = reference.descend(want, lambda w: reference.alignment_gradient(w, x, np.ones((len(x), 4))), 1, 0.5)
+    assert 0 < len(x) < len(y)
+    assert_model(got, want)
 
 
 def test_fisher_sum_is_mean_times_size(problem):

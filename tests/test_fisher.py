@@ -8,7 +8,7 @@ import pytest
 
 from pfl_jax.base import ClientData, Model
 from pfl_jax.errors import InvalidInput
-from pfl_jax.fisher import fisher_trace, squared_gradient_norms
+from pfl_jax.fisher import fisher_diagonal, fisher_trace, squared_gradient_norms
 from pfl_jax.losses import cross_entropy
 from pfl_jax.models import fedavg_cnn, fedpac_cnn, mlp
 
@@ -108,6 +108,27 @@ def test_softmax_regression_by_hand():
     np.testing.assert_allclose(fisher_trace(model, params, data), total / 6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["mlp", "fedpac_colour", "shared"])
+def test_the_diagonal_is_the_mean_of_squared_gradients(name):
+    model, shape = build(name)
+    params = model.init(jax.random.key(1))
+    data = client(shape, 3, size=5, padded=8)
+    gradient = jax.jit(jax.grad(loss_of(model)))
+    examples = [jax.tree.map(lambda leaf: leaf[index : index + 1], data) for index in range(5)]  # noqa: B023
+    squares = [jax.tree.map(lambda leaf: np.square(leaf, dtype=np.float64), gradient(params, one)) for one in examples]
+    expected = jax.tree.map(lambda *leaves: sum(leaves) / 5, *squares)
+    noise = jnp.where(data.mask.reshape(-1, *[1] * len(shape)), data.x, 1e3)
+    for microbatch in (2, 5, 9):
+        diagonal = fisher_diagonal(model, params, data._replace(x=noise), microbatch=microbatch)
+        assert jax.tree.structure(diagonal) == jax.tree.structure(params)
+        jax.tree.map(
+            lambda got, wanted: np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-9), diagonal, expected
+        )
+    np.testing.assert_allclose(
+        sum(jnp.sum(leaf) for leaf in jax.tree.leaves(diagonal)), fisher_trace(model, params, data), rtol=1e-4
+    )
+
+
 def test_padding_and_microbatch_change_nothing():
     model, shape = build("mlp")
     params = model.init(jax.random.key(0))
@@ -132,7 +153,9 @@ def test_under_vmap_over_clients():
 def test_a_client_without_examples_has_no_information():
     model, shape = build("mlp")
     params = model.init(jax.random.key(0))
-    assert fisher_trace(model, params, client(shape, 3, size=0, padded=4)) == 0
+    nobody = client(shape, 3, size=0, padded=4)
+    assert fisher_trace(model, params, nobody) == 0
+    assert all(jnp.all(leaf == 0) for leaf in jax.tree.leaves(fisher_diagonal(model, params, nobody)))
 
 
 def test_closed_form_holds_no_gradient_per_example():
@@ -151,5 +174,6 @@ def test_rejects_what_it_does_not_know():
     params = model.init(jax.random.key(0))
     with pytest.raises(InvalidInput, match="mean or sum"):
         fisher_trace(model, params, client(shape, 3, 2, 2), reduction="max")
-    with pytest.raises(InvalidInput, match="at least 1"):
-        fisher_trace(model, params, client(shape, 3, 2, 2), microbatch=0)
+    for primitive in (fisher_trace, fisher_diagonal):
+        with pytest.raises(InvalidInput, match="at least 1"):
+            primitive(model, params, client(shape, 3, 2, 2), microbatch=0)

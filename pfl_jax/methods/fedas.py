@@ -9,7 +9,7 @@ from pfl_jax.aggregation import normalize, size_weights, weighted_mean
 from pfl_jax.base import Backbone, Head, LocalResult, Method, Model
 from pfl_jax.fisher import fisher_trace
 from pfl_jax.losses import cross_entropy, feature_alignment
-from pfl_jax.statistics import class_centroids
+from pfl_jax.statistics import class_centroids, merge_centroids
 from pfl_jax.training import fit, map_examples, sgd
 from pfl_jax.trees import merge
 
@@ -29,10 +29,18 @@ class FedASClient(NamedTuple):
 
 
 class FedASMessage(NamedTuple):
-    """What a FedAS client sends: its backbone theta_i and the trace alpha_i of its Fisher information."""
+    """What a FedAS client sends.
+
+    Attributes:
+      backbone: theta_i.
+      trace: alpha_i of its Fisher information.
+      centroids: its class means under theta_i [K, d] and the examples behind them [K], where clients are aligned
+        with global class means; () otherwise.
+    """
 
     backbone: Backbone
     trace: jax.Array
+    centroids: tuple[()] | tuple[jax.Array, jax.Array] = ()
 
 
 def trace_weights(traces: jax.Array, normalization: str = "proportional") -> jax.Array:
@@ -65,7 +73,9 @@ def fedas(
     align_epochs: int = 1,
     alignment: bool = True,
     synchronization: bool = True,
-    target: Literal["example", "class_mean"] = "example",
+    manner: Literal["serial", "parallel"] = "serial",
+    lam: float = 1.0,
+    target: Literal["example", "class_mean", "global_class_mean"] = "example",
     normalization: Literal["proportional", "softmax", "min_max"] = "proportional",
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Method:
@@ -92,15 +102,19 @@ def fedas(
       align_epochs: epochs of the alignment.
       alignment: align the received backbone with the client's previous one.
       synchronization: weight clients by their Fisher trace; by their number of examples otherwise.
-      target: align each example with its own previous embedding, or with the mean one of its class.
+      manner: align before the training on labels (serial), or within it as a further term of the loss (parallel).
+      lam: strength of that term; only the parallel manner reads it.
+      target: align each example with its own previous embedding, with the mean one of its class, or with the mean
+        embedding of its class over all clients, as trained in the last round (global_class_mean).
       normalization: how traces become weights.
       reduction: mean or sum of the examples' squared gradient norms; the sum grows with the client's size.
 
     Returns:
-      A `Method`. The server keeps the shared backbone and the head that every client starts from; a client keeps
-      a `FedASClient`. Info holds the cohort's traces and weights. What a client deploys under `received` is the
-      aligned backbone with its own head; under `trained`, its model after local training, which is what the
-      released code evaluates.
+      A `Method`. The server keeps the shared backbone, the head that every client starts from and, where clients are
+      aligned with them, the global class means and the examples behind them; a client keeps a `FedASClient`. Info
+      holds the cohort's traces and weights. What a client deploys under `received` is the backbone, aligned if the
+      manner is serial, with its own head; under `trained`, its model after local training, which is what the released
+      code evaluates.
 
     Reference:
       Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Algorithm 1.
@@ -109,11 +123,14 @@ def fedas(
       Eq. 8 divides by m once more although the weights already sum to one, which would shrink every step m-fold;
       that factor is dropped, as in the released code. The released code aligns one shared model in place, client
       after client, and sums squared gradients of batch means; here every client aligns its own copy and the
-      gradients are per example, as the text says. Its class-mean loss adds up the classes' means; `class_mean` here
-      averages over examples.
+      gradients are per example, as the text says. The other ways to align of Fig. 4b have no equations: the parallel
+      manner adds the loss of Eq. 4, times lam, to the cross entropy; the global target is FedPAC's (Eq. 17, 19), and
+      classes that no cohort has held yet are left out. The released code's class-mean loss adds up the classes'
+      means; `class_mean` here averages over examples.
     """
     optimizer = sgd(lr, momentum, weight_decay)
     align_optimizer = sgd(align_lr)
+    shares_centroids = alignment and target == "global_class_mean"
 
     def loss(params, batch):
         return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
@@ -121,37 +138,65 @@ def fedas(
     def alignment_loss(backbone, batch):
         return feature_alignment(model.features(backbone, batch.x), batch.y, batch.mask)
 
-    def align(key, received, client, data):
-        embed = lambda x: model.features(client.backbone, x)  # noqa: E731
-        targets = map_examples(embed, data.x, data.mask)
+    def joint_loss(params, batch):
+        labels, targets, has_target = batch.y
+        features = model.features(params["backbone"], batch.x)
+        fitted = cross_entropy(model.classify(params["head"], features), labels, batch.mask)
+        return fitted + lam * feature_alignment(features, targets, batch.mask & has_target)
+
+    def embeddings(backbone, data):
+        return map_examples(lambda x: model.features(backbone, x), data.x, data.mask)
+
+    def targets_of(server, client, data):
+        """The targets [n, d], and which examples have one [n]."""
+        if target == "global_class_mean":
+            return server["centroids"][data.y], data.mask & (server["centroid_counts"][data.y] > 0)
+        targets = embeddings(client.backbone, data)
         if target == "class_mean":
             centroids, _ = class_centroids(targets, data.y, data.mask, model.num_classes)
             targets = centroids[data.y]
-        return fit(
-            key,
-            received,
-            data._replace(y=targets),
-            alignment_loss,
-            optimizer=align_optimizer,
-            # A client that never trained has no backbone to align with: no epoch at all.
-            epochs=jnp.where(client.trained, align_epochs, 0),
-            batch_size=align_batch_size,
-        )
+        # A client that never trained has no backbone to align with.
+        return targets, data.mask & client.trained
 
     def receive(key, server, client, data):
-        backbone = align(key, server["backbone"], client, data) if alignment else server["backbone"]
+        backbone = server["backbone"]
+        if alignment and manner == "serial":
+            targets, has_target = targets_of(server, client, data)
+            backbone = fit(
+                key,
+                backbone,
+                data._replace(y=targets, mask=has_target),
+                alignment_loss,
+                optimizer=align_optimizer,
+                epochs=align_epochs,
+                batch_size=align_batch_size,
+            )
         return merge(backbone, client.head)
 
     def train(key, server, client, data):
         align_key, train_key = jax.random.split(key)
         params = receive(align_key, server, client, data)
-        params = fit(train_key, params, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        objective, examples = loss, data
+        if alignment and manner == "parallel":
+            objective, examples = joint_loss, data._replace(y=(data.y, *targets_of(server, client, data)))
+        params = fit(train_key, params, examples, objective, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
         trace = fisher_trace(model, params, data, reduction=reduction) if synchronization else jnp.zeros(())
+        centroids = ()
+        if shares_centroids:
+            features = embeddings(params["backbone"], data)
+            centroids = class_centroids(features, data.y, data.mask, model.num_classes)
         return LocalResult(
             client=FedASClient(params["backbone"], params["head"], jnp.ones((), bool)),
-            message=FedASMessage(params["backbone"], trace),
+            message=FedASMessage(params["backbone"], trace, centroids),
             personal=params,
         )
+
+    def init_server(key):
+        server = model.init(key)
+        if shares_centroids:
+            server["centroids"] = jnp.zeros((model.num_classes, model.num_features))
+            server["centroid_counts"] = jnp.zeros(model.num_classes)
+        return server
 
     def aggregate(key, server, clients, messages, cohort):
         if synchronization:
@@ -159,11 +204,15 @@ def fedas(
         else:
             weights = size_weights(cohort.counts)
         # The weights sum to one: theta + sum_i w_i (theta_i - theta) is the weighted mean itself.
-        backbone = weighted_mean(weights, messages.backbone)
-        return merge(backbone, server["head"]), clients, {"trace": messages.trace, "weights": weights}
+        server = {**server, "backbone": weighted_mean(weights, messages.backbone)}
+        if shares_centroids:
+            server["centroids"], server["centroid_counts"] = merge_centroids(
+                server["centroids"], server["centroid_counts"], *messages.centroids
+            )
+        return server, clients, {"trace": messages.trace, "weights": weights}
 
     return Method(
-        init_server=model.init,
+        init_server=init_server,
         init_client=lambda key, server, data: FedASClient(server["backbone"], server["head"], jnp.zeros((), bool)),
         local=train,
         aggregate=aggregate,

@@ -1,0 +1,279 @@
+"""The papers' figures: every run of a figure, each in its folder, and the figure as PNG and SVG with its numbers.
+
+    python -m experiments.figures --paper fedpac --figure 2
+
+The same command again goes on where it was stopped: finished runs stay, one that was cut off is made anew. --dry-run
+only shows the runs, and how much work they are. Words that are not named here (--train-size 100, --chunk 4, ...) are
+options of `python -m experiments.DATASET`, and go to every run.
+
+On embedded data the runs are small and a figure takes some minutes on two cores. On real data they are the paper's:
+hours where methods are compared over 200 rounds; --dry-run estimates how many.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from experiments import datasets, study
+from experiments.cli import exit_code
+from experiments.figures.catalogue import PLANS, numbers
+from experiments.figures.plan import Key, Plan, Results, Scope, arrays_path
+from experiments.figures.runs import examples_visited, is_real, run_with_arrays
+from experiments.options import flag
+from experiments.progress import duration
+from experiments.study import Cell
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
+from pfl_jax.reporting import RunFolder
+
+ROOT = Path("runs/figures")
+SPEED = 15_000
+"""Training examples a second, see the README's Performance."""
+
+
+class Order(NamedTuple):
+    """A checked command line.
+
+    Attributes:
+      plan: the figure.
+      datasets: that it shows.
+      methods: that it compares instead of its own; empty for its own.
+      seeds: how many, from 0.
+      rounds: of each run; None as the figure has it.
+      source, data_dir: origin of the data, as `python -m experiments.DATASET` has them.
+      words: for every run.
+      out: folder of runs and pictures.
+      dry_run: only say what there is to do.
+    """
+
+    plan: Plan
+    datasets: tuple[str, ...]
+    methods: tuple[str, ...]
+    seeds: int
+    rounds: int | None
+    source: str
+    data_dir: str | None
+    words: tuple[str, ...]
+    out: Path
+    dry_run: bool
+
+    def scope(self, dataset: str, *, real: bool) -> Scope:
+        """The runs on a dataset, of which is known whether it is the real one."""
+        source = self.source if real else "embedded"
+        words = ["--source", source] if source != "auto" else []
+        words += [] if self.data_dir is None else ["--data-dir", self.data_dir]
+        return self.plan.scope(
+            dataset,
+            short=not real,
+            seeds=self.seeds,
+            methods=self.methods,
+            rounds=self.rounds,
+            words=[*words, *self.words],
+        )
+
+    def runs(self, scope: Scope) -> dict[Key, list[tuple[Cell, Path]]]:
+        """The cells of a scope with their folders; what several places show is run once."""
+        folders: dict[str, Path] = {}
+        found = {}
+        for key, cells in self.plan.cells(scope).items():
+            bearing = json.dumps(study.bearing(cells[0].request()), sort_keys=True)
+            folder = folders.setdefault(bearing, self.out / study.slug(" ".join([scope.dataset, *key])))
+            found[key] = [(cell, folder / f"seed-{cell.seed}") for cell in cells]
+        return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Makes a figure.
+
+    Args:
+      arguments: the words of the command line; by default those of this process.
+
+    Returns:
+      The exit code, see `cli.exit_code`.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+
+    def work() -> None:
+        order = parse(words)
+        console = Console()
+        if order.dry_run:
+            _say_what_there_is_to_do(order, console)
+        else:
+            with study.exclusive(order.out):
+                _make(order, console)
+
+    return exit_code(work)
+
+
+def _parser() -> study.Parser:
+    parser = study.Parser(
+        prog="python -m experiments.figures",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    figures = "; ".join(f"{paper}: {', '.join(numbers(paper))}" for paper in PLANS)
+    parser.add_argument("--paper", required=True, help=", ".join(PLANS))
+    parser.add_argument("--figure", required=True, metavar="NUMBER", help=figures)
+    parser.add_argument("--dataset", nargs="+", action="extend", help="instead of the figure's datasets")
+    parser.add_argument("--method", nargs="+", action="extend", help="instead of the methods that the figure compares")
+    parser.add_argument("--rounds", type=int, help="of each run, instead of the figure's")
+    parser.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds 0 to K - 1 (default 1)")
+    parser.add_argument("--source", default="auto", help="auto (default), tfds, files or embedded")
+    parser.add_argument("--data-dir", metavar="DIR", help="folder of the data")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of runs and pictures; by default in runs/figures"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say each command and what is there, and run nothing")
+    return parser
+
+
+def parse(words: Sequence[str]) -> Order:
+    """Checks a command line.
+
+    Raises:
+      InvalidInput: an unknown paper, figure, dataset, method or option, or one that the figure cannot take.
+    """
+    own, rest = _parser().parse_known_args(words)
+    study.choose("paper", [own.paper], PLANS)
+    study.choose("figure", [own.figure], numbers(own.paper), f" in {own.paper}")
+    study.choose("source", [own.source], ("auto", "tfds", "files", "embedded"))
+    study.choose("dataset", own.dataset or [], datasets())
+    study.choose("method", own.method or [], METHODS)
+    plan = PLANS[own.paper][own.figure]
+    if own.method and not plan.methods:
+        raise InvalidInput(f"--method has no effect: {plan.title} compares no methods")
+    for name in ("seeds", "rounds"):
+        if getattr(own, name) is not None and getattr(own, name) < 1:
+            raise InvalidInput(f"{flag(name)} must be at least 1, not {getattr(own, name)}")
+    rounds = [] if own.rounds is None else ["--rounds", str(own.rounds)]
+    source = [] if own.source == "auto" else ["--source", own.source]
+    order = Order(
+        plan=plan,
+        datasets=tuple(dict.fromkeys(own.dataset or plan.datasets)),
+        methods=tuple(dict.fromkeys(own.method or ())),
+        seeds=own.seeds,
+        rounds=own.rounds,
+        source=own.source,
+        data_dir=own.data_dir,
+        words=tuple(rest),
+        out=(own.out or ROOT / study.folder_name(own.paper, int(own.figure), [*rounds, *source, *rest])).expanduser(),
+        dry_run=own.dry_run,
+    )
+    _check_words(order)
+    return order
+
+
+def _check_words(order: Order) -> None:
+    """Refuses words that would make other runs of these, and such that a method cannot use."""
+    if {"-h", "--help"} & set(order.words):
+        raise InvalidInput("--help stands alone")
+    for dataset in order.datasets:
+        scope = order.scope(dataset, real=True)
+        fixed = sorted(study.given(order.words) & (order.plan.varied(scope) | {"seed", "out", "method", "preset"}))
+        if fixed:
+            raise InvalidInput(f"{flag(fixed[0])} cannot be given for {order.plan.title}, which sets it itself")
+        # What a word means depends on the dataset and the method, not on what else the runs differ in.
+        variants = order.plan.variants(scope)
+        for key in {own["method"]: key for key, own in variants.items()}.values():
+            order.plan.cells(scope)[key][0].request()
+
+
+def _scopes(order: Order, console: Console) -> list[Scope]:
+    """The runs on each dataset, the smaller ones where the real data is not there."""
+
+    def notify(message: str) -> None:
+        console.print(message, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
+
+    real = {
+        dataset: is_real(dataset, order.source, order.data_dir, notify, download=not order.dry_run)
+        for dataset in order.datasets
+    }
+    return [order.scope(dataset, real=real[dataset]) for dataset in order.datasets]
+
+
+def _say_what_there_is_to_do(order: Order, console: Console) -> None:
+    examples, count = 0, 0
+    for cell, folder in _distinct(order.runs(scope) for scope in _scopes(order, console)):
+        try:
+            state: Any = study.inspect(cell, folder)
+        except InvalidInput as error:
+            state = str(error)
+        console.print(f"{cell.command(folder)}  # {state}", soft_wrap=True, highlight=False, markup=False)
+        examples, count = examples + examples_visited(cell.request()), count + 1
+    console.print(
+        f"{count} runs, {examples / 1e6:,.1f} million training examples: {duration(examples / SPEED)} at {SPEED:,} a "
+        "second, which two cores reach with FedPAC's smaller network",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _make(order: Order, console: Console) -> None:
+    """Runs what is not there yet, draws the figure and saves it."""
+    # All folders first: what is refused is refused before hours of work.
+    scopes = _scopes(order, console)
+    everything = [(scope, order.runs(scope)) for scope in scopes]
+    cells = _distinct(runs for _, runs in everything)
+    missing = [run for run in cells if not _is_there(order.plan, *run)]
+    finished = len(cells) - len(missing)
+    console.print(f"{finished} of {len(cells)} runs are there, in {order.out}", soft_wrap=True, highlight=False)
+    try:
+        for cell, folder in missing:
+            console.print(
+                f"run {finished + 1} of {len(cells)}: {folder.parent.name}, seed {cell.seed}",
+                style="bold",
+                soft_wrap=True,
+                highlight=False,
+            )
+            run_with_arrays(cell, folder, console, order.plan.observe)
+            finished += 1
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(
+            f"{stop or 'interrupted'}; {finished} of {len(cells)} runs are finished and stay in {order.out}: the same "
+            "command goes on"
+        ) from None
+    # Imported now, so that errors and --help do not wait for matplotlib.
+    from experiments.figures import drawing
+    from experiments.figures.compose import compose
+
+    results = [
+        Results(scope, {key: [folder for _, folder in of_key] for key, of_key in runs.items()})
+        for scope, runs in everything
+    ]
+    picture = compose(order.plan, results)
+    name = f"{order.plan.paper}-figure-{order.plan.number}"
+    paths = drawing.save(picture, order.out, name)
+    RunFolder(order.out, []).write(f"{name}.json", picture.record() | {"data": _data(results)})
+    for path in (*paths, order.out / f"{name}.json"):
+        console.print(f"saved {path}", soft_wrap=True, highlight=False)
+
+
+def _distinct(scopes: Iterable[dict[Key, list[tuple[Cell, Path]]]]) -> list[tuple[Cell, Path]]:
+    """All cells, each folder once."""
+    folders = {folder: cell for runs in scopes for of_key in runs.values() for cell, folder in of_key}
+    return [(cell, folder) for folder, cell in folders.items()]
+
+
+def _is_there(plan: Plan, cell: Cell, folder: Path) -> bool:
+    """Whether a run is finished, its arrays included."""
+    if study.inspect(cell, folder) != "finished":
+        return False
+    path = arrays_path(folder)
+    if plan.observe is None or path.exists():
+        return True
+    raise InvalidInput(f"{folder} holds the run but {path} is gone: remove {folder}, and the run is made again")
+
+
+def _data(results: Sequence[Results]) -> list[dict[str, Any]]:
+    """What each dataset was, in full."""
+    return [one.config(one.keys[0])["data"] for one in results]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

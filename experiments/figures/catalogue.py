@@ -1,0 +1,15 @@
+"""Every figure with results of the papers, by paper and number."""
+
+from experiments.figures import fedas, fedpac
+from experiments.figures.plan import Plan
+
+PLANS: dict[str, dict[str, Plan]] = {"fedpac": {}, "fedas": {}, "fedpac_replication": {}}
+"""paper -> number of the figure, as users write it -> what it is. FedAS's Figures 1 and 2 are drawings."""
+
+for _plan in (*fedpac.FIGURES, *fedas.FIGURES):
+    PLANS[_plan.paper][str(_plan.number)] = _plan
+
+
+def numbers(paper: str) -> list[str]:
+    """The figures of a paper."""
+    return list(PLANS[paper])

@@ -1,0 +1,77 @@
+"""From the finished runs of a figure to its picture: title, panels, and what the caption must say."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from experiments import presets, study
+from experiments.figures.pictures import ACCURACY, Lines, Picture
+from experiments.figures.plan import Panel, Plan, Results, arguments_of
+from experiments.options import PARTITION_OPTIONS
+
+
+def compose(plan: Plan, results: Sequence[Results]) -> Picture:
+    """The picture of a figure.
+
+    Args:
+      plan: which figure.
+      results: the runs on each dataset.
+    """
+    data = [one.data for one in results]
+    panels: list[Panel] = []
+    for one in results:
+        for panel in plan.panels(one):
+            several = len(results) > 1 and panel.title != one.data
+            panels.append(dataclasses.replace(panel, title=f"{panel.title}, {one.data}") if several else panel)
+    where = f" on {data[0]}" if len(data) == 1 else ""
+    shortened = " (shortened)" if any(_shortening(plan, one) for one in results) else ""
+    return Picture(
+        f"{plan.title}: {plan.subject}{where}{shortened}", _caption(plan, results, panels), panels, plan.columns
+    )
+
+
+def _caption(plan: Plan, results: Sequence[Results], panels: Sequence[Panel]) -> str:
+    sentences = []
+    if any(isinstance(panel, Lines) and panel.y_label == ACCURACY for panel in panels):
+        sentences.append("Accuracies are means over clients of what each would deploy after aggregation (received).")
+    sentences += [f"{one.data}: {_setting(plan, one)}." for one in results]
+    seeds = results[0].scope.seeds
+    sentences.append("Seed 0." if seeds == 1 else f"Means over seeds 0 to {seeds - 1}; bands are their range.")
+    shortening = list(dict.fromkeys(filter(None, (_shortening(plan, one) for one in results))))
+    sentences += [f"Not the paper's setting, but {words}." for words in shortening]
+    return " ".join([*sentences, plan.note]).strip()
+
+
+def _setting(plan: Plan, results: Results) -> str:
+    """What all runs on a dataset have in common, as they had it."""
+    key = next(iter(plan.variants(results.scope)))
+    config, varied = results.config(key), plan.varied(results.scope)
+    options: dict[str, Any] = config["options"]
+    parts = [f"{options['num_clients']} clients"]
+    if "train_size" not in varied:
+        sizes = config["train_examples"]
+        parts.append(
+            f"{min(sizes)} training examples each"
+            if min(sizes) == max(sizes)
+            else f"{min(sizes)} to {max(sizes)} training examples"
+        )
+    if "rounds" not in varied:
+        parts.append(f"{options['rounds']} rounds")
+    if "participation" in results.scope.values or "participation" not in varied:
+        parts.append(f"participation {results.scope.values.get('participation', options['participation']):g}")
+    words = options["partition"]
+    for spread in {"s", "beta"} & set(PARTITION_OPTIONS[options["partition"]]) - varied:
+        words += f" {spread} = {options[spread]:g}"
+    return ", ".join([*parts, words])
+
+
+def _shortening(plan: Plan, results: Results) -> str:
+    """The options that are not the figure's own, as words; "" where all are."""
+    scope = results.scope
+    usual = {**presets.values(plan.preset, scope.dataset), **plan.values, "preset": plan.preset}
+    # Words count more than values; how often a run is evaluated changes nothing; the data is named elsewhere.
+    silent = study.given(scope.words) | {"eval_every"}
+    changed = {name: value for name, value in scope.values.items() if usual.get(name) != value and name not in silent}
+    source = [index for index, word in enumerate(scope.words) if word in ("--source", "--data-dir")]
+    words = [word for index, word in enumerate(scope.words) if index not in source and index - 1 not in source]
+    return " ".join([*arguments_of(changed), *words])

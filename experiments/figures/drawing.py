@@ -1,0 +1,196 @@
+"""How pictures look: on paper, on a screen, and without colours.
+
+Lines differ in colour, dashes and markers at once, bars in hatching; the method that a figure is about is black,
+solid and thick. Nothing here touches pyplot or any other global state of matplotlib.
+"""
+
+import os
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from experiments.figures.pictures import Bars, Heat, Lines, Picture, Series
+from pfl_jax.errors import InvalidInput
+
+MAIN = {"color": "black", "linestyle": "-", "marker": "o", "linewidth": 2.0, "zorder": 5}
+
+# Okabe and Ito's colours, which colour-blind readers tell apart, without the yellow that paper swallows.
+_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666", "#8B4513", "#4B0082")
+_DASHES = ("--", "-.", ":", (0, (6, 1.5)), (0, (4, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2, 2, 2)), "-", (0, (3, 3)))
+_MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "*")
+_HATCHES = ("", "///", "...", "xxx")
+_GREYS = ("#555555", "#ffffff", "#bbbbbb", "#ffffff")
+
+_SETTINGS: dict[Any, Any] = {
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    # Searchable text, and the same bytes for the same numbers.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "pfl_jax",
+}
+_PANEL = {Lines: (4.0, 2.9), Bars: (4.8, 2.9), Heat: (2.3, 2.35)}
+_LINE = 0.16
+"""Inches of a line of text."""
+
+
+def draw(picture: Picture) -> Figure:
+    """The picture as a matplotlib figure."""
+    with mpl.rc_context(_SETTINGS):
+        columns = min(picture.columns, len(picture.panels))
+        rows = -(-len(picture.panels) // columns)
+        sizes = [_PANEL[type(panel)] for panel in picture.panels]
+        widths = [max(size[0] for size in sizes[column::columns]) for column in range(columns)]
+        heat = all(isinstance(panel, Heat) for panel in picture.panels)
+        width = sum(widths) + (0.7 if heat else 0.0)
+        title = textwrap.wrap(picture.title, int(width * 12.5))
+        caption = textwrap.wrap(picture.caption, int(width * 18), break_on_hyphens=False)
+        shared = _shared_legend(picture)
+        legend_columns = max(1, int(width / 1.5))
+        legend = _LINE * 1.25 * -(-len(shared) // legend_columns) if shared else 0.0
+        above, below = 0.15 + 1.35 * _LINE * len(title), 0.15 + legend + _LINE * len(caption)
+        height = above + below + rows * max(size[1] for size in sizes)
+        figure = Figure(figsize=(width, height), layout="constrained")
+        figure.get_layout_engine().set(rect=(0, below / height, 1, 1 - (above + below) / height))  # pyright: ignore
+        figure.text(0.5, 1 - 0.1 / height, "\n".join(title), ha="center", va="top", fontsize=10.5, fontweight="bold")
+        figure.text(
+            0.1 / width, 0.06 / height, "\n".join(caption), ha="left", va="bottom", fontsize=7.5, color="#333333"
+        )
+        grid = figure.subplots(rows, columns, squeeze=False, width_ratios=widths)
+        # One scale of greys for all matrices; equal weights of many clients would be all but white on one up to 1.
+        matrices = [np.asarray(panel.matrix) for panel in picture.panels if isinstance(panel, Heat)]
+        greys = Normalize(0, max(map(np.max, matrices), default=1))
+        for position, axes in enumerate(grid.flat):
+            if position < len(picture.panels):
+                _draw_panel(axes, picture.panels[position], greys, own_legend=not shared)
+            else:
+                axes.set_axis_off()
+        if heat:
+            bar = figure.colorbar(ScalarMappable(greys, "Greys"), ax=grid, shrink=0.6, aspect=30)
+            bar.set_label("weight")
+        if shared:
+            handles, labels = grid[0, 0].get_legend_handles_labels()
+            place = (0.5, (0.1 + _LINE * len(caption)) / height)
+            figure.legend(handles, labels, loc="lower center", bbox_to_anchor=place, ncols=legend_columns)
+        return figure
+
+
+def save(picture: Picture, folder: Path, name: str) -> list[Path]:
+    """Draws a picture into folder/name.png and folder/name.svg.
+
+    Raises:
+      InvalidInput: the folder cannot be written.
+    """
+    figure = draw(picture)
+    paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
+    for path in paths:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        kind = path.suffix[1:]
+        try:
+            with mpl.rc_context(_SETTINGS):
+                figure.savefig(temporary, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
+            os.replace(temporary, path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise InvalidInput(f"cannot write {path}: {error.strerror or error}; give --out another folder") from None
+    return paths
+
+
+def _shared_legend(picture: Picture) -> list[str]:
+    """The labels of a legend that serves all panels; none where the panels differ."""
+    if not all(isinstance(panel, Lines) for panel in picture.panels):
+        return []
+    labels = [[series.label for series in panel.series] for panel in picture.panels if isinstance(panel, Lines)]
+    same = all(panel == labels[0] for panel in labels)
+    return labels[0] if same and len(labels[0]) > 1 and (len(labels) > 1 or len(labels[0]) > 4) else []
+
+
+def _draw_panel(axes: Axes, panel: Lines | Bars | Heat, greys: Normalize, *, own_legend: bool) -> None:
+    axes.set_title("\n".join(textwrap.wrap(panel.title, 30 if isinstance(panel, Heat) else 52)))
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    if isinstance(panel, Lines):
+        _draw_lines(axes, panel)
+    elif isinstance(panel, Bars):
+        _draw_bars(axes, panel)
+    else:
+        _draw_heat(axes, panel, greys)
+    if own_legend and axes.get_legend_handles_labels()[1][1:]:
+        axes.legend(handlelength=3.2)
+
+
+def _draw_lines(axes: Axes, panel: Lines) -> None:
+    axes.grid(color="#dddddd", linewidth=0.6)
+    if panel.zero_line:
+        axes.axhline(0, color="#888888", linewidth=1)
+    others = 0
+    for series in panel.series:
+        if series.is_main:
+            look = dict(MAIN)
+        else:
+            turn = others % len(_COLOURS)
+            look = {"color": _COLOURS[turn], "linestyle": _DASHES[turn], "marker": _MARKERS[turn], "linewidth": 1.4}
+            others += 1
+        _draw_series(axes, series, _places(series.x, panel.x_ticks), look)
+    if panel.x_ticks is None:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
+        axes.set_xticks(range(len(panel.x_ticks)), [f"{tick:g}" for tick in panel.x_ticks])
+    axes.margins(x=0.04, y=0.08)
+
+
+def _draw_series(axes: Axes, series: Series, x: Sequence[float], look: dict[str, Any]) -> None:
+    # About eight markers on a line, not all at the same places.
+    every = max(1, len(x) // 8)
+    y = [np.nan if value is None else value for value in series.y]
+    size = 4.5 if look["marker"] != "*" else 6.5
+    axes.plot(x, y, label=series.label, markevery=(0, every), markersize=size, markerfacecolor="white", **look)
+    if series.low is not None and series.high is not None:
+        axes.fill_between(x, series.low, series.high, color=look["color"], alpha=0.13, linewidth=0)
+
+
+def _places(x: Sequence[float], ticks: Sequence[float] | None) -> Sequence[float]:
+    """Where values stand on the axis: at the numbers of their ticks, if there are ticks."""
+    return x if ticks is None else [list(ticks).index(value) for value in x]
+
+
+def _draw_bars(axes: Axes, panel: Bars) -> None:
+    start, places, names = 0.0, [], []
+    for number, (group, labels, values) in enumerate(zip(panel.groups, panel.labels, panel.values, strict=True)):
+        at = start + np.arange(len(values))
+        look: dict[str, Any] = {"hatch": _HATCHES[number % 4], "facecolor": _GREYS[number % 4], "edgecolor": "black"}
+        axes.bar(at, values, width=0.8, label=group, linewidth=0.8, **look)
+        start += len(values) + 1.0
+        places += at.tolist()
+        names += labels
+    axes.axhline(panel.level, color="#D55E00", linestyle="--", linewidth=1.3, label=panel.level_label)
+    axes.set_xticks(places, names, fontsize=7)
+    axes.margins(x=0.02)
+    # Room for the legend above the bars.
+    axes.set_ylim(0, 1.35 * max(panel.level, *(value for values in panel.values for value in values)))
+
+
+def _draw_heat(axes: Axes, panel: Heat, greys: Normalize) -> None:
+    matrix = np.asarray(panel.matrix)
+    axes.imshow(matrix, cmap="Greys", norm=greys, interpolation="nearest")
+    for side in axes.spines.values():
+        side.set_visible(True)
+    for border in np.cumsum(panel.blocks)[:-1] - 0.5:
+        axes.axhline(border, color="#D55E00", linewidth=0.6)
+        axes.axvline(border, color="#D55E00", linewidth=0.6)
+    ticks = range(0, len(matrix), max(1, len(matrix) // 4))
+    axes.set_xticks(ticks)
+    axes.set_yticks(ticks)
+    axes.tick_params(labelsize=7)

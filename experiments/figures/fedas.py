@@ -1,0 +1,273 @@
+"""The figures of FedAS (Yang, Huang, Ye. CVPR 2024)."""
+
+import jax
+import numpy as np
+
+from experiments.figures.fedpac import line
+from experiments.figures.pictures import ACCURACY, ROUND, Bars, Lines, Series, over_seeds
+from experiments.figures.plan import Key, Panel, Plan, Results, Scope, Values
+from experiments.figures.substitution import accuracies_after_replacement
+from experiments.records import Experiment
+from pfl_jax import simulate
+from pfl_jax.models import MODELS
+from pfl_jax.simulate import RoundResult
+from pfl_jax.trees import merge
+
+SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
+"""Of the parameters that are replaced; the paper has 5 %."""
+
+ALIGNMENTS: dict[str, Values] = {
+    "fedas": {},
+    "own-class-means": {"target": "class_mean"},
+    "global-class-means": {"target": "global_class_mean"},
+    "parallel": {"manner": "parallel"},
+    "none": {"alignment": False},
+}
+"""Fig. 4b: what the received backbone is aligned with, and when."""
+
+ALIGNMENT_LABELS = {
+    "fedas": "FedAS: own features, before training",
+    "own-class-means": "own class means, before training",
+    "global-class-means": "global class means, before training",
+    "parallel": "own features, during training",
+    "none": "no alignment",
+}
+
+NORMALIZATIONS = {"proportional": "proportional (FedAS)", "softmax": "softmax", "min_max": "min-max"}
+
+CHANNEL_METHODS = {"cd2pfed": "CD2-pFed", "fedas_cd2": "CD2-pFed with parameter alignment"}
+
+BATCH_SIZES, EPOCHS = (8, 16, 32, 64), (1, 2, 5, 10)
+
+COMPARED = (
+    "fedavg_ft",
+    "fedprox_ft",
+    "fedper",
+    "ditto",
+    "lg_fedavg",
+    "fedbabu",
+    "fedproto_g",
+    "fedala",
+    "fedpac",
+    "fedas",
+)
+FEW = ("fedavg_ft", "fedper", "fedbabu", "fedala", "fedpac", "fedas")
+
+SETTING = {"partition": "dirichlet", "beta": 0.1, "participation": 0.6, "eval_every": 2}
+"""That of Figure 5; the text gives the other figures none."""
+
+SHORT = {"rounds": 12, "train_size": 100, "test_size": 75, "lr": 0.05}
+
+
+def keep_traces(experiment: Experiment, result: RoundResult) -> dict[str, np.ndarray]:
+    """Fisher traces and aggregation weights [M] of a round with its cohort, and who is a straggler [N]."""
+    names = ("trace", "weights")
+    kept = {f"{name}_{result.round}": np.asarray(result.info[name]) for name in names}
+    kept[f"cohort_{result.round}"] = result.cohort
+    settings, key = experiment.settings, jax.random.key(experiment.request.options.seed)
+    slow = simulate.stragglers(key, experiment.data.num_clients, settings.straggler_fraction)
+    return {**kept, "stragglers": np.asarray(slow)}
+
+
+def keep_traces_and_replacements(experiment: Experiment, result: RoundResult) -> dict[str, np.ndarray]:
+    """Traces, and after the last round the accuracies with a share of the parameters replaced [S, C]."""
+    kept = keep_traces(experiment, result)
+    if result.round < experiment.settings.rounds:
+        return kept
+    dataset, clients = experiment.dataset, result.state.clients
+    model = MODELS[experiment.request.options.model](dataset.input_shape, dataset.num_classes)
+    highest, at_random = accuracies_after_replacement(
+        jax.random.key(experiment.request.options.seed),
+        model,
+        merge(clients.backbone, clients.head),
+        experiment.data,
+        np.flatnonzero(np.asarray(clients.trained)),
+        SHARES,
+    )
+    return {**kept, "highest": highest, "at_random": at_random}
+
+
+def _fisher(results: Results) -> list[Panel]:
+    arrays = results.arrays(("fedas",))
+    percent = [100 * share for share in SHARES]
+    replaced = [
+        over_seeds(label, percent, [100 * np.nanmean(one[name], axis=1) for one in arrays], is_main=is_main)
+        for name, label, is_main in (
+            ("at_random", "random parameters", False),
+            ("highest", "highest Fisher information", True),
+        )
+    ]
+    rounds = range(1, results.config(("fedas",))["options"]["rounds"] + 1)
+    means = [[one[f"trace_{number}"].mean() for number in rounds] for one in arrays]
+    growth = over_seeds("mean over the cohort", list(rounds), means, is_main=True)
+    return [
+        Lines("(a) parameters replaced by untrained ones", "replaced parameters in %", ACCURACY, replaced, percent),
+        Lines("(b) trace of the Fisher information", ROUND, "t-FIM, mean over the cohort", [growth]),
+    ]
+
+
+def _straggler_bars(results: Results) -> Bars:
+    """The aggregation weights of the first seed's last round, in which everyone takes part."""
+    (arrays, *_), config = results.arrays(("stragglers",)), results.config(("stragglers",))
+    last = config["options"]["rounds"]
+    weights = np.zeros(len(arrays["stragglers"]))
+    weights[arrays[f"cohort_{last}"]] = arrays[f"weights_{last}"]
+    groups = [np.flatnonzero(~arrays["stragglers"]), np.flatnonzero(arrays["stragglers"])]
+    return Bars(
+        f"(a) round {last}, everyone takes part",
+        "client",
+        "aggregation weight",
+        ["online clients", "stragglers"],
+        [[str(client) for client in group] for group in groups],
+        [weights[group].tolist() for group in groups],
+        1 / len(weights),
+        "equal weights",
+    )
+
+
+def _discussion(results: Results) -> list[Panel]:
+    series = [
+        line(results, ALIGNMENT_LABELS[name], ("align", name), is_main=name == "fedas") for name in reversed(ALIGNMENTS)
+    ]
+    return [_straggler_bars(results), Lines("(b) ways to align", ROUND, ACCURACY, series)]
+
+
+def _discussion_variants(scope: Scope) -> dict[Key, Values]:
+    aligned: dict[Key, Values] = {("align", name): {"method": "fedas", **own} for name, own in ALIGNMENTS.items()}
+    stragglers = {"straggler_fraction": 0.5, "straggler_rate": 0.1, "participation": 0.4, "full_last_round": True}
+    return aligned | {("stragglers",): {"method": "fedas", **stragglers}}
+
+
+def _curves(results: Results) -> list[Panel]:
+    series = [line(results, method, (method,), is_main=method == "fedas") for method in results.scope.methods]
+    return [Lines(results.data, ROUND, ACCURACY, series)]
+
+
+def _compatibility(results: Results) -> list[Panel]:
+    normalizations = [
+        line(results, label, ("normalization", name), is_main=name == "proportional")
+        for name, label in reversed(NORMALIZATIONS.items())
+    ]
+    channels = [
+        line(results, label, ("channels", name), is_main=name == "fedas_cd2") for name, label in CHANNEL_METHODS.items()
+    ]
+    return [
+        Lines("(a) normalisation of the Fisher traces", ROUND, ACCURACY, normalizations),
+        Lines("(b) channel-wise split", ROUND, ACCURACY, channels),
+    ]
+
+
+def _compatibility_variants(scope: Scope) -> dict[Key, Values]:
+    normalizations: dict[Key, Values] = {
+        ("normalization", name): {"method": "fedas", "normalization": name} for name in NORMALIZATIONS
+    }
+    return normalizations | {("channels", name): {"method": name} for name in CHANNEL_METHODS}
+
+
+def equal_steps(rounds: int, factor: float) -> int:
+    """Rounds with as many gradient steps as `rounds` have at the usual setting.
+
+    Args:
+      rounds: at the usual setting.
+      factor: gradient steps of a round, as a share of the usual number.
+    """
+    return max(1, round(rounds / factor))
+
+
+def _hyper_parameter_variants(scope: Scope) -> dict[Key, Values]:
+    def own(rounds: int, **changed: int) -> Values:
+        return {"method": "fedas", "rounds": rounds, "eval_every": rounds, **changed}
+
+    batches = {
+        (f"batch_size={size}",): own(equal_steps(scope.rounds, 16 / size), batch_size=size, epochs=5)
+        for size in BATCH_SIZES
+    }
+    epochs = {
+        (f"epochs={count}",): own(equal_steps(scope.rounds, count / 5), batch_size=16, epochs=count) for count in EPOCHS
+    }
+    return batches | epochs
+
+
+def _hyper_parameters(results: Results) -> list[Panel]:
+    def panel(title: str, x_label: str, name: str, steps: tuple[int, ...]) -> Lines:
+        rows = np.array([results.final((f"{name}={step}",)) for step in steps]).T
+        series: list[Series] = [
+            over_seeds("fedas", steps, (rows - rows.mean(axis=1, keepdims=True)).tolist(), is_main=True)
+        ]
+        title = f"{title}; mean {rows.mean():.1f} %"
+        return Lines(title, x_label, "accuracy minus the mean, in points", series, steps, zero_line=True)
+
+    return [
+        panel("(a) batch size BS", "batch size", "batch_size", BATCH_SIZES),
+        panel("(b) local epochs E", "local epochs", "epochs", EPOCHS),
+    ]
+
+
+_NO_SETTING = "The text gives this figure no setting: Figure 5's is taken."
+
+FIGURES = (
+    Plan(
+        "fedas",
+        3,
+        "Fisher information as a measure of what parameters hold",
+        "fedas",
+        ("cifar10",),
+        lambda scope: {("fedas",): {"method": "fedas"}},
+        _fisher,
+        values=SETTING,
+        short=SHORT,
+        note=f"(a) {_NO_SETTING} Models are the clients' own after their last training; the paper replaces 5 %.",
+        observe=keep_traces_and_replacements,
+    ),
+    Plan(
+        "fedas",
+        4,
+        "aggregation weights with half the clients stragglers, and other ways to align",
+        "fedas",
+        ("cifar10",),
+        _discussion_variants,
+        _discussion,
+        values=SETTING,
+        short=SHORT,
+        note=f"{_NO_SETTING} (a) participation 0.4, a straggler is drawn a tenth as often as an online client. "
+        "(b) the text names a parallel manner and global features, without equations.",
+        observe=keep_traces,
+    ),
+    Plan(
+        "fedas",
+        5,
+        "accuracy over rounds",
+        "fedas",
+        ("cifar10", "cifar100"),
+        lambda scope: {(method,): {"method": method} for method in scope.methods},
+        _curves,
+        methods=COMPARED,
+        short_methods=FEW,
+        values=SETTING,
+        short=SHORT,
+    ),
+    Plan(
+        "fedas",
+        6,
+        "other normalisations of the weights, and another split of the parameters",
+        "fedas",
+        ("cifar10",),
+        _compatibility_variants,
+        _compatibility,
+        values=SETTING,
+        short=SHORT,
+        note=_NO_SETTING,
+    ),
+    Plan(
+        "fedas",
+        7,
+        "batch size and local epochs at equal numbers of gradient steps",
+        "fedas",
+        ("cifar10",),
+        _hyper_parameter_variants,
+        _hyper_parameters,
+        values=SETTING,
+        short=SHORT,
+        note=f"{_NO_SETTING} Rounds are such that all runs take equally many steps; accuracy after the last round.",
+    ),
+)

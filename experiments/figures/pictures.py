@@ -1,0 +1,143 @@
+"""What a figure shows, as plain data: the numbers that are drawn, and that are saved beside the drawing."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+ROUND, ACCURACY = "round", "accuracy in %"
+"""Labels of the usual axes."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line.
+
+    Attributes:
+      label: in the legend.
+      x, y: equally many numbers.
+      low, high: least and greatest of y over seeds; None with one seed.
+      is_main: whether this is the method that the figure is about.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    is_main: bool = False
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines over a common axis.
+
+    Attributes:
+      title: above the panel.
+      x_label, y_label: what the axes are, with units.
+      series: the lines.
+      x_ticks: where the axis is marked; None leaves that to the drawing. Given ticks stand at equal distances.
+      zero_line: whether y = 0 is marked.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    x_ticks: Sequence[float] | None = None
+    zero_line: bool = False
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar for each thing, in groups side by side.
+
+    Attributes:
+      title: above the panel.
+      x_label, y_label: what the axes are, with units.
+      groups: name of each group.
+      labels: for each group, the names of its bars.
+      values: for each group, their heights.
+      level: a horizontal line to compare with, and level_label its name.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    groups: Sequence[str]
+    labels: Sequence[Sequence[str]]
+    values: Sequence[Sequence[float]]
+    level: float
+    level_label: str
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A square matrix of weights in [0, 1].
+
+    Attributes:
+      title: above the panel.
+      x_label, y_label: what columns and rows are.
+      matrix: [N, N].
+      blocks: lengths of runs of rows that belong together; they sum to N.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    matrix: Sequence[Sequence[float]]
+    blocks: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure.
+
+    Attributes:
+      title: what it is; which data it shows stands in the panels' titles or here.
+      caption: settings, in sentences: whatever is not as in the paper.
+      panels: in reading order.
+      columns: panels side by side.
+    """
+
+    title: str
+    caption: str
+    panels: Sequence[Lines | Bars | Heat]
+    columns: int
+
+    def record(self) -> dict[str, Any]:
+        """The picture as JSON has it."""
+        content = dataclasses.asdict(self)
+        for panel, kept in zip(self.panels, content["panels"], strict=True):
+            kept["kind"] = type(panel).__name__.lower()
+        return _plain(content)
+
+
+def over_seeds(label: str, x: Sequence[float], runs: Sequence[Sequence[float]], *, is_main: bool = False) -> Series:
+    """The line of the mean over seeds, with the range that they span.
+
+    Args:
+      label: in the legend.
+      x: [X].
+      runs: a row [X] for each seed; None and NaN count as missing.
+      is_main: see `Series`.
+    """
+    values = np.asarray(runs, np.float64)
+    if len(values) == 1:
+        return Series(label, list(x), values[0].tolist(), is_main=is_main)
+    return Series(
+        label, list(x), values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist(), is_main=is_main
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Lists and Python numbers all through."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else value

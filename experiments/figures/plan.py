@@ -1,0 +1,198 @@
+"""What a figure is made of: runs for each dataset, and the panels that their results become."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from experiments import presets, study
+from experiments.figures.pictures import Bars, Heat, Lines
+from experiments.options import flag
+from experiments.study import Cell
+from pfl_jax.reporting import Protocol
+
+if TYPE_CHECKING:
+    from experiments.records import Experiment
+    from pfl_jax.simulate import RoundResult
+
+Key: TypeAlias = tuple[str, ...]
+"""What tells the runs of a figure on one dataset apart, seeds aside; it also names their folders."""
+
+Panel: TypeAlias = Lines | Bars | Heat
+
+Values: TypeAlias = dict[str, Any]
+"""Options of a run, by the names they have in Python."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A figure's runs on one dataset.
+
+    Attributes:
+      dataset: which.
+      short: whether they are the smaller ones for embedded data.
+      methods: that are compared, the figure's own last; empty where it compares none.
+      seeds: how many, from 0.
+      values: options that all these runs share.
+      words: of the command line, for all runs; they count more than `values`.
+    """
+
+    dataset: str
+    short: bool
+    methods: tuple[str, ...]
+    seeds: int
+    values: Mapping[str, Any]
+    words: tuple[str, ...] = ()
+
+    @property
+    def rounds(self) -> int:
+        """Of a run that does not say anything else."""
+        return self.values["rounds"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A figure of a paper.
+
+    Attributes:
+      paper: fedpac, fedas or fedpac_replication.
+      number: of the figure.
+      subject: what it shows.
+      preset: whose settings are the runs' defaults.
+      datasets: by default.
+      variants: the runs: what each one adds to the shared options, its method included.
+      panels: from results to what is drawn, for one dataset.
+      methods: that are compared by default; empty if the figure compares none.
+      short_methods: those of the shorter runs, if they are fewer.
+      values: options of all runs beyond the preset.
+      short: what is smaller on embedded data.
+      note: what the paper leaves open, for the caption.
+      columns: panels side by side.
+      observe: arrays to keep of a round, by name; None where accuracies suffice.
+    """
+
+    paper: str
+    number: int
+    subject: str
+    preset: str
+    datasets: tuple[str, ...]
+    variants: Callable[[Scope], dict[Key, Values]]
+    panels: "Callable[[Results], list[Panel]]"
+    methods: tuple[str, ...] = ()
+    short_methods: tuple[str, ...] = ()
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    short: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    note: str = ""
+    columns: int = 2
+    observe: "Callable[[Experiment, RoundResult], dict[str, np.ndarray]] | None" = None
+
+    @property
+    def title(self) -> str:
+        """For people: "FedPAC, Figure 4"."""
+        names = {"fedpac": "FedPAC", "fedas": "FedAS", "fedpac_replication": "FedPAC replication"}
+        return f"{names[self.paper]}, Figure {self.number}"
+
+    def scope(
+        self,
+        dataset: str,
+        *,
+        short: bool,
+        seeds: int = 1,
+        methods: Sequence[str] = (),
+        rounds: int | None = None,
+        words: Sequence[str] = (),
+    ) -> Scope:
+        """The runs on one dataset.
+
+        Args:
+          dataset: which.
+          short: whether they are the smaller ones.
+          seeds: how many.
+          methods: instead of the figure's; its own method stays last if it is among them.
+          rounds: instead of the figure's.
+          words: further options of all runs, as on a command line.
+        """
+        values = {"preset": self.preset, "rounds": presets.values(self.preset, dataset)["rounds"], **self.values}
+        values |= self.short if short else {}
+        values |= {} if rounds is None else {"rounds": rounds}
+        chosen = methods or (short and self.short_methods) or self.methods
+        own = [method for method in chosen if self.methods and method == self.methods[-1]]
+        ordered = tuple([method for method in chosen if method not in own] + own)
+        return Scope(dataset, short, ordered, seeds, values, tuple(words))
+
+    def cells(self, scope: Scope) -> dict[Key, list[Cell]]:
+        """The runs of a scope: a cell for each seed."""
+        cells = {}
+        for key, own in self.variants(scope).items():
+            shared = {name: value for name, value in scope.values.items() if name not in own}
+            arguments = (*arguments_of(shared), *scope.words, *arguments_of(own))
+            cells[key] = [Cell(scope.dataset, arguments, seed) for seed in range(scope.seeds)]
+        return cells
+
+    def varied(self, scope: Scope) -> set[str]:
+        """Names of the options that the runs differ in, which nobody else may set."""
+        return {name for own in self.variants(scope).values() for name in own}
+
+
+class Results:
+    """The finished runs of a scope.
+
+    Args:
+      scope: which.
+      folders: for each key, the folder of each seed's run; arrays lie beside it, see `arrays_path`.
+    """
+
+    def __init__(self, scope: Scope, folders: Mapping[Key, Sequence[Path]]):
+        self.scope = scope
+        self._folders = folders
+
+    @property
+    def keys(self) -> list[Key]:
+        """Of all runs."""
+        return list(self._folders)
+
+    @property
+    def data(self) -> str:
+        """What the data was: "cifar100 (embedded digit pairs)"."""
+        record = self.config(self.keys[0])["data"]
+        return f"{self.scope.dataset} ({record['source']})"
+
+    def config(self, key: Key) -> dict[str, Any]:
+        """The configuration of a run, that of its first seed."""
+        return study.read_config(self._folders[key][0])
+
+    def curve(self, key: Key, protocol: Protocol = "received") -> tuple[list[int], list[list[float]]]:
+        """The rounds [R] of a run's evaluations, and the mean accuracy over clients in percent for each seed [R]."""
+        metrics = [study.read_metrics(folder) for folder in self._folders[key]]
+        return [line["round"] for line in metrics[0]], [[line[protocol]["mean"] for line in run] for run in metrics]
+
+    def final(self, key: Key, protocol: Protocol = "received") -> list[float]:
+        """Mean accuracy over clients in percent after the last round, for each seed."""
+        return [row[-1] for row in self.curve(key, protocol)[1]]
+
+    def arrays(self, key: Key) -> list[dict[str, np.ndarray]]:
+        """What was kept of each seed's rounds."""
+        found = []
+        for folder in self._folders[key]:
+            with np.load(arrays_path(folder)) as file:
+                found.append(dict(file))
+        return found
+
+
+def arrays_path(folder: Path) -> Path:
+    """Where the arrays of a run lie: beside its folder, which is the run's alone."""
+    return folder.with_name(folder.name + ".npz")
+
+
+def arguments_of(values: Mapping[str, Any]) -> list[str]:
+    """Options as words of a command line."""
+    words = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            words.append(flag(name if value else f"no_{name}"))
+        else:
+            words += [flag(name), f"{value:g}" if isinstance(value, float) else str(value)]
+    return words

@@ -1,0 +1,104 @@
+"""The runs of a figure: which data is there, how much work they are, and what is kept of their rounds."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+
+from experiments import study
+from experiments.figures.plan import arrays_path
+from experiments.parsing import Request
+from experiments.study import Cell
+from pfl_jax.data.specs import SPECS
+from pfl_jax.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from experiments.records import Experiment
+    from pfl_jax.simulate import RoundResult
+
+
+def is_real(
+    dataset: str, source: str, data_dir: str | None, notify: Callable[[str], None], *, download: bool = True
+) -> bool:
+    """Whether a run on this dataset would have the data itself, not pictures in its place.
+
+    Args:
+      dataset: its name.
+      source, data_dir: as `python -m experiments.DATASET` has them.
+      notify: told what "auto" had to settle for.
+      download: whether "auto" may try to; without, only what is there counts.
+
+    Raises:
+      InvalidInput: there is data, but it cannot be used.
+    """
+    # Imported now: tensorflow-datasets takes its time.
+    from pfl_jax.data import files, sources, tfds
+
+    spec = SPECS[dataset]
+    if spec.tfds_name is None or source in ("tfds", "files"):
+        return True
+    if source == "embedded":
+        return False
+    if download:
+        return sources.load(dataset, source, data_dir, notify=notify).is_real
+    folder = None if data_dir is None else Path(data_dir).expanduser()
+    if files.find(spec, folder) is not None or tfds.find(spec, folder, notify) is not None:
+        return True
+    notify(f"{dataset} is not there: without a download these are the runs on embedded data")
+    return False
+
+
+def examples_visited(request: Request) -> int:
+    """Training examples that a run visits, counted once in each epoch of each round."""
+    options = request.options
+    size = options.train_size
+    if size is None:
+        # The whole dataset, training and test examples together, three quarters of it for training.
+        spec = SPECS[request.dataset]
+        size = round(0.75 * sum(spec.published or (0, 0)) / options.num_clients)
+    cohort = max(1, round(options.participation * options.num_clients))
+    return options.rounds * cohort * size * request.hyper_parameters.get("epochs", 1)
+
+
+def run_with_arrays(
+    cell: Cell,
+    folder: Path,
+    console: Console,
+    keep: "Callable[[Experiment, RoundResult], dict[str, np.ndarray]] | None",
+) -> None:
+    """Runs a cell, and keeps arrays of its rounds in the file `arrays_path(folder)`.
+
+    Args:
+      cell: what to run.
+      folder: for its results.
+      console: for what it says.
+      keep: arrays of one round by name, different names in different rounds; None keeps nothing.
+
+    Raises:
+      InvalidInput, KeyboardInterrupt: see `study.run_cell`.
+    """
+    arrays: dict[str, Any] = {}
+
+    def observe(experiment: "Experiment", result: "RoundResult") -> None:
+        if keep is None:
+            return
+        arrays.update(keep(experiment, result))
+        # Before the summary, which makes the run a finished one.
+        if result.round == experiment.settings.rounds:
+            _save_arrays(arrays_path(folder), arrays)
+
+    study.run_cell(cell, folder, console, observe)
+
+
+def _save_arrays(path: Path, arrays: dict[str, Any]) -> None:
+    """Writes the file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.npz")
+    try:
+        np.savez_compressed(temporary, **arrays)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InvalidInput(f"cannot write {path}: {error.strerror or error}; give --out another folder") from None

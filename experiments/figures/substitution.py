@@ -1,0 +1,71 @@
+"""What is lost when some of a trained model's parameters are replaced: FedAS, Fig. 3a."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from pfl_jax.base import Model, Params, PRNGKey, PyTree
+from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.evaluation import accuracy
+from pfl_jax.fisher import fisher_diagonal
+from pfl_jax.trees import gather
+
+
+def replace_first(params: PyTree, fresh: PyTree, scores: PyTree, share: jax.Array | float) -> PyTree:
+    """params with the round(share P) entries of the highest scores taken from `fresh`, of P entries in all.
+
+    Args:
+      params, fresh, scores: trees of one structure and shapes.
+      share: in [0, 1]; may be traced.
+    """
+    values, rebuild = ravel_pytree(params)
+    order = jnp.argsort(-ravel_pytree(scores)[0], stable=True)
+    rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.size))
+    return rebuild(jnp.where(rank < jnp.round(share * order.size), ravel_pytree(fresh)[0], values))
+
+
+def accuracies_after_replacement(
+    key: PRNGKey, model: Model, params: Params, data: FederatedData, clients: np.ndarray, shares: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Test accuracies of clients' models after a share of their parameters is put back to untrained values.
+
+    Those with the highest Fisher information on the client's training examples, or as many at random. The untrained
+    values are a fresh draw of the model's initialisation, the same for both.
+
+    Args:
+      key: for the draws.
+      model: whose parameters they are.
+      params: every client's model, leaves [N, ...].
+      data: the federation's data.
+      clients: [C], whose models are taken.
+      shares: [S], in [0, 1].
+
+    Returns:
+      Accuracies in [0, 1] by highest Fisher information [S, C], and at random [S, C].
+
+    Reference:
+      Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Fig. 3a.
+    """
+
+    @jax.jit
+    def one(data, client, params):
+        fresh_key, random_key = jax.random.split(jax.random.fold_in(key, client))
+        fresh = model.init(fresh_key)
+        fisher = fisher_diagonal(model, params, client_data(data, client, "train"))
+        flat, rebuild = ravel_pytree(params)
+        random = rebuild(jax.random.uniform(random_key, flat.shape))
+        test = client_data(data, client, "test")
+
+        def score(scores, share):
+            return accuracy(model.apply, replace_first(params, fresh, scores, share), test)
+
+        points = jnp.asarray(shares, jnp.float32)
+        return tuple(jax.lax.map(lambda share, s=scores: score(s, share), points) for scores in (fisher, random))
+
+    # One client after another: the memory of one suffices.
+    rows = [one(data, jnp.int32(client), gather(params, client)) for client in clients]
+    highest, at_random = (np.stack([np.asarray(row[which]) for row in rows], axis=1) for which in (0, 1))
+    return highest, at_random
