@@ -92,16 +92,30 @@ def prepare_jax(
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = cores if devices is None else devices
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "xla_force_host_platform_device_count" not in flags:
-        # Clients spread over one CPU device per core keep the cores busier than one device that splits every operation.
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={count}".strip()
+    _set_xla_flags(
+        {
+            # Clients spread over one CPU device per core keep the cores busier than one device that splits every
+            # operation.
+            "xla_force_host_platform_device_count": count,
+            # The process is ended when a device waits for another for longer: by default 60 seconds, which large
+            # models on a busy machine exceed.
+            "xla_cpu_collective_call_terminate_timeout_seconds": 7 * 24 * 3600,
+        }
+    )
     jax.config.update("jax_default_matmul_precision", MATMUL_PRECISION[precision])
     if compilation_cache:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
         # Small programs too: there are many of them, and a second start shall compile nothing.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _set_xla_flags(values: dict[str, int]) -> None:
+    """Adds flags that the environment does not set yet."""
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    known = {flag.partition("=")[0] for flag in flags}
+    flags += [f"--{name}={value}" for name, value in values.items() if f"--{name}" not in known]
+    os.environ["XLA_FLAGS"] = " ".join(flags)
 
 
 def cache_folder() -> Path:

@@ -28,6 +28,16 @@ ROOT = Path(__file__).parents[1]
 SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epochs", "1"]
 
 
+def test_xla_flags_of_the_user_stand(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1 --xla_cpu_enable_fast_math=false")
+    run._set_xla_flags({"xla_force_host_platform_device_count": 8, "xla_cpu_collective_timeout_seconds": 9})
+    assert os.environ["XLA_FLAGS"].split() == [
+        "--xla_force_host_platform_device_count=1",
+        "--xla_cpu_enable_fast_math=false",
+        "--xla_cpu_collective_timeout_seconds=9",
+    ]
+
+
 def process(module, *words, cwd, **options):
     """Starts `python -m experiments...` with pipes for its output."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
@@ -184,7 +194,7 @@ def refusal(capsys, dataset, words):
         ("--method hypcluster --clusters 0", "--clusters must be at least 1, not 0"),
         ("--method fedavg_ft --finetune-epochs -1", "--finetune-epochs must not be negative, not -1"),
         ("--method fedavg --solver auto", "--solver is an option of fedpac, not of fedavg"),
-        ("--method fedas --target class_men", "unknown target 'class_men' (there are example, class_mean); did you"),
+        ("--method fedas --target class_men", "class_men' (there are example, class_mean, global_class_mean); did you"),
         ("--no-full-last-round=yes", "--no-full-last-round takes no value"),
         ("--participation 0", "--participation must be above 0 and at most 1, not 0"),
         ("--participation 1.5", "--participation must be above 0 and at most 1, not 1.5"),

@@ -33,7 +33,7 @@ class Runs:
         self.is_real = True
         self.stop_at = None
 
-    def __call__(self, request, console):
+    def __call__(self, request, console, observe=None):
         options = request.options
         if self.stop_at == len(self.done):
             raise KeyboardInterrupt("interrupted before the first evaluation: nothing is left")
