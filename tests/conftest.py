@@ -1,5 +1,6 @@
 """Two fake CPU devices, and one set of JAX settings, for every test."""
 
+import gc
 import os
 from importlib import metadata
 
@@ -34,6 +35,9 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 # The programs here are tiny: compiling them is most of the time, and optimising them gains nothing.
 jax.config.update("jax_disable_most_optimizations", True)
+jax.config.update("jax_traceback_in_locations_limit", 0)
+# Tracing makes many small objects, few of them in cycles: a tenth of the time went into looking for those.
+gc.set_threshold(100_000, 20, 100)
 
 
 @pytest.fixture(autouse=True, scope="module")
