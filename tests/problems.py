@@ -65,8 +65,8 @@ def tiny_federation(train_sizes=(9, 20, 14, 5), test_size=12, *, pad=0, seed=0) 
         train_count=jnp.asarray([len(row) for row in tables["train"]], jnp.int32),
         test_index=table(tables["test"]),
         test_count=jnp.asarray([len(row) for row in tables["test"]], jnp.int32),
-        mean=jnp.full(1, 0.5, jnp.float32),
-        std=jnp.full(1, 0.25, jnp.float32),
+        mean=jnp.asarray(np.full(1, 0.5, np.float32)),
+        std=jnp.asarray(np.full(1, 0.25, np.float32)),
     )
 
 
@@ -75,4 +75,4 @@ def permute_clients(data: FederatedData, order) -> FederatedData:
     order = np.asarray(order)
     per_client = ("train_index", "train_count", "test_index", "test_count", "label_map", "rotation")
     given = [name for name in per_client if getattr(data, name) is not None]
-    return data._replace(**{name: getattr(data, name)[order] for name in given})
+    return data._replace(**{name: jnp.asarray(np.asarray(getattr(data, name))[order]) for name in given})
