@@ -55,7 +55,7 @@ def draw(picture: Picture) -> Figure:
         widths = [max(size[0] for size in sizes[column::columns]) for column in range(columns)]
         heat = all(isinstance(panel, Heat) for panel in picture.panels)
         width = sum(widths) + (0.7 if heat else 0.0)
-        title = textwrap.wrap(picture.title, int(width * 12.5))
+        title = textwrap.wrap(picture.title, int(width * 11))
         caption = textwrap.wrap(picture.caption, int(width * 18), break_on_hyphens=False)
         shared = _shared_legend(picture)
         legend_columns = max(1, int(width / 1.5))
