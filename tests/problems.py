@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfl_jax.base import Model
-from pfl_jax.data.federated import FederatedData
+from pfl_jax.data.federated import PER_CLIENT, FederatedData
 
 CLASSES, FEATURES, SHAPE = 3, 4, (2, 3, 1)
 
@@ -73,6 +73,5 @@ def tiny_federation(train_sizes=(9, 20, 14, 5), test_size=12, *, pad=0, seed=0) 
 def permute_clients(data: FederatedData, order) -> FederatedData:
     """The same federation with its clients in another order."""
     order = np.asarray(order)
-    per_client = ("train_index", "train_count", "test_index", "test_count", "label_map", "rotation")
-    given = [name for name in per_client if getattr(data, name) is not None]
+    given = [name for name in PER_CLIENT if getattr(data, name) is not None]
     return data._replace(**{name: jnp.asarray(np.asarray(getattr(data, name))[order]) for name in given})

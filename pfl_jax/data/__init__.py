@@ -1,6 +1,6 @@
 """Data: where it comes from (`sources`), who holds it (`partition`), and how it lies on the device (`federated`)."""
 
-from pfl_jax.data.federated import FederatedData, class_table, client_data, federate
+from pfl_jax.data.federated import FederatedData, class_table, client_data, federate, federate_runs
 from pfl_jax.data.partition import PARTITIONS, Partition
 from pfl_jax.data.sources import Dataset, load
 from pfl_jax.data.specs import SPECS
@@ -14,5 +14,6 @@ __all__ = [
     "class_table",
     "client_data",
     "federate",
+    "federate_runs",
     "load",
 ]

@@ -1,7 +1,7 @@
 """A federation's data: one pool of examples on the device, and for each client the rows that are its own."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +54,10 @@ class FederatedData(NamedTuple):
         return self.train_index.shape[0]
 
 
+PER_CLIENT = ("train_index", "train_count", "test_index", "test_count", "label_map", "rotation")
+"""Fields of FederatedData whose leading axis are the clients."""
+
+
 def federate(
     dataset: Dataset,
     partition: Partition,
@@ -83,38 +87,111 @@ def federate(
       InvalidInput: an index outside the pool, a client without training or test examples, an unknown shift, or
         augmentation of images without colours.
     """
+    _check(dataset, [partition], shift, augment)
+    used = _used([partition])
+    return FederatedData(
+        **_pool(dataset, used),
+        **_clients(dataset, partition, used, shift, num_groups, seed),
+        augment=CropAndFlip.normalised(dataset.input_shape, dataset.mean, dataset.std) if augment else None,
+    )
+
+
+def federate_runs(
+    dataset: Dataset,
+    partitions: Sequence[Partition],
+    *,
+    shift: shifts.Shift = "none",
+    num_groups: int = 1,
+    seeds: Sequence[int] | None = None,
+    augment: bool = False,
+) -> FederatedData:
+    """Several federations of as many clients over one pool, for the runs of `pfl_jax.sweep`.
+
+    Args:
+      dataset: the examples.
+      partitions: R of them, of N clients each.
+      shift, num_groups, augment: of all runs, see `federate`.
+      seeds: of the shift in each run; None is 0 for all.
+
+    Returns:
+      The data with a leading axis R on everything that belongs to clients (`PER_CLIENT`). Tables are padded to the
+      widest of all runs. `select_run` gives the data of one.
+
+    Raises:
+      InvalidInput: as `federate`, or partitions of different numbers of clients.
+    """
+    _check(dataset, partitions, shift, augment)
+    numbers = sorted({len(partition.train) for partition in partitions})
+    if len(numbers) > 1:
+        raise InvalidInput(f"runs of {numbers} clients cannot be stacked: give all the same number")
+    used = _used(partitions)
+    seeds = [0] * len(partitions) if seeds is None else seeds
+    runs = [
+        _clients(dataset, partition, used, shift, num_groups, seed)
+        for partition, seed in zip(partitions, seeds, strict=True)
+    ]
+    stacked: dict[str, Any] = {}
+    for name in PER_CLIENT:
+        leaves = [run[name] for run in runs if run[name] is not None]
+        if name.endswith("_index"):
+            width = max(leaf.shape[1] for leaf in leaves)
+            leaves = [jnp.pad(leaf, ((0, 0), (0, width - leaf.shape[1]))) for leaf in leaves]
+        stacked[name] = jnp.stack(leaves) if leaves else None
+    return FederatedData(
+        **_pool(dataset, used),
+        **stacked,
+        augment=CropAndFlip.normalised(dataset.input_shape, dataset.mean, dataset.std) if augment else None,
+    )
+
+
+def select_run(data: FederatedData, run: int | jax.Array) -> FederatedData:
+    """The federation of one run from `federate_runs`; the run's number may be traced."""
+    given = [name for name in PER_CLIENT if getattr(data, name) is not None]
+    return data._replace(**{name: getattr(data, name)[run] for name in given})
+
+
+def _check(dataset: Dataset, partitions: Sequence[Partition], shift: shifts.Shift, augment: bool) -> None:
     shifts.check(shift)
     if augment and dataset.input_shape[-1] != 3:
         raise InvalidInput(f"augmentation is for colour images, and those of {dataset.name} are grey")
     size = len(dataset.train_y) + len(dataset.test_y)
-    for name, rows in (("training", partition.train), ("test", partition.test)):
-        for client, row in enumerate(rows):
-            if len(row) == 0:
-                raise InvalidInput(f"client {client} has no {name} examples: use fewer clients")
-            if row.min() < 0 or row.max() >= size:
-                raise InvalidInput(f"client {client} has {name} examples outside the pool of {size}")
-    used = np.unique(np.concatenate([*partition.train, *partition.test]))
+    for partition in partitions:
+        for name, rows in (("training", partition.train), ("test", partition.test)):
+            for client, row in enumerate(rows):
+                if len(row) == 0:
+                    raise InvalidInput(f"client {client} has no {name} examples: use fewer clients")
+                if row.min() < 0 or row.max() >= size:
+                    raise InvalidInput(f"client {client} has {name} examples outside the pool of {size}")
+
+
+def _used(partitions: Sequence[Partition]) -> np.ndarray:
+    """The examples that clients hold, sorted."""
+    return np.unique(np.concatenate([row for partition in partitions for row in (*partition.train, *partition.test)]))
+
+
+def _pool(dataset: Dataset, used: np.ndarray) -> dict[str, Any]:
     from_train, from_test = np.split(used, [np.searchsorted(used, len(dataset.train_y))])
     from_test = from_test - len(dataset.train_y)
+    return {
+        "x": jnp.asarray(np.concatenate([dataset.train_x[from_train], dataset.test_x[from_test]])),
+        "y": jnp.asarray(np.concatenate([dataset.train_y[from_train], dataset.test_y[from_test]]), jnp.int32),
+        "mean": jnp.asarray(dataset.mean, jnp.float32),
+        "std": jnp.asarray(dataset.std, jnp.float32),
+    }
+
+
+def _clients(
+    dataset: Dataset, partition: Partition, used: np.ndarray, shift: shifts.Shift, num_groups: int, seed: int
+) -> dict[str, Any]:
+    """What belongs to clients: the values of `PER_CLIENT`."""
     train_index, train_count = _table(partition.train, used)
     test_index, test_count = _table(partition.test, used)
-    return FederatedData(
-        x=jnp.asarray(np.concatenate([dataset.train_x[from_train], dataset.test_x[from_test]])),
-        y=jnp.asarray(np.concatenate([dataset.train_y[from_train], dataset.test_y[from_test]]), jnp.int32),
-        train_index=train_index,
-        train_count=train_count,
-        test_index=test_index,
-        test_count=test_count,
-        mean=jnp.asarray(dataset.mean, jnp.float32),
-        std=jnp.asarray(dataset.std, jnp.float32),
-        label_map=(
-            jnp.asarray(shifts.label_maps(len(partition.train), dataset.num_classes, num_groups, seed))
-            if shift == "labels"
-            else None
-        ),
-        rotation=(jnp.asarray(shifts.rotations(len(partition.train), num_groups)) if shift == "rotation" else None),
-        augment=CropAndFlip.normalised(dataset.input_shape, dataset.mean, dataset.std) if augment else None,
-    )
+    label_map = rotation = None
+    if shift == "labels":
+        label_map = jnp.asarray(shifts.label_maps(len(partition.train), dataset.num_classes, num_groups, seed))
+    elif shift == "rotation":
+        rotation = jnp.asarray(shifts.rotations(len(partition.train), num_groups))
+    return dict(zip(PER_CLIENT, (train_index, train_count, test_index, test_count, label_map, rotation), strict=True))
 
 
 def _table(rows: Sequence[np.ndarray], used: np.ndarray) -> tuple[jax.Array, jax.Array]:

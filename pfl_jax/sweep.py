@@ -1,0 +1,202 @@
+"""Many runs of one shape together: seeds and traced hyper-parameters are an axis over whole rounds.
+
+The method is built inside the traced function, from one value of each hyper-parameter, so that a learning rate or a
+regularisation strength is an input of the compiled program and not a part of it: runs that differ in such values only
+are compiled once. The runs lie along the leading axis of everything; with a mesh each device has its own share of them
+and never waits for another.
+
+    def fedpac(**values):
+        return METHODS["fedpac"](model, epochs=5, **values)
+
+    keys = jax.vmap(jax.random.key)(jnp.arange(6))
+    strengths = jnp.array([0.1, 1.0, 10.0, 0.1, 1.0, 10.0])
+    for result in sweep.run(fedpac, data, simulate.Settings(rounds=20), keys, {"lam": strengths}):
+        print(result.round, result.received.mean(axis=1))
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pfl_jax import simulate
+from pfl_jax.base import Cohort, Info, Method, PRNGKey, PyTree, State
+from pfl_jax.data.federated import PER_CLIENT, FederatedData
+from pfl_jax.errors import InvalidInput
+from pfl_jax.simulate import Settings
+from pfl_jax.trees import byte_count, gather
+
+MakeMethod: TypeAlias = Callable[..., Method]
+"""From hyper-parameters, as keyword arguments that may be traced, to the method."""
+
+
+class SweepResult(NamedTuple):
+    """What a round of all R runs has to tell; `simulate.RoundResult` with a leading axis R.
+
+    Attributes:
+      round: number of the round, counted from 1.
+      states: after the round, leaves [R, ...], and behind them what fills up a device's share of the runs. Their
+        buffers are given to the next round: copy what you want to keep.
+      infos: each run's `Info`, likewise.
+      cohorts: [R, M], the clients that took part, as NumPy integers.
+      received: [R, N] accuracies in [0, 1] of what every client would deploy now, or None if not evaluated.
+      trained: [R, N] accuracies of every client's model right after its own last local training, NaN before the first.
+      examples: [R], training examples of each cohort, each counted once.
+      seconds: wall time of the round of all runs; compilation is in it where a program is new.
+    """
+
+    round: int
+    states: State
+    infos: Info
+    cohorts: np.ndarray
+    received: np.ndarray | None
+    trained: np.ndarray
+    examples: np.ndarray
+    seconds: float
+
+
+class Engine(NamedTuple):
+    """The runs as three compiled functions; `values` are hyper-parameters [R], `states` have leaves [R, ...].
+
+    Attributes:
+      init: (FederatedData, values, keys [R]) -> states.
+      round: (FederatedData, values, states, size) -> (states, Info, Cohort), leaves [R, ...]; takes over the buffers
+        of the states it is given.
+      evaluate: (FederatedData, values, states) -> accuracies [R, N].
+    """
+
+    init: Callable[[FederatedData, Mapping[str, jax.Array], PRNGKey], State]
+    round: Callable[[FederatedData, Mapping[str, jax.Array], State, int], tuple[State, Info, Cohort]]
+    evaluate: Callable[[FederatedData, Mapping[str, jax.Array], State], jax.Array]
+
+
+def build(make_method: MakeMethod, settings: Settings, *, chunk: int | None = 1, mesh: Mesh | None = None) -> Engine:
+    """The engine of a sweep. See `run` for the arguments; the devices of a mesh must divide the number of runs."""
+
+    def over_runs(one: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        """one(data, values, rest) of one run -> the same of all runs."""
+
+        def every(data, values, rest):
+            pool, own = _split(data)
+
+            def of_run(pool, run):
+                own, values, rest = run
+                return one(pool._replace(**own), values, rest)
+
+            def of_device(pool, runs):
+                return simulate.map_clients(of_run, pool, runs, chunk=chunk, mesh=None)
+
+            if mesh is not None and mesh.size > 1:
+                along = PartitionSpec("clients")
+                of_device = jax.shard_map(
+                    # As in `simulate.map_clients`: the loops of `fit` carry unsharded values into sharded results.
+                    of_device, mesh=mesh, in_specs=(PartitionSpec(), along), out_specs=along, check_vma=False
+                )  # fmt: skip
+            return of_device(pool, (own, values, rest))
+
+        return every
+
+    def engine(values):
+        return simulate.build(make_method(**values), settings)
+
+    init = over_runs(lambda data, values, key: engine(values).init(data, key))
+    evaluate = over_runs(lambda data, values, state: engine(values).evaluate(data, state))
+
+    def round_(data, values, states, size):
+        return over_runs(lambda data, values, state: engine(values).round(data, state, size))(data, values, states)
+
+    return Engine(jax.jit(init), jax.jit(round_, static_argnums=3, donate_argnums=2), jax.jit(evaluate))
+
+
+def run(
+    make_method: MakeMethod,
+    data: FederatedData,
+    settings: Settings,
+    keys: PRNGKey,
+    hyper_parameters: Mapping[str, jax.Array] | None = None,
+    *,
+    chunk: int | None = 1,
+    mesh: Mesh | None = None,
+) -> Iterator[SweepResult]:
+    """Runs R federations of one shape side by side, one `SweepResult` after each round.
+
+    Each is the run that `simulate.run` makes of its key, hyper-parameters and data, within float32 rounding.
+
+    Args:
+      make_method: called while tracing, with one traced number for each of `hyper_parameters`. What changes shapes or
+        the number of steps (epochs, batch size) cannot be among them: runs that differ in it are sweeps of their own.
+      data: of all runs, or for each its own, from `pfl_jax.data.federate_runs`.
+      settings: of all runs; its `chunk` counts the clients under one vmap within a run.
+      keys: [R], the runs' keys.
+      hyper_parameters: name -> values [R].
+      chunk: runs under one vmap on each device: 1 is one after another, None all at once.
+      mesh: spread the runs over these devices, see `simulate.client_mesh`; None uses the default device alone.
+
+    Raises:
+      InvalidInput: arguments of different numbers of runs.
+    """
+    values = {name: jnp.asarray(value) for name, value in (hyper_parameters or {}).items()}
+    number = _number_of_runs(data, keys, values)
+    pool, own = _split(data)
+    if data.train_count.ndim == 1:
+        own = {name: jnp.broadcast_to(leaf, (number, *leaf.shape)) for name, leaf in own.items()}
+    if mesh is not None:
+        # Devices take equal shares: the first run is repeated where they would not.
+        places = np.arange(-(-number // mesh.size) * mesh.size)
+        own, values, keys = gather((own, values, keys), np.where(places < number, places, 0))
+        own, values, keys = jax.device_put((own, values, keys), NamedSharding(mesh, PartitionSpec("clients")))
+        pool = jax.device_put(pool, NamedSharding(mesh, PartitionSpec()))
+    data = pool._replace(**own)
+    engine = build(make_method, settings, chunk=chunk, mesh=mesh)
+    num_clients = data.train_count.shape[1]
+    states = engine.init(data, values, keys)
+    start = time.perf_counter()
+    for index in range(settings.rounds):
+        states, infos, cohorts = engine.round(data, values, states, settings.cohort_size(num_clients, index))
+        received = None
+        if (index + 1) % settings.eval_every == 0 or index + 1 == settings.rounds:
+            received = np.asarray(engine.evaluate(data, values, states))[:number]
+        trained = np.asarray(states.trained_accuracy)[:number]
+        examples = np.asarray(cohorts.counts)[:number].sum(axis=1)
+        clients, seconds = np.asarray(cohorts.clients)[:number], time.perf_counter() - start
+        yield SweepResult(index + 1, states, infos, clients, received, trained, examples, seconds)
+        start = time.perf_counter()
+
+
+def bytes_of_runs(make_method: MakeMethod, data: FederatedData, settings: Settings, values: Mapping[str, float]) -> int:
+    """Memory that one more run takes, estimated before anything is run.
+
+    The state twice (a round writes the next one beside it) and the run's own tables. What a client's training needs
+    besides is freed after it, and needed once for each device and each run under one vmap.
+
+    Args:
+      make_method: see `run`.
+      data: of one run.
+      settings: of the run.
+      values: one value of each hyper-parameter.
+    """
+    _, own = _split(data)
+    engine = simulate.build(make_method(**values), settings)
+    state = jax.eval_shape(engine.init, data, jax.random.key(0))
+    return 2 * byte_count(state._replace(key=())) + byte_count(own)
+
+
+def _split(data: FederatedData) -> tuple[FederatedData, dict[str, jax.Array]]:
+    """The pool, which all runs share, and what belongs to clients."""
+    own = {name: getattr(data, name) for name in PER_CLIENT if getattr(data, name) is not None}
+    return data._replace(**dict.fromkeys(own)), own
+
+
+def _number_of_runs(data: FederatedData, keys: PRNGKey, values: Mapping[str, jax.Array]) -> int:
+    """R, which keys, hyper-parameters and data must agree on."""
+    found = {"keys": keys.shape, **{name: value.shape for name, value in values.items()}}
+    if data.train_count.ndim == 2:
+        found["data"] = data.train_count.shape[:1]
+    wrong = [f"{name} has shape {shape}" for name, shape in found.items() if len(shape) != 1 or shape != keys.shape]
+    if wrong:
+        raise InvalidInput(f"every run needs one key and one value: keys has shape {keys.shape}, but {wrong[0]}")
+    return keys.shape[0]
