@@ -15,6 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _NOT_DATASETS = (
     "__main__",
+    "assembly",
     "benchmark",
     "catalogue",
     "cli",
@@ -29,6 +30,7 @@ _NOT_DATASETS = (
     "records",
     "run",
     "study",
+    "sweep",
     "tables",
 )
 

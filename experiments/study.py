@@ -95,7 +95,7 @@ def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe
     state = inspect(cell, folder)
     if state != "finished":
         if state == "unfinished":
-            _remove(folder)
+            remove_unfinished(folder)
         # Imported now, so that errors, --help and what is finished do not wait for it.
         import jax
 
@@ -267,10 +267,14 @@ def _difference(request: Request, config: dict[str, Any]) -> str:
     return ""
 
 
-def _remove(folder: Path) -> None:
-    """Clears away a run that was cut off, and nothing else."""
+def remove_unfinished(folder: Path) -> None:
+    """Clears away a run that was cut off, and nothing else; a folder that is not there is no error.
+
+    Raises:
+      InvalidInput: the folder cannot be cleared.
+    """
     try:
-        for path in folder.iterdir():
+        for path in folder.iterdir() if folder.exists() else ():
             if path.name in (CONFIG, METRICS) or path.name.startswith((f".{CONFIG}.", f".{SUMMARY}.")):
                 path.unlink()
     except OSError as error:

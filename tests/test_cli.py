@@ -16,7 +16,7 @@ import jax
 import pytest
 from rich.console import Console
 
-from experiments import presets, run
+from experiments import assembly, presets, run
 from experiments.cli import main
 from experiments.options import without_effect
 from experiments.parsing import method_config, parse
@@ -328,14 +328,14 @@ def test_what_a_method_refuses_is_the_users_error(monkeypatch, tmp_path):
     monkeypatch.setitem(METHODS, request.options.method, picky)
     request = dataclasses.replace(request, hyper_parameters={"flavour": "sour"})
     with pytest.raises(InvalidInput, match="refuses its options: no such flavour"):
-        run.build(request, Console(file=io.StringIO()))
+        assembly.build(request, Console(file=io.StringIO()))
 
 
 def test_embedded_data_is_announced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = io.StringIO()
     request = parse("cifar10", ["--source", "embedded", "--beta", "0.5", "--num-clients", "3"])
-    experiment = run.build(request, Console(file=text, width=200))
+    experiment = assembly.build(request, Console(file=text, width=200))
     assert experiment.dataset.description == "cifar10 (embedded digits)"
     assert "Smaller defaults on cifar10 (embedded digits): --rounds" in text.getvalue()
     assert "--beta has no effect with --partition grouped" in text.getvalue()

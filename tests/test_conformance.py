@@ -174,14 +174,18 @@ def test_the_same_seed_gives_the_same_result_and_another_one_does_not(name):
 def test_vmap_over_seeds_and_learning_rates(name):
     data, settings = tiny_federation(), Settings(rounds=1)
 
-    def whole_run(seed, lr):
-        engine = simulate.build(build(name, lr=lr), settings)
+    def whole_run(seed, lr, others):
+        engine = simulate.build(build(name, **others, lr=lr), settings)
         state = engine.init(data, jax.random.key(seed))
         state = jax.lax.fori_loop(0, 2, lambda _, state: engine.round(data, state, 4)[0], state)
         return state.server, engine.evaluate(data, state)
 
     usual = HYPER_PARAMETERS["lr"]
-    servers, accuracies = jax.jit(jax.vmap(whole_run))(jnp.array([0, 1, 0]), jnp.array([usual, usual, usual / 5]))
+    # Every real number may be an input of the program, as sweeps have it.
+    parameters = inspect.signature(METHODS[name], eval_str=True).parameters.values()
+    others = {one.name: one.default for one in parameters if one.annotation is float and one.name != "lr"}
+    over = jax.jit(jax.vmap(whole_run, in_axes=(0, 0, None)))
+    servers, accuracies = over(jnp.array([0, 1, 0]), jnp.array([usual, usual, usual / 5]), others)
     for index in range(2):
         alone = play(compiled(name), seed=index, rounds=2)
         chex.assert_trees_all_close(rows(servers, index), alone.server, rtol=2e-4, atol=2e-5)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments import run
+from experiments import assembly
 from experiments.parsing import parse
 from pfl_jax import simulate
 from pfl_jax.data import sources
@@ -42,7 +42,7 @@ def _load_once():
 def test_finite_results(dataset, method, participation, sizes):
     words = [*DATA[dataset], "--method", method, "--participation", str(participation), *SIZES[sizes]]
     words += ["--num-clients", "10", "--test-size", "30", "--rounds", "2", "--batch-size", "15", "--epochs", "1"]
-    experiment = run.build(parse(dataset, words), Console(file=io.StringIO()))
+    experiment = assembly.build(parse(dataset, words), Console(file=io.StringIO()))
     mesh = simulate.client_mesh(jax.devices()[:2])
     results = simulate.run(experiment.method, experiment.data, experiment.settings, jax.random.key(0), mesh=mesh)
     for result in results:

@@ -145,7 +145,7 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
             others += 1
         _draw_series(axes, series, _places(series.x, panel.x_ticks), look)
     if panel.x_ticks is None:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     else:
         axes.set_xticks(range(len(panel.x_ticks)), [f"{tick:g}" for tick in panel.x_ticks])
     axes.margins(x=0.04, y=0.08)

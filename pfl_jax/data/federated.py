@@ -144,8 +144,8 @@ def federate_runs(
     )
 
 
-def select_run(data: FederatedData, run: int | jax.Array) -> FederatedData:
-    """The federation of one run from `federate_runs`; the run's number may be traced."""
+def select_run(data: FederatedData, run: int | np.ndarray | jax.Array) -> FederatedData:
+    """The federation of one run from `federate_runs`, or of several, by their number; it may be traced."""
     given = [name for name in PER_CLIENT if getattr(data, name) is not None]
     return data._replace(**{name: getattr(data, name)[run] for name in given})
 
