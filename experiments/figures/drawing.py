@@ -56,7 +56,7 @@ def draw(picture: Picture) -> Figure:
         heat = all(isinstance(panel, Heat) for panel in picture.panels)
         width = sum(widths) + (0.7 if heat else 0.0)
         title = textwrap.wrap(picture.title, int(width * 11))
-        caption = textwrap.wrap(picture.caption, int(width * 18), break_on_hyphens=False)
+        caption = textwrap.wrap(picture.caption, int(width * 17), break_on_hyphens=False)
         shared = _shared_legend(picture)
         legend_columns = max(1, int(width / 1.5))
         legend = _LINE * 1.25 * -(-len(shared) // legend_columns) if shared else 0.0
