@@ -28,6 +28,15 @@ def test_the_library_example_runs_and_learns(capsys):
     assert float(rounds[-1][1]) > 0.7
 
 
+def test_the_sweep_example_runs_and_learns(capsys):
+    namespace = {"__name__": "readme"}
+    for marker in ("simulate.run(", "sweep.run("):
+        capsys.readouterr()
+        exec(compile(block(marker), "README.md", "exec"), namespace)
+    *_, last = capsys.readouterr().out.splitlines()
+    assert len(re.findall(r"0\.[4-9]\d*", last)) == 4
+
+
 def test_the_method_example_is_a_method():
     namespace = {"__name__": "readme"}
     exec(compile(block("def fedavg_median("), "README.md", "exec"), namespace)
