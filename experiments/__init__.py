@@ -22,6 +22,7 @@ _NOT_DATASETS = (
     "comparison",
     "figures",
     "layout",
+    "memory",
     "options",
     "paper",
     "parsing",
@@ -31,7 +32,9 @@ _NOT_DATASETS = (
     "run",
     "study",
     "sweep",
+    "sweep_results",
     "tables",
+    "together",
 )
 
 

@@ -82,6 +82,9 @@ class Options:
     elsewhere the most that waste less than a tenth of the steps because their clients differ in size."""
     devices: int | Literal["auto"] = "auto"
     """Devices that share the clients; auto takes all there are, on a CPU one for each core."""
+    state_on: Literal["auto", "device", "host"] = "auto"
+    """Memory that keeps the clients' models between rounds; auto is the host where those of all clients would take
+    more than a quarter of what is free. The results are the same."""
     precision: Precision = "float32"
     """Precision of the factors of matrix products and convolutions on a GPU; a CPU always has float32."""
     eval_every: int = 1

@@ -13,6 +13,7 @@ import jax
 from rich.console import Console
 
 from experiments import assembly, paper
+from experiments.memory import state_place
 from experiments.options import MATMUL_PRECISION, Precision
 from experiments.parsing import Request
 from experiments.progress import RoundProgress, duration
@@ -132,7 +133,12 @@ def _rounds(
     mesh = simulate.client_mesh(devices(options))
     epochs = request.hyper_parameters.get("epochs", 1)
     results = simulate.run(
-        experiment.method, experiment.data, experiment.settings, jax.random.key(options.seed), mesh=mesh
+        experiment.method,
+        experiment.data,
+        experiment.settings,
+        jax.random.key(options.seed),
+        mesh=mesh,
+        state_on=state_place(experiment),
     )
     visits, seconds, accuracy, wasted = 0, 0.0, None, []
     with RoundProgress(console, options.rounds, options.eval_protocol) as progress:

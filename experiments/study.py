@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Score = Literal["last", "best"]
 State = Literal["absent", "unfinished", "finished"]
 
-WITHOUT_BEARING = {"chunk", "devices", "compilation_cache", "out", "data_dir", "eval_protocol", "source"}
+WITHOUT_BEARING = {"chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"}
 """Options that two runs with the same results may differ in; of the source only what it led to is compared."""
 
 

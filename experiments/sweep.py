@@ -130,9 +130,13 @@ def parse(words: Sequence[str]) -> Order:
         if name in grid:
             raise InvalidInput(f"--grid {name} is there twice: give all its values at once")
         grid[name] = parts
-    for name in ("seed", "out"):
+    hints = {
+        "seed": "use --seeds",
+        "out": "every run has its folder in the sweep's --out",
+        "state_on": "its runs keep their clients' states on the devices",
+    }
+    for name, hint in hints.items():
         if name in grid or name in study.given(rest):
-            hint = {"seed": "use --seeds", "out": "every run has its folder in the sweep's --out"}[name]
             raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {hint}")
     twice = sorted(study.given(rest) & set(grid))
     if twice:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments import assembly
+from experiments.memory import free_bytes
 from experiments.parsing import Request
 from experiments.progress import RoundProgress
 from experiments.records import Experiment, configuration, devices, headline, summary, wasted_step_share
@@ -79,19 +79,8 @@ def _at_once(experiment: Experiment, used: Sequence[Any]) -> int:
     values = real_numbers(experiment.request)
     needed = sweep.bytes_of_runs(_factory(experiment), experiment.data, experiment.settings, values)
     # On CPUs all devices share one memory.
-    free = _free_bytes(used[0]) * (1 if jax.default_backend() == "cpu" else len(used))
+    free = free_bytes(used[0]) * (1 if jax.default_backend() == "cpu" else len(used))
     return max(1, math.floor(MEMORY_SHARE * free / needed))
-
-
-def _free_bytes(device: Any) -> int:
-    """Free memory of a device; without any knowledge, that of the machine."""
-    figures = device.memory_stats() or {}
-    if "bytes_limit" in figures:
-        return figures["bytes_limit"] - figures["bytes_in_use"]
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return 2**32
 
 
 def _factory(experiment: Experiment) -> sweep.MakeMethod:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import numpy as np
 
 PRNGKey: TypeAlias = jax.Array
 PyTree: TypeAlias = Any
@@ -155,6 +156,6 @@ class State(NamedTuple):
 
     server: Server
     clients: Client
-    trained_accuracy: jax.Array
+    trained_accuracy: jax.Array | np.ndarray
     key: PRNGKey
     round: jax.Array

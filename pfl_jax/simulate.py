@@ -1,70 +1,31 @@
-"""The round engine: cohort -> gather -> local (map, vmap or devices) -> aggregate -> scatter, and the loop over rounds.
-
-Every random number comes from the run's key through `fold_in`: client i in round r uses
-fold_in(fold_in(key, r), i), the cohort of round r a stream of its own. So a result depends neither on how the clients
-are chunked, nor on other clients, nor on where a run was interrupted; and two methods see the same cohorts.
-"""
+"""A federation's run, round by round."""
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax.base import Cohort, Info, Method, PRNGKey, PyTree, State
-from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.errors import InvalidInput
-from pfl_jax.evaluation import accuracy
-from pfl_jax.trees import gather, scatter
+from pfl_jax import host
+from pfl_jax.base import Info, Method, PRNGKey, State
+from pfl_jax.data.federated import FederatedData
+from pfl_jax.engine import Engine, Settings, build, client_mesh, map_clients, sample_cohort, stragglers
 
-# Streams of the run's key beside its rounds, which count from 0 and never get there.
-INITIALIZATION, COHORT, EVALUATION, STRAGGLERS = (2**32 - 1 - stream for stream in range(4))
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a federation is run, whatever the method.
-
-    Attributes:
-      rounds: communication rounds.
-      participation: share of the N clients in each round's cohort, in (0, 1]; at least one client.
-      full_last_round: everyone takes part in the last round (FedPAC, Section 6.2).
-      straggler_fraction: share of the clients that are stragglers, the same ones throughout (FedAS, Fig. 4a).
-      straggler_rate: chance of a straggler to be drawn next, relative to that of another client, in (0, 1].
-      chunk: clients trained together under one vmap on each device: 1 is one after another, None all at once.
-      eval_every: rounds between two evaluations of `received`; the last round always has one.
-    """
-
-    rounds: int
-    participation: float = 1.0
-    full_last_round: bool = False
-    straggler_fraction: float = 0.0
-    straggler_rate: float = 1.0
-    chunk: int | None = 1
-    eval_every: int = 1
-
-    def __post_init__(self):
-        for name in ("rounds", "eval_every"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("participation", "straggler_rate"):
-            if not 0 < getattr(self, name) <= 1:
-                raise InvalidInput(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
-        if not 0 <= self.straggler_fraction <= 1:
-            raise InvalidInput(f"straggler_fraction must be between 0 and 1, not {self.straggler_fraction}")
-        if self.chunk is not None and self.chunk < 1:
-            raise InvalidInput(f"chunk must be at least 1, not {self.chunk}")
-
-    def cohort_size(self, num_clients: int, round_index: int) -> int:
-        """M of the round with this index, counted from 0."""
-        if self.full_last_round and round_index == self.rounds - 1:
-            return num_clients
-        return max(1, round(self.participation * num_clients))
+__all__ = [
+    "Engine",
+    "RoundResult",
+    "Settings",
+    "build",
+    "client_mesh",
+    "map_clients",
+    "run",
+    "sample_cohort",
+    "stragglers",
+]
 
 
 class RoundResult(NamedTuple):
@@ -72,7 +33,8 @@ class RoundResult(NamedTuple):
 
     Attributes:
       round: number of the round, counted from 1.
-      state: after the round. Its buffers are given to the next round: copy what you want to keep.
+      state: after the round. Its buffers are given to the next round: copy what you want to keep. With
+        state_on="host" the clients' leaves are NumPy arrays.
       info: the method's `Info`, on the device.
       cohort: [M], the clients that took part, as NumPy integers.
       received: [N] accuracies in [0, 1] of what every client would deploy now, or None if not evaluated.
@@ -91,175 +53,6 @@ class RoundResult(NamedTuple):
     seconds: float
 
 
-def client_mesh(devices: list[Any] | None = None) -> Mesh:
-    """A mesh with the one axis "clients" over the given devices, by default all local ones."""
-    devices = jax.local_devices() if devices is None else devices
-    return jax.make_mesh((len(devices),), ("clients",), axis_types=(AxisType.Auto,), devices=devices)
-
-
-def map_clients(
-    fn: Callable[[PyTree, PyTree], PyTree], shared: PyTree, clients: PyTree, *, chunk: int | None, mesh: Mesh | None
-) -> PyTree:
-    """fn(shared, client) for every client of a stack, in chunks, spread over the devices of a mesh.
-
-    Args:
-      fn: written for one client.
-      shared: the same for all.
-      clients: leaves [M, ...]. With a mesh, client p goes to device p mod D, so that clients sorted by size
-        are spread evenly; a stack that D does not divide is filled up with its first client, and that work dropped.
-      chunk: clients under one vmap on a device; 1 maps one after another, None takes all at once.
-      mesh: with the one axis "clients"; None stays on the default device.
-
-    Returns:
-      fn's results, leaves [M, ...], in the order of `clients`.
-    """
-
-    def chunked(shared, clients):
-        size = jax.tree.leaves(clients)[0].shape[0]
-        if chunk is None or chunk >= size:
-            return jax.vmap(fn, in_axes=(None, 0))(shared, clients)
-        return jax.lax.map(partial(fn, shared), clients, batch_size=None if chunk == 1 else chunk)
-
-    if mesh is None or mesh.size == 1:
-        return chunked(shared, clients)
-
-    size = jax.tree.leaves(clients)[0].shape[0]
-    per_device = -(-size // mesh.size)
-    order = np.arange(per_device * mesh.size).reshape(per_device, mesh.size).T.reshape(-1)
-    spread = gather(clients, np.where(order < size, order, 0))
-    results = jax.shard_map(
-        chunked,
-        mesh=mesh,
-        in_specs=(PartitionSpec(), PartitionSpec("clients")),
-        out_specs=PartitionSpec("clients"),
-        # The loops of `fit` carry unsharded initial values into sharded results, which the checker refuses.
-        check_vma=False,
-    )(shared, spread)
-    # Every device gets all results at once. Left to itself the partitioner spreads what follows over the devices too,
-    # collectives inside its loops included, and on CPUs with few threads those can wait for each other for ever.
-    results = jax.lax.with_sharding_constraint(results, NamedSharding(mesh, PartitionSpec()))
-    return gather(results, np.argsort(order)[:size])
-
-
-def stragglers(key: PRNGKey, num_clients: int, fraction: float) -> jax.Array:
-    """The fixed stragglers of a run: [N], bool, round(fraction * N) of them."""
-    ranks = jax.random.permutation(jax.random.fold_in(key, STRAGGLERS), num_clients)
-    return ranks < round(fraction * num_clients)
-
-
-def sample_cohort(key: PRNGKey, round_index: jax.Array, counts: jax.Array, size: int, settings: Settings) -> Cohort:
-    """Draws a round's cohort without replacement, largest clients first.
-
-    Args:
-      key: the run's key.
-      round_index: from 0.
-      counts: [N], training examples of each client.
-      size: M.
-      settings: who are stragglers, and how rare.
-    """
-    (num_clients,) = counts.shape
-    cohort_key = jax.random.fold_in(jax.random.fold_in(key, COHORT), round_index)
-    # The M largest of log weight + Gumbel noise are a weighted draw without replacement (Gumbel-top-k).
-    slow = stragglers(key, num_clients, settings.straggler_fraction)
-    scores = jnp.where(slow, jnp.log(settings.straggler_rate), 0.0) + jax.random.gumbel(cohort_key, (num_clients,))
-    _, clients = jax.lax.top_k(scores, size)
-    clients = jnp.sort(clients)
-    clients = clients[jnp.argsort(-counts[clients], stable=True)]
-    return Cohort(clients=clients.astype(jnp.int32), counts=counts[clients], num_clients=num_clients)
-
-
-class Engine(NamedTuple):
-    """A method's federation as three pure functions, to be called under jit, vmap (over seeds, say) or scan.
-
-    Attributes:
-      init: (FederatedData, key) -> State.
-      round: (FederatedData, State, size) -> (State, Info, Cohort), with a cohort of `size` clients, a Python int.
-      evaluate: (FederatedData, State) -> accuracy [N] of what each client would deploy now: the protocol `received`.
-    """
-
-    init: Callable[[FederatedData, PRNGKey], State]
-    round: Callable[[FederatedData, State, int], tuple[State, Info, Cohort]]
-    evaluate: Callable[[FederatedData, State], jax.Array]
-
-    def jit(self, mesh: Mesh | None = None) -> "Engine":
-        """The same, compiled: one trace per cohort size. `round` takes over the buffers of the state it is given."""
-        # On a mesh every device holds the whole state between rounds; left to itself the compiler may lay it out
-        # anew each round, and compile the round again for that.
-        everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-        return Engine(
-            init=jax.jit(self.init, out_shardings=everywhere),
-            round=jax.jit(self.round, static_argnums=2, donate_argnums=1, out_shardings=everywhere),
-            evaluate=jax.jit(self.evaluate, out_shardings=everywhere),
-        )
-
-
-def build(method: Method, settings: Settings, mesh: Mesh | None = None) -> Engine:
-    """The engine of a method. See `run` for the arguments."""
-    map_all = partial(map_clients, chunk=settings.chunk, mesh=mesh)
-
-    def init(data, key):
-        num_clients = data.train_count.shape[0]
-        init_key = jax.random.fold_in(key, INITIALIZATION)
-        server = method.init_server(jax.random.fold_in(init_key, num_clients))
-
-        def one(shared, client):
-            data, server, key = shared
-            return method.init_client(jax.random.fold_in(key, client), server, client_data(data, client, "train"))
-
-        everyone = jnp.arange(num_clients, dtype=jnp.int32)
-        return State(
-            server=server,
-            clients=map_all(one, (data, server, init_key), everyone),
-            trained_accuracy=jnp.full((num_clients,), jnp.nan, jnp.float32),
-            key=key,
-            round=jnp.zeros((), jnp.int32),
-        )
-
-    def round_(data, state, size):
-        cohort = sample_cohort(state.key, state.round, data.train_count, size, settings)
-        round_key = jax.random.fold_in(state.key, state.round)
-
-        def one(shared, client):
-            data, server, round_key = shared
-            index, kept = client
-            key = jax.random.fold_in(round_key, index)
-            result = method.local(key, server, kept, client_data(data, index, "train"))
-            trained = accuracy(method.predict, result.personal, client_data(data, index, "test"))
-            return result.client, result.message, trained
-
-        clients, messages, trained = map_all(
-            one, (data, state.server, round_key), (cohort.clients, gather(state.clients, cohort.clients))
-        )
-        server, clients, info = method.aggregate(
-            jax.random.fold_in(round_key, cohort.num_clients), state.server, clients, messages, cohort
-        )
-        state = State(
-            server=server,
-            clients=scatter(state.clients, cohort.clients, clients),
-            trained_accuracy=scatter(state.trained_accuracy, cohort.clients, trained),
-            key=state.key,
-            round=state.round + 1,
-        )
-        return state, info, cohort
-
-    def evaluate(data, state):
-        key = jax.random.fold_in(jax.random.fold_in(state.key, EVALUATION), state.round)
-
-        def one(shared, client):
-            data, server, key = shared
-            index, kept = client
-            train = client_data(data, index, "train")
-            personal = method.personalize(jax.random.fold_in(key, index), server, kept, train)
-            return accuracy(method.predict, personal, client_data(data, index, "test"))
-
-        # Largest clients first, as in a round: a chunk then holds clients of similar size.
-        order = jnp.argsort(-data.train_count, stable=True).astype(jnp.int32)
-        accuracies = map_all(one, (data, state.server, key), (order, gather(state.clients, order)))
-        return scatter(jnp.zeros_like(accuracies), order, accuracies)
-
-    return Engine(init, round_, evaluate)
-
-
 def run(
     method: Method,
     data: FederatedData,
@@ -268,6 +61,7 @@ def run(
     *,
     state: State | None = None,
     mesh: Mesh | None = None,
+    state_on: Literal["device", "host"] = "device",
 ) -> Iterator[RoundResult]:
     """Runs a federation, one `RoundResult` after each round.
 
@@ -278,13 +72,18 @@ def run(
       key: the run's key: same key, same result.
       state: continue from here instead of initialising from the key; a state carries its own key.
       mesh: spread the clients over these devices, see `client_mesh`; None uses the default device alone.
+      state_on: where the clients' states are kept between rounds; "host" moves the cohort's part to the device for each
+        round, and all others' in blocks for each evaluation. The results are the same.
     """
-    engine = build(method, settings, mesh).jit(mesh)
+    engine = host.build(method, settings, mesh) if state_on == "host" else build(method, settings, mesh).jit(mesh)
     num_clients = data.train_count.shape[0]
     # A round takes its state's buffers over: a state that came from outside stays the caller's.
-    current = engine.init(data, key) if state is None else jax.tree.map(jnp.copy, state)
+    copy = host.copy if state_on == "host" else partial(jax.tree.map, jnp.copy)
+    current = engine.init(data, key) if state is None else copy(state)
     if mesh is not None:
-        data, current = jax.device_put((data, current), NamedSharding(mesh, PartitionSpec()))
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        data = jax.device_put(data, everywhere)
+        current = current if state_on == "host" else jax.device_put(current, everywhere)
     start = time.perf_counter()
     for index in range(int(current.round), settings.rounds):
         current, info, cohort = engine.round(data, current, settings.cohort_size(num_clients, index))
@@ -292,7 +91,8 @@ def run(
         received = None
         if number % settings.eval_every == 0 or number == settings.rounds:
             received = np.asarray(engine.evaluate(data, current))
-        trained, examples = np.asarray(current.trained_accuracy), int(jnp.sum(cohort.counts))
+        # A copy: on the host the next round writes into the array.
+        trained, examples = np.array(current.trained_accuracy), int(jnp.sum(cohort.counts))
         seconds = time.perf_counter() - start
         yield RoundResult(number, current, info, np.asarray(cohort.clients), received, trained, examples, seconds)
         start = time.perf_counter()

@@ -1,0 +1,278 @@
+"""The round engine: cohort -> gather -> local (map, vmap or devices) -> aggregate -> scatter, as pure functions.
+
+Every random number comes from the run's key through `fold_in`: client i in round r uses
+fold_in(fold_in(key, r), i), the cohort of round r a stream of its own. So a result depends neither on how the clients
+are chunked, nor on other clients, nor on where a run was interrupted; and two methods see the same cohorts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from pfl_jax.base import Cohort, Info, Method, PRNGKey, PyTree, State
+from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.errors import InvalidInput
+from pfl_jax.evaluation import accuracy
+from pfl_jax.trees import gather, scatter
+
+# Streams of the run's key beside its rounds, which count from 0 and never get there.
+INITIALIZATION, COHORT, EVALUATION, STRAGGLERS = (2**32 - 1 - stream for stream in range(4))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a federation is run, whatever the method.
+
+    Attributes:
+      rounds: communication rounds.
+      participation: share of the N clients in each round's cohort, in (0, 1]; at least one client.
+      full_last_round: everyone takes part in the last round (FedPAC, Section 6.2).
+      straggler_fraction: share of the clients that are stragglers, the same ones throughout (FedAS, Fig. 4a).
+      straggler_rate: chance of a straggler to be drawn next, relative to that of another client, in (0, 1].
+      chunk: clients trained together under one vmap on each device: 1 is one after another, None all at once.
+      eval_every: rounds between two evaluations of `received`; the last round always has one.
+    """
+
+    rounds: int
+    participation: float = 1.0
+    full_last_round: bool = False
+    straggler_fraction: float = 0.0
+    straggler_rate: float = 1.0
+    chunk: int | None = 1
+    eval_every: int = 1
+
+    def __post_init__(self):
+        for name in ("rounds", "eval_every"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("participation", "straggler_rate"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InvalidInput(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
+        if not 0 <= self.straggler_fraction <= 1:
+            raise InvalidInput(f"straggler_fraction must be between 0 and 1, not {self.straggler_fraction}")
+        if self.chunk is not None and self.chunk < 1:
+            raise InvalidInput(f"chunk must be at least 1, not {self.chunk}")
+
+    def cohort_size(self, num_clients: int, round_index: int) -> int:
+        """M of the round with this index, counted from 0."""
+        if self.full_last_round and round_index == self.rounds - 1:
+            return num_clients
+        return max(1, round(self.participation * num_clients))
+
+
+def client_mesh(devices: list[Any] | None = None) -> Mesh:
+    """A mesh with the one axis "clients" over the given devices, by default all local ones."""
+    devices = jax.local_devices() if devices is None else devices
+    return jax.make_mesh((len(devices),), ("clients",), axis_types=(AxisType.Auto,), devices=devices)
+
+
+def map_clients(
+    fn: Callable[[PyTree, PyTree], PyTree], shared: PyTree, clients: PyTree, *, chunk: int | None, mesh: Mesh | None
+) -> PyTree:
+    """fn(shared, client) for every client of a stack, in chunks, spread over the devices of a mesh.
+
+    Args:
+      fn: written for one client.
+      shared: the same for all.
+      clients: leaves [M, ...]. With a mesh, client p goes to device p mod D, so that clients sorted by size
+        are spread evenly; a stack that D does not divide is filled up with its first client, and that work dropped.
+      chunk: clients under one vmap on a device; 1 maps one after another, None takes all at once.
+      mesh: with the one axis "clients"; None stays on the default device.
+
+    Returns:
+      fn's results, leaves [M, ...], in the order of `clients`.
+    """
+
+    def chunked(shared, clients):
+        size = jax.tree.leaves(clients)[0].shape[0]
+        if chunk is None or chunk >= size:
+            return jax.vmap(fn, in_axes=(None, 0))(shared, clients)
+        return jax.lax.map(partial(fn, shared), clients, batch_size=None if chunk == 1 else chunk)
+
+    if mesh is None or mesh.size == 1:
+        return chunked(shared, clients)
+
+    size = jax.tree.leaves(clients)[0].shape[0]
+    per_device = -(-size // mesh.size)
+    order = np.arange(per_device * mesh.size).reshape(per_device, mesh.size).T.reshape(-1)
+    spread = gather(clients, np.where(order < size, order, 0))
+    results = jax.shard_map(
+        chunked,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec("clients")),
+        out_specs=PartitionSpec("clients"),
+        # The loops of `fit` carry unsharded initial values into sharded results, which the checker refuses.
+        check_vma=False,
+    )(shared, spread)
+    # Every device gets all results at once. Left to itself the partitioner spreads what follows over the devices too,
+    # collectives inside its loops included, and on CPUs with few threads those can wait for each other for ever.
+    results = jax.lax.with_sharding_constraint(results, NamedSharding(mesh, PartitionSpec()))
+    return gather(results, np.argsort(order)[:size])
+
+
+def stragglers(key: PRNGKey, num_clients: int, fraction: float) -> jax.Array:
+    """The fixed stragglers of a run: [N], bool, round(fraction * N) of them."""
+    ranks = jax.random.permutation(jax.random.fold_in(key, STRAGGLERS), num_clients)
+    return ranks < round(fraction * num_clients)
+
+
+def sample_cohort(key: PRNGKey, round_index: jax.Array, counts: jax.Array, size: int, settings: Settings) -> Cohort:
+    """Draws a round's cohort without replacement, largest clients first.
+
+    Args:
+      key: the run's key.
+      round_index: from 0.
+      counts: [N], training examples of each client.
+      size: M.
+      settings: who are stragglers, and how rare.
+    """
+    (num_clients,) = counts.shape
+    cohort_key = jax.random.fold_in(jax.random.fold_in(key, COHORT), round_index)
+    # The M largest of log weight + Gumbel noise are a weighted draw without replacement (Gumbel-top-k).
+    slow = stragglers(key, num_clients, settings.straggler_fraction)
+    scores = jnp.where(slow, jnp.log(settings.straggler_rate), 0.0) + jax.random.gumbel(cohort_key, (num_clients,))
+    _, clients = jax.lax.top_k(scores, size)
+    clients = jnp.sort(clients)
+    clients = clients[jnp.argsort(-counts[clients], stable=True)]
+    return Cohort(clients=clients.astype(jnp.int32), counts=counts[clients], num_clients=num_clients)
+
+
+class Engine(NamedTuple):
+    """A method's federation as three pure functions, to be called under jit, vmap (over seeds, say) or scan.
+
+    Attributes:
+      init: (FederatedData, key) -> State.
+      round: (FederatedData, State, size) -> (State, Info, Cohort), with a cohort of `size` clients, a Python int.
+      evaluate: (FederatedData, State) -> accuracy [N] of what each client would deploy now: the protocol `received`.
+    """
+
+    init: Callable[[FederatedData, PRNGKey], State]
+    round: Callable[[FederatedData, State, int], tuple[State, Info, Cohort]]
+    evaluate: Callable[[FederatedData, State], jax.Array | np.ndarray]
+
+    def jit(self, mesh: Mesh | None = None) -> "Engine":
+        """The same, compiled: one trace per cohort size. `round` takes over the buffers of the state it is given."""
+        # On a mesh every device holds the whole state between rounds; left to itself the compiler may lay it out
+        # anew each round, and compile the round again for that.
+        everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        return Engine(
+            init=jax.jit(self.init, out_shardings=everywhere),
+            round=jax.jit(self.round, static_argnums=2, donate_argnums=1, out_shardings=everywhere),
+            evaluate=jax.jit(self.evaluate, out_shardings=everywhere),
+        )
+
+
+class Pieces(NamedTuple):
+    """What an engine is made of: pure functions over the rows of some clients, wherever the others are kept.
+
+    Attributes:
+      start_server: (FederatedData, key) -> Server.
+      start_clients: (FederatedData, Server, key, clients [B]) -> rows of those clients, leaves [B, ...].
+      sample: (FederatedData, key, round, size) -> Cohort.
+      train: (FederatedData, Server, key, round, Cohort, rows [M]) -> (Server, rows [M], trained accuracies [M], Info).
+      score: (FederatedData, Server, key, round, clients [B], rows [B]) -> accuracies [B] of what they would deploy now.
+    """
+
+    start_server: Callable[[FederatedData, PRNGKey], PyTree]
+    start_clients: Callable[[FederatedData, PyTree, PRNGKey, jax.Array], PyTree]
+    sample: Callable[[FederatedData, PRNGKey, jax.Array, int], Cohort]
+    train: Callable[[FederatedData, PyTree, PRNGKey, jax.Array, Cohort, PyTree], tuple[PyTree, PyTree, jax.Array, Info]]
+    score: Callable[[FederatedData, PyTree, PRNGKey, jax.Array, jax.Array, PyTree], jax.Array]
+
+
+def pieces(method: Method, settings: Settings, mesh: Mesh | None = None) -> Pieces:
+    """The pieces of a method's engine. See `run` for the arguments."""
+    map_all = partial(map_clients, chunk=settings.chunk, mesh=mesh)
+
+    def start_server(data, key):
+        num_clients = data.train_count.shape[0]
+        return method.init_server(jax.random.fold_in(jax.random.fold_in(key, INITIALIZATION), num_clients))
+
+    def start_clients(data, server, key, clients):
+        def one(shared, client):
+            data, server, key = shared
+            return method.init_client(jax.random.fold_in(key, client), server, client_data(data, client, "train"))
+
+        return map_all(one, (data, server, jax.random.fold_in(key, INITIALIZATION)), clients)
+
+    def sample(data, key, round_index, size):
+        return sample_cohort(key, round_index, data.train_count, size, settings)
+
+    def train(data, server, key, round_index, cohort, rows):
+        round_key = jax.random.fold_in(key, round_index)
+
+        def one(shared, client):
+            data, server, round_key = shared
+            index, kept = client
+            key = jax.random.fold_in(round_key, index)
+            result = method.local(key, server, kept, client_data(data, index, "train"))
+            trained = accuracy(method.predict, result.personal, client_data(data, index, "test"))
+            return result.client, result.message, trained
+
+        clients, messages, trained = map_all(one, (data, server, round_key), (cohort.clients, rows))
+        server, clients, info = method.aggregate(
+            jax.random.fold_in(round_key, cohort.num_clients), server, clients, messages, cohort
+        )
+        return server, clients, trained, info
+
+    def score(data, server, key, round_index, clients, rows):
+        key = jax.random.fold_in(jax.random.fold_in(key, EVALUATION), round_index)
+
+        def one(shared, client):
+            data, server, key = shared
+            index, kept = client
+            train = client_data(data, index, "train")
+            personal = method.personalize(jax.random.fold_in(key, index), server, kept, train)
+            return accuracy(method.predict, personal, client_data(data, index, "test"))
+
+        return map_all(one, (data, server, key), (clients, rows))
+
+    return Pieces(start_server, start_clients, sample, train, score)
+
+
+def by_size(data: FederatedData) -> jax.Array:
+    """All clients [N], the largest first, as in a cohort: a chunk then holds clients of similar size."""
+    return jnp.argsort(-data.train_count, stable=True).astype(jnp.int32)
+
+
+def build(method: Method, settings: Settings, mesh: Mesh | None = None) -> Engine:
+    """The engine of a method. See `run` for the arguments."""
+    parts = pieces(method, settings, mesh)
+
+    def init(data, key):
+        num_clients = data.train_count.shape[0]
+        server = parts.start_server(data, key)
+        return State(
+            server=server,
+            clients=parts.start_clients(data, server, key, jnp.arange(num_clients, dtype=jnp.int32)),
+            trained_accuracy=jnp.full((num_clients,), jnp.nan, jnp.float32),
+            key=key,
+            round=jnp.zeros((), jnp.int32),
+        )
+
+    def round_(data, state, size):
+        cohort = parts.sample(data, state.key, state.round, size)
+        rows = gather(state.clients, cohort.clients)
+        server, clients, trained, info = parts.train(data, state.server, state.key, state.round, cohort, rows)
+        state = State(
+            server=server,
+            clients=scatter(state.clients, cohort.clients, clients),
+            trained_accuracy=scatter(state.trained_accuracy, cohort.clients, trained),
+            key=state.key,
+            round=state.round + 1,
+        )
+        return state, info, cohort
+
+    def evaluate(data, state):
+        order = by_size(data)
+        rows = gather(state.clients, order)
+        accuracies = parts.score(data, state.server, state.key, state.round, order, rows)
+        return scatter(jnp.zeros_like(accuracies), order, accuracies)
+
+    return Engine(init, round_, evaluate)
