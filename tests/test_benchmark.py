@@ -163,3 +163,5 @@ def test_all_of_it(tmp_path):
     assert {row["form"] for row in figures["variants"]} == {"lax", "matmul", "direct"}
     assert all(row["ratio"] > 0 for row in figures["optimizations"])
     assert all(min(row["examples_per_second"].values()) > 0 for row in figures["chunks"])
+    assert all(row["peak_bytes"] > row["state_bytes"] for row in figures["crowd"])
+    assert figures["sweep"]["ratio"] > 0

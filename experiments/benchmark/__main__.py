@@ -17,9 +17,20 @@ from rich.console import Console
 from experiments.cli import INTERRUPTED, INVALID
 from pfl_jax.errors import InvalidInput
 
-SECTIONS = ("training", "methods", "waste", "growth", "endurance", "optimizations", "variants", "chunks")
+SECTIONS = (
+    "training",
+    "methods",
+    "waste",
+    "growth",
+    "endurance",
+    "optimizations",
+    "variants",
+    "chunks",
+    "crowd",
+    "sweep",
+)
 USUAL = SECTIONS[:5]
-"""Without --only: about two minutes on two cores."""
+"""Without --only."""
 
 NO_GPU = "no GPU: GPU rows need one, same command"
 
@@ -41,7 +52,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         choices=SECTIONS,
         metavar="SECTION",
-        help=f"some of {', '.join(SECTIONS)}; the last three are measured only if they are named",
+        help=f"some of {', '.join(SECTIONS)}; those after endurance are measured only if they are named",
     )
     request = parser.parse_args(words)
     if request.chunks and min(request.chunks) < 1:

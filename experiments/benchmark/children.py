@@ -3,16 +3,20 @@
 import dataclasses
 import json
 import sys
+import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+import pfl_jax.sweep
 from experiments import run
 from experiments.benchmark import measure, workload
 from experiments.benchmark.jax_rounds import Rounds, local_training
 from experiments.benchmark.workload import Scale
 from pfl_jax import models, simulate
 from pfl_jax.methods import METHODS
+from pfl_jax.trees import byte_count
 
 
 def growth(scale: Scale, clients: int, participation: float, repetitions: int) -> dict[str, Any]:
@@ -68,6 +72,83 @@ def endurance(scale: Scale) -> dict[str, Any]:
     return {"rounds": [early, last], "resident_bytes": [held[early], held[last]]}
 
 
+def crowd(scale: Scale, method: str) -> dict[str, Any]:
+    """Many clients with states of their own, of which few take part in a round; the states are on the host.
+
+    Args:
+      scale: `crowd`, `growth_examples` and rates.
+      method: a key of METHODS.
+
+    Returns:
+      clients, cohort, round_seconds (median, without the first), start_seconds (initial states and the first round,
+      compiled), evaluation_seconds, peak_bytes, state_bytes, and accuracies in percent: of the cohorts' models after
+      their training in the first and in the last rounds, and of what everyone deploys at the end.
+    """
+    clients, participation, rounds = scale.crowd
+    data = workload.federation(clients, scale.growth_examples)
+    settings = simulate.Settings(rounds=rounds, participation=participation, eval_every=rounds)
+    settings = dataclasses.replace(settings, chunk=1 if jax.default_backend() == "cpu" else None)
+    seconds, trained, received, state_bytes = [], [], float("nan"), 0
+    began = time.perf_counter()
+    for result in simulate.run(
+        workload.method(method, scale), data, settings, jax.random.key(0), mesh=simulate.client_mesh(), state_on="host"
+    ):
+        seconds.append(time.perf_counter() - began)
+        trained.append(100 * float(result.trained[result.cohort].mean()))
+        if result.received is not None:
+            received = 100 * float(result.received.mean())
+            state_bytes = byte_count(result.state.clients)
+        began = time.perf_counter()
+    usual = measure.median(seconds[1:-1])
+    return {
+        "method": method,
+        "clients": clients,
+        "cohort": settings.cohort_size(clients, 0),
+        "rounds": rounds,
+        "start_seconds": seconds[0],
+        "round_seconds": usual,
+        "evaluation_seconds": seconds[-1] - usual,
+        "peak_bytes": measure.peak_memory(),
+        "state_bytes": state_bytes,
+        "trained_first": sum(trained[:3]) / 3,
+        "trained_last": sum(trained[-3:]) / 3,
+        "received": received,
+    }
+
+
+def sweep(scale: Scale, together: bool) -> dict[str, Any]:
+    """FedPAC with several strengths of its alignment and several seeds: as one sweep, or one run after another.
+
+    Args:
+      scale: `sweep` and rates.
+      together: whether the runs are a sweep.
+
+    Returns:
+      runs, seconds with compilation, and round_seconds of all runs' rounds without the first.
+    """
+    runs, clients, examples, rounds = scale.sweep
+    data = workload.federation(clients, examples)
+    settings = simulate.Settings(rounds=rounds, chunk=1 if jax.default_backend() == "cpu" else None)
+    strengths, seeds = [0.1 * 2 ** (run // 2) for run in range(runs)], [run % 2 for run in range(runs)]
+    rates = {"lr": scale.lr, "momentum": scale.momentum, "weight_decay": scale.weight_decay, "head_lr": scale.head_lr}
+
+    def make(lam):
+        return METHODS["fedpac"](workload.network(), lam=lam, batch_size=scale.batch_size, epochs=1, **rates)
+
+    mesh = simulate.client_mesh()
+    began, later = time.perf_counter(), 0.0
+    if together:
+        keys = jnp.stack([jax.random.key(seed) for seed in seeds])
+        values = {"lam": jnp.asarray(strengths)}
+        results = list(pfl_jax.sweep.run(make, data, settings, keys, values, chunk=settings.chunk, mesh=mesh))
+        later = sum(result.seconds for result in results[1:])
+    else:
+        for lam, seed in zip(strengths, seeds, strict=True):
+            results = list(simulate.run(make(lam), data, settings, jax.random.key(seed), mesh=mesh))
+            later += sum(result.seconds for result in results[1:])
+    return {"runs": runs, "seconds": time.perf_counter() - began, "round_seconds": later}
+
+
 def start(words: list[str]) -> dict[str, Any]:
     """Runs an experiment and counts its programs.
 
@@ -100,15 +181,16 @@ def main(kind: str, request: dict[str, Any]) -> dict[str, Any]:
     """One child's work.
 
     Args:
-      kind: growth, endurance or start.
+      kind: growth, endurance, crowd, sweep or start.
       request: "scale" as a dictionary, and the other arguments.
     """
     if kind == "start":
         return start(request["words"])
-    run.prepare_jax()
+    # What is compiled again and again is a part of what sweeps save.
+    run.prepare_jax(compilation_cache=kind != "sweep")
     names = {field.name for field in dataclasses.fields(Scale)}
     scale = Scale(**{name: value for name, value in request.pop("scale").items() if name in names})
-    return {"growth": growth, "endurance": endurance}[kind](scale, **request)
+    return {"growth": growth, "endurance": endurance, "crowd": crowd, "sweep": sweep}[kind](scale, **request)
 
 
 if __name__ == "__main__":

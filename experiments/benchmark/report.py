@@ -35,6 +35,8 @@ def show(console: Console, results: dict[str, Any]) -> None:
         "waste": _waste,
         "growth": _growth,
         "endurance": _starts_and_memory,
+        "crowd": _crowd,
+        "sweep": _sweep,
     }
     for name, build in tables.items():
         if name in results:
@@ -180,3 +182,38 @@ def _starts_and_memory(results: dict[str, Any]) -> Table:
             )
         )
     return _table("Many rounds, second start", ("what", "measured"), rows)
+
+
+def _crowd(results: dict[str, Any]) -> Table:
+    records = results["crowd"]
+    rows = [
+        (
+            row["method"],
+            f"{row['round_seconds']:.2f}",
+            f"{row['evaluation_seconds']:.0f}",
+            f"{row['state_bytes'] / MIB:,.0f}",
+            f"{row['peak_bytes'] / MIB:,.0f}",
+            f"{row['trained_first']:.1f}, {row['trained_last']:.1f}",
+            f"{row['received']:.1f}",
+        )
+        for row in records
+    ]
+    clients, cohort, rounds = (records[0][name] for name in ("clients", "cohort", "rounds"))
+    return _table(
+        f"{clients:,} clients, {cohort} in a round, states on the host",
+        ("method", "s/round", "s/eval", "states MiB", "peak MiB", "trained %", "received %"),
+        rows,
+        f"trained: cohorts of the first three and of the last three of {rounds} rounds; received: everyone at the end",
+    )
+
+
+def _sweep(results: dict[str, Any]) -> Table:
+    record = results["sweep"]
+    rows = [
+        (what, f"{record[name]['seconds']:.1f}", f"{record[name]['round_seconds']:.1f}")
+        for name, what in (("alone", "one after another"), ("together", "as a sweep"))
+    ]
+    rows.append(("ratio", f"{record['ratio']:.2f}", f"{record['round_ratio']:.2f}"))
+    return _table(
+        f"{record['together']['runs']} runs of FedPAC", ("runs", "s, compilation included", "s, after round 1"), rows
+    )

@@ -266,6 +266,29 @@ def endurance(setup: Setup) -> Record:
     return measure.in_process("experiments.benchmark.children", "endurance", request)
 
 
+def crowd(setup: Setup) -> list[Record]:
+    """Thousands of clients with states of their own, a process for each method."""
+    rows = []
+    for method in ("fedpac", "fedas"):
+        setup.notify(f"{method}, {setup.scale.crowd[0]} clients, in a process of its own")
+        request = json.dumps({"scale": dataclasses.asdict(setup.scale), "method": method})
+        rows.append(measure.in_process("experiments.benchmark.children", "crowd", request))
+    return rows
+
+
+def sweep(setup: Setup) -> Record:
+    """A sweep, and its runs one after another in one process, compilation included in both."""
+    rows = {}
+    for together in (False, True):
+        setup.notify(f"{setup.scale.sweep[0]} runs {'together' if together else 'one after another'}")
+        request = json.dumps({"scale": dataclasses.asdict(setup.scale), "together": together})
+        rows["together" if together else "alone"] = measure.in_process(
+            "experiments.benchmark.children", "sweep", request
+        )
+    ratios = {name: rows["alone"][name] / rows["together"][name] for name in ("seconds", "round_seconds")}
+    return rows | {"ratio": ratios["seconds"], "round_ratio": ratios["round_seconds"]}
+
+
 def second_start(setup: Setup) -> list[Record]:
     """Programs that two starts of the same small experiment compile, with a cache that is empty at first."""
     setup.notify("two starts of the same experiment")
