@@ -1,4 +1,4 @@
-"""Two fake CPU devices, and one set of JAX settings, for every test."""
+"""Two fake CPU devices (or $PFL_JAX_TEST_DEVICES), and one set of JAX settings, for every test."""
 
 import gc
 import os
@@ -8,7 +8,7 @@ from importlib import metadata
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=2",
+        f"--xla_force_host_platform_device_count={os.environ.get('PFL_JAX_TEST_DEVICES', '2')}",
         # Half the time to compile, and half the memory maps, for programs that run for milliseconds. Later versions
         # of XLA don't know the first flag, and end the process for it.
         "--xla_cpu_use_fusion_emitters=false" if metadata.version("jaxlib").startswith("0.10.") else "",

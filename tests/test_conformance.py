@@ -44,8 +44,8 @@ def full_batches(name):
 
 
 @functools.cache
-def compiled(name, chunk=1, devices=1, ordered=True):
-    mesh = simulate.client_mesh() if devices == 2 else None
+def compiled(name, chunk=1, shared=False, ordered=True):
+    mesh = simulate.client_mesh() if shared else None
     method = build(name) if ordered else build(name, **full_batches(name))
 
     def counted(*arguments):
@@ -119,8 +119,8 @@ def test_chunks_and_padding_change_nothing(name):
 
 
 def test_devices_change_nothing(name):
-    data, alone, shared = tiny_federation(), compiled(name), compiled(name, devices=2)
-    # A cohort of three does not divide by two devices.
+    data, alone, shared = tiny_federation(), compiled(name), compiled(name, shared=True)
+    # A cohort of three does not divide by two devices, nor by the eight that README.md has a command for.
     got, want = play(shared, size=3), play(alone, size=3)
     assert_close(got, want)
     np.testing.assert_allclose(shared.evaluate(data, got), alone.evaluate(data, want), atol=1e-6)
