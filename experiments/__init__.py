@@ -21,6 +21,7 @@ _NOT_DATASETS = (
     "cli",
     "comparison",
     "figures",
+    "history",
     "layout",
     "memory",
     "options",

@@ -29,6 +29,10 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
         if dataset not in DEFAULT_PRESET:
             raise InvalidInput(unknown_dataset(dataset))
         request = parsing.parse(dataset, arguments)
+        if request.options.resume is not None:
+            from experiments.history import resumed
+
+            request = resumed(request)
         # Imported now, so that errors and --help do not wait for it.
         from experiments import run
 

@@ -93,12 +93,21 @@ class Options:
     """Accuracy that comes first: after aggregation or right after a client's own training; both are always measured."""
     out: str | None = None
     """New folder for the results; None makes one under runs/."""
+    checkpoint_every: int | None = None
+    """Rounds between two checkpoints, the last round included; None writes one only when the run is interrupted."""
+    keep_checkpoints: int = 2
+    """How many of the newest checkpoints stay."""
+    resume: str | None = None
+    """Folder of an interrupted run, which goes on from its newest checkpoint; no other option is needed."""
     compilation_cache: bool = True
     """Keep compiled programs in ~/.cache/pfl_jax/xla (or $PFL_JAX_CACHE), so that the next run starts sooner."""
 
     def check(self) -> None:
         """Raises InvalidInput for the first option that is out of its range."""
-        for name in ("rounds", "num_clients", "min_size", "train_size", "test_size", "chunk", "devices", "eval_every"):
+        for name in (
+            *("rounds", "num_clients", "min_size", "train_size", "test_size", "chunk", "devices", "eval_every"),
+            *("checkpoint_every", "keep_checkpoints"),
+        ):
             value = getattr(self, name)
             if isinstance(value, int):
                 _require(value >= 1, name, "must be at least 1", value)

@@ -5,20 +5,22 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 from rich.console import Console
 
 from experiments import assembly, paper
+from experiments.history import History, Stop, alone, check_data, stoppable
 from experiments.memory import state_place
 from experiments.options import MATMUL_PRECISION, Precision
 from experiments.parsing import Request
 from experiments.progress import RoundProgress, duration
 from experiments.records import Experiment, configuration, devices, headline, summary, wasted_step_share
 from pfl_jax import simulate
+from pfl_jax.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, results_table
 
@@ -36,38 +38,59 @@ def run(request: Request, console: Console, observe: Observe | None = None) -> N
 
     Raises:
       InvalidInput: the data cannot serve the request, or the folder cannot be written.
-      KeyboardInterrupt: after SIGINT; it says what was finished and is in the folder.
+      KeyboardInterrupt: after SIGINT or SIGTERM; it says what was finished and is in the folder.
     """
     began = time.perf_counter()
     options = request.options
-    folder = RunFolder.claim(options.out, f"{request.dataset}-{options.method}-seed{options.seed}")
-    evaluations: list[Evaluation] = []
+    name = f"{request.dataset}-{options.method}-seed{options.seed}"
+    folder = RunFolder.reopen(options.resume) if options.resume else RunFolder.claim(options.out, name)
+    checkpoints = Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints)
+    history = History()
     rounds = options.rounds
+
+    def give_back() -> None:
+        # What can go on stays, whether it has a result or not.
+        if not options.resume and not checkpoints.rounds():
+            folder.discard()
+
     try:
-        prepare_jax(
-            devices=None if options.devices == "auto" else options.devices,
-            precision=options.precision,
-            compilation_cache=options.compilation_cache,
-        )
-        experiment = assembly.build(request, console)
-        rounds = experiment.request.options.rounds
-        folder.write(CONFIG, configuration(experiment))
-        console.print(headline(experiment), soft_wrap=True, highlight=False)
-        wasted = _rounds(experiment, folder, console, evaluations, began, observe)
+        with alone(folder.path / METRICS):
+            prepare_jax(
+                devices=None if options.devices == "auto" else options.devices,
+                precision=options.precision,
+                compilation_cache=options.compilation_cache,
+            )
+            experiment = assembly.build(request, console)
+            rounds = experiment.request.options.rounds
+            if options.resume:
+                check_data(folder.path, experiment.dataset.description)
+                history = History.restore(checkpoints, _shapes(experiment), folder.path / METRICS)
+                console.print(f"continuing {folder.path} after round {history.round}", soft_wrap=True)
+            else:
+                folder.write(CONFIG, configuration(experiment))
+            console.print(headline(experiment), soft_wrap=True, highlight=False)
+            with stoppable(console) as stop:
+                _rounds(experiment, folder, checkpoints, history, console, began, observe, stop)
+            _conclude(experiment, folder, console, history)
     except KeyboardInterrupt:
-        folder.discard()
-        raise KeyboardInterrupt(_finished(evaluations, rounds, folder)) from None
+        give_back()
+        raise KeyboardInterrupt(_finished(history, rounds, folder, checkpoints)) from None
     except jax.errors.JaxRuntimeError as error:
-        folder.discard()
+        give_back()
         if "out of memory" not in str(error).lower() and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise InvalidInput(
             "the memory does not suffice: use a smaller --chunk, fewer clients or a smaller model"
         ) from None
     except BaseException:
-        folder.discard()
+        give_back()
         raise
-    _conclude(experiment, folder, console, evaluations, wasted)
+
+
+def _shapes(experiment: Experiment) -> Any:
+    """Of the state."""
+    engine = simulate.build(experiment.method, experiment.settings)
+    return jax.eval_shape(engine.init, experiment.data, jax.random.key(0))
 
 
 def prepare_jax(
@@ -123,12 +146,14 @@ def cache_folder() -> Path:
 def _rounds(
     experiment: Experiment,
     folder: RunFolder,
+    checkpoints: Checkpoints,
+    history: History,
     console: Console,
-    evaluations: list[Evaluation],
     began: float,
     observe: Observe | None,
-) -> float:
-    """Runs all rounds, logs each evaluation and appends it to `evaluations`; returns the share of wasted steps."""
+    stop: Stop,
+) -> None:
+    """Runs the rounds that are left; logs each evaluation, and keeps it with all else in the history."""
     request, options = experiment.request, experiment.request.options
     mesh = simulate.client_mesh(devices(options))
     epochs = request.hyper_parameters.get("epochs", 1)
@@ -137,33 +162,39 @@ def _rounds(
         experiment.data,
         experiment.settings,
         jax.random.key(options.seed),
+        state=history.state,
         mesh=mesh,
         state_on=state_place(experiment),
     )
-    visits, seconds, accuracy, wasted = 0, 0.0, None, []
+    before, every = history.elapsed, options.checkpoint_every
     with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
         for result in results:
-            visits, seconds = visits + result.examples * epochs, seconds + result.seconds
-            wasted.append(wasted_step_share(experiment, result.cohort))
+            history.visits += result.examples * epochs
+            history.seconds += result.seconds
+            history.elapsed = before + time.perf_counter() - began
+            history.wasted.append(wasted_step_share(experiment, result.cohort))
             if result.received is not None:
-                elapsed = time.perf_counter() - began
-                evaluation = Evaluation(result.round, result.received, result.trained, elapsed, visits / seconds)
+                speed = history.visits / history.seconds
+                evaluation = Evaluation(result.round, result.received, result.trained, history.elapsed, speed)
                 folder.log(evaluation)
-                evaluations.append(evaluation)
-                accuracy = evaluation.summary(options.eval_protocol).mean
-                visits, seconds = 0, 0.0
+                history.evaluations.append(evaluation)
+                history.visits, history.seconds = 0.0, 0.0
             if observe is not None:
                 observe(experiment, result)
+            accuracy = history.evaluations[-1].summary(options.eval_protocol).mean if history.evaluations else None
             progress.update(result.round, result.seconds, accuracy, result.examples * epochs / result.seconds)
-    return math.fsum(wasted) / len(wasted)
+            is_last = result.round == options.rounds
+            due = every is not None and (result.round % every == 0 or is_last)
+            if due or (stop.asked and not is_last):
+                history.save(checkpoints, result.state, folder.path / METRICS)
+            if stop.asked and not is_last:
+                raise KeyboardInterrupt
 
 
-def _conclude(
-    experiment: Experiment, folder: RunFolder, console: Console, evaluations: Sequence[Evaluation], wasted: float
-) -> None:
+def _conclude(experiment: Experiment, folder: RunFolder, console: Console, history: History) -> None:
     """Writes the summary and prints the table."""
-    request, options = experiment.request, experiment.request.options
-    folder.write(SUMMARY, summary(experiment, evaluations, wasted))
+    request, options, evaluations = experiment.request, experiment.request.options, history.evaluations
+    folder.write(SUMMARY, summary(experiment, evaluations, math.fsum(history.wasted) / len(history.wasted)))
     figure = paper.published(request, is_real=experiment.dataset.is_real)
     beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
     title = f"{options.method} on {experiment.dataset.description}"
@@ -175,11 +206,11 @@ def _conclude(
     )
 
 
-def _finished(evaluations: Sequence[Evaluation], rounds: int, folder: RunFolder) -> str:
+def _finished(history: History, rounds: int, folder: RunFolder, checkpoints: Checkpoints) -> str:
     """What an interrupted run has to show for itself."""
-    if not evaluations:
-        return "interrupted before the first evaluation: nothing is left"
-    return (
-        f"interrupted: evaluated up to round {evaluations[-1].round} of {rounds}, see {folder.path / METRICS}; "
-        "no summary was written"
-    )
+    saved = checkpoints.rounds()
+    go_on = f"; --resume {folder.path} goes on after round {saved[-1]}" if saved else "; no summary was written"
+    if history.evaluations:
+        last = history.evaluations[-1].round
+        return f"interrupted: evaluated up to round {last} of {rounds}, see {folder.path / METRICS}{go_on}"
+    return f"interrupted before the first evaluation{go_on if saved else ': nothing is left'}"

@@ -1,7 +1,8 @@
 """Many runs that belong together: each in a folder of its own, run once, and read again ever after.
 
-A cell is one run of the ordinary command line. What is finished is not run again, what was cut off is run anew, and
-a folder with the results of anything else is refused. Tables and figures are made of cells.
+A cell is one run of the ordinary command line. What is finished is not run again, what was cut off goes on from its
+last checkpoint or is run anew, and a folder with the results of anything else is refused. Tables and figures are made
+of cells.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from rich.console import Console
 
 from experiments.options import PARTITION_OPTIONS, Options, flag
 from experiments.parsing import Request, method_config, parse
+from pfl_jax.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Protocol
 
@@ -29,7 +31,10 @@ if TYPE_CHECKING:
 Score = Literal["last", "best"]
 State = Literal["absent", "unfinished", "finished"]
 
-WITHOUT_BEARING = {"chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"}
+WITHOUT_BEARING = {
+    *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"),
+    *("checkpoint_every", "keep_checkpoints", "resume"),
+}
 """Options that two runs with the same results may differ in; of the source only what it led to is compared."""
 
 
@@ -89,12 +94,18 @@ def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe
 
     Raises:
       InvalidInput: the folder holds something else or cannot be written, or the run is refused.
-      KeyboardInterrupt: after SIGINT; the next call begins this cell anew.
+      KeyboardInterrupt: after SIGINT; the next call goes on from the cell's last checkpoint, if it has one.
     """
     folder = Path(folder)
     state = inspect(cell, folder)
     if state != "finished":
-        if state == "unfinished":
+        request = cell.request(folder)
+        if state == "unfinished" and observe is None and Checkpoints(folder / FOLDER).rounds():
+            from experiments.history import resumed
+
+            resume = dataclasses.replace(request.options, resume=str(folder))
+            request = resumed(dataclasses.replace(request, options=resume, given=frozenset()))
+        elif state == "unfinished":
             remove_unfinished(folder)
         # Imported now, so that errors, --help and what is finished do not wait for it.
         import jax
@@ -102,7 +113,7 @@ def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe
         from experiments import run
 
         try:
-            run.run(cell.request(folder), console, observe)
+            run.run(request, console, observe)
         finally:
             # The next cell has other functions; nothing of this one's programs is used again but from the disk.
             jax.clear_caches()
@@ -277,6 +288,7 @@ def remove_unfinished(folder: Path) -> None:
         for path in folder.iterdir() if folder.exists() else ():
             if path.name in (CONFIG, METRICS) or path.name.startswith((f".{CONFIG}.", f".{SUMMARY}.")):
                 path.unlink()
+        Checkpoints(folder / FOLDER).clear()
     except OSError as error:
         raise InvalidInput(f"cannot clear {folder}: {error.strerror or error}") from None
 

@@ -18,6 +18,9 @@ from pfl_jax.base import State
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import write_whole
 
+FOLDER = "checkpoints"
+"""Name of the folder in that of a run."""
+
 MANIFEST = "files.json"
 """In a checkpoint's folder, written last: the digests of its other files. Without it the checkpoint is not whole."""
 

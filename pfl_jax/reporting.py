@@ -150,6 +150,11 @@ class RunFolder:
             raise _unwritable(path, error) from None
         return cls(path, created)
 
+    @classmethod
+    def reopen(cls, path: str | Path) -> "RunFolder":
+        """The folder of a run that goes on."""
+        return cls(Path(path).expanduser(), [])
+
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Writes a JSON file whole."""
         write_whole(self.path / name, strict_json(content))

@@ -1,0 +1,186 @@
+"""What a run has behind it, and how it stops and goes on: evaluations, checkpoints, signals."""
+
+import contextlib
+import fcntl
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from experiments.options import Options, flag
+from experiments.parsing import Request
+from experiments.study import WITHOUT_BEARING, read_config
+from pfl_jax.base import State
+from pfl_jax.checkpoint import Checkpoints
+from pfl_jax.errors import InvalidInput
+from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation
+
+CONTINUING = {"resume", "out", "checkpoint_every", "keep_checkpoints", "eval_protocol"}
+"""Options that say how a run goes on, not what it is."""
+
+
+@dataclass
+class History:
+    """A run's rounds so far.
+
+    Attributes:
+      evaluations: all of them.
+      wasted: each round's share of wasted gradient steps.
+      visits, seconds: examples visited, and time taken, in the rounds since the last evaluation.
+      elapsed: since the run began, of all processes that had a part in it.
+      state: to go on from; None at the beginning.
+    """
+
+    evaluations: list[Evaluation] = field(default_factory=list)
+    wasted: list[float] = field(default_factory=list)
+    visits: float = 0.0
+    seconds: float = 0.0
+    elapsed: float = 0.0
+    state: State | None = None
+
+    @property
+    def round(self) -> int:
+        """The last round that was done."""
+        return len(self.wasted)
+
+    def save(self, checkpoints: Checkpoints, state: State, log: Path) -> None:
+        """Writes a checkpoint after a round; InvalidInput if it cannot be.
+
+        Args:
+          checkpoints: of the run.
+          state: after the round.
+          log: the metrics as far as they are written.
+        """
+        arrays: dict[str, np.ndarray] = {
+            "wasted": np.array(self.wasted, np.float64),
+            "since": np.array([self.visits, self.seconds, self.elapsed], np.float64),
+        }
+        for name in Evaluation._fields:
+            arrays[name] = np.array([getattr(evaluation, name) for evaluation in self.evaluations])
+        checkpoints.save(state, arrays, {"metrics_bytes": log.stat().st_size})
+
+    @classmethod
+    def restore(cls, checkpoints: Checkpoints, like: State, log: Path) -> "History":
+        """The run up to its newest good checkpoint; what the log has beyond it is cut off, to be written anew.
+
+        Args:
+          checkpoints: of the run.
+          like: shapes of its state.
+          log: the metrics.
+
+        Raises:
+          InvalidInput: there is no checkpoint, or none that can be read, or the log is not the one it was.
+        """
+        found = checkpoints.newest(like)
+        if found is None:
+            raise InvalidInput(f"there is no checkpoint in {checkpoints.folder}: start the run anew")
+        size = found.record["metrics_bytes"]
+        if log.stat().st_size < size:
+            raise InvalidInput(f"{log} is shorter than at the last checkpoint: start the run anew, in another folder")
+        with log.open("r+b") as file:
+            file.truncate(size)
+        arrays = found.arrays
+        columns = [arrays[name] for name in Evaluation._fields]
+        evaluations = [
+            Evaluation(int(number), received, trained, float(seconds), float(speed))
+            for number, received, trained, seconds, speed in zip(*columns, strict=True)
+        ]
+        visits, seconds, elapsed = map(float, arrays["since"])
+        return cls(evaluations, arrays["wasted"].tolist(), visits, seconds, elapsed, found.state)
+
+
+def resumed(request: Request) -> Request:
+    """The request of the run that --resume names, which goes on in its own folder.
+
+    Args:
+      request: the checked command line; what it gives beside --resume must be what the run has.
+
+    Raises:
+      InvalidInput: there is no such run, it is finished, or it is another one; the line says what differs.
+    """
+    options = request.options
+    folder = Path(options.resume or "").expanduser()
+    if not (folder / CONFIG).is_file():
+        raise InvalidInput(f"--resume {folder}: there is no run in it")
+    if (folder / SUMMARY).exists():
+        raise InvalidInput(f"--resume {folder}: the run is finished, its results are in {folder / SUMMARY}")
+    if not (folder / METRICS).is_file():
+        raise InvalidInput(f"--resume {folder}: {METRICS} is missing")
+    config = read_config(folder)
+    if config["dataset"] != request.dataset:
+        raise InvalidInput(f"--resume {folder}: the run is on {config['dataset']}, not {request.dataset}")
+    stored: dict[str, Any] = {**config["options"], **config["hyper_parameters"]}
+    given = {**vars(options), **request.hyper_parameters}
+    for name in sorted(request.given - CONTINUING - WITHOUT_BEARING):
+        found, wanted = stored.get(name), given[name]
+        wanted = list(wanted) if isinstance(wanted, tuple) else wanted
+        if found != wanted:
+            raise InvalidInput(f"--resume {folder}: the run has {flag(name)} {found}, not {wanted}")
+    known = {name: tuple(v) if isinstance(v, list) else v for name, v in config["options"].items()}
+    changed = {name: getattr(options, name) for name in request.given & (CONTINUING | WITHOUT_BEARING) - {"out"}}
+    restored = Options(**{**known, **changed, "resume": str(folder), "out": str(folder)})
+    return Request(request.dataset, restored, config["hyper_parameters"], frozenset(config["given"]))
+
+
+def check_data(folder: Path, description: str) -> None:
+    """Raises InvalidInput where the data is not what the run in the folder began with."""
+    began = read_config(folder)["data"]["description"]
+    if began != description:
+        raise InvalidInput(f"--resume {folder}: the run began on {began}, which is {description} now; give --data-dir")
+
+
+@contextlib.contextmanager
+def alone(log: Path) -> Iterator[None]:
+    """Holds a run for this process: as long as it lives, no other can write into the run's folder.
+
+    Args:
+      log: the run's metrics.
+
+    Raises:
+      InvalidInput: another process holds it.
+    """
+    with log.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InvalidInput(f"another process is at work in {log.parent}: wait for it") from None
+        yield
+
+
+class Stop:
+    """Whether someone asked the run to stop.
+
+    Attributes:
+      asked: by SIGINT or SIGTERM.
+    """
+
+    asked: bool = False
+
+
+@contextlib.contextmanager
+def stoppable(console: Console) -> Iterator[Stop]:
+    """Lets a round end before the first SIGINT or SIGTERM stops the run; the second one stops it at once."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number: int, _: Any) -> None:
+        stop.asked = True
+        for which in before:
+            signal.signal(which, signal.default_int_handler)
+        console.print("stopping after this round; once more to stop at once", highlight=False)
+
+    for which in before:
+        signal.signal(which, ask)
+    try:
+        yield stop
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
