@@ -88,7 +88,7 @@ ALIASES: dict[str, str] = {
 """Methods that a table calls otherwise than METHODS does -> name and options."""
 
 FIXED = frozenset(
-    {"method", "preset", "num_clients", "participation", "full_last_round", "seed", "out"}
+    {"method", "preset", "num_clients", "participation", "full_last_round", "seed", "out", "resume"}
     | {"partition", "s", "beta", "dirichlet_protocol", "pathological_protocol", "size_choices", "shift"}
     | {"clusters", "learners", "alignment", "collaboration", "synchronization"}
 )

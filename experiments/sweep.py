@@ -133,6 +133,9 @@ def parse(words: Sequence[str]) -> Order:
     hints = {
         "seed": "use --seeds",
         "out": "every run has its folder in the sweep's --out",
+        "resume": "the same command goes on where it was stopped",
+        "checkpoint_every": "what is cut off is made anew",
+        "keep_checkpoints": "what is cut off is made anew",
         "state_on": "its runs keep their clients' states on the devices",
     }
     for name, hint in hints.items():

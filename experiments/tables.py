@@ -2,7 +2,7 @@
 
     python -m experiments.tables --paper fedpac --table 1 --dataset fashion_mnist --clients 20 --seeds 3
 
-The same command again goes on where it was stopped: finished runs stay, one that was cut off is made anew. --method and
+The same command again goes on where it was stopped: finished runs stay, one that was cut off goes on. --method and
 --setting narrow what is run, --dry-run only shows it. All other words (--rounds 50, --train-size 100, --source
 embedded, ...) are options of `python -m experiments.DATASET`, go to every run, and are said in the table.
 
@@ -187,7 +187,8 @@ def _check_words(order: Order) -> None:
     """Refuses options that would make other cells of these, and such that a method cannot use."""
     fixed = sorted(study.given(order.words) & catalogue.FIXED)
     if fixed:
-        hint = {"seed": ": use --seeds"}.get(fixed[0], ": it is what the table compares, or a part of its setting")
+        hints = {"seed": ": use --seeds", "resume": ": the same command goes on where it was stopped"}
+        hint = hints.get(fixed[0], ": it is what the table compares, or a part of its setting")
         raise InvalidInput(f"{flag(fixed[0])} cannot be given for a table{hint}")
     if {"-h", "--help"} & set(order.words):
         raise InvalidInput("--help stands alone")

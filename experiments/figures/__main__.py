@@ -2,9 +2,9 @@
 
     python -m experiments.figures --paper fedpac --figure 2
 
-The same command again goes on where it was stopped: finished runs stay, one that was cut off is made anew. --dry-run
-only shows the runs, and how much work they are. Words that are not named here (--train-size 100, --chunk 4, ...) are
-options of `python -m experiments.DATASET`, and go to every run.
+The same command again goes on where it was stopped: finished runs stay, one that was cut off goes on or is made anew.
+--dry-run only shows the runs, and how much work they are. Words that are not named here (--train-size 100, --chunk 4,
+...) are options of `python -m experiments.DATASET`, and go to every run.
 
 On embedded data the runs are small and a figure takes some minutes on two cores. On real data they are the paper's:
 hours where methods are compared over 200 rounds; --dry-run estimates how many.
@@ -175,7 +175,8 @@ def _check_words(order: Order) -> None:
         raise InvalidInput("--help stands alone")
     for dataset in order.datasets:
         scope = order.scope(dataset, real=True)
-        fixed = sorted(study.given(order.words) & (order.plan.varied(scope) | {"seed", "out", "method", "preset"}))
+        own = order.plan.varied(scope) | {"seed", "out", "resume", "method", "preset"}
+        fixed = sorted(study.given(order.words) & own)
         if fixed:
             raise InvalidInput(f"{flag(fixed[0])} cannot be given for {order.plan.title}, which sets it itself")
         # What a word means depends on the dataset and the method, not on what else the runs differ in.
