@@ -25,6 +25,15 @@ TRACES = collections.Counter()
 """How often each method's round was traced."""
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _write_no_programs():
+    """No other test has these programs: writing them to the disk would be a tenth of the time."""
+    before = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 3600)
+    yield
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+
+
 @pytest.fixture(params=METHODS, scope="module")
 def name(request):
     """Each method in turn. All tests of one run together, so that its programs are compiled once and then dropped."""

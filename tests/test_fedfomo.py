@@ -11,6 +11,7 @@ from problems import tiny_federation, tiny_model
 from pfl_jax import simulate
 from pfl_jax.affinity import Affinity, choose, look_up, no_affinity, remember
 from pfl_jax.base import Cohort
+from pfl_jax.data.federated import client_data
 from pfl_jax.ensembles import init_models
 from pfl_jax.errors import InvalidInput
 from pfl_jax.fingerprint import fingerprint
@@ -27,7 +28,7 @@ def split_examples(held_out=0.2):
     """Every client's examples to train on and its held-out ones."""
     parts = []
     for client, (x, y) in enumerate(training_examples()):
-        mask = simulate.client_data(tiny_federation(SIZES), client, "train").mask
+        mask = client_data(tiny_federation(SIZES), client, "train").mask
         judged = np.asarray(fixed_subset(mask, held_out))[np.asarray(mask)]
         parts.append(((x[~judged], y[~judged]), (x[judged], y[judged])))
     return parts
@@ -131,7 +132,7 @@ def combine(previous, models, x, y):
 def test_fedfomo():
     clients = split_examples()
     data = tiny_federation(SIZES)
-    identities = [fingerprint(simulate.client_data(data, client, "train")) for client in range(3)]
+    identities = [fingerprint(client_data(data, client, "train")) for client in range(3)]
     start = reference.to_numpy(start_of(fedfomo).initial)
     previous, trained, affinity = [start] * 3, [train(start, x, y) for (x, y), _ in clients], np.zeros((3, 3))
     for _ in range(2):
@@ -152,7 +153,7 @@ def test_fedfomo():
         got = look_up(state.affinity, jnp.stack([identities[other] for other in others]))
         np.testing.assert_allclose(got, affinity[client, others], rtol=2e-3, atol=1e-4)
         # What it deploys is the next combination.
-        rows = simulate.client_data(data, client, "train")
+        rows = client_data(data, client, "train")
         deployed = personalize(jax.random.key(0), last.state.server, state, rows)
         assert_model(deployed, combine(previous[client], trained, *clients[client][1])[1], rtol=1e-3, atol=1e-4)
     # In the order of the cohort, the largest client first; the own model before the others.

@@ -20,7 +20,7 @@ from full_batches import (
 )
 from problems import CLASSES, tiny_federation, tiny_model
 
-from pfl_jax import simulate
+from pfl_jax.data.federated import client_data
 from pfl_jax.fingerprint import fingerprint
 from pfl_jax.methods.cd2pfed import cd2pfed, personal_entries
 from pfl_jax.methods.fedala import fedala, last_layers
@@ -72,7 +72,7 @@ def test_fedala(clients, layers):
     names = [name for name in w if layers == 2 or name.startswith("head")]
     shares = []
     for client in range(len(clients)):
-        mask = simulate.client_data(data, client, "train").mask
+        mask = client_data(data, client, "train").mask
         shares.append(np.asarray(fixed_subset(mask, 0.8))[np.asarray(mask)])
     weights, own = [{name: np.ones_like(w[name]) for name in names}] * len(clients), [None] * len(clients)
     for passes in (0, 12, 1, 1):
@@ -118,9 +118,9 @@ def test_pfedhn_without_server_steps_generates_the_same_models():
 
 
 def test_fingerprints_depend_on_the_data_alone():
-    data = simulate.client_data(tiny_federation(SIZES, pad=7), 1, "train")
+    data = client_data(tiny_federation(SIZES, pad=7), 1, "train")
     same = (
-        simulate.client_data(tiny_federation(SIZES), 1, "train"),
+        client_data(tiny_federation(SIZES), 1, "train"),
         data._replace(x=jnp.where(data.mask[:, None, None, None], data.x, 3.0)),
         data._replace(x=data.x * (1 + 1e-6)),
     )
@@ -128,7 +128,7 @@ def test_fingerprints_depend_on_the_data_alone():
         data._replace(y=data.y.at[0].add(1)),
         data._replace(x=data.x.at[2].add(0.5)),
         data._replace(x=data.x[::-1], y=data.y[::-1], mask=data.mask[::-1]),
-        simulate.client_data(tiny_federation(SIZES), 0, "train"),
+        client_data(tiny_federation(SIZES), 0, "train"),
     )
     assert {int(fingerprint(rows)) for rows in same} == {int(fingerprint(data))}
     assert len({int(fingerprint(rows)) for rows in (data, *other)}) == 5

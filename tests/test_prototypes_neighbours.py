@@ -20,7 +20,7 @@ from full_batches import (
 )
 from problems import CLASSES, tiny_federation, tiny_model
 
-from pfl_jax import simulate
+from pfl_jax.data.federated import client_data
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedproto import fedproto_g, fedproto_l
 from pfl_jax.methods.knn_per import Datastore, knn_per, neighbour_probabilities
@@ -151,7 +151,7 @@ def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(clients, neighbo
         return a * near + (1 - a) * np.exp(log_softmax(reference.logits(w, x)))
 
     for client, (x, y) in enumerate(clients):
-        train_data = simulate.client_data(data, client, "train")
+        train_data = client_data(data, client, "train")
         judged = np.asarray(fixed_subset(train_data.mask, 0.4))[np.asarray(train_data.mask)]
         scores = [
             np.mean(mixture(x[~judged], y[~judged], x[judged], a).argmax(1) == y[judged]) for a in (0.5, 0.6, 0.7, 0.8)

@@ -23,7 +23,7 @@ from full_batches import (
 )
 from problems import tiny_federation, tiny_model
 
-from pfl_jax import simulate
+from pfl_jax.data.federated import client_data
 from pfl_jax.ensembles import example_losses, init_models
 from pfl_jax.methods.fedem import fedem
 from pfl_jax.methods.fedem_ft import fedem_ft
@@ -45,7 +45,7 @@ def test_initial_models_are_distinct_and_do_not_depend_on_their_number():
 
 def test_example_losses(clients):
     models = init_models(tiny_model(), jax.random.key(1), 2)
-    data = simulate.client_data(tiny_federation(SIZES), 0, "train")
+    data = client_data(tiny_federation(SIZES), 0, "train")
     got = np.asarray(example_losses(tiny_model(), models, data))[np.asarray(data.mask)]
     for index in range(2):
         np.testing.assert_allclose(
@@ -118,7 +118,7 @@ def test_fedem_responsibilities_follow_their_examples_through_shuffling():
 def test_fedem_ft_trains_like_fedem_and_deploys_tuned_learners():
     plain, tuned = run(fedem, rounds=1), run(fedem_ft, rounds=1, finetune_epochs=20)
     assert_same((tuned.state.server, tuned.state.clients), (plain.state.server, plain.state.clients))
-    data, key = simulate.client_data(tiny_federation(SIZES), 1, "train"), jax.random.key(0)
+    data, key = client_data(tiny_federation(SIZES), 1, "train"), jax.random.key(0)
     server, client = tuned.state.server, row(tuned.state.clients, 1)
     models, mixture = fedem_ft(tiny_model(), **SGD, finetune_epochs=20).personalize(key, server, client, data)
     want = fedem(tiny_model(), **SGD, epochs=20).local(key, server, client, data)
