@@ -139,6 +139,7 @@ def command(*words, cwd):
     return subprocess.run(arguments, cwd=cwd, env=environment, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow
 def test_a_part_of_it_in_one_command(tmp_path):
     out = command("--quick", "--only", "training", "waste", "--out", "figures.json", cwd=tmp_path)
     assert "FedPAC round" in out

@@ -72,8 +72,8 @@ def rows(tree, indices):
     return jax.tree.map(lambda leaf: np.asarray(leaf)[indices], tree)
 
 
-def play(engine, data=None, seed=0, rounds=3, size=4, state=None):
-    """The state after some rounds; continues `state` where one is given."""
+def play(engine, data=None, seed=0, rounds=3, size=3, state=None):
+    """The state after some rounds of three of the four clients; continues `state` where one is given."""
     data = tiny_federation() if data is None else data
     state = engine.init(data, jax.random.key(seed)) if state is None else copy(state)
     for _ in range(rounds):
@@ -93,7 +93,7 @@ def assert_close(left, right):
 
 @functools.cache
 def reference(name):
-    """Three rounds with everyone, one client after another."""
+    """Three rounds, one client after another."""
     return play(compiled(name), state=start(name))
 
 
@@ -102,24 +102,25 @@ def test_structure_shapes_and_types_stay_the_same(name):
     state = engine.init(data, jax.random.key(0))
     before = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), state._replace(key=()))
     for _ in range(2):
-        state, info, _ = engine.round(data, state, 4)
+        state, info, _ = engine.round(data, state, 3)
         after = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), state._replace(key=()))
         assert before == after
         chex.assert_tree_all_finite((state.server, state.clients, info))
     assert int(state.round) == 2
 
 
-def test_one_trace_per_cohort_size(name):
+def test_one_trace(name):
     engine = compiled(name)
-    state = play(engine, rounds=1, state=play(engine, rounds=1, size=3))
+    state = play(engine, rounds=1)
     before = TRACES[name]
-    assert before >= 2
-    play(engine, rounds=2, size=4, state=play(engine, rounds=2, size=3, state=state))
+    assert before >= 1
+    play(engine, rounds=2, state=state)
+    play(engine, rounds=1, seed=1)
     assert TRACES[name] == before
 
 
 def test_chunks_and_padding_change_nothing(name):
-    # Three of four clients under one vmap, the last one alone.
+    # All three of the cohort under one vmap; of the four that are evaluated, the last one alone.
     padded, engine = tiny_federation(pad=11), compiled(name, chunk=3)
     got = play(engine, padded, state=start(name))
     assert_close(got, reference(name))
@@ -130,7 +131,7 @@ def test_chunks_and_padding_change_nothing(name):
 def test_devices_change_nothing(name):
     data, alone, shared = tiny_federation(), compiled(name), compiled(name, shared=True)
     # A cohort of three does not divide by two devices, nor by the eight that README.md has a command for.
-    got, want = play(shared, size=3), play(alone, size=3)
+    got, want = play(shared), play(alone)
     assert_close(got, want)
     np.testing.assert_allclose(shared.evaluate(data, got), alone.evaluate(data, want), atol=1e-6)
 
@@ -143,7 +144,7 @@ def test_permuting_clients_permutes_results(name):
     # The batch sizes don't reach the first state: the usual engine's saves compiling it again.
     first = start(name)
     moved = compiled(name).init(permuted, jax.random.key(0))
-    got, want = play(engine, permuted, state=moved), play(engine, data, state=first)
+    got, want = play(engine, permuted, size=4, state=moved), play(engine, data, size=4, state=first)
     accuracies = engine.evaluate(permuted, got), engine.evaluate(data, want)[order]
     np.testing.assert_allclose(*accuracies, atol=1e-6)
     chex.assert_trees_all_close(got.server, want.server, rtol=2e-3, atol=2e-4)
@@ -164,12 +165,12 @@ def test_clients_outside_the_cohort_stay_as_they_were(name):
 
 def test_a_continued_run_is_the_uninterrupted_one(name):
     engine = compiled(name)
-    whole, half = play(engine, rounds=4, size=3), play(engine, rounds=2, size=3)
+    whole, half = play(engine, rounds=4), play(engine, rounds=2)
     # A state that was saved and restored is its arrays and its key's data.
     stored = jax.tree.map(np.asarray, half._replace(key=jax.random.key_data(half.key)))
     restored = jax.tree.map(jnp.asarray, stored)
     restored = restored._replace(key=jax.random.wrap_key_data(restored.key))
-    continued = play(engine, rounds=2, size=3, state=restored)
+    continued = play(engine, rounds=2, state=restored)
     chex.assert_trees_all_equal(continued._replace(key=()), whole._replace(key=()))
 
 
@@ -186,8 +187,8 @@ def test_vmap_over_seeds_and_learning_rates(name):
     def whole_run(seed, lr, others):
         engine = simulate.build(build(name, **others, lr=lr), settings)
         state = engine.init(data, jax.random.key(seed))
-        state = jax.lax.fori_loop(0, 2, lambda _, state: engine.round(data, state, 4)[0], state)
-        return state.server, engine.evaluate(data, state)
+        state = jax.lax.fori_loop(0, 2, lambda _, state: engine.round(data, state, 3)[0], state)
+        return state.server, state.trained_accuracy
 
     usual = HYPER_PARAMETERS["lr"]
     # Every real number may be an input of the program, as sweeps have it.
@@ -198,13 +199,13 @@ def test_vmap_over_seeds_and_learning_rates(name):
     for index in range(2):
         alone = play(compiled(name), seed=index, rounds=2)
         chex.assert_trees_all_close(rows(servers, index), alone.server, rtol=2e-4, atol=2e-5)
-        np.testing.assert_allclose(accuracies[index], compiled(name).evaluate(data, alone), atol=1e-6)
-    chex.assert_tree_all_finite((servers, accuracies))
+        np.testing.assert_allclose(accuracies[index], alone.trained_accuracy, atol=1e-6)
+    chex.assert_tree_all_finite(servers)
 
 
 def test_predictions_and_learning(name):
     method, data, engine = build(name), tiny_federation(), compiled(name)
-    last = play(engine, rounds=15)
+    last = play(engine, rounds=20)
     client = rows(last.clients, 1)
 
     @jax.jit

@@ -14,7 +14,7 @@ from pfl_jax.methods import METHODS
 from pfl_jax.trees import byte_count
 
 SETTINGS = simulate.Settings(rounds=3, participation=0.75, full_last_round=True, eval_every=2)
-SEEDS, RATES = (0, 1, 0), (0.1, 0.1, 0.02)
+SEEDS, RATES = (0, 1, 1), (0.1, 0.1, 0.02)
 
 
 def keys(seeds):
@@ -32,7 +32,7 @@ def assert_same_run(alone, together, index):
             np.testing.assert_allclose(one.received, every.received[index], atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "chunk", "devices"), [("fedpac", 1, 2), ("fedas", None, 1), ("ditto", 2, 2)])
+@pytest.mark.parametrize(("name", "chunk", "devices"), [("fedpac", 1, 2), ("ditto", None, 1)])
 def test_each_run_is_the_one_alone(name, chunk, devices):
     data = tiny_federation()
 
@@ -45,14 +45,14 @@ def test_each_run_is_the_one_alone(name, chunk, devices):
     for result in sweep.run(make, data, SETTINGS, keys(SEEDS), {"lr": jnp.array(RATES)}, chunk=chunk, mesh=mesh):
         together.append(result)
         last = jax.tree.map(np.asarray, result.states.server)
-    for index in (1, 2):
-        alone = []
-        for result in simulate.run(make(lr=RATES[index]), data, SETTINGS, jax.random.key(SEEDS[index])):
-            alone.append(result)
-            server = result.state.server
-        assert_same_run(alone, together, index)
-        jax.tree.map(lambda a, b, i=index: np.testing.assert_allclose(a, b[i], rtol=2e-4, atol=2e-5), server, last)
-    assert not np.allclose(together[-1].received[0], together[-1].received[1])
+    alone = []
+    for result in simulate.run(make(lr=RATES[2]), data, SETTINGS, jax.random.key(SEEDS[2])):
+        alone.append(result)
+        server = result.state.server
+    assert_same_run(alone, together, 2)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b[2], rtol=2e-4, atol=2e-5), server, last)
+    for other in (0, 1):
+        assert not np.allclose(together[-1].trained[2], together[-1].trained[other])
 
 
 def test_each_run_may_have_its_own_partition():
