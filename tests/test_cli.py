@@ -112,6 +112,7 @@ def test_a_finished_run_is_never_overwritten(finished, capsys):
     assert {entry.name: entry.read_bytes() for entry in folder.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_sigint_ends_cleanly_with_what_is_finished(tmp_path):
     child = process(
         "experiments.digits",

@@ -357,6 +357,7 @@ def test_folders_are_apart_for_other_options():
     assert parse([*plain, "--chunk", "5"]).out == parse(plain).out
 
 
+@pytest.mark.slow
 def test_head_weights_from_end_to_end_and_again(tmp_path, capsys, monkeypatch):
     out = tmp_path / "figure"
     words = ["--paper", "fedpac", "--figure", "2", "--dataset", "digits", *SMALL, "--out", str(out)]
