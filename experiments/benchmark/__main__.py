@@ -52,7 +52,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         choices=SECTIONS,
         metavar="SECTION",
-        help=f"some of {', '.join(SECTIONS)}; those after endurance are measured only if they are named",
+        help=f"some of {', '.join(SECTIONS)}; those after growth are measured only if they are named",
     )
     request = parser.parse_args(words)
     if request.chunks and min(request.chunks) < 1:
