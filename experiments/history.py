@@ -105,6 +105,8 @@ def resumed(request: Request) -> Request:
     """
     options = request.options
     folder = Path(options.resume or "").expanduser()
+    if "out" in request.given:
+        raise InvalidInput("--out cannot be given with --resume: a run goes on in its own folder")
     if not (folder / CONFIG).is_file():
         raise InvalidInput(f"--resume {folder}: there is no run in it")
     if (folder / SUMMARY).exists():

@@ -12,13 +12,16 @@ import fcntl
 import functools
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from rich.console import Console
 
+from experiments.cli import exit_code
 from experiments.options import PARTITION_OPTIONS, Options, flag
 from experiments.parsing import Request, method_config, parse
 from pfl_jax.checkpoint import FOLDER, Checkpoints
@@ -27,6 +30,19 @@ from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Protocol
 
 if TYPE_CHECKING:
     from experiments.run import Observe
+
+
+class _Asked(typing.Protocol):
+    """What the words of a command of many runs ask for."""
+
+    @property
+    def dry_run(self) -> bool: ...
+
+    @property
+    def out(self) -> Path: ...
+
+
+_Order = TypeVar("_Order", bound=_Asked)
 
 Score = Literal["last", "best"]
 State = Literal["absent", "unfinished", "finished"]
@@ -217,10 +233,62 @@ def exclusive(folder: str | Path) -> Iterator[None]:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are InvalidInput."""
+    """A parser for a command of many runs, whose errors are InvalidInput.
+
+    Args:
+      module: the command's, as after `python -m`.
+      description: its docstring.
+    """
+
+    def __init__(self, module: str, description: str | None):
+        super().__init__(
+            prog=f"python -m {module}",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
 
     def error(self, message: str) -> NoReturn:
         raise InvalidInput(f"{message}; see --help")
+
+
+def command(
+    words: Sequence[str] | None,
+    parse: Callable[[Sequence[str]], _Order],
+    say: Callable[[_Order, Console], None],
+    make: Callable[[_Order, Console], None],
+) -> int:
+    """A command of many runs.
+
+    Args:
+      words: of the command line; None takes those of this process.
+      parse: from the words to what is asked for, which has `dry_run` and `out`.
+      say: tells what there is to do, for --dry-run.
+      make: does it, while no other process is at work in `out`.
+
+    Returns:
+      The exit code, see `cli.exit_code`.
+    """
+
+    def work() -> None:
+        order = parse(sys.argv[1:] if words is None else words)
+        console = Console()
+        if order.dry_run:
+            say(order, console)
+        else:
+            with exclusive(order.out):
+                make(order, console)
+
+    return exit_code(work)
+
+
+def say_state(cell: Cell, folder: Path, console: Console) -> None:
+    """Prints a cell's command and what its folder holds of it."""
+    try:
+        state: str = inspect(cell, folder)
+    except InvalidInput as error:
+        state = str(error)
+    console.print(f"{cell.command(folder)}  # {state}", soft_wrap=True, highlight=False, markup=False)
 
 
 def slug(text: str) -> str:

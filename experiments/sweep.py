@@ -8,7 +8,6 @@ had been started alone. The same command again goes on where it was stopped: fin
 off are made anew. All other words are options of `python -m experiments.DATASET`, and go to every run.
 """
 
-import argparse
 import inspect
 import itertools
 import json
@@ -20,7 +19,6 @@ from typing import NamedTuple
 from rich.console import Console
 
 from experiments import datasets, study, unknown_dataset
-from experiments.cli import exit_code
 from experiments.options import flag
 from experiments.parsing import Request
 from experiments.presets import DEFAULT_PRESET
@@ -76,27 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit code, see `cli.exit_code`.
     """
-    words = sys.argv[1:] if arguments is None else arguments
-
-    def work() -> None:
-        order = parse(words)
-        console = Console()
-        if order.dry_run:
-            _say_what_there_is_to_do(order, console)
-        else:
-            with study.exclusive(order.out):
-                _run(order, console)
-
-    return exit_code(work)
+    return study.command(arguments, parse, _say_what_there_is_to_do, _run)
 
 
 def _parser() -> study.Parser:
-    parser = study.Parser(
-        prog="python -m experiments.sweep",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = study.Parser("experiments.sweep", __doc__)
     parser.add_argument("--dataset", required=True, help=", ".join(datasets()))
     parser.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds 0 to K - 1 (default 1)")
     parser.add_argument(
@@ -180,12 +162,7 @@ def _say_what_there_is_to_do(order: Order, console: Console) -> None:
     for number, group in enumerate(groups([cell for cell, _ in runs]), start=1):
         console.print(f"group {number}: {len(group)} runs together", style="bold", highlight=False)
         for index in group:
-            cell, folder = runs[index]
-            try:
-                state: str = study.inspect(cell, folder)
-            except InvalidInput as error:
-                state = str(error)
-            console.print(f"{cell.command(folder)}  # {state}", soft_wrap=True, highlight=False, markup=False)
+            study.say_state(*runs[index], console)
 
 
 def _run(order: Order, console: Console) -> None:

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from experiments import catalogue, comparison, layout, paper, study
-from experiments.cli import exit_code
 from experiments.comparison import Comparison, Figure
 from experiments.options import flag
 from experiments.paper import Published
@@ -91,27 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit code, see `cli.exit_code`.
     """
-    words = sys.argv[1:] if arguments is None else arguments
-
-    def work() -> None:
-        order = parse(words)
-        console = Console()
-        if order.dry_run:
-            _say_what_there_is_to_do(order, console)
-        else:
-            with study.exclusive(order.out):
-                _run(order, console)
-
-    return exit_code(work)
+    return study.command(arguments, parse, _say_what_there_is_to_do, _run)
 
 
 def _parser() -> study.Parser:
-    parser = study.Parser(
-        prog="python -m experiments.tables",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = study.Parser("experiments.tables", __doc__)
     tables = "; ".join(f"{name}: {', '.join(map(str, _numbers(name)))}" for name in catalogue.PAPERS)
     parser.add_argument("--paper", required=True, help=", ".join(catalogue.PAPERS))
     parser.add_argument("--table", type=int, required=True, metavar="NUMBER", help=tables)
@@ -200,11 +183,7 @@ def _check_words(order: Order) -> None:
 def _say_what_there_is_to_do(order: Order, console: Console) -> None:
     for row in order.wanted:
         for cell, folder in order.runs(row):
-            try:
-                state = study.inspect(cell, folder)
-            except InvalidInput as error:
-                state = str(error)
-            console.print(f"{cell.command(folder)}  # {state}", soft_wrap=True, highlight=False, markup=False)
+            study.say_state(cell, folder, console)
 
 
 def _run(order: Order, console: Console) -> None:

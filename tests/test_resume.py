@@ -105,6 +105,7 @@ def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path):
     ("change", "words", "message"),
     [
         ({}, ["--lr", "0.5"], "the run has --lr"),
+        ({}, ["--out", "elsewhere"], "--out cannot be given with --resume"),
         ({}, ["--num-clients", "7"], "the run has --num-clients 4, not 7"),
         ({"dataset": "emnist"}, [], "the run is on emnist, not digits"),
         (None, [], "there is no run in it"),

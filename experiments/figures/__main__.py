@@ -10,7 +10,6 @@ On embedded data the runs are small and a figure takes some minutes on two cores
 hours where methods are compared over 200 rounds; --dry-run estimates how many.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,6 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from experiments import datasets, study
-from experiments.cli import exit_code
 from experiments.figures.catalogue import PLANS, numbers
 from experiments.figures.plan import Key, Plan, Results, Scope, arrays_path
 from experiments.figures.runs import examples_visited, is_real, run_with_arrays
@@ -32,7 +30,7 @@ from pfl_jax.methods import METHODS
 from pfl_jax.reporting import RunFolder
 
 ROOT = Path("runs/figures")
-SPEED = 15_000
+SPEED = 11_000
 """Training examples a second, see the README's Performance."""
 
 
@@ -96,27 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit code, see `cli.exit_code`.
     """
-    words = sys.argv[1:] if arguments is None else arguments
-
-    def work() -> None:
-        order = parse(words)
-        console = Console()
-        if order.dry_run:
-            _say_what_there_is_to_do(order, console)
-        else:
-            with study.exclusive(order.out):
-                _make(order, console)
-
-    return exit_code(work)
+    return study.command(arguments, parse, _say_what_there_is_to_do, _make)
 
 
 def _parser() -> study.Parser:
-    parser = study.Parser(
-        prog="python -m experiments.figures",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = study.Parser("experiments.figures", __doc__)
     figures = "; ".join(f"{paper}: {', '.join(numbers(paper))}" for paper in PLANS)
     parser.add_argument("--paper", required=True, help=", ".join(PLANS))
     parser.add_argument("--figure", required=True, metavar="NUMBER", help=figures)
@@ -201,11 +183,7 @@ def _scopes(order: Order, console: Console) -> list[Scope]:
 def _say_what_there_is_to_do(order: Order, console: Console) -> None:
     examples, count = 0, 0
     for cell, folder in _distinct(order.runs(scope) for scope in _scopes(order, console)):
-        try:
-            state: Any = study.inspect(cell, folder)
-        except InvalidInput as error:
-            state = str(error)
-        console.print(f"{cell.command(folder)}  # {state}", soft_wrap=True, highlight=False, markup=False)
+        study.say_state(cell, folder, console)
         examples, count = examples + examples_visited(cell.request()), count + 1
     console.print(
         f"{count} runs, {examples / 1e6:,.1f} million training examples: {duration(examples / SPEED)} at {SPEED:,} a "
