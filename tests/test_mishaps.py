@@ -48,13 +48,12 @@ def by_hand(method, clients):
 
 
 def mean_backbone(results, counts):
-    total = sum(counts[client] for client in results)
-    return jax.tree.map(
-        lambda *leaves: sum(
-            counts[i] / total * np.asarray(leaf, np.float64) for i, leaf in zip(results, leaves, strict=True)
-        ),
-        *[result.message for result in results.values()],
-    )
+    weights = np.array([counts[client] for client in results], np.float64)
+
+    def mean(*leaves):
+        return np.tensordot(weights / weights.sum(), np.stack(leaves).astype(np.float64), 1)
+
+    return jax.tree.map(mean, *[result.message for result in results.values()])
 
 
 def assert_close(left, right):
