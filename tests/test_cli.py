@@ -104,8 +104,8 @@ def test_a_run_says_what_it_does(finished):
 
 def test_a_run_ends_at_its_target(tmp_path, capsys):
     out = tmp_path / "run"
-    words = ["--method", "fedpac", "--rounds", "30", *SMALL, "--eval-every", "1", "--target-accuracy", "1", "--out", str(out)]
-    assert main("digits", words) == 0
+    words = ["--method", "fedpac", "--rounds", "30", *SMALL, "--eval-every", "1", "--target-accuracy", "1"]
+    assert main("digits", [*words, "--out", str(out)]) == 0
     assert "reached --target-accuracy 1 in round 1" in capsys.readouterr().out
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["rounds"], summary["rounds_done"]) == (30, 1)
