@@ -6,3 +6,7 @@ class InvalidInput(ValueError):
 
     The command line prints the message without a traceback and exits with code 2.
     """
+
+
+class CannotWrite(InvalidInput):
+    """A file or a folder cannot be written: the disk is full, or it is not ours. What was there before is whole."""

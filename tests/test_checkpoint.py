@@ -64,5 +64,5 @@ def test_another_runs_checkpoint_is_refused(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidInput, match="cannot write a checkpoint into"):
+    with pytest.raises(InvalidInput, match="cannot write the checkpoint of round 1 into"):
         Checkpoints(tmp_path / "file").save(play("fedavg", rounds=1), {}, {})

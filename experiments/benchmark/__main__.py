@@ -16,6 +16,7 @@ from rich.console import Console
 
 from experiments.cli import INTERRUPTED, INVALID
 from pfl_jax.errors import InvalidInput
+from pfl_jax.writing import write_whole
 
 SECTIONS = (
     "training",
@@ -155,7 +156,7 @@ def main(words: Sequence[str] | None = None) -> int:
         request = _parse(words)
         results = benchmark(request, Console())
         if request.out is not None:
-            request.out.write_text(json.dumps(results, indent=2) + "\n")
+            write_whole(request.out, json.dumps(results, indent=2) + "\n")
     except InvalidInput as error:
         print(f"error: {error}", file=sys.stderr)
         return INVALID
