@@ -162,8 +162,10 @@ def _request_of(config: dict[str, Any], folder: Path) -> Request:
         return dataclasses.replace(parse(dataset, _words(values)), given=given)
     except InvalidInput as error:
         raise InvalidInput(f"--resume {folder}: {CONFIG} cannot be used: {error}") from None
-    except (KeyError, TypeError) as error:
-        raise InvalidInput(f"--resume {folder}: {CONFIG} is not a run's: {error!r}") from None
+    except KeyError as error:
+        raise InvalidInput(f"--resume {folder}: {CONFIG} is not a run's, it has no {error}") from None
+    except TypeError as error:
+        raise InvalidInput(f"--resume {folder}: {CONFIG} is not a run's ({error})") from None
 
 
 def _words(values: dict[str, Any]) -> list[str]:

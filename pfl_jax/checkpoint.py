@@ -248,8 +248,8 @@ def _kind(leaf: Any) -> tuple[tuple[int, ...], str]:
 
 
 def _words(leaf: tuple[tuple[int, ...], str, str] | None) -> str:
-    """An array for messages: "server['head'], float32 [4, 3]"."""
-    return "nothing" if leaf is None else f"{leaf[2]}, {leaf[1]} {list(leaf[0])},"
+    """An array for messages: "server['head'] (float32 [4, 3])"."""
+    return "nothing" if leaf is None else f"{leaf[2]} ({leaf[1]} {list(leaf[0])})"
 
 
 def _plain(state: State) -> State:
