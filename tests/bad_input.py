@@ -123,7 +123,8 @@ def _data() -> Iterator[Case]:
     yield grey("39 labels for 40 pictures", part(1, lambda _: idx(np.zeros(39, np.uint8))))
     yield grey("a label that is no class", part(3, lambda content: content[:-1] + b"\x0a"))
     yield grey(
-        "MNIST's labels", part(3, lambda _: idx(np.array([7, 2, 1, 0, 4, 1, 4, 9, 5, 9, 0, 6, 9, 0, 1, 5] + [0] * 4, np.uint8)))
+        "MNIST's labels",
+        part(3, lambda _: idx(np.array([7, 2, 1, 0, 4, 1, 4, 9, 5, 9, 0, 6, 9, 0, 1, 5] + [0] * 4, np.uint8))),
     )
     yield grey("Fashion-MNIST's files", lambda data: None, "emnist")
 
