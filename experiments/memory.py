@@ -65,7 +65,7 @@ def advice(error: BaseException, experiment: Experiment | None) -> str:
       experiment: that ran; None while its data was being loaded.
     """
     wanted = _wanted_bytes(str(error))
-    asked = "" if wanted is None else f" ({wanted / 2**30:.3g} GiB were wanted at once)"
+    asked = "" if wanted is None else f" ({wanted / 2**30:,.1f} GiB were wanted at once)"
     if experiment is None:
         return f"the memory does not suffice for the data{asked}: use fewer --num-clients or a smaller --train-size"
     used = devices(experiment.request.options)
