@@ -1,17 +1,13 @@
-"""What a run has behind it, and how it stops and goes on: evaluations, checkpoints, signals."""
+"""What a run has behind it, and how it goes on: evaluations and checkpoints."""
 
-import contextlib
 import dataclasses
 import json
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from rich.console import Console
 
 from experiments import unknown_dataset
 from experiments.options import flag
@@ -244,37 +240,3 @@ def check_data(folder: Path, description: str) -> None:
     began = read_config(folder)["data"]["description"]
     if began != description:
         raise InvalidInput(f"--resume {folder}: the run began on {began}, which is {description} now; give --data-dir")
-
-
-class Stop:
-    """Whether someone asked the run to stop.
-
-    Attributes:
-      asked: by SIGINT or SIGTERM.
-    """
-
-    asked: bool = False
-
-
-@contextlib.contextmanager
-def stoppable(console: Console) -> Iterator[Stop]:
-    """Lets a round end before the first SIGINT or SIGTERM stops the run; the second one stops it at once."""
-    stop = Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask(number: int, _: Any) -> None:
-        stop.asked = True
-        for which in before:
-            signal.signal(which, signal.default_int_handler)
-        console.print("stopping after this round; once more to stop at once", highlight=False)
-
-    for which in before:
-        signal.signal(which, ask)
-    try:
-        yield stop
-    finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)

@@ -13,7 +13,7 @@ import jax
 from rich.console import Console
 
 from experiments import assembly, paper
-from experiments.history import History, Stop, check_data, refuse_finished, stoppable
+from experiments.history import History, check_data, refuse_finished
 from experiments.locks import alone
 from experiments.memory import advice, is_shortage, state_place
 from experiments.options import MATMUL_PRECISION, Options, Precision, flag
@@ -30,6 +30,7 @@ from experiments.records import (
     summary,
     wasted_step_share,
 )
+from experiments.signals import Stop, interruptible, stoppable
 from pfl_jax import simulate
 from pfl_jax.checkpoint import FOLDER, Checkpoints
 from pfl_jax.communication import traffic
@@ -69,7 +70,7 @@ def run(request: Request, console: Console, observe: Observe | None = None) -> N
             folder.discard()
 
     try:
-        with alone(folder.path / METRICS):
+        with interruptible(), alone(folder.path / METRICS):
             if options.resume:
                 # Another process may have finished it since `history.resumed` looked.
                 refuse_finished(folder.path)

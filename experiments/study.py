@@ -23,6 +23,7 @@ from experiments.cli import exit_code
 from experiments.locks import alone, exclusive
 from experiments.options import PARTITION_OPTIONS, Options, flag
 from experiments.parsing import Request, method_config, parse
+from experiments.signals import interruptible
 from pfl_jax.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Protocol
@@ -250,7 +251,7 @@ def command(
         if order.dry_run:
             say(order, console)
         else:
-            with exclusive(order.out):
+            with interruptible(), exclusive(order.out):
                 make(order, console)
 
     return exit_code(work)

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from experiments.cli import INTERRUPTED, INVALID
+from experiments.signals import interruptible
 from pfl_jax.errors import InvalidInput
 from pfl_jax.writing import write_whole
 
@@ -154,7 +155,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     try:
         request = _parse(words)
-        results = benchmark(request, Console())
+        with interruptible():
+            results = benchmark(request, Console())
         if request.out is not None:
             write_whole(request.out, json.dumps(results, indent=2) + "\n")
     except InvalidInput as error:
