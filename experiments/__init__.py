@@ -30,12 +30,14 @@ _NOT_DATASETS = (
     "presets",
     "progress",
     "records",
+    "report",
     "run",
     "study",
     "sweep",
     "sweep_results",
     "tables",
     "together",
+    "tracking",
 )
 
 

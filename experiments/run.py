@@ -19,6 +19,7 @@ from experiments.options import MATMUL_PRECISION, Precision
 from experiments.parsing import Request
 from experiments.progress import RoundProgress, duration
 from experiments.records import Experiment, configuration, devices, headline, summary, wasted_step_share
+from experiments.tracking import check, tracked
 from pfl_jax import simulate
 from pfl_jax.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
@@ -42,6 +43,7 @@ def run(request: Request, console: Console, observe: Observe | None = None) -> N
     """
     began = time.perf_counter()
     options = request.options
+    check(options)
     name = f"{request.dataset}-{options.method}-seed{options.seed}"
     folder = RunFolder.reopen(options.resume) if options.resume else RunFolder.claim(options.out, name)
     checkpoints = Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints)
@@ -69,8 +71,11 @@ def run(request: Request, console: Console, observe: Observe | None = None) -> N
             else:
                 folder.write(CONFIG, configuration(experiment))
             console.print(headline(experiment), soft_wrap=True, highlight=False)
-            with stoppable(console) as stop:
-                _rounds(experiment, folder, checkpoints, history, console, began, observe, stop)
+            with (
+                tracked(folder, experiment.request.options, configuration(experiment), history.evaluations) as log,
+                stoppable(console) as stop,
+            ):
+                _rounds(experiment, folder, log, checkpoints, history, console, began, observe, stop)
             _conclude(experiment, folder, console, history)
     except KeyboardInterrupt:
         give_back()
@@ -146,6 +151,7 @@ def cache_folder() -> Path:
 def _rounds(
     experiment: Experiment,
     folder: RunFolder,
+    log: Callable[[Evaluation], None],
     checkpoints: Checkpoints,
     history: History,
     console: Console,
@@ -176,7 +182,7 @@ def _rounds(
             if result.received is not None:
                 speed = history.visits / history.seconds
                 evaluation = Evaluation(result.round, result.received, result.trained, history.elapsed, speed)
-                folder.log(evaluation)
+                log(evaluation)
                 history.evaluations.append(evaluation)
                 history.visits, history.seconds = 0.0, 0.0
             if observe is not None:
@@ -192,13 +198,18 @@ def _rounds(
 
 
 def _conclude(experiment: Experiment, folder: RunFolder, console: Console, history: History) -> None:
-    """Writes the summary and prints the table."""
+    """Writes the summary, prints the table, and draws the curves where they are asked for."""
     request, options, evaluations = experiment.request, experiment.request.options, history.evaluations
     folder.write(SUMMARY, summary(experiment, evaluations, math.fsum(history.wasted) / len(history.wasted)))
     figure = paper.published(request, is_real=experiment.dataset.is_real)
     beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
     title = f"{options.method} on {experiment.dataset.description}"
     console.print(results_table(evaluations, title, options.eval_protocol, beside))
+    if options.plot:
+        # Imported now: matplotlib takes seconds.
+        from experiments.report.curves import save_curves
+
+        save_curves(folder.path)
     console.print(
         f"{options.rounds} rounds in {duration(evaluations[-1].seconds)}; results in {folder.path}",
         soft_wrap=True,

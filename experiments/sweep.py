@@ -118,6 +118,7 @@ def parse(words: Sequence[str]) -> Order:
         "resume": "the same command goes on where it was stopped",
         "checkpoint_every": "what is cut off is made anew",
         "keep_checkpoints": "what is cut off is made anew",
+        "wandb": "its runs go side by side in one process, where W&B has one run at a time",
         "state_on": "its runs keep their clients' states on the devices",
     }
     for name, hint in hints.items():

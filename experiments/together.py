@@ -1,9 +1,10 @@
 """Runs of one program, side by side: each leaves the folder that `run.run` would have left for it alone."""
 
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from experiments.records import Experiment, configuration, devices, headline, su
 from experiments.run import prepare_jax
 from experiments.study import Cell, remove_unfinished
 from experiments.sweep import real_numbers
+from experiments.tracking import tracked
 from pfl_jax import simulate, sweep
 from pfl_jax.data import federated
 from pfl_jax.models import CONVOLUTIONAL
@@ -104,19 +106,28 @@ def _run(
             folders[-1].write(CONFIG, configuration(experiment) | {"runs_together": len(experiments)})
         words = f"{len(experiments)} runs together, the first: " if len(experiments) > 1 else ""
         console.print(f"{words}{headline(first)}", soft_wrap=True, highlight=False)
-        evaluations, wasted = _rounds(experiments, data, folders, used, console, began)
+        with contextlib.ExitStack() as stack:
+            logs = [
+                stack.enter_context(tracked(folder, experiment.request.options, {}, ()))
+                for experiment, folder in zip(experiments, folders, strict=True)
+            ]
+            evaluations, wasted = _rounds(experiments, data, logs, used, console, began)
     except BaseException:
         for folder in folders:
             folder.discard()
         raise
     for experiment, folder, of_run, share in zip(experiments, folders, evaluations, wasted, strict=True):
         folder.write(SUMMARY, summary(experiment, of_run, share))
+        if experiment.request.options.plot:
+            from experiments.report.curves import save_curves
+
+            save_curves(folder.path)
 
 
 def _rounds(
     experiments: Sequence[Experiment],
     data: federated.FederatedData,
-    folders: Sequence[RunFolder],
+    logs: Sequence[Callable[[Evaluation], None]],
     used: Sequence[Any],
     console: Console,
     began: float,
@@ -147,10 +158,10 @@ def _rounds(
                 wasted[index].append(wasted_step_share(experiment, result.cohorts[index]))
             if result.received is not None:
                 elapsed = time.perf_counter() - began
-                for index, folder in enumerate(folders):
+                for index, log in enumerate(logs):
                     received, trained = result.received[index], result.trained[index]
                     evaluation = Evaluation(result.round, received, trained, elapsed, visits[index] / seconds)
-                    folder.log(evaluation)
+                    log(evaluation)
                     evaluations[index].append(evaluation)
                 means = [of_run[-1].summary(options.eval_protocol).mean for of_run in evaluations]
                 accuracy = float(np.mean(means))

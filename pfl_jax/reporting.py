@@ -7,6 +7,7 @@ written and flushed one by one. JSON is strict: an accuracy that does not exist 
 import json
 import math
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -189,8 +190,10 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def strict_json(content: Any) -> str:
-    """Indented JSON, with null for every number that JSON has not got."""
-    return json.dumps(_strict(content), indent=2, allow_nan=False) + "\n"
+    """Indented JSON, lists of numbers on one line, with null for every number that JSON has not got."""
+    text = json.dumps(_strict(content), indent=2, allow_nan=False)
+    # Strings have no line breaks in JSON, and no list with a string in it is meant.
+    return re.sub(r'\[\n([^"\[\]{}]*)\]', lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
 def _refuse_used(path: Path) -> None:
