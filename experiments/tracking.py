@@ -159,7 +159,7 @@ def _write_events(writer: Any, evaluation: Evaluation, began: float) -> None:
         clients = np.asarray(record[f"{protocol}_per_client"], np.float64)
         clients = clients[~np.isnan(clients)]
         if clients.size:
-            values.extend(summary.histogram(f"{protocol}/clients", clients, _BINS).value)
+            values.extend(summary.histogram(f"{protocol}/per_client", clients, _BINS).value)
     writer.write_event(
         kind.Event(step=evaluation.round, wall_time=began + evaluation.seconds, summary=summary.Summary(value=values))
     )

@@ -181,15 +181,19 @@ def information(groups: Sequence[Group]) -> list[Markup]:
 
 
 def _information(title: str, name: str, kind: _Kind, values: np.ndarray, line: dict[str, Any]) -> Markup:
-    cohort = line.get("cohort")
-    rows = [str(client) for client in (cohort if cohort and len(cohort) == len(values) else range(len(values)))]
+    cohort = line.get("cohort") or []
+    known = np.asarray(cohort if len(cohort) == len(values) else range(len(values)), np.int64)
+    order, square = np.argsort(known), values.ndim == 2 and values.shape[0] == values.shape[1]
+    values = values[order][:, order] if square else values[order]
+    rows = [str(client) for client in known[order]]
     if values.ndim == 1:
         level = float(values.sum() / len(values)) if name == "weights" else None
         return svg.bars(title, rows, values.tolist(), x_label="client", level=level, caption=kind.words)
-    square = values.shape[0] == values.shape[1]
     columns = rows if square else [str(place) for place in range(values.shape[1])]
     other = "client" if square else "model"
-    return svg.heat(title, values, rows, columns, row_label="client", column_label=other, caption=kind.words)
+    return svg.heat(
+        title, values, rows, columns, row_label="client", column_label=other, square=square, caption=kind.words
+    )
 
 
 def partitions(groups: Sequence[Group]) -> tuple[list[Markup], int]:

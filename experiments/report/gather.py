@@ -1,6 +1,7 @@
 """From folders to runs, and from runs to groups: runs that differ in nothing but their seed."""
 
 import dataclasses
+import inspect
 import json
 import os
 import statistics
@@ -17,6 +18,7 @@ from experiments.parsing import Request
 from experiments.study import bearing
 from pfl_jax.checkpoint import FOLDER
 from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Protocol
 
 _NOT_SEARCHED = {FOLDER, "tensorboard", "wandb"}
@@ -86,6 +88,11 @@ class Group:
     @property
     def is_real(self) -> bool:
         return self.runs[0].is_real
+
+    @property
+    def data_name(self) -> str:
+        """For a title: the dataset's name; what stands in for it is said."""
+        return self.runs[0].request.dataset if self.is_real else self.data
 
     @property
     def method(self) -> str:
@@ -241,20 +248,34 @@ def _progress(run: Run) -> tuple[bool, int]:
 
 def _labels(settings: Sequence[dict[str, Any]]) -> list[str]:
     """A name for each: the method, and what sets it apart from the others with the same method."""
-    names = []
+    whole, brief = [], []
     for setting in settings:
         same = [other for other in settings if other["method"] == setting["method"]]
         apart = [name for name in setting if len({repr(other.get(name)) for other in same}) > 1]
-        words = [short(name, setting[name]) for name in apart]
-        names.append(" ".join([setting["method"], *words]))
-    return names
+        whole.append(" ".join([setting["method"], *(short(name, setting[name]) for name in apart)]))
+        said = [name for name in apart if not _goes_unsaid(name, setting)]
+        brief.append(" ".join([setting["method"], *(short(name, setting[name]) for name in said)]))
+    return [full if brief.count(name) > 1 else name for full, name in zip(whole, brief, strict=True)]
+
+
+def _goes_unsaid(name: str, setting: dict[str, Any]) -> bool:
+    """Whether an option is off or a switch as the method has it, or bears on what is known and not on what is done."""
+    if name in ("preset", "eval_every"):
+        return True
+    value, method = setting[name], METHODS.get(setting["method"])
+    if not isinstance(value, bool):
+        return value == "none"
+    usual = {field.name: field.default for field in dataclasses.fields(Options)}
+    if method is not None:
+        usual |= {name: parameter.default for name, parameter in inspect.signature(method).parameters.items()}
+    return value == usual.get(name)
 
 
 def short(name: str, value: Any) -> str:
     """An option with its value, for a legend."""
     if isinstance(value, bool):
         return name if value else f"no-{name}"
-    return f"{name}={plain(value)}"
+    return f"{name}={'none' if value is None else plain(value)}"
 
 
 def plain(value: Any) -> str:

@@ -59,9 +59,7 @@ def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
 
 def title(groups: Sequence[Group]) -> str:
     """Which methods on which data, as it really was."""
-    return (
-        f"{_listed([group.method for group in groups], 'methods')} on {_listed([g.data for g in groups], 'data sets')}"
-    )
+    return f"{_listed([group.method for group in groups], 'methods')} on {_listed([group.data_name for group in groups], 'data sets')}"
 
 
 def _listed(names: Sequence[str], many: str) -> str:
@@ -92,6 +90,7 @@ def _header(groups: Sequence[Group]) -> Markup:
     open_runs = tables.unfinished(runs)
     facts = [_count(len(runs), "run"), _count(len(groups), "setting"), f"{_span(seeds)}"]
     facts.append("all finished" if not open_runs else f"{open_runs} unfinished")
+    data = dict.fromkeys(group.data for group in groups if group.data != group.data_name)
     stand_ins = dict.fromkeys(group.data for group in groups if not group.is_real)
     notes = [
         tag(
@@ -107,6 +106,7 @@ def _header(groups: Sequence[Group]) -> Markup:
         tag("p", "pfl_jax · report", class_="over"),
         tag("h1", title(groups)),
         tag("p", " · ".join(facts), class_="facts"),
+        tag("p", " · ".join(data), class_="facts") if data else None,
         notes,
     )
 

@@ -219,6 +219,7 @@ def heat(
     *,
     row_label: str,
     column_label: str,
+    square: bool = False,
     totals: Sequence[float] | None = None,
     caption: str = "",
 ) -> Markup:
@@ -229,13 +230,12 @@ def heat(
       matrix: [R, C], not negative.
       rows, columns: their names.
       row_label, column_label: what they are.
+      square: whether its cells are.
       totals: [C], bars above the columns; None for none.
       caption: below.
     """
-    left, right, head = 18 + _LETTER * max(map(len, rows)), WIDTH - 4, 44 if totals is None else 84
-    head -= 20
+    left, right, head = 26 + _LETTER * max(map(len, rows)), WIDTH - 4, 24 if totals is None else 64
     wide = min((right - left) / len(columns), 36.0)
-    square = matrix.shape[0] == matrix.shape[1]
     tall = wide if square else min(max(260 / len(rows), 2.5), 16.0)
     highest = float(matrix.max()) or 1.0
     bottom, end = head + tall * len(rows), left + wide * len(columns)

@@ -74,25 +74,28 @@ def _results(groups: Sequence[Group], protocol: Protocol) -> Markup:
     there = [name for name in _FIGURES if any(_values(group, protocol, name) for group in groups)]
     published = [group.published for group in groups]
     new = [_new_clients(group, protocol) for group in groups]
-    columns = [Column("setting", numbers=False), Column("seeds"), Column("round"), Column("mean")]
-    columns += [Column(_FIGURES[name][0]) for name in there] + [Column("best (round)")]
+    columns = [Column("setting", numbers=False), Column("mean"), *(Column(_FIGURES[name][0]) for name in there)]
+    columns += [Column("best (round)")]
     columns += [Column("new clients")] if any(new) else []
     columns += [Column("paper"), Column("difference")] if any(published) else []
+    columns += [Column("seeds"), Column("round")]
     known, rows, means = styles(groups), [], []
     for group, figure, unseen in zip(groups, published, new, strict=True):
         values = _values(group, protocol, "mean")
         mean, deviation = mean_and_deviation(values) if values else (None, None)
         means.append(-1.0 if mean is None else mean)
-        row: list[Content] = [name_of(group, known), str(len(group.counted)), _round(group), _spread(mean, deviation)]
+        row: list[Content] = [name_of(group, known), _spread(mean, deviation)]
         for name in there:
             found = _values(group, protocol, name)
             row.append(f"{statistics.fmean(found):.{_FIGURES[name][1]}f}" if found else None)
         row.append(_best(group, protocol))
         row += [unseen] if any(new) else []
         if any(published):
-            row.append(None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})")
-            row.append(None if figure is None or mean is None else f"{mean - figure.accuracy_percent:+.2f}")
-        rows.append(row)
+            row.append(None if figure is None else [f"{figure.accuracy_percent:.2f}", tag("small", figure.source)])
+            row.append(
+                None if figure is None or mean is None else f"{mean - figure.accuracy_percent:+.2f}".replace("-", "−")
+            )
+        rows.append([*row, str(len(group.counted)), _round(group)])
     best = [number for number, mean in enumerate(means) if mean == max(means) >= 0 and len(means) > 1]
     return table(columns, rows, best)
 
@@ -105,6 +108,11 @@ def _spread(mean: float | None, deviation: float | None) -> str | None:
     if mean is None:
         return None
     return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
+
+
+def _signed(difference: float) -> str:
+    """With a sign, and a minus as long as a plus."""
+    return f"{difference:+.2f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _round(group: Group) -> Content:
@@ -158,7 +166,7 @@ def own_options(groups: Sequence[Group]) -> Markup | None:
     for group in groups:
         own = {name: value for name, value in group.setting.items() if name not in shared}
         if own:
-            words = ", ".join(f"{flag(name)} {plain(value)}" for name, value in own.items())
+            words = [[tag("span", f"{flag(name)} {plain(value)}"), " "] for name, value in own.items()]
             items += [tag("dt", group.label), tag("dd", words)]
     return tag("dl", items, class_="own") if items else None
 
