@@ -59,7 +59,8 @@ def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
 
 def title(groups: Sequence[Group]) -> str:
     """Which methods on which data, as it really was."""
-    return f"{_listed([group.method for group in groups], 'methods')} on {_listed([group.data_name for group in groups], 'data sets')}"
+    methods, data = [group.method for group in groups], [group.data_name for group in groups]
+    return f"{_listed(methods, 'methods')} on {_listed(data, 'data sets')}"
 
 
 def _listed(names: Sequence[str], many: str) -> str:
@@ -194,7 +195,7 @@ def _configuration(groups: Sequence[Group]) -> Markup:
     if apart is not None:
         parts += [tag("h3", "What differs"), apart]
     if own is not None:
-        parts += [tag("h3", "Options of single methods"), own]
+        parts += [tag("h3", "Options that only some have"), own]
     parts += [tag("h3", "What is the same everywhere" if len(groups) > 1 else "Options"), tables.common(groups)]
     parts += [tag("h3", "Commands"), tables.commands(groups)]
     return join(parts)

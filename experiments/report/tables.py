@@ -92,9 +92,7 @@ def _results(groups: Sequence[Group], protocol: Protocol) -> Markup:
         row += [unseen] if any(new) else []
         if any(published):
             row.append(None if figure is None else [f"{figure.accuracy_percent:.2f}", tag("small", figure.source)])
-            row.append(
-                None if figure is None or mean is None else f"{mean - figure.accuracy_percent:+.2f}".replace("-", "−")
-            )
+            row.append(None if figure is None or mean is None else _signed(mean - figure.accuracy_percent))
         rows.append([*row, str(len(group.counted)), _round(group)])
     best = [number for number, mean in enumerate(means) if mean == max(means) >= 0 and len(means) > 1]
     return table(columns, rows, best)
