@@ -240,7 +240,7 @@ def heat(
     highest = float(matrix.max()) or 1.0
     bottom, end = head + tall * len(rows), left + wide * len(columns)
     place = f"translate({left:.2f} {head}) scale({wide:.4f} {tall:.4f})"
-    shades = np.ceil(LEVELS * matrix / highest).astype(int)
+    shades = np.minimum(np.ceil(LEVELS * (matrix / highest)), LEVELS).astype(int)
     cells = [
         tag("path", d=_cells(shades == shade), fill_opacity=round(shade / LEVELS, 3))
         for shade in range(1, LEVELS + 1)
