@@ -119,6 +119,9 @@ def parse(words: Sequence[str]) -> Order:
         "checkpoint_every": "what is cut off is made anew",
         "keep_checkpoints": "what is cut off is made anew",
         "wandb": "its runs go side by side in one process, where W&B has one run at a time",
+        "held_out_clients": "newcomers are measured in single runs",
+        "target_accuracy": "its runs end together",
+        "on_nan": "a run that diverges is told, and the others go on",
         "state_on": "its runs keep their clients' states on the devices",
     }
     for name, hint in hints.items():

@@ -23,9 +23,11 @@ from experiments.study import Cell, remove_unfinished
 from experiments.sweep import real_numbers
 from experiments.tracking import tracked
 from pfl_jax import simulate, sweep
+from pfl_jax.communication import traffic
 from pfl_jax.data import federated
 from pfl_jax.models import CONVOLUTIONAL
 from pfl_jax.reporting import CONFIG, SUMMARY, Evaluation, RunFolder
+from pfl_jax.trees import gather
 
 MEMORY_SHARE = 0.5
 """Of the memory that is free before a sweep, what its runs may take; the rest is for what a client's training needs."""
@@ -107,11 +109,11 @@ def _run(
         words = f"{len(experiments)} runs together, the first: " if len(experiments) > 1 else ""
         console.print(f"{words}{headline(first)}", soft_wrap=True, highlight=False)
         with contextlib.ExitStack() as stack:
-            logs = [
+            trackers = [
                 stack.enter_context(tracked(folder, experiment.request.options, {}, ()))
                 for experiment, folder in zip(experiments, folders, strict=True)
             ]
-            evaluations, wasted = _rounds(experiments, data, logs, used, console, began)
+            evaluations, wasted = _rounds(experiments, data, folders, trackers, used, console, began)
     except BaseException:
         for folder in folders:
             folder.discard()
@@ -127,7 +129,8 @@ def _run(
 def _rounds(
     experiments: Sequence[Experiment],
     data: federated.FederatedData,
-    logs: Sequence[Callable[[Evaluation], None]],
+    folders: Sequence[RunFolder],
+    trackers: Sequence[Callable[[Evaluation], None]],
     used: Sequence[Any],
     console: Console,
     began: float,
@@ -151,17 +154,34 @@ def _rounds(
     evaluations: list[list[Evaluation]] = [[] for _ in experiments]
     wasted: list[list[float]] = [[] for _ in experiments]
     visits, seconds, accuracy = np.zeros(len(experiments)), 0.0, None
+    sent, arrived, invited = traffic(first.method, first.data), [0] * len(experiments), 0
+    finite = np.ones(len(experiments), bool)
     with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
         for result in results:
             visits, seconds = visits + result.examples * epochs, seconds + result.seconds
+            invited += result.cohorts.shape[1]
+            arrived = [before + int(now) for before, now in zip(arrived, result.arrived.sum(axis=1), strict=True)]
+            for index in np.flatnonzero(finite & ~result.finite).tolist():
+                console.print(
+                    f"round {result.round}: the run in {folders[index].path} has diverged", style="bold yellow"
+                )
+            finite &= result.finite
             for index, experiment in enumerate(experiments):
                 wasted[index].append(wasted_step_share(experiment, result.cohorts[index]))
             if result.received is not None:
                 elapsed = time.perf_counter() - began
-                for index, log in enumerate(logs):
-                    received, trained = result.received[index], result.trained[index]
-                    evaluation = Evaluation(result.round, received, trained, elapsed, visits[index] / seconds)
-                    log(evaluation)
+                for index, (folder, track) in enumerate(zip(folders, trackers, strict=True)):
+                    evaluation = Evaluation(
+                        round=result.round,
+                        received=gather(result.received, index),
+                        trained=gather(result.trained, index),
+                        seconds=elapsed,
+                        examples_per_second=visits[index] / seconds,
+                        bytes_up=sent.up * arrived[index],
+                        bytes_down=sent.down * invited,
+                    )
+                    folder.log(evaluation, cohort=result.cohorts[index].tolist())
+                    track(evaluation)
                     evaluations[index].append(evaluation)
                 means = [of_run[-1].summary(options.eval_protocol).mean for of_run in evaluations]
                 accuracy = float(np.mean(means))

@@ -60,7 +60,7 @@ def scalars(evaluation: Evaluation) -> dict[str, float]:
 def tracked(
     folder: RunFolder, options: Options, configuration: dict[str, Any], past: Sequence[Evaluation]
 ) -> Iterator[Taker]:
-    """What takes the evaluations of a run: its log, and the trackers that the options ask for.
+    """What takes the evaluations of a run beside its log: the trackers that the options ask for.
 
     Args:
       folder: of the run.
@@ -74,8 +74,10 @@ def tracked(
     Raises:
       InvalidInput: a tracker cannot be opened, or a file cannot be written.
     """
+    # The caller's list grows as the run goes on.
+    past = tuple(past)
     with contextlib.ExitStack() as stack:
-        takers: list[Taker] = [folder.log]
+        takers: list[Taker] = []
         if options.tensorboard:
             takers.append(stack.enter_context(_tensorboard(folder.path / TENSORBOARD, past)))
         if options.wandb:

@@ -14,6 +14,7 @@ from experiments.cli import main
 from experiments.options import Options
 from experiments.study import remove_unfinished
 from experiments.tracking import TENSORBOARD, WANDB, check, scalars, tracked
+from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import Evaluation, RunFolder
 
@@ -24,7 +25,14 @@ NAN = float("nan")
 
 
 def evaluation(number, accuracy=0.5):
-    return Evaluation(number, np.array([accuracy, accuracy + 0.25]), np.array([NAN, 0.75]), 2.0 * number, 100.0)
+    received, trained = (scores(np.array(values)) for values in ([accuracy, accuracy + 0.25], [NAN, 0.75]))
+    return Evaluation(
+        number, received, trained, 2.0 * number, 100.0, bytes_up=8 * number, newcomers=(received, trained)
+    )
+
+
+def scores(accuracy):
+    return Scores(accuracy, 1 - accuracy, accuracy, accuracy)
 
 
 def cut_off(folder, options, config, *evaluations):
@@ -70,11 +78,13 @@ def test_every_number_of_an_evaluation_is_a_scalar():
     found = scalars(evaluation(3))
     assert found["received/mean"] == pytest.approx(62.5)
     assert found["trained/clients"] == 1
-    assert found["seconds"] == 6
+    assert found["received/loss"] == pytest.approx(0.375)
+    assert found["new_clients/received/mean"] == pytest.approx(62.5)
+    assert (found["seconds"], found["bytes_up"]) == (6, 24)
     assert "round" not in found
     assert not any("per_client" in name for name in found)
     # What does not exist is left out.
-    nobody = evaluation(1)._replace(trained=np.array([NAN, NAN]))
+    nobody = evaluation(1)._replace(trained=scores(np.array([NAN, NAN])))
     assert "trained/mean" not in scalars(nobody)
 
 
