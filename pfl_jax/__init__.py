@@ -1,11 +1,126 @@
 """Personalized federated learning as pure functions over pytrees.
 
     import jax
-    from pfl_jax import METHODS, models, simulate
-    from pfl_jax.data import federated, partition, sources
+    import pfl_jax
+    from pfl_jax import data, models
 
-    dataset = sources.load("digits")
-    ...
+    dataset = data.load("digits")
+    parts = data.partition.grouped(
+        dataset.train_y, dataset.test_y, num_clients=10, s=20, train_size=60, test_size=30, seed=0
+    )
+    federation = data.federate(dataset, parts)
+    model = models.mlp(dataset.input_shape, dataset.num_classes)
+    method = pfl_jax.METHODS["fedpac"](model, lam=1.0, lr=0.1, batch_size=10)
+    for result in pfl_jax.run(method, federation, pfl_jax.Settings(rounds=5), jax.random.key(0)):
+        print(result.round, result.received.mean())
 
-README.md shows a whole run; `pfl_jax.base` holds every type.
+What is here under a name of its own is what most programs use:
+
+- `METHODS`, all methods by name; a factory of its own each in `pfl_jax.methods`.
+- `Method`, `Model`, `ClientData`, `Cohort`, `LocalResult` and `State`: the types that a method is written in.
+- `run`, `Settings`, `RoundResult`, `client_mesh`: a federation, round by round, on one device or several.
+- `InvalidInput`: the one exception that means that the input was wrong.
+
+Everything else is in a module: `pfl_jax.sweep` trains many runs as one program (`pfl_jax.sweep.run`), `pfl_jax.data`
+has data sets and partitions, `pfl_jax.models` the networks; methods are made of `pfl_jax.training`, `pfl_jax.losses`,
+`pfl_jax.aggregation`, `pfl_jax.statistics`, `pfl_jax.simplex`, `pfl_jax.fisher`, `pfl_jax.ensembles`,
+`pfl_jax.subsets` and `pfl_jax.trees`. Names are loaded when they are first used: importing this package alone imports
+nothing else.
+
+`docs/tutorial.ipynb` goes through all of it; read `pfl_jax.base` before you write a method.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pfl_jax import (
+        aggregation,
+        base,
+        checkpoint,
+        convolution,
+        data,
+        ensembles,
+        errors,
+        evaluation,
+        fingerprint,
+        fisher,
+        losses,
+        methods,
+        models,
+        precision,
+        scheduling,
+        simplex,
+        simulate,
+        statistics,
+        subsets,
+        sweep,
+        training,
+        trees,
+    )
+    from pfl_jax.base import ClientData, Cohort, LocalResult, Method, Model, State
+    from pfl_jax.errors import InvalidInput
+    from pfl_jax.methods import METHODS
+    from pfl_jax.simulate import RoundResult, Settings, client_mesh, run
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "METHODS",
+    "ClientData",
+    "Cohort",
+    "InvalidInput",
+    "LocalResult",
+    "Method",
+    "Model",
+    "RoundResult",
+    "Settings",
+    "State",
+    "__version__",
+    "aggregation",
+    "base",
+    "checkpoint",
+    "client_mesh",
+    "convolution",
+    "data",
+    "ensembles",
+    "errors",
+    "evaluation",
+    "fingerprint",
+    "fisher",
+    "losses",
+    "methods",
+    "models",
+    "precision",
+    "run",
+    "scheduling",
+    "simplex",
+    "simulate",
+    "statistics",
+    "subsets",
+    "sweep",
+    "training",
+    "trees",
+]
+
+# Where the names live that are no modules.
+_HOME = {
+    **dict.fromkeys(("ClientData", "Cohort", "LocalResult", "Method", "Model", "State"), "base"),
+    **dict.fromkeys(("RoundResult", "Settings", "client_mesh", "run"), "simulate"),
+    "InvalidInput": "errors",
+    "METHODS": "methods",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a name of `__all__` when it is first used: JAX and flax alone take seconds."""
+    if name not in __all__:
+        raise AttributeError(f"module 'pfl_jax' has no attribute '{name}'")
+    module = importlib.import_module(f"pfl_jax.{_HOME.get(name, name)}")
+    value = getattr(module, name) if name in _HOME else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -20,11 +20,13 @@ AUGMENTATION = 2**32 - 1
 """Stream of a training key beside its epochs, which count from 0 and never get there."""
 
 
-def _is_static_zero(value) -> bool:
+def _is_static_zero(value: float | jax.Array) -> bool:
     return isinstance(value, int | float) and value == 0
 
 
-def sgd(lr, momentum=0.0, weight_decay=0.0) -> optax.GradientTransformation:
+def sgd(
+    lr: float | jax.Array, momentum: float | jax.Array = 0.0, weight_decay: float | jax.Array = 0.0
+) -> optax.GradientTransformation:
     """Stochastic gradient descent as PyTorch's SGD applies it, which the papers used.
 
         g = gradient + weight_decay * params;  v = momentum * v + g;  params = params - lr * v

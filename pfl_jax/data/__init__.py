@@ -1,6 +1,7 @@
 """Data: where it comes from (`sources`), who holds it (`partition`), and how it lies on the device (`federated`)."""
 
-from pfl_jax.data.federated import FederatedData, class_table, client_data, federate, federate_runs
+from pfl_jax.data import augment, partition, shift
+from pfl_jax.data.federated import FederatedData, class_table, client_data, federate, federate_runs, select_run
 from pfl_jax.data.partition import PARTITIONS, Partition
 from pfl_jax.data.sources import Dataset, load
 from pfl_jax.data.specs import SPECS
@@ -11,9 +12,13 @@ __all__ = [
     "Dataset",
     "FederatedData",
     "Partition",
+    "augment",
     "class_table",
     "client_data",
     "federate",
     "federate_runs",
     "load",
+    "partition",
+    "select_run",
+    "shift",
 ]
