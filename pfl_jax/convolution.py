@@ -277,6 +277,15 @@ def conv2d(x: jax.Array, kernel: jax.Array, padding: int = 0, *, form: str = "au
 
     Raises:
       InvalidInput: if the kernel is larger than the padded picture, or there is no such form.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import convolution
+      >>> kernel = jnp.array([[1.0, 1.0], [1.0, 1.0]])[:, :, None, None]
+      >>> picture = jnp.arange(9.0).reshape(1, 3, 3, 1)
+      >>> print(convolution.conv2d(picture, kernel)[0, :, :, 0])
+      [[ 8. 12.]
+       [20. 24.]]
     """
     chex.assert_rank([x, kernel], 4)
     chex.assert_equal(x.shape[3], kernel.shape[2])
@@ -339,6 +348,14 @@ def max_pool(x: jax.Array, window: int = 2) -> jax.Array:
 
     Returns:
       [B, H // window, W // window, C].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import convolution
+      >>> picture = jnp.arange(16.0).reshape(1, 4, 4, 1)
+      >>> print(convolution.max_pool(picture)[0, :, :, 0])
+      [[ 5.  7.]
+       [13. 15.]]
     """
     chex.assert_rank(x, 4)
     if not 1 <= window <= 11:  # A place in the square is kept in eight bits.

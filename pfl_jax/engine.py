@@ -37,6 +37,12 @@ class Settings:
       straggler_rate: chance of a straggler to be drawn next, relative to that of another client, in (0, 1].
       chunk: clients trained together under one vmap on each device: 1 is one after another, None all at once.
       eval_every: rounds between two evaluations of `received`; the last round always has one.
+
+    Example:
+      >>> from pfl_jax import Settings
+      >>> settings = Settings(rounds=100, participation=0.3, full_last_round=True)
+      >>> settings.cohort_size(20, 0), settings.cohort_size(20, 99)
+      (6, 20)
     """
 
     rounds: int
@@ -67,7 +73,14 @@ class Settings:
 
 
 def client_mesh(devices: list[Any] | None = None) -> Mesh:
-    """A mesh with the one axis "clients" over the given devices, by default all local ones."""
+    """A mesh with the one axis "clients" over the given devices, by default all local ones.
+
+    Example:
+      >>> import jax
+      >>> from pfl_jax import client_mesh
+      >>> client_mesh(jax.devices()[:1]).axis_names
+      ('clients',)
+    """
     devices = jax.local_devices() if devices is None else devices
     return jax.make_mesh((len(devices),), ("clients",), axis_types=(AxisType.Auto,), devices=devices)
 

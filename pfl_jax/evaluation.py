@@ -35,7 +35,14 @@ class Summary(NamedTuple):
 
 
 def summarize(per_client: np.ndarray) -> Summary:
-    """Summary of per-client accuracies [N] in [0, 1]; NaN marks clients that have none and do not count."""
+    """Summary of per-client accuracies [N] in [0, 1]; NaN marks clients that have none and do not count.
+
+    Example:
+      >>> import numpy as np
+      >>> from pfl_jax import evaluation
+      >>> evaluation.summarize(np.array([0.5, 1.0, np.nan]))
+      Summary(mean=75.0, std=25.0, worst_decile=50.0, clients=2)
+    """
     values = np.sort(np.asarray(per_client, np.float64))
     values = 100 * values[~np.isnan(values)]
     if not values.size:

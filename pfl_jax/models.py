@@ -202,6 +202,13 @@ def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (6
       input_shape: shape of one input; it is flattened.
       num_classes: K.
       hidden: widths of the hidden layers, at least one; the last is d.
+
+    Example:
+      >>> import jax
+      >>> from pfl_jax import models
+      >>> model = models.mlp((8, 8, 1), num_classes=10, hidden=(16,))
+      >>> jax.tree.map(lambda leaf: leaf.shape, jax.eval_shape(model.init, jax.random.key(0)))
+      {'backbone': {'fc1': {'bias': (16,), 'kernel': (64, 16)}}, 'head': {'bias': (10,), 'kernel': (16, 10)}}
     """
     if not hidden:
         raise InvalidInput("an mlp needs at least one hidden layer: its last one holds the features")

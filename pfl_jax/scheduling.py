@@ -24,6 +24,12 @@ def wasted_step_share(counts: np.ndarray, *, batch_size: int, chunk: int | None,
 
     Returns:
       In [0, 1); 0 for one client after another.
+
+    Example:
+      >>> import numpy as np
+      >>> from pfl_jax import scheduling
+      >>> scheduling.wasted_step_share(np.array([100, 50]), batch_size=10, chunk=2)  # (10 + 5) of 2 * 10 steps
+      0.25
     """
     steps = np.sort(-(-np.asarray(counts, np.int64) // batch_size))[::-1]
     per_device = -(-steps.size // devices)

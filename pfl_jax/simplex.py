@@ -64,6 +64,14 @@ def solve_simplex_qp(matrices: jax.Array, *, solver: Solver = "auto", tolerance:
 
     Raises:
       InvalidInput: the solver is unknown, needs jaxopt where that is not installed, or P is not square.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import numpy as np
+      >>> from pfl_jax import simplex
+      >>> solution = simplex.solve_simplex_qp(jnp.diag(jnp.array([1.0, 3.0])), solver="interior_point")
+      >>> print(np.asarray(solution.weights).round(3))  # as 1 / variance
+      [0.75 0.25]
     """
     if solver not in get_args(Solver):
         raise InvalidInput(f"unknown solver {solver!r}: choose one of {', '.join(get_args(Solver))}")

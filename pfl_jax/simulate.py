@@ -74,6 +74,19 @@ def run(
       mesh: spread the clients over these devices, see `client_mesh`; None uses the default device alone.
       state_on: where the clients' states are kept between rounds; "host" moves the cohort's part to the device for each
         round, and all others' in blocks for each evaluation. The results are the same.
+
+    Example:
+      >>> import jax
+      >>> from pfl_jax import METHODS, Settings, data, models, run
+      >>> dataset = data.load("digits")
+      >>> parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=4, train_size=20, test_size=10)
+      >>> federation = data.federate(dataset, parts)
+      >>> model = models.mlp(dataset.input_shape, dataset.num_classes, hidden=(16,))
+      >>> method = METHODS["local"](model, lr=0.1, batch_size=10)
+      >>> for result in run(method, federation, Settings(rounds=2, participation=0.5), jax.random.key(0)):
+      ...     print(result.round, result.cohort.size, result.received.shape, result.examples)
+      1 2 (4,) 40
+      2 2 (4,) 40
     """
     engine = host.build(method, settings, mesh) if state_on == "host" else build(method, settings, mesh).jit(mesh)
     num_clients = data.train_count.shape[0]

@@ -138,6 +138,22 @@ def run(
 
     Raises:
       InvalidInput: arguments of different numbers of runs.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import METHODS, Settings, data, models, sweep
+      >>> dataset = data.load("digits")
+      >>> parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=4, train_size=20, test_size=10)
+      >>> federation = data.federate(dataset, parts)
+      >>> model = models.mlp(dataset.input_shape, dataset.num_classes, hidden=(16,))
+      >>> def local(lr):
+      ...     return METHODS["local"](model, lr=lr, batch_size=10)
+      >>> keys = jax.vmap(jax.random.key)(jnp.array([0, 1, 0]))
+      >>> rates = {"lr": jnp.array([0.01, 0.01, 0.1])}
+      >>> for result in sweep.run(local, federation, Settings(rounds=1), keys, rates):
+      ...     print(result.round, result.received.shape, result.received.mean(axis=1).argmax())
+      1 (3, 4) 2
     """
     values = {name: jnp.asarray(value) for name, value in (hyper_parameters or {}).items()}
     number = _number_of_runs(data, keys, values)
