@@ -90,10 +90,14 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData) 
         full_last_round=options.full_last_round,
         straggler_fraction=options.straggler_fraction,
         straggler_rate=options.straggler_rate,
+        drop_rate=options.drop_rate,
         eval_every=options.eval_every,
     )
+    newcomers = None
+    if options.held_out_clients:
+        data, newcomers = federated.hold_out(data, options.held_out_clients)
     settings = dataclasses.replace(settings, chunk=_chunk(request, np.asarray(data.train_count), settings))
-    return Experiment(request, dataset, data, make_method(request, dataset), settings)
+    return Experiment(request, dataset, data, make_method(request, dataset), settings, newcomers)
 
 
 def make_method(request: Request, dataset: Dataset, **values: Any) -> Method:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
@@ -15,10 +15,11 @@ from rich.console import Console
 from experiments.options import Options, flag
 from experiments.parsing import Request
 from experiments.study import WITHOUT_BEARING, read_config
-from pfl_jax.base import State
+from pfl_jax.base import Scores, State
 from pfl_jax.checkpoint import Checkpoints
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation
+from pfl_jax.simulate import RoundResult
 
 CONTINUING = {"resume", "out", "checkpoint_every", "keep_checkpoints", "eval_protocol"}
 """Options that say how a run goes on, not what it is."""
@@ -31,6 +32,8 @@ class History:
     Attributes:
       evaluations: all of them.
       wasted: each round's share of wasted gradient steps.
+      bytes_up, bytes_down: sent by and to all clients so far.
+      diverged: how often a client was left out because it had diverged.
       visits, seconds: examples visited, and time taken, in the rounds since the last evaluation.
       elapsed: since the run began, of all processes that had a part in it.
       state: to go on from; None at the beginning.
@@ -38,6 +41,9 @@ class History:
 
     evaluations: list[Evaluation] = field(default_factory=list)
     wasted: list[float] = field(default_factory=list)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    diverged: int = 0
     visits: float = 0.0
     seconds: float = 0.0
     elapsed: float = 0.0
@@ -47,6 +53,22 @@ class History:
     def round(self) -> int:
         """The last round that was done."""
         return len(self.wasted)
+
+    def evaluate(self, result: RoundResult) -> Evaluation:
+        """Adds the evaluation that a round had, and begins the next stretch of rounds."""
+        evaluation = Evaluation(
+            round=result.round,
+            received=cast(Scores, result.received),
+            trained=result.trained,
+            seconds=self.elapsed,
+            examples_per_second=self.visits / self.seconds,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            newcomers=result.newcomers,
+        )
+        self.evaluations.append(evaluation)
+        self.visits, self.seconds = 0.0, 0.0
+        return evaluation
 
     def save(self, checkpoints: Checkpoints, state: State, log: Path) -> None:
         """Writes a checkpoint after a round; InvalidInput if it cannot be.
@@ -59,9 +81,12 @@ class History:
         arrays: dict[str, np.ndarray] = {
             "wasted": np.array(self.wasted, np.float64),
             "since": np.array([self.visits, self.seconds, self.elapsed], np.float64),
+            "sent": np.array([self.bytes_up, self.bytes_down, self.diverged], np.int64),
         }
         for name in Evaluation._fields:
-            arrays[name] = np.array([getattr(evaluation, name) for evaluation in self.evaluations])
+            # [evaluations, 2, 4, newcomers] without entries where nobody is held out.
+            values = [getattr(evaluation, name) for evaluation in self.evaluations]
+            arrays[name] = np.array([np.zeros((2, 4, 0)) if value is None else value for value in values])
         checkpoints.save(state, arrays, {"metrics_bytes": log.stat().st_size})
 
     @classmethod
@@ -86,12 +111,28 @@ class History:
             file.truncate(size)
         arrays = found.arrays
         columns = [arrays[name] for name in Evaluation._fields]
-        evaluations = [
-            Evaluation(int(number), received, trained, float(seconds), float(speed))
-            for number, received, trained, seconds, speed in zip(*columns, strict=True)
-        ]
+        evaluations = [_evaluation(*values) for values in zip(*columns, strict=True)]
         visits, seconds, elapsed = map(float, arrays["since"])
-        return cls(evaluations, arrays["wasted"].tolist(), visits, seconds, elapsed, found.state)
+        up, down, diverged = map(int, arrays["sent"])
+        wasted = arrays["wasted"].tolist()
+        return cls(evaluations, wasted, up, down, diverged, visits, seconds, elapsed, found.state)
+
+
+def _evaluation(
+    number: np.ndarray,
+    received: np.ndarray,
+    trained: np.ndarray,
+    seconds: np.ndarray,
+    speed: np.ndarray,
+    up: np.ndarray,
+    down: np.ndarray,
+    newcomers: np.ndarray,
+) -> Evaluation:
+    """From the arrays that were stored."""
+    of_newcomers = (Scores(*newcomers[0]), Scores(*newcomers[1])) if newcomers.size else None
+    return Evaluation(
+        int(number), Scores(*received), Scores(*trained), float(seconds), float(speed), int(up), int(down), of_newcomers
+    )
 
 
 def resumed(request: Request) -> Request:

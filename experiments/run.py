@@ -15,13 +15,22 @@ from rich.console import Console
 from experiments import assembly, paper
 from experiments.history import History, Stop, alone, check_data, stoppable
 from experiments.memory import state_place
-from experiments.options import MATMUL_PRECISION, Precision
+from experiments.options import MATMUL_PRECISION, Options, Precision, flag
 from experiments.parsing import Request
 from experiments.progress import RoundProgress, duration
-from experiments.records import Experiment, configuration, devices, headline, summary, wasted_step_share
+from experiments.records import (
+    Experiment,
+    configuration,
+    devices,
+    headline,
+    info_record,
+    summary,
+    wasted_step_share,
+)
 from pfl_jax import simulate
 from pfl_jax.checkpoint import FOLDER, Checkpoints
-from pfl_jax.errors import InvalidInput
+from pfl_jax.communication import traffic
+from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, results_table
 
 Observe: TypeAlias = Callable[[Experiment, simulate.RoundResult], None]
@@ -72,6 +81,9 @@ def run(request: Request, console: Console, observe: Observe | None = None) -> N
             with stoppable(console) as stop:
                 _rounds(experiment, folder, checkpoints, history, console, began, observe, stop)
             _conclude(experiment, folder, console, history)
+    except Diverged as error:
+        give_back()
+        raise InvalidInput(_diverged(error, request, checkpoints, folder)) from None
     except KeyboardInterrupt:
         give_back()
         raise KeyboardInterrupt(_finished(history, rounds, folder, checkpoints)) from None
@@ -165,7 +177,10 @@ def _rounds(
         state=history.state,
         mesh=mesh,
         state_on=state_place(experiment),
+        on_nan=options.on_nan,
+        newcomers=experiment.newcomers,
     )
+    sent = traffic(experiment.method, experiment.data)
     before, every = history.elapsed, options.checkpoint_every
     with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
         for result in results:
@@ -173,22 +188,58 @@ def _rounds(
             history.seconds += result.seconds
             history.elapsed = before + time.perf_counter() - began
             history.wasted.append(wasted_step_share(experiment, result.cohort))
+            history.bytes_up += sent.up * int(result.arrived.sum())
+            history.bytes_down += sent.down * len(result.cohort)
+            history.diverged += len(result.diverged)
+            if len(result.diverged):
+                console.print(f"round {result.round}: left out as diverged: clients {result.diverged.tolist()}")
+            reached = False
             if result.received is not None:
-                speed = history.visits / history.seconds
-                evaluation = Evaluation(result.round, result.received, result.trained, history.elapsed, speed)
-                folder.log(evaluation)
-                history.evaluations.append(evaluation)
-                history.visits, history.seconds = 0.0, 0.0
+                evaluation = history.evaluate(result)
+                folder.log(evaluation, **_further(result))
+                reached = _reached(options, evaluation)
             if observe is not None:
                 observe(experiment, result)
             accuracy = history.evaluations[-1].summary(options.eval_protocol).mean if history.evaluations else None
             progress.update(result.round, result.seconds, accuracy, result.examples * epochs / result.seconds)
-            is_last = result.round == options.rounds
+            is_last = reached or result.round == options.rounds
             due = every is not None and (result.round % every == 0 or is_last)
             if due or (stop.asked and not is_last):
                 history.save(checkpoints, result.state, folder.path / METRICS)
             if stop.asked and not is_last:
                 raise KeyboardInterrupt
+            if is_last:
+                break
+
+
+def _further(result: simulate.RoundResult) -> dict[str, Any]:
+    """What the metrics log has of a round beside the scores."""
+    missing = result.cohort[~result.arrived].tolist()
+    return {
+        "cohort": result.cohort.tolist(),
+        **({"missing": missing} if missing else {}),
+        **({"info": info} if (info := info_record(result.info)) else {}),
+    }
+
+
+def _reached(options: Options, evaluation: Evaluation) -> bool:
+    """Whether the run may stop early."""
+    return (
+        options.target_accuracy is not None
+        and evaluation.summary(options.eval_protocol).mean >= options.target_accuracy
+    )
+
+
+def _diverged(error: Diverged, request: Request, checkpoints: Checkpoints, folder: RunFolder) -> str:
+    """What to tell, with the likely cause and what can be done."""
+    saved = checkpoints.rounds()
+    kept = f"; the checkpoint of round {saved[-1]} stays in {folder.path}" if saved else ""
+    rates = [f"{flag(name)} {value:g}" for name, value in request.hyper_parameters.items() if name.endswith("lr")]
+    skip = ", or leave such clients out with --on-nan skip-client"
+    return (
+        f"{request.options.method}: {error}; most likely {' or '.join(rates)} is too large: use a smaller one"
+        f"{skip if error.clients and request.options.on_nan == 'stop' else ''}{kept}"
+    )
 
 
 def _conclude(experiment: Experiment, folder: RunFolder, console: Console, history: History) -> None:
@@ -199,8 +250,12 @@ def _conclude(experiment: Experiment, folder: RunFolder, console: Console, histo
     beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
     title = f"{options.method} on {experiment.dataset.description}"
     console.print(results_table(evaluations, title, options.eval_protocol, beside))
+    if evaluations[-1].round < options.rounds:
+        console.print(f"reached --target-accuracy {options.target_accuracy:g} in round {evaluations[-1].round}")
+    if history.diverged:
+        console.print(f"clients were left out {history.diverged} times because they had diverged", style="bold yellow")
     console.print(
-        f"{options.rounds} rounds in {duration(evaluations[-1].seconds)}; results in {folder.path}",
+        f"{evaluations[-1].round} rounds in {duration(evaluations[-1].seconds)}; results in {folder.path}",
         soft_wrap=True,
         highlight=False,
     )

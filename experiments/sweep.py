@@ -118,6 +118,9 @@ def parse(words: Sequence[str]) -> Order:
         "resume": "the same command goes on where it was stopped",
         "checkpoint_every": "what is cut off is made anew",
         "keep_checkpoints": "what is cut off is made anew",
+        "held_out_clients": "newcomers are measured in single runs",
+        "target_accuracy": "its runs end together",
+        "on_nan": "a run that diverges is told, and the others go on",
         "state_on": "its runs keep their clients' states on the devices",
     }
     for name, hint in hints.items():

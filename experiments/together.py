@@ -21,9 +21,11 @@ from experiments.run import prepare_jax
 from experiments.study import Cell, remove_unfinished
 from experiments.sweep import real_numbers
 from pfl_jax import simulate, sweep
+from pfl_jax.communication import traffic
 from pfl_jax.data import federated
 from pfl_jax.models import CONVOLUTIONAL
 from pfl_jax.reporting import CONFIG, SUMMARY, Evaluation, RunFolder
+from pfl_jax.trees import gather
 
 MEMORY_SHARE = 0.5
 """Of the memory that is free before a sweep, what its runs may take; the rest is for what a client's training needs."""
@@ -140,17 +142,33 @@ def _rounds(
     evaluations: list[list[Evaluation]] = [[] for _ in experiments]
     wasted: list[list[float]] = [[] for _ in experiments]
     visits, seconds, accuracy = np.zeros(len(experiments)), 0.0, None
+    sent, arrived, invited = traffic(first.method, first.data), [0] * len(experiments), 0
+    finite = np.ones(len(experiments), bool)
     with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
         for result in results:
             visits, seconds = visits + result.examples * epochs, seconds + result.seconds
+            invited += result.cohorts.shape[1]
+            arrived = [before + int(now) for before, now in zip(arrived, result.arrived.sum(axis=1), strict=True)]
+            for index in np.flatnonzero(finite & ~result.finite).tolist():
+                console.print(
+                    f"round {result.round}: the run in {folders[index].path} has diverged", style="bold yellow"
+                )
+            finite &= result.finite
             for index, experiment in enumerate(experiments):
                 wasted[index].append(wasted_step_share(experiment, result.cohorts[index]))
             if result.received is not None:
                 elapsed = time.perf_counter() - began
                 for index, folder in enumerate(folders):
-                    received, trained = result.received[index], result.trained[index]
-                    evaluation = Evaluation(result.round, received, trained, elapsed, visits[index] / seconds)
-                    folder.log(evaluation)
+                    evaluation = Evaluation(
+                        round=result.round,
+                        received=gather(result.received, index),
+                        trained=gather(result.trained, index),
+                        seconds=elapsed,
+                        examples_per_second=visits[index] / seconds,
+                        bytes_up=sent.up * arrived[index],
+                        bytes_down=sent.down * invited,
+                    )
+                    folder.log(evaluation, cohort=result.cohorts[index].tolist())
                     evaluations[index].append(evaluation)
                 means = [of_run[-1].summary(options.eval_protocol).mean for of_run in evaluations]
                 accuracy = float(np.mean(means))

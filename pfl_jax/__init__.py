@@ -9,7 +9,8 @@
 >>> model = models.mlp(dataset.input_shape, dataset.num_classes)
 >>> method = methods.fedper(model, lr=0.1, batch_size=10)
 >>> for result in pfl_jax.run(method, federation, pfl_jax.Settings(rounds=3), jax.random.key(0)):
-...     print(result.round, result.received.shape, result.received.mean() > 0.6)  # each client's accuracy
+...     accuracy = result.received.accuracy  # each client's, after aggregation
+...     print(result.round, accuracy.shape, accuracy.mean() > 0.6)
 1 (10,) True
 2 (10,) True
 3 (10,) True
@@ -18,8 +19,8 @@ What is here under a name of its own is what most programs use:
 
 - `METHODS`, all methods by name; a factory of its own each in `pfl_jax.methods`.
 - `Method`, `Model`, `ClientData`, `Cohort`, `LocalResult` and `State`: the types that a method is written in.
-- `run`, `Settings`, `RoundResult`, `client_mesh`: a federation, round by round, on one device or several.
-- `InvalidInput`: the one exception that means that the input was wrong.
+- `run`, `Settings`, `RoundResult`, `Scores`, `client_mesh`: a federation, round by round, on one device or several.
+- `InvalidInput` for input that cannot be used, and `Diverged`, a kind of it, for a run that became NaN or infinite.
 
 Everything else is in a module: `pfl_jax.sweep` trains many runs as one program (`pfl_jax.sweep.run`), `pfl_jax.data`
 has data sets and partitions, `pfl_jax.models` the networks; methods are made of `pfl_jax.training`, `pfl_jax.losses`,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         aggregation,
         base,
         checkpoint,
+        communication,
         convolution,
         data,
         ensembles,
@@ -58,8 +60,8 @@ if TYPE_CHECKING:
         training,
         trees,
     )
-    from pfl_jax.base import ClientData, Cohort, LocalResult, Method, Model, State
-    from pfl_jax.errors import InvalidInput
+    from pfl_jax.base import ClientData, Cohort, LocalResult, Method, Model, Scores, State
+    from pfl_jax.errors import Diverged, InvalidInput
     from pfl_jax.methods import METHODS
     from pfl_jax.simulate import RoundResult, Settings, client_mesh, run
 
@@ -69,11 +71,13 @@ __all__ = [
     "METHODS",
     "ClientData",
     "Cohort",
+    "Diverged",
     "InvalidInput",
     "LocalResult",
     "Method",
     "Model",
     "RoundResult",
+    "Scores",
     "Settings",
     "State",
     "__version__",
@@ -81,6 +85,7 @@ __all__ = [
     "base",
     "checkpoint",
     "client_mesh",
+    "communication",
     "convolution",
     "data",
     "ensembles",
@@ -105,9 +110,9 @@ __all__ = [
 
 # Where the names live that are no modules.
 _HOME = {
-    **dict.fromkeys(("ClientData", "Cohort", "LocalResult", "Method", "Model", "State"), "base"),
+    **dict.fromkeys(("ClientData", "Cohort", "LocalResult", "Method", "Model", "Scores", "State"), "base"),
     **dict.fromkeys(("RoundResult", "Settings", "client_mesh", "run"), "simulate"),
-    "InvalidInput": "errors",
+    **dict.fromkeys(("Diverged", "InvalidInput"), "errors"),
     "METHODS": "methods",
 }
 

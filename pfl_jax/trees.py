@@ -1,8 +1,9 @@
-"""Pytrees of clients: split, merge and mix models, gather and scatter along the client axis, count bytes."""
+"""Pytrees of clients: split, merge and mix models, gather and scatter along the client axis, count and check them."""
 
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pfl_jax.base import Backbone, Head, Params, PyTree
@@ -37,8 +38,8 @@ def interpolate(share: jax.Array | float, left: PyTree, right: PyTree) -> PyTree
     return jax.tree.map(lambda a, b: share * a + (1 - share) * b, left, right)
 
 
-def gather(tree: PyTree, indices: jax.Array | np.ndarray) -> PyTree:
-    """Rows `indices` [M] of every leaf [N, ...], in their order.
+def gather(tree: PyTree, indices: jax.Array | np.ndarray | int) -> PyTree:
+    """Rows `indices` [M] of every leaf [N, ...], in their order; a single number drops the axis.
 
     Example:
       >>> import jax.numpy as jnp
@@ -60,6 +61,17 @@ def scatter(tree: PyTree, indices: jax.Array, rows: PyTree) -> PyTree:
       [0. 8. 0. 7.]
     """
     return jax.tree.map(lambda leaf, row: leaf.at[indices].set(row, unique_indices=True), tree, rows)
+
+
+def choose(flags: jax.Array, left: PyTree, right: PyTree) -> PyTree:
+    """Row i of `left` where flags[i], of `right` elsewhere, for every leaf [M, ...]."""
+    return jax.tree.map(lambda a, b: jnp.where(flags.reshape(-1, *[1] * (a.ndim - 1)), a, b), left, right)
+
+
+def all_finite(tree: PyTree) -> jax.Array:
+    """Whether no real number of a tree is NaN or infinite: a scalar bool."""
+    real = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.all(jnp.array([jnp.isfinite(leaf).all() for leaf in real], bool))
 
 
 def byte_count(tree: PyTree) -> int:

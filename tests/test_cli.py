@@ -90,7 +90,7 @@ def test_a_run_says_what_it_does(finished):
     assert "round 1/3 · received" in out
     assert "examples/s" in out
     assert "left" in out
-    assert "worst decile" in out
+    assert "worst 10 %" in out
     assert f"results in {folder.relative_to(folder.parents[1])}" in out
 
 
@@ -185,7 +185,7 @@ def refusal(capsys, dataset, words):
         ("--eval-protocol receive", "did you mean received?"),
         ("--roundz 3", "unknown option --roundz; did you mean --rounds?"),
         ("--train_sise 3", "unknown option --train-sise; did you mean --train-size?"),
-        ("--frobnicate", "unknown option --frobnicate: see --help"),
+        ("--zzyzx", "unknown option --zzyzx: see --help"),
         ("-r 3", "unknown option -r: see --help"),
         ("three", "unexpected word 'three'"),
         ("--method apfl --alpha 1.5", "--alpha must be between 0 and 1, not 1.5"),

@@ -1,7 +1,15 @@
 """Data: where it comes from (`sources`), who holds it (`partition`), and how it lies on the device (`federated`)."""
 
 from pfl_jax.data import augment, partition, shift
-from pfl_jax.data.federated import FederatedData, class_table, client_data, federate, federate_runs, select_run
+from pfl_jax.data.federated import (
+    FederatedData,
+    class_table,
+    client_data,
+    federate,
+    federate_runs,
+    hold_out,
+    select_run,
+)
 from pfl_jax.data.partition import PARTITIONS, Partition
 from pfl_jax.data.sources import Dataset, load
 from pfl_jax.data.specs import SPECS
@@ -17,6 +25,7 @@ __all__ = [
     "client_data",
     "federate",
     "federate_runs",
+    "hold_out",
     "load",
     "partition",
     "select_run",
