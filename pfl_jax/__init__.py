@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from pfl_jax.simulate import RoundResult, Settings, client_mesh, run
 
 __version__ = "0.1.0"
+"""Of this package."""
 
 __all__ = [
     "METHODS",
@@ -128,4 +129,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return sorted(__all__)

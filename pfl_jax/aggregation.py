@@ -34,7 +34,7 @@ def size_weights(counts: jax.Array) -> jax.Array:
 
 
 def weighted_mean(weights: jax.Array, trees: PyTree) -> PyTree:
-    """sum_i weights_i tree_i for weights [M] and a tree of leaves [M, ...].
+    """sum_i weights_i tree_i for weights [M] and trees stacked to leaves [M, ...].
 
     Example:
       >>> import jax.numpy as jnp

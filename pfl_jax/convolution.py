@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from pfl_jax.errors import InvalidInput
 
 Bilinear: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
+"""One of the three maps."""
 
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
@@ -166,6 +167,7 @@ FORMS: dict[str, Form] = {
     "matmul": Form(_matmul_convolve, _matmul_picture_gradient, _matmul_kernel_gradient),
     "lax": Form(_lax_convolve, _lax_picture_gradient, _lax_kernel_gradient),
 }
+"""The forms of `conv2d` by name."""
 
 # "direct" as measured on the CPU (README, performance). The default is for accelerators, where vmap would make the
 # others grouped convolutions; it has not been measured there.

@@ -270,7 +270,7 @@ class Pieces(NamedTuple):
 
 
 def pieces(method: Method, settings: Settings, mesh: Mesh | None = None) -> Pieces:
-    """The pieces of a method's engine. See `run` for the arguments."""
+    """The pieces of a method's engine. See `pfl_jax.simulate.run` for the arguments."""
     map_all = partial(map_clients, chunk=settings.chunk, mesh=mesh)
 
     def start_server(data, key):
@@ -355,7 +355,7 @@ def in_place(order: jax.Array, rows: PyTree) -> PyTree:
 
 
 def build(method: Method, settings: Settings, mesh: Mesh | None = None) -> Engine:
-    """The engine of a method. See `run` for the arguments."""
+    """The engine of a method. See `pfl_jax.simulate.run` for the arguments."""
     parts = pieces(method, settings, mesh)
 
     def init(data, key):

@@ -151,7 +151,7 @@ def fisher_trace(
         tr diag F = (1/n) sum_b || grad_w log p_w(y_b | x_b) ||^2
 
     with w all parameters of the model, backbone and head. The squared norms are taken in closed form where every
-    parameter belongs to a `models.Layer`, otherwise from one gradient per example.
+    parameter belongs to a `pfl_jax.models.Layer`, otherwise from one gradient per example.
 
     Args:
       model: any model.

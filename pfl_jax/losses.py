@@ -44,7 +44,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.
 
 
 def feature_alignment(features: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean over examples of (1/d) ||f(x) - target||^2 for features and targets [B, d].
+    """Mean over examples of (1/d) ||f(x) - target||^2 for features and targets [B, d], mask [B].
 
     FedPAC, Eq. 3, with class centroids as targets; FedAS, Eq. 4, with the previous backbone's embeddings. No
     gradient flows into the targets.

@@ -19,6 +19,7 @@ from pfl_jax.convolution import conv2d, max_pool
 from pfl_jax.errors import InvalidInput
 
 Activation = Callable[[jax.Array], jax.Array]
+"""An activation function, entry by entry."""
 
 leaky_relu: Activation = functools.partial(nn.leaky_relu, negative_slope=0.01)
 
@@ -45,7 +46,7 @@ class Layer(nn.Module):
         return x @ kernel
 
     def convolve(self, x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
-        """x [B, H, W, Cin] convolved with kernel [kh, kw, Cin, features]."""
+        """x [B, H, W, Cin] convolved with kernel [kh, kw, Cin, features]; padding as in `conv2d`."""
         return conv2d(x, kernel, padding)
 
     def add_bias(self, x: jax.Array, bias: jax.Array) -> jax.Array:
@@ -220,6 +221,7 @@ MODELS: dict[str, Callable[[Sequence[int], int], Model]] = {
     "fedavg_cnn": fedavg_cnn,
     "mlp": mlp,
 }
+"""name -> factory(input_shape, num_classes) -> Model"""
 
 CONVOLUTIONAL = frozenset({"fedpac_cnn", "fedavg_cnn"})
-"""Those with convolutions, which want another schedule on a CPU: see `scheduling.choose_chunk`."""
+"""Those with convolutions, which want another schedule on a CPU: see `pfl_jax.scheduling.choose_chunk`."""

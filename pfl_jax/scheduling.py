@@ -12,9 +12,9 @@ def wasted_step_share(counts: np.ndarray, *, batch_size: int, chunk: int | None,
         1 - sum_i s_i / sum_i s_{longest client of i's chunk},   s_i = ceil(n_i / batch_size)
 
     Clients under one vmap run as long as the largest of them, and what the others compute meanwhile is thrown away.
-    The schedule is that of `simulate.map_clients`: largest clients first, dealt to the devices in turn, and taken
-    in chunks there; where the devices do not divide the cohort, the largest client fills it up and is itself no waste,
-    since its copies run where a device would stand idle, but a chunk with a copy lasts as long as it does.
+    The schedule is that of `pfl_jax.simulate.map_clients`: largest clients first, dealt to the devices in turn, and
+    taken in chunks there; where the devices do not divide the cohort, the largest client fills it up and is itself no
+    waste, since its copies run where a device would stand idle, but a chunk with a copy lasts as long as it does.
 
     Args:
       counts: training examples [M] of the cohort's clients, in any order.

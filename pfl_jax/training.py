@@ -80,7 +80,7 @@ def _epoch_order(key: PRNGKey, mask: jax.Array, length: int) -> jax.Array:
 def descend(
     optimizer: optax.GradientTransformation, gradient: PyTree, params: PyTree, opt_state: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """One step of the optimizer: the next params and the next state of the optimizer."""
+    """One step of the optimizer along a gradient: the next params and opt_state, the optimizer's state."""
     updates, opt_state = optimizer.update(gradient, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 

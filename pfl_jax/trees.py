@@ -15,7 +15,7 @@ def merge(backbone: Backbone, head: Head) -> Params:
 
 
 def split(params: Params) -> tuple[Backbone, Head]:
-    """The backbone and the head of a whole model; the inverse of `merge`.
+    """The backbone and the head of a whole model's params; the inverse of `merge`.
 
     Example:
       >>> from pfl_jax import trees
@@ -39,7 +39,7 @@ def interpolate(share: jax.Array | float, left: PyTree, right: PyTree) -> PyTree
 
 
 def gather(tree: PyTree, indices: jax.Array | np.ndarray | int) -> PyTree:
-    """Rows `indices` [M] of every leaf [N, ...], in their order; a single number drops the axis.
+    """Rows `indices` [M] of every leaf [N, ...] of a tree, in their order; a single number drops the axis.
 
     Example:
       >>> import jax.numpy as jnp

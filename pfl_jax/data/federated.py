@@ -153,7 +153,7 @@ def federate_runs(
 
 
 def select_run(data: FederatedData, run: int | np.ndarray | jax.Array) -> FederatedData:
-    """The federation of one run from `federate_runs`, or of several, by their number; it may be traced."""
+    """The federation of one run in data from `federate_runs`, or of several, by their number; it may be traced."""
     return _rows(data, run)
 
 

@@ -40,7 +40,7 @@ class Partition(NamedTuple):
 
 
 def dominant_classes(num_classes: int) -> list[np.ndarray]:
-    """The groups of dominant classes of FedPAC B.2.
+    """The groups of dominant classes of FedPAC B.2, by num_classes.
 
     Ten classes: three consecutive ones from 0, 2, 4, 6 and 8 (the last group is 8, 9, 0). 62 classes (EMNIST):
     digits, upper case, lower case. The paper has no others; for them five groups of consecutive classes that share

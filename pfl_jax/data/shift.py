@@ -14,7 +14,10 @@ import numpy as np
 from pfl_jax.errors import InvalidInput
 
 Shift: TypeAlias = Literal["none", "labels", "rotation"]
+"""What differs between groups of clients: nothing, the labels' names, or how images are turned."""
+
 SHIFTS: tuple[str, ...] = get_args(Shift)
+"""All of them."""
 
 
 def label_maps(num_clients: int, num_classes: int, num_groups: int, seed: int = 0) -> np.ndarray:

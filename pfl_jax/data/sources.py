@@ -69,7 +69,7 @@ class Dataset(NamedTuple):
 
 
 def print_to_stderr(message: str) -> None:
-    """The default `notify`."""
+    """Prints a message: the default `notify` of `load`."""
     print(message, file=sys.stderr, flush=True)
 
 
