@@ -1,4 +1,8 @@
-"""All methods by name. A new one is one file beside this one and one line in METHODS."""
+"""All methods: `METHODS["fedpac"]` and `pfl_jax.methods.fedpac` are the same factory.
+
+A new one is one file beside this one and one line in METHODS. What else such a file holds, FedPAC's head weights for
+example, is imported from it: `from pfl_jax.methods.fedpac import head_weights`.
+"""
 
 from collections.abc import Callable
 
