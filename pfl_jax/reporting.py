@@ -105,7 +105,8 @@ def results_table(evaluations: Sequence[Evaluation], title: str, headline: Proto
     Returns:
       A table for rich.
     """
-    table = Table(title=title, caption="accuracy, macro-F1 and AUC in percent", box=box.SIMPLE_HEAD)
+    caption = "accuracy, macro-F1 and AUC in percent"
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("protocol")
     table.add_column("round")
     names = ["mean", "std", "worst 10 %", "Jain", "loss", "F1", "AUC"]

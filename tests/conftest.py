@@ -51,6 +51,32 @@ def _drop_programs():
     jax.clear_caches()
 
 
+REPRESENTATIVES = {
+    "fedavg",
+    "scaffold",
+    "fedper",
+    "ditto",
+    "knn_per",
+    "hypcluster",
+    "fedfomo",
+    "pfedhn",
+    "fedpac",
+    "fedas",
+}
+"""Methods of different kinds of state and aggregation."""
+
+COSTLY = {"test_devices_change_nothing", "test_vmap_over_seeds_and_learning_rates"}
+"""Tests of every method that compile it for themselves: those of the other methods are slow ones."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        name = getattr(item, "callspec", None) and item.callspec.params.get("name")
+        if getattr(item, "originalname", "") in COSTLY and name not in REPRESENTATIVES:
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_unconfigure(config):
     """Removes the session's compiled programs, once all workers are done."""
     if not hasattr(config, "workerinput"):

@@ -41,7 +41,7 @@ def test_the_pytorch_round_is_our_round(torch_rounds):
     for _ in range(2):
         received, trained = theirs.round()
         ours.round()
-        assert received == pytest.approx(float(ours.evaluate().mean()), abs=1e-6)
+        assert received == pytest.approx(float(ours.evaluate().accuracy.mean()), abs=1e-6)
         assert trained == pytest.approx(float(ours.state.trained.accuracy.mean()), abs=1e-6)
     np.testing.assert_allclose(theirs.server.centroids.cpu(), ours.state.server.centroids, atol=1e-5)
     heads = np.stack([head[0].cpu().numpy().T for head in theirs.server.heads])
@@ -166,3 +166,4 @@ def test_all_of_it(tmp_path):
     assert all(min(row["examples_per_second"].values()) > 0 for row in figures["chunks"])
     assert all(row["peak_bytes"] > row["state_bytes"] for row in figures["crowd"])
     assert figures["sweep"]["ratio"] > 0
+    assert figures["everyday"]["checkpoint_seconds"] > 0

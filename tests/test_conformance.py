@@ -132,7 +132,7 @@ def test_devices_change_nothing(name):
     # A cohort of three does not divide by two devices, nor by the eight that README.md has a command for.
     got, want = play(shared), play(alone)
     assert_close(got, want)
-    np.testing.assert_allclose(shared.evaluate(data, got), alone.evaluate(data, want), atol=1e-6)
+    np.testing.assert_allclose(shared.evaluate(data, got).accuracy, alone.evaluate(data, want).accuracy, atol=1e-6)
 
 
 def test_permuting_clients_permutes_results(name):
@@ -144,7 +144,7 @@ def test_permuting_clients_permutes_results(name):
     first = start(name)
     moved = compiled(name).init(permuted, jax.random.key(0))
     got, want = play(engine, permuted, size=4, state=moved), play(engine, data, size=4, state=first)
-    accuracies = engine.evaluate(permuted, got), engine.evaluate(data, want)[order]
+    accuracies = engine.evaluate(permuted, got).accuracy, engine.evaluate(data, want).accuracy[order]
     np.testing.assert_allclose(*accuracies, atol=1e-6)
     chex.assert_trees_all_close(got.server, want.server, rtol=2e-3, atol=2e-4)
     chex.assert_trees_all_close(got.clients, rows(want.clients, order), rtol=2e-3, atol=2e-4)
@@ -216,7 +216,7 @@ def test_predictions_and_learning(name):
     chex.assert_shape(logits, (12, CLASSES))
     chex.assert_tree_all_finite(logits)
     # Always naming a client's largest class would be right seven times in ten.
-    assert engine.evaluate(data, last).mean() > 0.85
+    assert engine.evaluate(data, last).accuracy.mean() > 0.85
     assert last.trained.accuracy.mean() > 0.85
 
 

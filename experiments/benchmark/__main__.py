@@ -28,6 +28,7 @@ SECTIONS = (
     "chunks",
     "crowd",
     "sweep",
+    "everyday",
 )
 USUAL = SECTIONS[:5]
 """Without --only."""
@@ -112,6 +113,7 @@ def benchmark(request: argparse.Namespace, console: Console) -> dict[str, Any]:
     # Imported now, so that errors and --help do not wait for it.
     from experiments import run
     from experiments.benchmark import report, sections, workload
+    from experiments.benchmark.everyday import everyday
 
     run.prepare_jax()
     machine = _machine()
@@ -133,7 +135,7 @@ def benchmark(request: argparse.Namespace, console: Console) -> dict[str, Any]:
         results["round"] = sections.fedpac_round(setup)
     for name in SECTIONS[1:]:
         if name in wanted:
-            results[name] = getattr(sections, name)(setup)
+            results[name] = everyday(setup) if name == "everyday" else getattr(sections, name)(setup)
     if "endurance" in wanted:
         results["second_start"] = sections.second_start(setup)
     results["seconds"] = time.perf_counter() - began
