@@ -34,5 +34,5 @@ def test_example(example):
 def test_the_entry_points_and_primitives_have_examples():
     names = {example.name.removeprefix("pfl_jax.") for example in examples()}
     modules = "aggregation losses trees statistics simplex fisher training convolution data.partition data.federated"
-    assert {"pfl_jax", "simulate.run", "sweep.run", "models.mlp", "data.sources.load"} <= names
+    assert {"pfl_jax", "sweep.run", "models.mlp", "data.sources.load"} <= names
     assert all(any(name.startswith(f"{module}.") for name in names) for module in modules.split())
