@@ -110,7 +110,7 @@ def results_table(evaluations: Sequence[Evaluation], title: str, headline: Proto
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("protocol")
     table.add_column("round")
-    names = ["mean", "std", "worst 10 %", "Jain", "loss", "F1", "AUC"]
+    names = ["mean", "std", "worst 10%", "Jain", "loss", "F1", "AUC"]
     for name in names if paper is None else [*names, "paper"]:
         table.add_column(name, justify="right")
     for protocol in sorted(PROTOCOLS, key=lambda name: name != headline):
