@@ -21,7 +21,8 @@ class Diverged(InvalidInput):
     """
 
     def __init__(self, round: int, clients: list[int]):
-        self.round, self.clients = round, clients
+        self.round: int = round
+        self.clients: list[int] = clients
         whose = "what the server computed from finite messages"
         if clients:
             more = f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
