@@ -146,7 +146,9 @@ def differences(groups: Sequence[Group]) -> Markup | None:
         rows = [[group.label, *(plain(group.setting[n]) for n in apart if n != "method")] for group in groups]
         return table(columns, rows) if len(columns) > 1 else None
     columns = [Column("option", numbers=False), *map(Column, labels)]
-    return table(columns, [[_named(name), *(plain(group.setting[name]) for group in groups)] for name in apart])
+    return table(
+        columns, [[tag("code", _named(name)), *(plain(group.setting[name]) for group in groups)] for name in apart]
+    )
 
 
 def _differs(name: str, groups: Sequence[Group]) -> bool:
