@@ -181,7 +181,13 @@ def common(groups: Sequence[Group]) -> Markup:
 
 def commands(groups: Sequence[Group]) -> list[Markup]:
     """How each group's first run is made again."""
-    return [tag("pre", tag("code", group.command()), tabindex="0") for group in groups]
+    made = []
+    for group in groups:
+        # An option stays on one line with its value.
+        first, *options = group.command().split(" --")
+        words = [first, *([" ", tag("span", f"--{option}")] for option in options)]
+        made.append(tag("pre", tag("code", words), tabindex="0"))
+    return made
 
 
 def timings(groups: Sequence[Group]) -> Markup:
