@@ -14,8 +14,10 @@ import numpy as np
 from rich.console import Console
 
 from experiments import assembly
-from experiments.memory import free_bytes
+from experiments.locks import alone
+from experiments.memory import advice, free_bytes, is_shortage
 from experiments.parsing import Request
+from experiments.programs import tended
 from experiments.progress import RoundProgress
 from experiments.records import Experiment, configuration, devices, headline, summary, wasted_step_share
 from experiments.run import prepare_jax
@@ -25,8 +27,9 @@ from experiments.tracking import tracked
 from pfl_jax import simulate, sweep
 from pfl_jax.communication import traffic
 from pfl_jax.data import federated
+from pfl_jax.errors import InvalidInput
 from pfl_jax.models import CONVOLUTIONAL
-from pfl_jax.reporting import CONFIG, SUMMARY, Evaluation, RunFolder
+from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
 from pfl_jax.trees import gather
 
 MEMORY_SHARE = 0.5
@@ -101,29 +104,37 @@ def _run(
 ) -> None:
     began, first = time.perf_counter(), experiments[0]
     folders = []
-    try:
-        for experiment, path in zip(experiments, paths, strict=True):
-            remove_unfinished(path)
-            folders.append(RunFolder.claim(path, ""))
-            folders[-1].write(CONFIG, configuration(experiment) | {"runs_together": len(experiments)})
-        words = f"{len(experiments)} runs together, the first: " if len(experiments) > 1 else ""
-        console.print(f"{words}{headline(first)}", soft_wrap=True, highlight=False)
-        with contextlib.ExitStack() as stack:
-            trackers = [
-                stack.enter_context(tracked(folder, experiment.request.options, {}, ()))
-                for experiment, folder in zip(experiments, folders, strict=True)
-            ]
-            evaluations, wasted = _rounds(experiments, data, folders, trackers, used, console, began)
-    except BaseException:
-        for folder in folders:
-            folder.discard()
-        raise
-    for experiment, folder, of_run, share in zip(experiments, folders, evaluations, wasted, strict=True):
-        folder.write(SUMMARY, summary(experiment, of_run, share))
-        if experiment.request.options.plot:
-            from experiments.report.curves import save_curves
 
-            save_curves(folder.path)
+    def notify(message: str) -> None:
+        console.print(message, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
+
+    with contextlib.ExitStack() as held:
+        try:
+            for experiment, path in zip(experiments, paths, strict=True):
+                remove_unfinished(path)
+                folders.append(RunFolder.claim(path, ""))
+                held.enter_context(alone(path / METRICS))
+                folders[-1].write(CONFIG, configuration(experiment) | {"runs_together": len(experiments)})
+            words = f"{len(experiments)} runs together, the first: " if len(experiments) > 1 else ""
+            console.print(f"{words}{headline(first)}", soft_wrap=True, highlight=False)
+            with tended(notify), contextlib.ExitStack() as stack:
+                trackers = [
+                    stack.enter_context(tracked(folder, experiment.request.options, {}, ()))
+                    for experiment, folder in zip(experiments, folders, strict=True)
+                ]
+                evaluations, wasted = _rounds(experiments, data, folders, trackers, used, console, began)
+            for experiment, folder, of_run, share in zip(experiments, folders, evaluations, wasted, strict=True):
+                folder.write(SUMMARY, summary(experiment, of_run, share))
+                if experiment.request.options.plot:
+                    from experiments.report.curves import save_curves
+
+                    save_curves(folder.path)
+        except BaseException as error:
+            for folder in folders:
+                folder.discard()
+            if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
+                raise InvalidInput(advice(error, first)) from None
+            raise
 
 
 def _rounds(

@@ -98,7 +98,7 @@ def test_a_run_says_what_it_does(finished):
     assert "round 1/3 · received" in out
     assert "examples/s" in out
     assert "left" in out
-    assert "worst 10 %" in out
+    assert "worst 10%" in out
     assert f"results in {folder.relative_to(folder.parents[1])}" in out
 
 

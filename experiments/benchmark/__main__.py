@@ -15,7 +15,9 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from experiments.cli import INTERRUPTED, INVALID
+from experiments.signals import interruptible
 from pfl_jax.errors import InvalidInput
+from pfl_jax.writing import write_whole
 
 SECTIONS = (
     "training",
@@ -155,9 +157,10 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     try:
         request = _parse(words)
-        results = benchmark(request, Console())
+        with interruptible():
+            results = benchmark(request, Console())
         if request.out is not None:
-            request.out.write_text(json.dumps(results, indent=2) + "\n")
+            write_whole(request.out, json.dumps(results, indent=2) + "\n")
     except InvalidInput as error:
         print(f"error: {error}", file=sys.stderr)
         return INVALID
