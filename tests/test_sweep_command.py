@@ -85,6 +85,7 @@ def test_runs_of_one_shape_are_a_group():
         ([*SWEEP, "--lr", "0.2"], "--lr is in the grid already"),
         ([*SWEEP, "--grid", "epochs=1,x"], "--epochs must be a whole number, not 'x'"),
         ([*SWEEP, "--seed", "3"], "--seed cannot be given for a sweep: use --seeds"),
+        ([*SWEEP, "--wandb"], "--wandb cannot be given for a sweep: its runs go side by side"),
         ([*SWEEP, "--resume", "run"], "--resume cannot be given for a sweep: the same command goes on"),
         ([*SWEEP, "--state-on", "host"], "--state-on cannot be given for a sweep: its runs keep"),
         (["--dataset", "digits", "--seeds", "0"], "--seeds must be at least 1"),
