@@ -44,6 +44,7 @@ _NOT_DATASETS = (
     "programs",
     "progress",
     "records",
+    "report",
     "run",
     "signals",
     "study",
@@ -51,6 +52,7 @@ _NOT_DATASETS = (
     "sweep_results",
     "tables",
     "together",
+    "tracking",
 )
 
 

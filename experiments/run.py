@@ -32,6 +32,7 @@ from experiments.records import (
     wasted_step_share,
 )
 from experiments.signals import Stop, interruptible, stoppable
+from experiments.tracking import check, tracked
 from pfl_jax import simulate
 from pfl_jax.checkpoint import FOLDER, Checkpoints
 from pfl_jax.communication import traffic
@@ -55,6 +56,7 @@ def run(request: Request, console: Console, observe: Observe | None = None) -> N
       KeyboardInterrupt: after SIGINT or SIGTERM; it says what was finished and is in the folder.
     """
     options = request.options
+    check(options)
     name = f"{request.dataset}-{options.method}-seed{options.seed}"
     folder = RunFolder.reopen(options.resume) if options.resume else RunFolder.claim(options.out, name)
     work = _Work(request, folder, Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints))
@@ -117,7 +119,8 @@ def _carry_out(work: _Work, console: Console, observe: Observe | None) -> None:
         console.print(headline(experiment), soft_wrap=True, highlight=False)
         history = work.history
         with stoppable(console) as stop:
-            _rounds(experiment, folder, work.checkpoints, history, console, began, observe, stop)
+            with tracked(folder, experiment.request.options, configuration(experiment), history.evaluations) as track:
+                _rounds(experiment, folder, track, work.checkpoints, history, console, began, observe, stop)
             # Nothing is stopped between the last round and the summary, which makes the run a finished one.
             wasted = math.fsum(history.wasted) / len(history.wasted)
             folder.write(SUMMARY, summary(experiment, history.evaluations, wasted))
@@ -204,6 +207,7 @@ def cache_folder() -> Path:
 def _rounds(
     experiment: Experiment,
     folder: RunFolder,
+    track: Callable[[Evaluation], None],
     checkpoints: Checkpoints,
     history: History,
     console: Console,
@@ -246,6 +250,7 @@ def _rounds(
             if result.received is not None:
                 evaluation = history.evaluate(result)
                 folder.log(evaluation, **_further(result))
+                track(evaluation)
                 reached = _reached(options, evaluation)
             if observe is not None:
                 observe(experiment, result)
@@ -292,7 +297,7 @@ def _diverged(error: Diverged, request: Request, checkpoints: Checkpoints, folde
 
 
 def _show(experiment: Experiment, folder: RunFolder, console: Console, history: History) -> None:
-    """Prints the table of a finished run."""
+    """Prints the table of a finished run, and draws its curves where they are asked for."""
     request, options, evaluations = experiment.request, experiment.request.options, history.evaluations
     figure = paper.published(request, is_real=experiment.dataset.is_real)
     beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
@@ -302,6 +307,11 @@ def _show(experiment: Experiment, folder: RunFolder, console: Console, history: 
         console.print(f"reached --target-accuracy {options.target_accuracy:g} in round {evaluations[-1].round}")
     if history.diverged:
         console.print(f"clients were left out {history.diverged} times because they had diverged", style="bold yellow")
+    if options.plot:
+        # Imported now: matplotlib takes seconds.
+        from experiments.report.curves import save_curves
+
+        save_curves(folder.path)
     console.print(
         f"{evaluations[-1].round} rounds in {duration(evaluations[-1].seconds)}; results in {folder.path}",
         soft_wrap=True,

@@ -118,6 +118,7 @@ def parse(words: Sequence[str]) -> Order:
         "resume": "the same command goes on where it was stopped",
         "checkpoint_every": "what is cut off is made anew",
         "keep_checkpoints": "what is cut off is made anew",
+        "wandb": "its runs go side by side in one process, where W&B has one run at a time",
         "held_out_clients": "newcomers are measured in single runs",
         "target_accuracy": "its runs end together",
         "on_nan": "a run that diverges is told, and the others go on",

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from experiments.records import Experiment, configuration, devices, headline, su
 from experiments.run import prepare_jax
 from experiments.study import Cell, remove_unfinished
 from experiments.sweep import real_numbers
+from experiments.tracking import tracked
 from pfl_jax import simulate, sweep
 from pfl_jax.communication import traffic
 from pfl_jax.data import federated
@@ -116,10 +117,18 @@ def _run(
                 folders[-1].write(CONFIG, configuration(experiment) | {"runs_together": len(experiments)})
             words = f"{len(experiments)} runs together, the first: " if len(experiments) > 1 else ""
             console.print(f"{words}{headline(first)}", soft_wrap=True, highlight=False)
-            with tended(notify):
-                evaluations, wasted = _rounds(experiments, data, folders, used, console, began)
+            with tended(notify), contextlib.ExitStack() as stack:
+                trackers = [
+                    stack.enter_context(tracked(folder, experiment.request.options, {}, ()))
+                    for experiment, folder in zip(experiments, folders, strict=True)
+                ]
+                evaluations, wasted = _rounds(experiments, data, folders, trackers, used, console, began)
             for experiment, folder, of_run, share in zip(experiments, folders, evaluations, wasted, strict=True):
                 folder.write(SUMMARY, summary(experiment, of_run, share))
+                if experiment.request.options.plot:
+                    from experiments.report.curves import save_curves
+
+                    save_curves(folder.path)
         except BaseException as error:
             for folder in folders:
                 folder.discard()
@@ -132,6 +141,7 @@ def _rounds(
     experiments: Sequence[Experiment],
     data: federated.FederatedData,
     folders: Sequence[RunFolder],
+    trackers: Sequence[Callable[[Evaluation], None]],
     used: Sequence[Any],
     console: Console,
     began: float,
@@ -171,7 +181,7 @@ def _rounds(
                 wasted[index].append(wasted_step_share(experiment, result.cohorts[index]))
             if result.received is not None:
                 elapsed = time.perf_counter() - began
-                for index, folder in enumerate(folders):
+                for index, (folder, track) in enumerate(zip(folders, trackers, strict=True)):
                     evaluation = Evaluation(
                         round=result.round,
                         received=gather(result.received, index),
@@ -182,6 +192,7 @@ def _rounds(
                         bytes_down=sent.down * invited,
                     )
                     folder.log(evaluation, cohort=result.cohorts[index].tolist())
+                    track(evaluation)
                     evaluations[index].append(evaluation)
                 means = [of_run[-1].summary(options.eval_protocol).mean for of_run in evaluations]
                 accuracy = float(np.mean(means))
