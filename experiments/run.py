@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -54,68 +55,97 @@ def run(request: Request, console: Console, observe: Observe | None = None) -> N
       InvalidInput: the data cannot serve the request, or the folder cannot be written.
       KeyboardInterrupt: after SIGINT or SIGTERM; it says what was finished and is in the folder.
     """
-    began = time.perf_counter()
     options = request.options
     check(options)
     name = f"{request.dataset}-{options.method}-seed{options.seed}"
     folder = RunFolder.reopen(options.resume) if options.resume else RunFolder.claim(options.out, name)
-    checkpoints = Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints)
-    history, experiment = History(), None
-    rounds = options.rounds
+    work = _Work(request, folder, Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints))
+    try:
+        with interruptible(), alone(folder.path / METRICS):
+            _carry_out(work, console, observe)
+    except BaseException as error:
+        # What can go on stays, whether it has a result or not.
+        if not options.resume and not work.checkpoints.rounds():
+            folder.discard()
+        told = _told(error, work)
+        if told is error:
+            raise
+        raise told from None
+
+
+@dataclass
+class _Work:
+    """A run while it goes on.
+
+    Attributes:
+      request: with the reductions for embedded data, once that is known.
+      folder, checkpoints: its own.
+      history: its rounds so far.
+      experiment: None until its data is loaded.
+    """
+
+    request: Request
+    folder: RunFolder
+    checkpoints: Checkpoints
+    history: History = field(default_factory=History)
+    experiment: Experiment | None = None
+
+
+def _carry_out(work: _Work, console: Console, observe: Observe | None) -> None:
+    """Loads the data, begins the run or takes up its last checkpoint, and runs it to its end."""
+    began, folder, options = time.perf_counter(), work.folder, work.request.options
 
     def notify(message: str) -> None:
         console.print(message, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
 
-    def give_back() -> None:
-        # What can go on stays, whether it has a result or not.
-        if not options.resume and not checkpoints.rounds():
-            folder.discard()
+    if options.resume:
+        # Another process may have finished it since `history.resumed` looked.
+        refuse_finished(folder.path)
+    prepare_jax(
+        devices=None if options.devices == "auto" else options.devices,
+        precision=options.precision,
+        compilation_cache=options.compilation_cache,
+    )
+    with tended(notify):
+        work.experiment = experiment = assembly.build(work.request, console)
+        work.request = experiment.request
+        if options.resume:
+            check_data(folder.path, experiment.dataset.description)
+            like, log = _shapes(experiment), folder.path / METRICS
+            work.history = History.restore(work.checkpoints, like, log, identity(experiment), notify)
+            console.print(f"continuing {folder.path} after round {work.history.round}", soft_wrap=True)
+        else:
+            folder.write(CONFIG, configuration(experiment))
+        console.print(headline(experiment), soft_wrap=True, highlight=False)
+        history = work.history
+        with stoppable(console) as stop:
+            with tracked(folder, experiment.request.options, configuration(experiment), history.evaluations) as track:
+                _rounds(experiment, folder, track, work.checkpoints, history, console, began, observe, stop)
+            # Nothing is stopped between the last round and the summary, which makes the run a finished one.
+            wasted = math.fsum(history.wasted) / len(history.wasted)
+            folder.write(SUMMARY, summary(experiment, history.evaluations, wasted))
+    _show(experiment, folder, console, history)
 
-    try:
-        with interruptible(), alone(folder.path / METRICS):
-            if options.resume:
-                # Another process may have finished it since `history.resumed` looked.
-                refuse_finished(folder.path)
-            prepare_jax(
-                devices=None if options.devices == "auto" else options.devices,
-                precision=options.precision,
-                compilation_cache=options.compilation_cache,
-            )
-            with tended(notify):
-                experiment = assembly.build(request, console)
-                rounds = experiment.request.options.rounds
-                if options.resume:
-                    check_data(folder.path, experiment.dataset.description)
-                    like = _shapes(experiment)
-                    history = History.restore(checkpoints, like, folder.path / METRICS, identity(experiment), notify)
-                    console.print(f"continuing {folder.path} after round {history.round}", soft_wrap=True)
-                else:
-                    folder.write(CONFIG, configuration(experiment))
-                console.print(headline(experiment), soft_wrap=True, highlight=False)
-                with stoppable(console) as stop:
-                    with tracked(folder, options, configuration(experiment), history.evaluations) as track:
-                        _rounds(experiment, folder, track, checkpoints, history, console, began, observe, stop)
-                    # Nothing is stopped between the last round and the summary, which makes the run a finished one.
-                    wasted = math.fsum(history.wasted) / len(history.wasted)
-                    folder.write(SUMMARY, summary(experiment, history.evaluations, wasted))
-            _show(experiment, folder, console, history)
-    except Diverged as error:
-        give_back()
-        raise InvalidInput(_diverged(error, request, checkpoints, folder)) from None
-    except KeyboardInterrupt:
-        give_back()
-        raise KeyboardInterrupt(_finished(history, rounds, folder, checkpoints)) from None
-    except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        give_back()
-        if not is_shortage(error):
-            raise
-        raise InvalidInput(advice(error, experiment) + _go_on(folder, checkpoints)) from None
-    except CannotWrite as error:
-        give_back()
-        raise CannotWrite(str(error) + _go_on(folder, checkpoints)) from None
-    except BaseException:
-        give_back()
-        raise
+
+def _told(error: BaseException, work: _Work) -> BaseException:
+    """The error as the user is told it: what happened, what to do, and what is left of the run."""
+    saved = work.checkpoints.rounds()
+    go_on = f"; --resume {work.folder.path} goes on after round {saved[-1]}" if saved else ""
+    if isinstance(error, Diverged):
+        return InvalidInput(_diverged(error, work.request, work.checkpoints, work.folder))
+    if isinstance(error, CannotWrite):
+        return CannotWrite(f"{error}{go_on}")
+    if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
+        return InvalidInput(advice(error, work.experiment) + go_on)
+    if not isinstance(error, KeyboardInterrupt):
+        return error
+    if not work.history.evaluations:
+        return KeyboardInterrupt(f"interrupted before the first evaluation{go_on or ': nothing is left'}")
+    last, rounds = work.history.evaluations[-1].round, work.request.options.rounds
+    return KeyboardInterrupt(
+        f"interrupted: evaluated up to round {last} of {rounds}, see {work.folder.path / METRICS}"
+        f"{go_on or '; no summary was written'}"
+    )
 
 
 def _shapes(experiment: Experiment) -> Any:
@@ -287,19 +317,3 @@ def _show(experiment: Experiment, folder: RunFolder, console: Console, history: 
         soft_wrap=True,
         highlight=False,
     )
-
-
-def _finished(history: History, rounds: int, folder: RunFolder, checkpoints: Checkpoints) -> str:
-    """What an interrupted run has to show for itself."""
-    go_on = _go_on(folder, checkpoints)
-    if history.evaluations:
-        last = history.evaluations[-1].round
-        where = f"interrupted: evaluated up to round {last} of {rounds}, see {folder.path / METRICS}"
-        return where + (go_on or "; no summary was written")
-    return f"interrupted before the first evaluation{go_on or ': nothing is left'}"
-
-
-def _go_on(folder: RunFolder, checkpoints: Checkpoints) -> str:
-    """How a run that was cut off goes on; "" if it cannot."""
-    saved = checkpoints.rounds()
-    return f"; --resume {folder.path} goes on after round {saved[-1]}" if saved else ""
