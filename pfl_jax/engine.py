@@ -8,7 +8,7 @@ are chunked, nor on other clients, nor on where a run was interrupted; and two m
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,11 @@ from pfl_jax.base import Cohort, Info, Method, PRNGKey, PyTree, State
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.errors import InvalidInput
 from pfl_jax.evaluation import accuracy
+from pfl_jax.placement import PlacedData, map_owned
 from pfl_jax.trees import gather, scatter
+
+Federation: TypeAlias = FederatedData | PlacedData
+"""A federation's data, on every device whole or with the clients' owners."""
 
 # Streams of the run's key beside its rounds, which count from 0 and never get there.
 INITIALIZATION, COHORT, EVALUATION, STRAGGLERS = (2**32 - 1 - stream for stream in range(4))
@@ -147,14 +151,14 @@ class Engine(NamedTuple):
     """A method's federation as three pure functions, to be called under jit, vmap (over seeds, say) or scan.
 
     Attributes:
-      init: (FederatedData, key) -> State.
-      round: (FederatedData, State, size) -> (State, Info, Cohort), with a cohort of `size` clients, a Python int.
-      evaluate: (FederatedData, State) -> accuracy [N] of what each client would deploy now: the protocol `received`.
+      init: (Federation, key) -> State.
+      round: (Federation, State, size) -> (State, Info, Cohort), with a cohort of `size` clients, a Python int.
+      evaluate: (Federation, State) -> accuracy [N] of what each client would deploy now: the protocol `received`.
     """
 
-    init: Callable[[FederatedData, PRNGKey], State]
-    round: Callable[[FederatedData, State, int], tuple[State, Info, Cohort]]
-    evaluate: Callable[[FederatedData, State], jax.Array | np.ndarray]
+    init: Callable[[Federation, PRNGKey], State]
+    round: Callable[[Federation, State, int], tuple[State, Info, Cohort]]
+    evaluate: Callable[[Federation, State], jax.Array | np.ndarray]
 
     def jit(self, mesh: Mesh | None = None) -> "Engine":
         """The same, compiled: one trace per cohort size. `round` takes over the buffers of the state it is given."""
@@ -172,23 +176,27 @@ class Pieces(NamedTuple):
     """What an engine is made of: pure functions over the rows of some clients, wherever the others are kept.
 
     Attributes:
-      start_server: (FederatedData, key) -> Server.
-      start_clients: (FederatedData, Server, key, clients [B]) -> rows of those clients, leaves [B, ...].
-      sample: (FederatedData, key, round, size) -> Cohort.
-      train: (FederatedData, Server, key, round, Cohort, rows [M]) -> (Server, rows [M], trained accuracies [M], Info).
-      score: (FederatedData, Server, key, round, clients [B], rows [B]) -> accuracies [B] of what they would deploy now.
+      start_server: (Federation, key) -> Server.
+      start_clients: (Federation, Server, key, clients [B]) -> rows of those clients, leaves [B, ...].
+      sample: (Federation, key, round, size) -> Cohort.
+      train: (Federation, Server, key, round, Cohort, rows [M]) -> (Server, rows [M], trained accuracies [M], Info).
+      score: (Federation, Server, key, round, clients [B], rows [B]) -> accuracies [B] of what they would deploy now.
     """
 
-    start_server: Callable[[FederatedData, PRNGKey], PyTree]
-    start_clients: Callable[[FederatedData, PyTree, PRNGKey, jax.Array], PyTree]
-    sample: Callable[[FederatedData, PRNGKey, jax.Array, int], Cohort]
-    train: Callable[[FederatedData, PyTree, PRNGKey, jax.Array, Cohort, PyTree], tuple[PyTree, PyTree, jax.Array, Info]]
-    score: Callable[[FederatedData, PyTree, PRNGKey, jax.Array, jax.Array, PyTree], jax.Array]
+    start_server: Callable[[Federation, PRNGKey], PyTree]
+    start_clients: Callable[[Federation, PyTree, PRNGKey, jax.Array], PyTree]
+    sample: Callable[[Federation, PRNGKey, jax.Array, int], Cohort]
+    train: Callable[[Federation, PyTree, PRNGKey, jax.Array, Cohort, PyTree], tuple[PyTree, PyTree, jax.Array, Info]]
+    score: Callable[[Federation, PyTree, PRNGKey, jax.Array, jax.Array, PyTree], jax.Array]
 
 
-def pieces(method: Method, settings: Settings, mesh: Mesh | None = None) -> Pieces:
-    """The pieces of a method's engine. See `run` for the arguments."""
-    map_all = partial(map_clients, chunk=settings.chunk, mesh=mesh)
+def pieces(method: Method, settings: Settings, mesh: Mesh | None = None, *, apart: bool = False) -> Pieces:
+    """The pieces of a method's engine. See `run` for the arguments; with `apart` owners keep what is mapped."""
+
+    def map_all(fn, shared, clients):
+        if isinstance(shared[0], PlacedData):
+            return map_owned(fn, shared, clients, chunk=settings.chunk, apart=apart)
+        return map_clients(fn, shared, clients, chunk=settings.chunk, mesh=mesh)
 
     def start_server(data, key):
         num_clients = data.train_count.shape[0]
@@ -236,7 +244,7 @@ def pieces(method: Method, settings: Settings, mesh: Mesh | None = None) -> Piec
     return Pieces(start_server, start_clients, sample, train, score)
 
 
-def by_size(data: FederatedData) -> jax.Array:
+def by_size(data: Federation) -> jax.Array:
     """All clients [N], the largest first, as in a cohort: a chunk then holds clients of similar size."""
     return jnp.argsort(-data.train_count, stable=True).astype(jnp.int32)
 

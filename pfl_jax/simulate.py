@@ -2,18 +2,17 @@
 
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from pfl_jax import host
 from pfl_jax.base import Info, Method, PRNGKey, State
-from pfl_jax.data.federated import FederatedData
-from pfl_jax.engine import Engine, Settings, build, client_mesh, map_clients, sample_cohort, stragglers
+from pfl_jax.engine import Engine, Federation, Settings, build, client_mesh, map_clients, sample_cohort, stragglers
+from pfl_jax.placement import PlacedData, everywhere
 
 __all__ = [
     "Engine",
@@ -34,7 +33,8 @@ class RoundResult(NamedTuple):
     Attributes:
       round: number of the round, counted from 1.
       state: after the round. Its buffers are given to the next round: copy what you want to keep. With
-        state_on="host" the clients' leaves are NumPy arrays.
+        state_on="host" the clients' leaves are NumPy arrays; over several processes, the rows of the own clients
+        alone (`host.whole` brings them together).
       info: the method's `Info`, on the device.
       cohort: [M], the clients that took part, as NumPy integers.
       received: [N] accuracies in [0, 1] of what every client would deploy now, or None if not evaluated.
@@ -55,7 +55,7 @@ class RoundResult(NamedTuple):
 
 def run(
     method: Method,
-    data: FederatedData,
+    data: Federation,
     settings: Settings,
     key: PRNGKey,
     *,
@@ -67,23 +67,29 @@ def run(
 
     Args:
       method: what each client and the server do.
-      data: the federation's examples.
+      data: the federation's examples; as `PlacedData`, with their clients' owners, in one process or many.
       settings: rounds, participation, chunk, how often to evaluate.
       key: the run's key: same key, same result.
       state: continue from here instead of initialising from the key; a state carries its own key.
-      mesh: spread the clients over these devices, see `client_mesh`; None uses the default device alone.
+      mesh: spread the clients over these devices, see `client_mesh`; None uses the default device alone, or those of
+        `PlacedData`.
       state_on: where the clients' states are kept between rounds; "host" moves the cohort's part to the device for each
         round, and all others' in blocks for each evaluation. The results are the same.
     """
+    placed = isinstance(data, PlacedData)
+    if placed:
+        mesh = data.mesh
     engine = host.build(method, settings, mesh) if state_on == "host" else build(method, settings, mesh).jit(mesh)
-    num_clients = data.train_count.shape[0]
-    # A round takes its state's buffers over: a state that came from outside stays the caller's.
-    copy = host.copy if state_on == "host" else partial(jax.tree.map, jnp.copy)
-    current = engine.init(data, key) if state is None else copy(state)
-    if mesh is not None:
-        everywhere = NamedSharding(mesh, PartitionSpec())
-        data = jax.device_put(data, everywhere)
-        current = current if state_on == "host" else jax.device_put(current, everywhere)
+    num_clients = data.num_clients
+    if not placed:
+        data = everywhere(data, mesh)
+    if state is None:
+        current = engine.init(data, everywhere(key, mesh))
+    elif state_on == "host":
+        current = host.copy(state, data, mesh)
+    else:
+        # A round takes its state's buffers over: a state that came from outside stays the caller's.
+        current = everywhere(jax.tree.map(jnp.copy, state), mesh)
     start = time.perf_counter()
     for index in range(int(current.round), settings.rounds):
         current, info, cohort = engine.round(data, current, settings.cohort_size(num_clients, index))
@@ -92,7 +98,7 @@ def run(
         if number % settings.eval_every == 0 or number == settings.rounds:
             received = np.asarray(engine.evaluate(data, current))
         # A copy: on the host the next round writes into the array.
-        trained, examples = np.array(current.trained_accuracy), int(jnp.sum(cohort.counts))
+        trained, examples = np.array(current.trained_accuracy), int(np.sum(np.asarray(cohort.counts)))
         seconds = time.perf_counter() - start
         yield RoundResult(number, current, info, np.asarray(cohort.clients), received, trained, examples, seconds)
         start = time.perf_counter()
