@@ -20,6 +20,7 @@ _NOT_DATASETS = (
     "catalogue",
     "cli",
     "comparison",
+    "distributed",
     "figures",
     "history",
     "layout",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments.options import Options, flag
+from experiments.options import PROCESSES, Options, flag
 from experiments.parsing import Request
 from experiments.study import WITHOUT_BEARING, read_config
 from pfl_jax.base import State
@@ -65,13 +65,14 @@ class History:
         checkpoints.save(state, arrays, {"metrics_bytes": log.stat().st_size})
 
     @classmethod
-    def restore(cls, checkpoints: Checkpoints, like: State, log: Path) -> "History":
+    def restore(cls, checkpoints: Checkpoints, like: State, log: Path, *, cut: bool = True) -> "History":
         """The run up to its newest good checkpoint; what the log has beyond it is cut off, to be written anew.
 
         Args:
           checkpoints: of the run.
           like: shapes of its state.
           log: the metrics.
+          cut: False leaves the log to the process that writes it.
 
         Raises:
           InvalidInput: there is no checkpoint, or none that can be read, or the log is not the one it was.
@@ -82,8 +83,9 @@ class History:
         size = found.record["metrics_bytes"]
         if log.stat().st_size < size:
             raise InvalidInput(f"{log} is shorter than at the last checkpoint: start the run anew, in another folder")
-        with log.open("r+b") as file:
-            file.truncate(size)
+        if cut:
+            with log.open("r+b") as file:
+                file.truncate(size)
         arrays = found.arrays
         columns = [arrays[name] for name in Evaluation._fields]
         evaluations = [
@@ -124,7 +126,9 @@ def resumed(request: Request) -> Request:
         if found != wanted:
             raise InvalidInput(f"--resume {folder}: the run has {flag(name)} {found}, not {wanted}")
     known = {name: tuple(v) if isinstance(v, list) else v for name, v in config["options"].items()}
-    changed = {name: getattr(options, name) for name in request.given & (CONTINUING | WITHOUT_BEARING) - {"out"}}
+    # Never those of the processes that began it.
+    now = {name: getattr(options, name) for name in PROCESSES}
+    changed = now | {name: getattr(options, name) for name in request.given & (CONTINUING | WITHOUT_BEARING) - {"out"}}
     restored = Options(**{**known, **changed, "resume": str(folder), "out": str(folder)})
     return Request(request.dataset, restored, config["hyper_parameters"], frozenset(config["given"]))
 

@@ -15,9 +15,10 @@ from experiments.options import Options
 from experiments.parsing import Request
 from pfl_jax import scheduling, simulate
 from pfl_jax.base import Method
-from pfl_jax.data.federated import FederatedData
 from pfl_jax.data.sources import Dataset
+from pfl_jax.engine import Federation
 from pfl_jax.errors import InvalidInput
+from pfl_jax.placement import PlacedData
 from pfl_jax.reporting import Evaluation, best, percentages, rounded
 
 
@@ -27,33 +28,54 @@ class Experiment(NamedTuple):
     Attributes:
       request: with the reductions for embedded data, if it is that.
       dataset: the examples.
-      data: the federation.
+      data: the federation; in a distributed run with the clients' owners.
       method: over the model, with its hyper-parameters.
       settings: of the simulation.
     """
 
     request: Request
     dataset: Dataset
-    data: FederatedData
+    data: Federation
     method: Method
     settings: simulate.Settings
 
 
 def devices(options: Options) -> list[Any]:
-    """The devices that share the clients.
+    """The devices that share the clients: of all processes equally many, where there are several.
 
     Args:
       options: of the run.
 
     Raises:
-      InvalidInput: more devices are wanted than there are.
+      InvalidInput: more devices are wanted than there are, or processes than clients, or they cannot share equally.
     """
-    there = jax.local_devices()
+    if not options.distributed:
+        there = jax.local_devices()
+        if options.devices == "auto":
+            return there[: options.num_clients]
+        if options.devices > len(there):
+            raise InvalidInput(f"--devices {options.devices} is more than the {len(there)} there are")
+        return there[: options.devices]
+    processes = jax.process_count()
+    if processes > options.num_clients:
+        raise InvalidInput(
+            f"{processes} processes cannot share {options.num_clients} clients: start at most {options.num_clients}"
+        )
+    of_each = [[one for one in jax.devices() if one.process_index == index] for index in range(processes)]
+    fewest = min(map(len, of_each))
     if options.devices == "auto":
-        return there[: options.num_clients]
-    if options.devices > len(there):
-        raise InvalidInput(f"--devices {options.devices} is more than the {len(there)} there are")
-    return there[: options.devices]
+        share = min(fewest, options.num_clients // processes)
+    else:
+        share, rest = divmod(options.devices, processes)
+        if rest:
+            raise InvalidInput(f"--devices {options.devices} cannot be shared equally by {processes} processes")
+        if share > fewest:
+            raise InvalidInput(
+                f"--devices {options.devices} is more than the {fewest} of each of {processes} processes"
+            )
+        if options.devices > options.num_clients:
+            raise InvalidInput(f"--devices {options.devices} is more than the {options.num_clients} clients")
+    return [one for there in of_each for one in there[:share]]
 
 
 def configuration(experiment: Experiment) -> dict[str, Any]:
@@ -98,7 +120,9 @@ def _versions() -> dict[str, str]:
 def _device(options: Options) -> str:
     """Kind and number: "cpu x 2"."""
     used = devices(options)
-    return used[0].device_kind if len(used) == 1 else f"{used[0].device_kind} x {len(used)}"
+    processes = len({one.process_index for one in used})
+    kind = used[0].device_kind if len(used) == 1 else f"{used[0].device_kind} x {len(used)}"
+    return kind if processes == 1 else f"{kind} in {processes} processes"
 
 
 def wasted_step_share(experiment: Experiment, cohort: np.ndarray | None = None) -> float:
@@ -113,8 +137,10 @@ def wasted_step_share(experiment: Experiment, cohort: np.ndarray | None = None) 
         sizes = scheduling.typical_cohort(counts, settings.cohort_size(len(counts), 0))
     else:
         sizes = counts[cohort]
+    placed = isinstance(experiment.data, PlacedData)
     return scheduling.wasted_step_share(
         sizes,
+        owners=cohort % experiment.data.mesh.size if placed and cohort is not None else None,
         batch_size=experiment.request.hyper_parameters.get("batch_size", 1),
         chunk=settings.chunk,
         devices=len(devices(experiment.request.options)),

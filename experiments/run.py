@@ -1,5 +1,6 @@
 """One run from a checked command line: data, federation, model, method, rounds, results."""
 
+import contextlib
 import hashlib
 import math
 import os
@@ -13,13 +14,15 @@ import jax
 from rich.console import Console
 
 from experiments import assembly, paper
+from experiments.cli import INTERRUPTED
+from experiments.distributed import Processes
 from experiments.history import History, Stop, alone, check_data, stoppable
 from experiments.memory import state_place
-from experiments.options import MATMUL_PRECISION, Precision
+from experiments.options import MATMUL_PRECISION, Options, Precision
 from experiments.parsing import Request
 from experiments.progress import RoundProgress, duration
 from experiments.records import Experiment, configuration, devices, headline, summary, wasted_step_share
-from pfl_jax import simulate
+from pfl_jax import host, simulate
 from pfl_jax.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, results_table
@@ -28,52 +31,59 @@ Observe: TypeAlias = Callable[[Experiment, simulate.RoundResult], None]
 """Sees every round of a run, before the next one begins and, after the last, before the summary is written."""
 
 
-def run(request: Request, console: Console, observe: Observe | None = None) -> None:
+def run(request: Request, console: Console, observe: Observe | None = None, processes: Processes | None = None) -> None:
     """Runs an experiment and leaves its folder behind.
 
     Args:
       request: the checked command line.
       console: for notices, progress and results; stderr is left to errors.
       observe: for what is wanted of the rounds beyond their accuracies.
+      processes: that share the run, see `distributed.start`; the first one writes.
 
     Raises:
       InvalidInput: the data cannot serve the request, or the folder cannot be written.
       KeyboardInterrupt: after SIGINT or SIGTERM; it says what was finished and is in the folder.
     """
-    began = time.perf_counter()
+    began, processes = time.perf_counter(), processes or Processes()
     options = request.options
-    name = f"{request.dataset}-{options.method}-seed{options.seed}"
-    folder = RunFolder.reopen(options.resume) if options.resume else RunFolder.claim(options.out, name)
+    prepare(options)
+    folder = _folder(request, processes)
     checkpoints = Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints)
     history = History()
     rounds = options.rounds
 
     def give_back() -> None:
         # What can go on stays, whether it has a result or not.
-        if not options.resume and not checkpoints.rounds():
+        if processes.reports and not options.resume and not checkpoints.rounds():
             folder.discard()
 
     try:
-        with alone(folder.path / METRICS):
-            prepare_jax(
-                devices=None if options.devices == "auto" else options.devices,
-                precision=options.precision,
-                compilation_cache=options.compilation_cache,
-            )
-            experiment = assembly.build(request, console)
+        with contextlib.ExitStack() as held:
+            with processes.together():
+                if processes.reports:
+                    held.enter_context(alone(folder.path / METRICS))
+            experiment = assembly.build(request, console, processes)
             rounds = experiment.request.options.rounds
+            with processes.together():
+                if options.resume:
+                    check_data(folder.path, experiment.dataset.description)
+                    log = folder.path / METRICS
+                    history = History.restore(checkpoints, _shapes(experiment), log, cut=processes.reports)
+                elif processes.reports:
+                    folder.write(CONFIG, configuration(experiment))
             if options.resume:
-                check_data(folder.path, experiment.dataset.description)
-                history = History.restore(checkpoints, _shapes(experiment), folder.path / METRICS)
+                processes.check_round(history.round)
                 console.print(f"continuing {folder.path} after round {history.round}", soft_wrap=True)
-            else:
-                folder.write(CONFIG, configuration(experiment))
             console.print(headline(experiment), soft_wrap=True, highlight=False)
             with stoppable(console) as stop:
-                _rounds(experiment, folder, checkpoints, history, console, began, observe, stop)
-            _conclude(experiment, folder, console, history)
+                _rounds(experiment, folder, checkpoints, history, console, began, observe, stop, processes)
+            with processes.together():
+                if processes.reports:
+                    _conclude(experiment, folder, console, history)
     except KeyboardInterrupt:
         give_back()
+        if not processes.reports:
+            raise SystemExit(INTERRUPTED) from None
         raise KeyboardInterrupt(_finished(history, rounds, folder, checkpoints)) from None
     except jax.errors.JaxRuntimeError as error:
         give_back()
@@ -87,10 +97,32 @@ def run(request: Request, console: Console, observe: Observe | None = None) -> N
         raise
 
 
+def _folder(request: Request, processes: Processes) -> RunFolder:
+    """The run's folder: the first process takes it, the others only learn which it is."""
+    options = request.options
+    if options.resume:
+        return RunFolder.reopen(options.resume)
+    folder = None
+    with processes.together():
+        if processes.reports:
+            folder = RunFolder.claim(options.out, f"{request.dataset}-{options.method}-seed{options.seed}")
+    (path, *_) = processes.exchange(str(folder.path) if folder else "")
+    return folder or RunFolder.reopen(path)
+
+
 def _shapes(experiment: Experiment) -> Any:
     """Of the state."""
     engine = simulate.build(experiment.method, experiment.settings)
     return jax.eval_shape(engine.init, experiment.data, jax.random.key(0))
+
+
+def prepare(options: Options) -> None:
+    """`prepare_jax` as the options ask for it."""
+    prepare_jax(
+        devices=None if options.devices == "auto" else options.devices,
+        precision=options.precision,
+        compilation_cache=options.compilation_cache,
+    )
 
 
 def prepare_jax(
@@ -152,6 +184,7 @@ def _rounds(
     began: float,
     observe: Observe | None,
     stop: Stop,
+    processes: Processes,
 ) -> None:
     """Runs the rounds that are left; logs each evaluation, and keeps it with all else in the history."""
     request, options = experiment.request, experiment.request.options
@@ -164,7 +197,8 @@ def _rounds(
         jax.random.key(options.seed),
         state=history.state,
         mesh=mesh,
-        state_on=state_place(experiment),
+        # The same in all processes, however full their machines are.
+        state_on="host" if processes.agree(state_place(experiment) == "host") else "device",
     )
     before, every = history.elapsed, options.checkpoint_every
     with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
@@ -176,7 +210,9 @@ def _rounds(
             if result.received is not None:
                 speed = history.visits / history.seconds
                 evaluation = Evaluation(result.round, result.received, result.trained, history.elapsed, speed)
-                folder.log(evaluation)
+                with processes.together():
+                    if processes.reports:
+                        folder.log(evaluation)
                 history.evaluations.append(evaluation)
                 history.visits, history.seconds = 0.0, 0.0
             if observe is not None:
@@ -185,9 +221,14 @@ def _rounds(
             progress.update(result.round, result.seconds, accuracy, result.examples * epochs / result.seconds)
             is_last = result.round == options.rounds
             due = every is not None and (result.round % every == 0 or is_last)
-            if due or (stop.asked and not is_last):
-                history.save(checkpoints, result.state, folder.path / METRICS)
-            if stop.asked and not is_last:
+            # A signal reaches one process or all, before or after the end of a round.
+            stopping = processes.agree(stop.asked) and not is_last
+            if due or stopping:
+                state = host.whole(result.state, experiment.data)
+                with processes.together():
+                    if state is not None:
+                        history.save(checkpoints, state, folder.path / METRICS)
+            if stopping:
                 raise KeyboardInterrupt
 
 

@@ -17,7 +17,7 @@ from experiments.memory import free_bytes
 from experiments.parsing import Request
 from experiments.progress import RoundProgress
 from experiments.records import Experiment, configuration, devices, headline, summary, wasted_step_share
-from experiments.run import prepare_jax
+from experiments.run import prepare
 from experiments.study import Cell, remove_unfinished
 from experiments.sweep import real_numbers
 from pfl_jax import simulate, sweep
@@ -41,11 +41,7 @@ def run(cells: Sequence[tuple[Cell, Path]], console: Console) -> None:
       KeyboardInterrupt: after SIGINT; none of the runs that were going on is left.
     """
     options = cells[0][0].request().options
-    prepare_jax(
-        devices=None if options.devices == "auto" else options.devices,
-        precision=options.precision,
-        compilation_cache=options.compilation_cache,
-    )
+    prepare(options)
     used = devices(options)
     request, dataset = assembly.load(cells[0][0].request(), console)
     requests = [_on_one_device(cell.request(folder)) for cell, folder in cells]

@@ -121,9 +121,17 @@ class Checkpoints:
     def _manager(self) -> Any:
         import orbax.checkpoint as ocp
 
+        # One process alone writes, and each reads for itself: orbax would wait for the others.
+        index = jax.process_index()
+        alone = ocp.options.MultiprocessingOptions(primary_host=index, active_processes={index})
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=self._keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
+            max_to_keep=self._keep,
+            enable_async_checkpointing=False,
+            cleanup_tmp_directories=True,
+            create=jax.process_count() == 1,
+            multiprocessing_options=ocp.options.MultiprocessingOptions() if jax.process_count() == 1 else alone,
         )
+        self.folder.mkdir(parents=True, exist_ok=True)
         return ocp.CheckpointManager(self.folder, options=options)
 
     def _read(self, number: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 The cohort's rows go to the device for a round and come back after it. All clients' rows are made, and evaluated, in
 blocks. Where clients belong to devices (`pfl_jax.placement`), a process keeps the rows of its own clients only, and
-evaluating sends none of them anywhere. The functions are those of `pfl_jax.engine.pieces`, so that the results are the same.
+evaluating sends none of them anywhere. The functions are those of `pfl_jax.engine.pieces`, so that the results are
+the same.
 """
 
 from collections.abc import Iterator

@@ -83,9 +83,7 @@ def place(data: FederatedData, mesh: Mesh) -> PlacedData:
     placed = NamedSharding(mesh, PartitionSpec(AXIS))
     parts = {device: _part(host, device, devices, used[device], pool, rows) for device in own_devices(mesh)}
     some = next(iter(parts.values()))
-    leaves = {
-        name: _stack({device: part[name] for device, part in parts.items()}, devices, placed) for name in some
-    }
+    leaves = {name: _stack({device: part[name] for device, part in parts.items()}, devices, placed) for name in some}
     own = data._replace(**leaves)
     return PlacedData(own, *everywhere((host.train_count, host.test_count), mesh), mesh=mesh)
 
