@@ -51,6 +51,10 @@ class Processes:
         """Each process's text, in their order; all must call it."""
         if self.count == 1:
             return [text]
+        with _without_output():
+            return self._exchange(text)
+
+    def _exchange(self, text: str) -> list[str]:
         from jax.experimental.multihost_utils import process_allgather
 
         mine = text.encode()
@@ -168,8 +172,6 @@ def start(request: Request) -> Processes:
         reason = next(iter(str(error).splitlines()), "")
         raise InvalidInput(f"--distributed cannot start ({reason}): is the coordinator's port in use?") from None
     processes = Processes(jax.process_index(), jax.process_count())
-    with _without_output():
-        processes.exchange("")
     processes.check_same(request)
     with processes.together():
         mesh = client_mesh(devices(options))

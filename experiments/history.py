@@ -56,13 +56,28 @@ class History:
           state: after the round.
           log: the metrics as far as they are written.
         """
+        checkpoints.save(state, self.arrays(), {"metrics_bytes": log.stat().st_size})
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All but the state, for a checkpoint."""
         arrays: dict[str, np.ndarray] = {
             "wasted": np.array(self.wasted, np.float64),
             "since": np.array([self.visits, self.seconds, self.elapsed], np.float64),
         }
         for name in Evaluation._fields:
             arrays[name] = np.array([getattr(evaluation, name) for evaluation in self.evaluations])
-        checkpoints.save(state, arrays, {"metrics_bytes": log.stat().st_size})
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray], state: State | None = None) -> "History":
+        """What `arrays` gave, with the state that belongs to it."""
+        columns = [arrays[name] for name in Evaluation._fields]
+        evaluations = [
+            Evaluation(int(number), received, trained, float(seconds), float(speed))
+            for number, received, trained, seconds, speed in zip(*columns, strict=True)
+        ]
+        visits, seconds, elapsed = map(float, arrays["since"])
+        return cls(evaluations, arrays["wasted"].tolist(), visits, seconds, elapsed, state)
 
     @classmethod
     def restore(cls, checkpoints: Checkpoints, like: State, log: Path, *, cut: bool = True) -> "History":
@@ -80,20 +95,26 @@ class History:
         found = checkpoints.newest(like)
         if found is None:
             raise InvalidInput(f"there is no checkpoint in {checkpoints.folder}: start the run anew")
-        size = found.record["metrics_bytes"]
-        if log.stat().st_size < size:
-            raise InvalidInput(f"{log} is shorter than at the last checkpoint: start the run anew, in another folder")
-        if cut:
-            with log.open("r+b") as file:
-                file.truncate(size)
-        arrays = found.arrays
-        columns = [arrays[name] for name in Evaluation._fields]
-        evaluations = [
-            Evaluation(int(number), received, trained, float(seconds), float(speed))
-            for number, received, trained, seconds, speed in zip(*columns, strict=True)
-        ]
-        visits, seconds, elapsed = map(float, arrays["since"])
-        return cls(evaluations, arrays["wasted"].tolist(), visits, seconds, elapsed, found.state)
+        cut_log(log, found.record["metrics_bytes"], cut=cut)
+        return cls.from_arrays(found.arrays, found.state)
+
+
+def cut_log(log: Path, size: int, *, cut: bool = True) -> None:
+    """Takes off what a run's metrics have beyond a checkpoint.
+
+    Args:
+      log: the metrics.
+      size: their bytes at the checkpoint.
+      cut: False only looks.
+
+    Raises:
+      InvalidInput: there is less than there was.
+    """
+    if not log.is_file() or log.stat().st_size < size:
+        raise InvalidInput(f"{log} is shorter than at the last checkpoint: start the run anew, in another folder")
+    if cut:
+        with log.open("r+b") as file:
+            file.truncate(size)
 
 
 def resumed(request: Request) -> Request:
@@ -137,7 +158,7 @@ def check_data(folder: Path, description: str) -> None:
     """Raises InvalidInput where the data is not what the run in the folder began with."""
     began = read_config(folder)["data"]["description"]
     if began != description:
-        raise InvalidInput(f"--resume {folder}: the run began on {began}, which is {description} now; give --data-dir")
+        raise InvalidInput(f"the run in {folder} began on {began}, and the data is {description} now; give --data-dir")
 
 
 @contextlib.contextmanager

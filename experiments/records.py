@@ -137,10 +137,12 @@ def wasted_step_share(experiment: Experiment, cohort: np.ndarray | None = None) 
         sizes = scheduling.typical_cohort(counts, settings.cohort_size(len(counts), 0))
     else:
         sizes = counts[cohort]
-    placed = isinstance(experiment.data, PlacedData)
+    data, owners = experiment.data, None
+    if isinstance(data, PlacedData) and cohort is not None:
+        owners = cohort % data.mesh.size
     return scheduling.wasted_step_share(
         sizes,
-        owners=cohort % experiment.data.mesh.size if placed and cohort is not None else None,
+        owners=owners,
         batch_size=experiment.request.hyper_parameters.get("batch_size", 1),
         chunk=settings.chunk,
         devices=len(devices(experiment.request.options)),

@@ -1,18 +1,22 @@
 """Runs of one program, side by side: each leaves the folder that `run.run` would have left for it alone."""
 
+import contextlib
 import dataclasses
+import hashlib
+import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from experiments import assembly
+from experiments import assembly, study
+from experiments.history import History, Stop, check_data, cut_log, stoppable
 from experiments.memory import free_bytes
 from experiments.parsing import Request
 from experiments.progress import RoundProgress
@@ -21,36 +25,80 @@ from experiments.run import prepare
 from experiments.study import Cell, remove_unfinished
 from experiments.sweep import real_numbers
 from pfl_jax import simulate, sweep
+from pfl_jax.base import State
+from pfl_jax.checkpoint import Checkpoints
 from pfl_jax.data import federated
+from pfl_jax.data.sources import Dataset
 from pfl_jax.models import CONVOLUTIONAL
-from pfl_jax.reporting import CONFIG, SUMMARY, Evaluation, RunFolder
+from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, strict_json, write_whole
+
+Run: TypeAlias = tuple[Cell, Path]
+"""A cell and its folder."""
+
+RUNS = "runs.json"
+"""Beside a group's checkpoints: which runs they are of."""
 
 MEMORY_SHARE = 0.5
 """Of the memory that is free before a sweep, what its runs may take; the rest is for what a client's training needs."""
 
 
-def run(cells: Sequence[tuple[Cell, Path]], console: Console) -> None:
+class Group(NamedTuple):
+    """Runs that are one program.
+
+    Attributes:
+      experiments: of each.
+      data: of all, see `federated.federate_runs`.
+      folders: of each.
+      checkpoints: of all together.
+    """
+
+    experiments: Sequence[Experiment]
+    data: federated.FederatedData
+    folders: Sequence[Path]
+    checkpoints: Checkpoints
+
+
+def run(cells: Sequence[Run], unfinished: Sequence[Run], root: Path, console: Console) -> None:
     """Runs cells that differ in seeds and in real numbers among the method's hyper-parameters only.
 
     Args:
-      cells: with a folder for each, which holds nothing or a run that was cut off.
+      cells: all of the group, with a folder for each.
+      unfinished: those of them that are not finished: their folders hold nothing, or a run that was cut off.
+      root: folder of the checkpoints. What was cut off goes on from the newest, with the runs it began with.
       console: for what a run says.
 
     Raises:
       InvalidInput: the data cannot serve the request, or a folder cannot be written.
-      KeyboardInterrupt: after SIGINT; none of the runs that were going on is left.
+      KeyboardInterrupt: after SIGINT or SIGTERM, and a checkpoint of the runs that were going on.
     """
-    options = cells[0][0].request().options
+    cell, _ = cells[0]
+    options = cell.request().options
     prepare(options)
     used = devices(options)
-    request, dataset = assembly.load(cells[0][0].request(), console)
-    requests = [_on_one_device(cell.request(folder)) for cell, folder in cells]
+    request, dataset = assembly.load(cell.request(), console)
+    left = list(unfinished)
+    for part in _begun(cells, unfinished, root):
+        _run(_group(part, request, dataset, root), used, console)
+        left = [one for one in left if one not in part]
+    if not left:
+        return
+    group = _group(left, request, dataset, root)
+    at_once = _at_once(group, used)
+    for start in range(0, len(left), at_once):
+        part = left[start : start + at_once]
+        whole = len(part) == len(left)
+        _run(group if whole else _group(part, request, dataset, root), used, console)
+
+
+def _group(runs: Sequence[Run], request: Request, dataset: Dataset, root: Path) -> Group:
+    """The runs with their data, and a place for their checkpoints that is theirs alone."""
+    folders = [folder for _, folder in runs]
+    requests = [_on_one_device(cell.request(folder)) for cell, folder in runs]
     if not dataset.is_real:
         requests = [one.on_embedded_data()[0] for one in requests]
-    partitions = [assembly.divide(one.options, dataset) for one in requests]
     data = federated.federate_runs(
         dataset,
-        partitions,
+        [assembly.divide(one.options, dataset) for one in requests],
         **assembly.shift_of(request.options, dataset),
         seeds=[one.options.seed for one in requests],
         augment=request.options.augment,
@@ -58,11 +106,27 @@ def run(cells: Sequence[tuple[Cell, Path]], console: Console) -> None:
     experiments = [
         assembly.assemble(one, dataset, federated.select_run(data, index)) for index, one in enumerate(requests)
     ]
-    at_once = _at_once(experiments[0], used)
-    for start in range(0, len(cells), at_once):
-        part = slice(start, start + at_once)
-        rows = np.arange(len(cells))[part]
-        _run(experiments[part], federated.select_run(data, rows), [folder for _, folder in cells[part]], used, console)
+    names = json.dumps(_names(folders, root)).encode()
+    place = root / hashlib.sha256(names).hexdigest()[:16]
+    return Group(experiments, data, folders, Checkpoints(place, keep=request.options.keep_checkpoints))
+
+
+def _names(folders: Sequence[Path], root: Path) -> list[str]:
+    """Of the runs, wherever the sweep lies."""
+    return [str(folder.relative_to(root.parent)) for folder in folders]
+
+
+def _begun(cells: Sequence[Run], unfinished: Sequence[Run], root: Path) -> list[list[Run]]:
+    """The runs that go on together from a checkpoint: those it is of, also where one of them was finished already."""
+    known = dict(zip(_names([folder for _, folder in cells], root), cells, strict=True))
+    missing = set(_names([folder for _, folder in unfinished], root))
+    found = []
+    for path in sorted(root.glob(f"*/{RUNS}")):
+        names = study.read_json(path)["runs"]
+        if set(names) <= known.keys() and set(names) & missing and Checkpoints(path.parent).rounds():
+            found.append([known[name] for name in names])
+            missing -= set(names)
+    return found
 
 
 def _on_one_device(request: Request) -> Request:
@@ -70,10 +134,11 @@ def _on_one_device(request: Request) -> Request:
     return dataclasses.replace(request, options=dataclasses.replace(request.options, devices=1))
 
 
-def _at_once(experiment: Experiment, used: Sequence[Any]) -> int:
+def _at_once(group: Group, used: Sequence[Any]) -> int:
     """How many runs fit into the memory, at least one."""
+    experiment, data = group.experiments[0], federated.select_run(group.data, 0)
     values = real_numbers(experiment.request)
-    needed = sweep.bytes_of_runs(_factory(experiment), experiment.data, experiment.settings, values)
+    needed = sweep.bytes_of_runs(_factory(experiment), data, experiment.settings, values)
     # On CPUs all devices share one memory.
     free = free_bytes(used[0]) * (1 if jax.default_backend() == "cpu" else len(used))
     return max(1, math.floor(MEMORY_SHARE * free / needed))
@@ -84,76 +149,120 @@ def _factory(experiment: Experiment) -> sweep.MakeMethod:
     return lambda **values: assembly.make_method(request, dataset, **values)
 
 
-def _run(
-    experiments: Sequence[Experiment],
-    data: federated.FederatedData,
-    paths: Sequence[Path],
-    used: Sequence[Any],
-    console: Console,
-) -> None:
-    began, first = time.perf_counter(), experiments[0]
-    folders = []
+def _run(group: Group, used: Sequence[Any], console: Console) -> None:
+    began, first = time.perf_counter(), group.experiments[0]
+    folders, histories, states = [], [History() for _ in group.folders], None
+    if group.checkpoints.rounds():
+        histories, states = _restore(group)
+        folders = [RunFolder.reopen(path) for path in group.folders]
+        console.print(f"{len(folders)} runs go on after round {histories[0].round}", highlight=False)
     try:
-        for experiment, path in zip(experiments, paths, strict=True):
-            remove_unfinished(path)
-            folders.append(RunFolder.claim(path, ""))
-            folders[-1].write(CONFIG, configuration(experiment) | {"runs_together": len(experiments)})
-        words = f"{len(experiments)} runs together, the first: " if len(experiments) > 1 else ""
+        if states is None:
+            for experiment, path in zip(group.experiments, group.folders, strict=True):
+                remove_unfinished(path)
+                folders.append(RunFolder.claim(path, ""))
+                folders[-1].write(CONFIG, configuration(experiment) | {"runs_together": len(group.folders)})
+        words = f"{len(folders)} runs together, the first: " if len(folders) > 1 else ""
         console.print(f"{words}{headline(first)}", soft_wrap=True, highlight=False)
-        evaluations, wasted = _rounds(experiments, data, folders, used, console, began)
+        with stoppable(console) as stop:
+            _rounds(group, folders, histories, states, used, console, began, stop)
     except BaseException:
-        for folder in folders:
-            folder.discard()
+        if not group.checkpoints.rounds():
+            for folder in folders:
+                folder.discard()
         raise
-    for experiment, folder, of_run, share in zip(experiments, folders, evaluations, wasted, strict=True):
-        folder.write(SUMMARY, summary(experiment, of_run, share))
+    for experiment, folder, history in zip(group.experiments, folders, histories, strict=True):
+        share = math.fsum(history.wasted) / len(history.wasted)
+        folder.write(SUMMARY, summary(experiment, history.evaluations, share))
+    # The last thing: until here all of them could go on.
+    group.checkpoints.clear()
+    with contextlib.suppress(OSError):
+        group.checkpoints.folder.parent.rmdir()
 
 
 def _rounds(
-    experiments: Sequence[Experiment],
-    data: federated.FederatedData,
+    group: Group,
     folders: Sequence[RunFolder],
+    histories: Sequence[History],
+    states: State | None,
     used: Sequence[Any],
     console: Console,
     began: float,
-) -> tuple[list[list[Evaluation]], list[float]]:
-    """All rounds of all runs; returns each one's evaluations and its share of wasted steps."""
-    first = experiments[0]
+    stop: Stop,
+) -> None:
+    """The rounds of all runs that are left; what there is to tell of them goes into their histories."""
+    first, before = group.experiments[0], histories[0].elapsed
     options, settings = first.request.options, first.settings
-    numbers = [real_numbers(experiment.request) for experiment in experiments]
+    epochs, every = first.request.hyper_parameters.get("epochs", 1), options.checkpoint_every
+    with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
+        for result in _results(group, states, used):
+            elapsed = before + time.perf_counter() - began
+            for index, (folder, history) in enumerate(zip(folders, histories, strict=True)):
+                history.visits += float(result.examples[index]) * epochs
+                history.seconds += result.seconds
+                history.elapsed = elapsed
+                history.wasted.append(wasted_step_share(group.experiments[index], result.cohorts[index]))
+                if result.received is not None:
+                    received, trained = result.received[index], result.trained[index]
+                    speed = history.visits / history.seconds
+                    evaluation = Evaluation(result.round, received, trained, elapsed, speed)
+                    folder.log(evaluation)
+                    history.evaluations.append(evaluation)
+                    history.visits, history.seconds = 0.0, 0.0
+            latest = [one.evaluations[-1].summary(options.eval_protocol).mean for one in histories if one.evaluations]
+            accuracy = float(np.mean(latest)) if latest else None
+            progress.update(result.round, result.seconds, accuracy, result.examples.sum() * epochs / result.seconds)
+            stopping = stop.asked and result.round < settings.rounds
+            if stopping or (every is not None and (result.round % every == 0 or result.round == settings.rounds)):
+                _save(group, folders, histories, result.states)
+            if stopping:
+                raise KeyboardInterrupt(f"interrupted after round {result.round} of {settings.rounds}")
+
+
+def _results(group: Group, states: State | None, used: Sequence[Any]) -> Iterator[sweep.SweepResult]:
+    first = group.experiments[0]
+    numbers = [real_numbers(experiment.request) for experiment in group.experiments]
     # What does not vary stays a constant of the program, which compilers like better.
     varied = [name for name in numbers[0] if len({values[name] for values in numbers}) > 1]
-    epochs = first.request.hyper_parameters.get("epochs", 1)
-    results = sweep.run(
+    return sweep.run(
         _factory(first),
-        data,
-        settings,
-        jnp.stack([jax.random.key(one.request.options.seed) for one in experiments]),
+        group.data,
+        first.settings,
+        jnp.stack([jax.random.key(one.request.options.seed) for one in group.experiments]),
         {name: jnp.asarray([values[name] for values in numbers], jnp.float32) for name in varied},
-        chunk=_run_chunk(options.model),
-        mesh=simulate.client_mesh(list(used[: len(experiments)])),
+        states=states,
+        chunk=_run_chunk(first.request.options.model),
+        mesh=simulate.client_mesh(list(used[: len(numbers)])),
     )
-    evaluations: list[list[Evaluation]] = [[] for _ in experiments]
-    wasted: list[list[float]] = [[] for _ in experiments]
-    visits, seconds, accuracy = np.zeros(len(experiments)), 0.0, None
-    with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
-        for result in results:
-            visits, seconds = visits + result.examples * epochs, seconds + result.seconds
-            for index, experiment in enumerate(experiments):
-                wasted[index].append(wasted_step_share(experiment, result.cohorts[index]))
-            if result.received is not None:
-                elapsed = time.perf_counter() - began
-                for index, folder in enumerate(folders):
-                    received, trained = result.received[index], result.trained[index]
-                    evaluation = Evaluation(result.round, received, trained, elapsed, visits[index] / seconds)
-                    folder.log(evaluation)
-                    evaluations[index].append(evaluation)
-                means = [of_run[-1].summary(options.eval_protocol).mean for of_run in evaluations]
-                accuracy = float(np.mean(means))
-                visits, seconds = np.zeros(len(experiments)), 0.0
-            speed = float(result.examples.sum()) * epochs / result.seconds
-            progress.update(result.round, result.seconds, accuracy, speed)
-    return evaluations, [math.fsum(shares) / len(shares) for shares in wasted]
+
+
+def _save(group: Group, folders: Sequence[RunFolder], histories: Sequence[History], states: State) -> None:
+    """A checkpoint of all runs after a round."""
+    # Without what fills up a device's share.
+    own = jax.tree.map(lambda leaf: leaf[: len(folders)], states)
+    arrays = {f"{index}-{name}": a for index, one in enumerate(histories) for name, a in one.arrays().items()}
+    names = _names(group.folders, group.checkpoints.folder.parent)
+    group.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+    write_whole(group.checkpoints.folder / RUNS, strict_json({"runs": names}))
+    group.checkpoints.save(own, arrays, {"metrics_bytes": [(one.path / METRICS).stat().st_size for one in folders]})
+
+
+def _restore(group: Group) -> tuple[list[History], State]:
+    """All runs as the newest good checkpoint has them; their logs are cut to it."""
+    one = simulate.build(group.experiments[0].method, group.experiments[0].settings)
+    data = federated.select_run(group.data, 0)
+    keys = jax.random.split(jax.random.key(0), len(group.folders))
+    like = jax.eval_shape(jax.vmap(lambda key: one.init(data, key)), keys)
+    found = group.checkpoints.newest(like)
+    assert found is not None
+    histories = []
+    for index, (folder, size) in enumerate(zip(group.folders, found.record["metrics_bytes"], strict=True)):
+        check_data(folder, group.experiments[index].dataset.description)
+        cut_log(folder / METRICS, size)
+        mark = f"{index}-"
+        own = {name.removeprefix(mark): a for name, a in found.arrays.items() if name.startswith(mark)}
+        histories.append(History.from_arrays(own))
+    return histories, found.state
 
 
 def _run_chunk(model: str) -> int | None:

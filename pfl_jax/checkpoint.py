@@ -55,7 +55,7 @@ class Checkpoints:
         """Writes a checkpoint; an older one goes only after it is whole.
 
         Args:
-          state: after a round.
+          state: after a round; of one run, or of several with a leading axis as in `pfl_jax.sweep`.
           arrays, record: what else belongs to it.
 
         Raises:
@@ -69,17 +69,18 @@ class Checkpoints:
         # Tensorstore has no arrays without entries.
         shapes = {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in stored.items()}
         stored = {name: leaf for name, leaf in stored.items() if leaf.size}
+        number = int(np.ravel(state.round)[0])
         try:
             with self._manager() as manager:
                 manager.save(
-                    int(state.round),
+                    number,
                     args=ocp.args.Composite(
                         arrays=ocp.args.StandardSave(stored),
                         record=ocp.args.JsonSave({"shapes": shapes, "record": record}),
                     ),
                     force=True,
                 )
-            place = self.folder / str(int(state.round))
+            place = self.folder / str(number)
             write_whole(place / MANIFEST, json.dumps(_digests(place)))
         except (OSError, ValueError, RuntimeError) as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)

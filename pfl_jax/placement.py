@@ -249,7 +249,11 @@ def _stack(parts: dict[int, np.ndarray], devices: int, sharding: NamedSharding) 
     """One array [D, ...] whose row d is on device d, from the rows of this process."""
     some = next(iter(parts.values()))
     shape = (devices, *some.shape)
-    return jax.make_array_from_callback(shape, sharding, lambda index: parts[index[0].start or 0][None])
+
+    def row(index):
+        return parts[index[0].start or 0][None]
+
+    return jax.make_array_from_callback(shape, sharding, row)
 
 
 def _used(data: FederatedData, device: int, devices: int) -> np.ndarray:

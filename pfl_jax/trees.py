@@ -23,8 +23,8 @@ def interpolate(share: jax.Array | float, left: PyTree, right: PyTree) -> PyTree
     return jax.tree.map(lambda a, b: share * a + (1 - share) * b, left, right)
 
 
-def gather(tree: PyTree, indices: jax.Array | np.ndarray) -> PyTree:
-    """Rows `indices` [M] of every leaf [N, ...], in their order."""
+def gather(tree: PyTree, indices: jax.Array | np.ndarray | int) -> PyTree:
+    """Rows `indices` [M] of every leaf [N, ...], in their order; that one row without its axis for a number."""
     return jax.tree.map(lambda leaf: leaf[indices], tree)
 
 
