@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 
 from experiments.distributed import Processes
@@ -17,7 +18,6 @@ from pfl_jax import placement, scheduling, simulate
 from pfl_jax.base import Method
 from pfl_jax.data import dealing, federated, partition, sources
 from pfl_jax.data.sources import Dataset
-from pfl_jax.engine import Federation
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 from pfl_jax.models import CONVOLUTIONAL, MODELS
@@ -49,8 +49,7 @@ def build(request: Request, console: Console, processes: Processes | None = None
             data = federated.federate(dataset, parts, **shift, seed=options.seed, augment=options.augment)
         if not options.distributed:
             return assemble(request, dataset, data)
-        placed = placement.place(data, simulate.client_mesh(devices(options)))
-        return assemble(request, placement.without_pixels(dataset), placed)
+        return assemble(request, placement.without_pixels(dataset), data, simulate.client_mesh(devices(options)))
 
 
 def load(request: Request, console: Console) -> tuple[Request, Dataset]:
@@ -82,13 +81,14 @@ def load(request: Request, console: Console) -> tuple[Request, Dataset]:
     return request, dataset
 
 
-def assemble(request: Request, dataset: Dataset, data: Federation) -> Experiment:
+def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, mesh: Mesh | None = None) -> Experiment:
     """The experiment over a federation that is there.
 
     Args:
       request: with the reductions for embedded data, if it is that.
       dataset: the examples.
       data: their federation.
+      mesh: to whose devices clients are to belong; None leaves all examples in one place.
 
     Raises:
       InvalidInput: model or method refuse the request.
@@ -100,10 +100,18 @@ def assemble(request: Request, dataset: Dataset, data: Federation) -> Experiment
         full_last_round=options.full_last_round,
         straggler_fraction=options.straggler_fraction,
         straggler_rate=options.straggler_rate,
+        drop_rate=options.drop_rate,
         eval_every=options.eval_every,
     )
+    newcomers = None
+    if options.held_out_clients:
+        data, newcomers = federated.hold_out(data, options.held_out_clients)
     settings = dataclasses.replace(settings, chunk=_chunk(request, np.asarray(data.train_count), settings))
-    return Experiment(request, dataset, data, make_method(request, dataset), settings)
+    method = make_method(request, dataset)
+    if mesh is None:
+        return Experiment(request, dataset, data, method, settings, newcomers)
+    placed = None if newcomers is None else placement.place(newcomers, mesh)
+    return Experiment(request, dataset, placement.place(data, mesh), method, settings, placed)
 
 
 def make_method(request: Request, dataset: Dataset, **values: Any) -> Method:

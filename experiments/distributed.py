@@ -177,7 +177,7 @@ def start(request: Request) -> Processes:
         mesh = client_mesh(devices(options))
     with _without_output():
         # The connections between devices are made when the first program needs them.
-        jax.block_until_ready(known(spread(lambda own: own, np.arange(mesh.size), mesh), mesh))
+        jax.block_until_ready(known(spread(lambda own: own, np.arange(mesh.size), mesh)))
     return processes
 
 

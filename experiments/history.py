@@ -15,7 +15,7 @@ from rich.console import Console
 from experiments.options import PROCESSES, Options, flag
 from experiments.parsing import Request
 from experiments.study import WITHOUT_BEARING, read_config
-from pfl_jax.base import State
+from pfl_jax.base import Scores, State
 from pfl_jax.checkpoint import Checkpoints
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation
@@ -31,6 +31,8 @@ class History:
     Attributes:
       evaluations: all of them.
       wasted: each round's share of wasted gradient steps.
+      bytes_up, bytes_down: sent by and to all clients so far.
+      diverged: how often a client was left out because it had diverged.
       visits, seconds: examples visited, and time taken, in the rounds since the last evaluation.
       elapsed: since the run began, of all processes that had a part in it.
       state: to go on from; None at the beginning.
@@ -38,6 +40,9 @@ class History:
 
     evaluations: list[Evaluation] = field(default_factory=list)
     wasted: list[float] = field(default_factory=list)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    diverged: int = 0
     visits: float = 0.0
     seconds: float = 0.0
     elapsed: float = 0.0
@@ -47,6 +52,29 @@ class History:
     def round(self) -> int:
         """The last round that was done."""
         return len(self.wasted)
+
+    def evaluate(
+        self, number: int, received: Scores, trained: Scores, newcomers: tuple[Scores, Scores] | None = None
+    ) -> Evaluation:
+        """Adds the evaluation that a round had, and begins the next stretch of rounds.
+
+        Args:
+          number: of the round.
+          received, trained, newcomers: see `Evaluation`.
+        """
+        evaluation = Evaluation(
+            round=number,
+            received=received,
+            trained=trained,
+            seconds=self.elapsed,
+            examples_per_second=self.visits / self.seconds,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            newcomers=newcomers,
+        )
+        self.evaluations.append(evaluation)
+        self.visits, self.seconds = 0.0, 0.0
+        return evaluation
 
     def save(self, checkpoints: Checkpoints, state: State, log: Path) -> None:
         """Writes a checkpoint after a round; InvalidInput if it cannot be.
@@ -63,21 +91,22 @@ class History:
         arrays: dict[str, np.ndarray] = {
             "wasted": np.array(self.wasted, np.float64),
             "since": np.array([self.visits, self.seconds, self.elapsed], np.float64),
+            "sent": np.array([self.bytes_up, self.bytes_down, self.diverged], np.int64),
         }
         for name in Evaluation._fields:
-            arrays[name] = np.array([getattr(evaluation, name) for evaluation in self.evaluations])
+            # [evaluations, 2, 4, newcomers] without entries where nobody is held out.
+            values = [getattr(evaluation, name) for evaluation in self.evaluations]
+            arrays[name] = np.array([np.zeros((2, 4, 0)) if value is None else value for value in values])
         return arrays
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray], state: State | None = None) -> "History":
         """What `arrays` gave, with the state that belongs to it."""
         columns = [arrays[name] for name in Evaluation._fields]
-        evaluations = [
-            Evaluation(int(number), received, trained, float(seconds), float(speed))
-            for number, received, trained, seconds, speed in zip(*columns, strict=True)
-        ]
+        evaluations = [_evaluation(*values) for values in zip(*columns, strict=True)]
         visits, seconds, elapsed = map(float, arrays["since"])
-        return cls(evaluations, arrays["wasted"].tolist(), visits, seconds, elapsed, state)
+        up, down, diverged = map(int, arrays["sent"])
+        return cls(evaluations, arrays["wasted"].tolist(), up, down, diverged, visits, seconds, elapsed, state)
 
     @classmethod
     def restore(cls, checkpoints: Checkpoints, like: State, log: Path, *, cut: bool = True) -> "History":
@@ -115,6 +144,23 @@ def cut_log(log: Path, size: int, *, cut: bool = True) -> None:
     if cut:
         with log.open("r+b") as file:
             file.truncate(size)
+
+
+def _evaluation(
+    number: np.ndarray,
+    received: np.ndarray,
+    trained: np.ndarray,
+    seconds: np.ndarray,
+    speed: np.ndarray,
+    up: np.ndarray,
+    down: np.ndarray,
+    newcomers: np.ndarray,
+) -> Evaluation:
+    """From the arrays that were stored."""
+    of_newcomers = (Scores(*newcomers[0]), Scores(*newcomers[1])) if newcomers.size else None
+    return Evaluation(
+        int(number), Scores(*received), Scores(*trained), float(seconds), float(speed), int(up), int(down), of_newcomers
+    )
 
 
 def resumed(request: Request) -> Request:

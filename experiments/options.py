@@ -17,6 +17,7 @@ else:
     ModelName = Literal[tuple(MODELS)]
 
 PresetName = Literal["fedpac", "fedas"]
+OnNaN = Literal["stop", "skip-client"]
 Precision = Literal["float32", "tf32", "bf16"]
 
 MATMUL_PRECISION: dict[str, str] = {"float32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}
@@ -45,6 +46,10 @@ class Options:
     """Share of the clients that are stragglers, the same ones in all rounds."""
     straggler_rate: float = 1.0
     """How often a straggler takes part, relative to the other clients, above 0 and at most 1."""
+    drop_rate: float = 0.0
+    """Share of each round's clients, drawn anew, that train but drop out before they send, at least 0 and below 1."""
+    held_out_clients: int = 0
+    """How many of the clients, the last ones, never take part; what the method does for such newcomers is measured."""
     partition: Literal["grouped", "pathological", "dirichlet", "iid"] = "grouped"
     """How examples are divided: groups with common dominant classes, groups with 3/3/5/5/8 classes for a client,
     Dirichlet proportions, or at random."""
@@ -101,6 +106,11 @@ class Options:
     """Precision of the factors of matrix products and convolutions on a GPU; a CPU always has float32."""
     eval_every: int = 1
     """Rounds between two evaluations; the last round always has one."""
+    target_accuracy: float | None = None
+    """Stop after the first evaluation whose mean accuracy (of --eval-protocol) has reached so many percent."""
+    on_nan: OnNaN = "stop"
+    """When a client's model, message or loss becomes NaN or infinite: end the run, or leave the client out of the
+    round."""
     eval_protocol: Literal["received", "trained"] = "received"
     """Accuracy that comes first: after aggregation or right after a client's own training; both are always measured."""
     out: str | None = None
@@ -130,6 +140,15 @@ class Options:
             0 <= self.straggler_fraction <= 1, "straggler_fraction", "must be between 0 and 1", self.straggler_fraction
         )
         self._check_processes()
+        _require(0 <= self.drop_rate < 1, "drop_rate", "must be at least 0 and below 1", self.drop_rate)
+        _require(
+            0 <= self.held_out_clients < self.num_clients,
+            "held_out_clients",
+            f"must leave some of the {self.num_clients} clients",
+            self.held_out_clients,
+        )
+        if self.target_accuracy is not None:
+            _require(0 < self.target_accuracy <= 100, "target_accuracy", "is a percentage", self.target_accuracy)
         if self.size_choices is not None:
             _require(len(self.size_choices) > 0, "size_choices", "needs at least one size", self.size_choices)
             least = min(self.size_choices)

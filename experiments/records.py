@@ -14,12 +14,13 @@ from experiments import paper
 from experiments.options import Options
 from experiments.parsing import Request
 from pfl_jax import scheduling, simulate
-from pfl_jax.base import Method
+from pfl_jax.base import Info, Method
+from pfl_jax.communication import traffic
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import Federation
 from pfl_jax.errors import InvalidInput
 from pfl_jax.placement import PlacedData
-from pfl_jax.reporting import Evaluation, best, percentages, rounded
+from pfl_jax.reporting import Evaluation, best, rounded
 
 
 class Experiment(NamedTuple):
@@ -28,7 +29,8 @@ class Experiment(NamedTuple):
     Attributes:
       request: with the reductions for embedded data, if it is that.
       dataset: the examples.
-      data: the federation; in a distributed run with the clients' owners.
+      data: the federation, of the clients that take part; in a distributed run with the clients' owners.
+      newcomers: the clients that never do; None where all take part.
       method: over the model, with its hyper-parameters.
       settings: of the simulation.
     """
@@ -38,6 +40,7 @@ class Experiment(NamedTuple):
     data: Federation
     method: Method
     settings: simulate.Settings
+    newcomers: Federation | None = None
 
 
 def devices(options: Options) -> list[Any]:
@@ -89,6 +92,7 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
         "given": sorted(request.given),
         "train_examples": np.asarray(data.train_count).tolist(),
         "test_examples": np.asarray(data.test_count).tolist(),
+        "bytes_per_client_and_round": traffic(experiment.method, data)._asdict(),
         "chunk": experiment.settings.chunk,
         "device": _device(request.options),
         "versions": _versions(),
@@ -149,6 +153,25 @@ def wasted_step_share(experiment: Experiment, cohort: np.ndarray | None = None) 
     )
 
 
+INFO_NUMBERS = 10_000
+"""The most numbers of an entry of a round's Info that the metrics log takes."""
+
+
+def info_record(info: Info) -> dict[str, Any]:
+    """What is small of a round's Info, for JSON: name -> nested lists, to six digits."""
+    leaves = {
+        "/".join(str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path): leaf
+        for path, leaf in jax.tree.leaves_with_path(info)
+    }
+    return {name: _digits(np.asarray(leaf)) for name, leaf in leaves.items() if leaf.size <= INFO_NUMBERS}
+
+
+def _digits(array: np.ndarray) -> Any:
+    if array.ndim:
+        return [_digits(row) for row in array]
+    return float(f"{array:.6g}") if array.dtype.kind == "f" else array.item()
+
+
 def headline(experiment: Experiment) -> str:
     """What is run, in one line; what the data really is stands first."""
     request, options, data = experiment.request, experiment.request.options, experiment.data
@@ -166,6 +189,10 @@ def headline(experiment: Experiment) -> str:
 def _division(options: Options) -> str:
     """The partition, and what else makes clients or their images differ."""
     words = [options.partition]
+    if options.held_out_clients:
+        words.append(f"{options.held_out_clients} of the clients held out")
+    if options.drop_rate:
+        words.append(f"{options.drop_rate:.0%} of each round drop out")
     if options.partition == "pathological":
         words[0] += f" ({options.pathological_protocol})"
     if options.shift != "none":
@@ -185,6 +212,7 @@ def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: f
     """
     request, options, last = experiment.request, experiment.request.options, evaluations[-1]
     figure = paper.published(request, is_real=experiment.dataset.is_real)
+    line = last.record()
     top = best(evaluations, options.eval_protocol)
     # The first evaluation's rounds include compilation, unless they are all there is.
     steady = [evaluation.examples_per_second for evaluation in (evaluations[1:] or evaluations)]
@@ -195,20 +223,23 @@ def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: f
         "hyper_parameters": request.hyper_parameters,
         "seed": options.seed,
         "rounds": options.rounds,
+        "rounds_done": last.round,
         "num_clients": options.num_clients,
         "eval_protocol": options.eval_protocol,
         "received_accuracy": rounded(last.summary("received").mean),
         "trained_accuracy": rounded(last.summary("trained").mean),
-        "received": last.record()["received"],
-        "trained": last.record()["trained"],
+        **{
+            name: line[name]
+            for name in ("received", "trained", "new_clients", "bytes_up", "bytes_down")
+            if name in line
+        },
         "best": {
             "round": top.round,
             "received_accuracy": rounded(top.summary("received").mean),
             "trained_accuracy": rounded(top.summary("trained").mean),
         },
-        "per_client_accuracy": percentages(getattr(last, options.eval_protocol)),
-        "received_per_client": percentages(last.received),
-        "trained_per_client": percentages(last.trained),
+        "per_client_accuracy": line[f"{options.eval_protocol}_per_client"],
+        **{name: values for name, values in line.items() if name.endswith("_per_client")},
         "paper_accuracy": None if figure is None else figure.accuracy_percent,
         "seconds": round(last.seconds, 3),
         "examples_per_second": round(len(steady) / math.fsum(1 / speed for speed in steady), 1),

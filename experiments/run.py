@@ -14,17 +14,26 @@ import jax
 from rich.console import Console
 
 from experiments import assembly, paper
-from experiments.cli import INTERRUPTED
+from experiments.cli import INTERRUPTED, INVALID
 from experiments.distributed import Processes
 from experiments.history import History, Stop, alone, check_data, stoppable
 from experiments.memory import state_place
-from experiments.options import MATMUL_PRECISION, Options, Precision
+from experiments.options import MATMUL_PRECISION, Options, Precision, flag
 from experiments.parsing import Request
 from experiments.progress import RoundProgress, duration
-from experiments.records import Experiment, configuration, devices, headline, summary, wasted_step_share
+from experiments.records import (
+    Experiment,
+    configuration,
+    devices,
+    headline,
+    info_record,
+    summary,
+    wasted_step_share,
+)
 from pfl_jax import host, simulate
 from pfl_jax.checkpoint import FOLDER, Checkpoints
-from pfl_jax.errors import InvalidInput
+from pfl_jax.communication import traffic
+from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, results_table
 
 Observe: TypeAlias = Callable[[Experiment, simulate.RoundResult], None]
@@ -80,6 +89,11 @@ def run(request: Request, console: Console, observe: Observe | None = None, proc
             with processes.together():
                 if processes.reports:
                     _conclude(experiment, folder, console, history)
+    except Diverged as error:
+        give_back()
+        if not processes.reports:
+            raise SystemExit(INVALID) from None
+        raise InvalidInput(_diverged(error, request, checkpoints, folder)) from None
     except KeyboardInterrupt:
         give_back()
         if not processes.reports:
@@ -199,7 +213,10 @@ def _rounds(
         mesh=mesh,
         # The same in all processes, however full their machines are.
         state_on="host" if processes.agree(state_place(experiment) == "host") else "device",
+        on_nan=options.on_nan,
+        newcomers=experiment.newcomers,
     )
+    sent = traffic(experiment.method, experiment.data)
     before, every = history.elapsed, options.checkpoint_every
     with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
         for result in results:
@@ -207,19 +224,23 @@ def _rounds(
             history.seconds += result.seconds
             history.elapsed = before + time.perf_counter() - began
             history.wasted.append(wasted_step_share(experiment, result.cohort))
+            history.bytes_up += sent.up * int(result.arrived.sum())
+            history.bytes_down += sent.down * len(result.cohort)
+            history.diverged += len(result.diverged)
+            if len(result.diverged):
+                console.print(f"round {result.round}: left out as diverged: clients {result.diverged.tolist()}")
+            reached = False
             if result.received is not None:
-                speed = history.visits / history.seconds
-                evaluation = Evaluation(result.round, result.received, result.trained, history.elapsed, speed)
+                evaluation = history.evaluate(result.round, result.received, result.trained, result.newcomers)
                 with processes.together():
                     if processes.reports:
-                        folder.log(evaluation)
-                history.evaluations.append(evaluation)
-                history.visits, history.seconds = 0.0, 0.0
+                        folder.log(evaluation, **_further(result))
+                reached = _reached(options, evaluation)
             if observe is not None:
                 observe(experiment, result)
             accuracy = history.evaluations[-1].summary(options.eval_protocol).mean if history.evaluations else None
             progress.update(result.round, result.seconds, accuracy, result.examples * epochs / result.seconds)
-            is_last = result.round == options.rounds
+            is_last = reached or result.round == options.rounds
             due = every is not None and (result.round % every == 0 or is_last)
             # A signal reaches one process or all, before or after the end of a round.
             stopping = processes.agree(stop.asked) and not is_last
@@ -230,6 +251,38 @@ def _rounds(
                         history.save(checkpoints, state, folder.path / METRICS)
             if stopping:
                 raise KeyboardInterrupt
+            if is_last:
+                break
+
+
+def _further(result: simulate.RoundResult) -> dict[str, Any]:
+    """What the metrics log has of a round beside the scores."""
+    missing = result.cohort[~result.arrived].tolist()
+    return {
+        "cohort": result.cohort.tolist(),
+        **({"missing": missing} if missing else {}),
+        **({"info": info} if (info := info_record(result.info)) else {}),
+    }
+
+
+def _reached(options: Options, evaluation: Evaluation) -> bool:
+    """Whether the run may stop early."""
+    return (
+        options.target_accuracy is not None
+        and evaluation.summary(options.eval_protocol).mean >= options.target_accuracy
+    )
+
+
+def _diverged(error: Diverged, request: Request, checkpoints: Checkpoints, folder: RunFolder) -> str:
+    """What to tell, with the likely cause and what can be done."""
+    saved = checkpoints.rounds()
+    kept = f"; the checkpoint of round {saved[-1]} stays in {folder.path}" if saved else ""
+    rates = [f"{flag(name)} {value:g}" for name, value in request.hyper_parameters.items() if name.endswith("lr")]
+    skip = ", or leave such clients out with --on-nan skip-client"
+    return (
+        f"{request.options.method}: {error}; most likely {' or '.join(rates)} is too large: use a smaller one"
+        f"{skip if error.clients and request.options.on_nan == 'stop' else ''}{kept}"
+    )
 
 
 def _conclude(experiment: Experiment, folder: RunFolder, console: Console, history: History) -> None:
@@ -240,8 +293,12 @@ def _conclude(experiment: Experiment, folder: RunFolder, console: Console, histo
     beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
     title = f"{options.method} on {experiment.dataset.description}"
     console.print(results_table(evaluations, title, options.eval_protocol, beside))
+    if evaluations[-1].round < options.rounds:
+        console.print(f"reached --target-accuracy {options.target_accuracy:g} in round {evaluations[-1].round}")
+    if history.diverged:
+        console.print(f"clients were left out {history.diverged} times because they had diverged", style="bold yellow")
     console.print(
-        f"{options.rounds} rounds in {duration(evaluations[-1].seconds)}; results in {folder.path}",
+        f"{evaluations[-1].round} rounds in {duration(evaluations[-1].seconds)}; results in {folder.path}",
         soft_wrap=True,
         highlight=False,
     )

@@ -27,10 +27,12 @@ from experiments.sweep import real_numbers
 from pfl_jax import simulate, sweep
 from pfl_jax.base import State
 from pfl_jax.checkpoint import Checkpoints
+from pfl_jax.communication import traffic
 from pfl_jax.data import federated
 from pfl_jax.data.sources import Dataset
 from pfl_jax.models import CONVOLUTIONAL
-from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, strict_json, write_whole
+from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, RunFolder, strict_json, write_whole
+from pfl_jax.trees import gather
 
 Run: TypeAlias = tuple[Cell, Path]
 """A cell and its folder."""
@@ -194,21 +196,24 @@ def _rounds(
     first, before = group.experiments[0], histories[0].elapsed
     options, settings = first.request.options, first.settings
     epochs, every = first.request.hyper_parameters.get("epochs", 1), options.checkpoint_every
+    sent, told = traffic(first.method, first.data), np.zeros(len(folders), bool)
     with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
         for result in _results(group, states, used):
+            for index in np.flatnonzero(~result.finite & ~told).tolist():
+                where = folders[index].path
+                console.print(f"round {result.round}: the run in {where} has diverged", style="bold yellow")
+            told |= ~result.finite
             elapsed = before + time.perf_counter() - began
             for index, (folder, history) in enumerate(zip(folders, histories, strict=True)):
                 history.visits += float(result.examples[index]) * epochs
                 history.seconds += result.seconds
                 history.elapsed = elapsed
+                history.bytes_up += sent.up * int(result.arrived[index].sum())
+                history.bytes_down += sent.down * result.cohorts.shape[1]
                 history.wasted.append(wasted_step_share(group.experiments[index], result.cohorts[index]))
                 if result.received is not None:
-                    received, trained = result.received[index], result.trained[index]
-                    speed = history.visits / history.seconds
-                    evaluation = Evaluation(result.round, received, trained, elapsed, speed)
-                    folder.log(evaluation)
-                    history.evaluations.append(evaluation)
-                    history.visits, history.seconds = 0.0, 0.0
+                    scores = gather((result.received, result.trained), index)
+                    folder.log(history.evaluate(result.round, *scores), cohort=result.cohorts[index].tolist())
             latest = [one.evaluations[-1].summary(options.eval_protocol).mean for one in histories if one.evaluations]
             accuracy = float(np.mean(latest)) if latest else None
             progress.update(result.round, result.seconds, accuracy, result.examples.sum() * epochs / result.seconds)

@@ -119,6 +119,22 @@ class LocalResult(NamedTuple):
     personal: Personal
 
 
+class Scores(NamedTuple):
+    """How good clients' models are on their own test examples; NaN where there is no model yet, or no example.
+
+    Attributes:
+      accuracy: [N], float32: share of the examples that are labelled right, in [0, 1].
+      loss: [N]: mean cross-entropy of the softmax of what `Method.predict` gives, in nats.
+      macro_f1: [N]: mean F1 over classes that occur among labels or predictions, in [0, 1].
+      auc: [N]: mean area under the one-against-the-rest ROC curves, in [0, 1]; NaN with examples of one class only.
+    """
+
+    accuracy: jax.Array | np.ndarray
+    loss: jax.Array | np.ndarray
+    macro_f1: jax.Array | np.ndarray
+    auc: jax.Array | np.ndarray
+
+
 class Method(NamedTuple):
     """A personalized federated learning method.
 
@@ -132,6 +148,8 @@ class Method(NamedTuple):
       personalize: (key, Server, Client, ClientData) -> Personal. What the client would deploy now, from what it
         received and keeps; fine-tuning happens here. The evaluation protocol `received`.
       predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K].
+      download: (Server, Client) -> what the server sends to one client for its next work, for counting bytes; None is
+        the whole server state. Never run.
     """
 
     init_server: Callable[[PRNGKey], Server]
@@ -140,6 +158,7 @@ class Method(NamedTuple):
     aggregate: Callable[[PRNGKey, Server, Client, Message, Cohort], tuple[Server, Client, Info]]
     personalize: Callable[[PRNGKey, Server, Client, ClientData], Personal]
     predict: Callable[[Personal, jax.Array], jax.Array]
+    download: Callable[[Server, Client], PyTree] | None = None
 
 
 class State(NamedTuple):
@@ -148,14 +167,14 @@ class State(NamedTuple):
     Attributes:
       server: the method's server state.
       clients: every client's state, stacked along a leading axis N.
-      trained_accuracy: [N], float32: the test accuracy in [0, 1] of each client's model right after its own last
-        local training, NaN for clients never trained. Clients outside a cohort keep their last one.
+      trained: leaves [N], the scores of each client's model right after its own last local training, NaN for clients
+        never trained. Clients outside a cohort keep their last ones.
       key: the run's key; the key of client i in round r is fold_in(fold_in(key, r), i).
       round: int32, rounds done so far.
     """
 
     server: Server
     clients: Client
-    trained_accuracy: jax.Array | np.ndarray
+    trained: Scores
     key: PRNGKey
     round: jax.Array

@@ -15,18 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax.base import Cohort, Info, Method, PRNGKey, PyTree, State
+from pfl_jax.base import Cohort, Info, Method, PRNGKey, PyTree, Scores, State
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.errors import InvalidInput
-from pfl_jax.evaluation import accuracy
+from pfl_jax.errors import Diverged, InvalidInput
+from pfl_jax.evaluation import score
 from pfl_jax.placement import PlacedData, map_owned
-from pfl_jax.trees import gather, scatter
+from pfl_jax.trees import all_finite, choose, gather, scatter
 
 Federation: TypeAlias = FederatedData | PlacedData
 """A federation's data, on every device whole or with the clients' owners."""
 
 # Streams of the run's key beside its rounds, which count from 0 and never get there.
-INITIALIZATION, COHORT, EVALUATION, STRAGGLERS = (2**32 - 1 - stream for stream in range(4))
+INITIALIZATION, COHORT, EVALUATION, STRAGGLERS, DROPOUTS, NEWCOMERS = (2**32 - 1 - stream for stream in range(6))
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Settings:
       full_last_round: everyone takes part in the last round (FedPAC, Section 6.2).
       straggler_fraction: share of the clients that are stragglers, the same ones throughout (FedAS, Fig. 4a).
       straggler_rate: chance of a straggler to be drawn next, relative to that of another client, in (0, 1].
+      drop_rate: share of each cohort, drawn anew in every round, that trains and keeps what it has trained, but whose
+        message never arrives, in [0, 1); at least one arrives.
       chunk: clients trained together under one vmap on each device: 1 is one after another, None all at once.
       eval_every: rounds between two evaluations of `received`; the last round always has one.
     """
@@ -48,6 +50,7 @@ class Settings:
     full_last_round: bool = False
     straggler_fraction: float = 0.0
     straggler_rate: float = 1.0
+    drop_rate: float = 0.0
     chunk: int | None = 1
     eval_every: int = 1
 
@@ -60,6 +63,8 @@ class Settings:
                 raise InvalidInput(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
         if not 0 <= self.straggler_fraction <= 1:
             raise InvalidInput(f"straggler_fraction must be between 0 and 1, not {self.straggler_fraction}")
+        if not 0 <= self.drop_rate < 1:
+            raise InvalidInput(f"drop_rate must be at least 0 and below 1, not {self.drop_rate}")
         if self.chunk is not None and self.chunk < 1:
             raise InvalidInput(f"chunk must be at least 1, not {self.chunk}")
 
@@ -68,6 +73,10 @@ class Settings:
         if self.full_last_round and round_index == self.rounds - 1:
             return num_clients
         return max(1, round(self.participation * num_clients))
+
+    def arrivals(self, cohort_size: int) -> int:
+        """How many messages of a cohort arrive."""
+        return max(1, cohort_size - round(self.drop_rate * cohort_size))
 
 
 def client_mesh(devices: list[Any] | None = None) -> Mesh:
@@ -147,18 +156,45 @@ def sample_cohort(key: PRNGKey, round_index: jax.Array, counts: jax.Array, size:
     return Cohort(clients=clients.astype(jnp.int32), counts=counts[clients], num_clients=num_clients)
 
 
+def arriving(key: PRNGKey, round_index: jax.Array, size: int, settings: Settings) -> jax.Array:
+    """Positions [M'] in a cohort of `size` clients, in order, whose messages arrive; see `Settings.drop_rate`."""
+    drop_key = jax.random.fold_in(jax.random.fold_in(key, DROPOUTS), round_index)
+    return jnp.sort(jax.random.permutation(drop_key, size)[: settings.arrivals(size)])
+
+
+class Outcome(NamedTuple):
+    """What a round has to tell besides the next state.
+
+    Attributes:
+      cohort: who took part.
+      arrived: [M], bool: whose message the server had. `info` has these clients in its rows, in the cohort's order.
+      finite: [M], bool: whose state, message and loss after training have neither NaN nor infinite values.
+      server_finite: bool, the same of the server's next state and of what it gave to the clients.
+      info: the method's.
+    """
+
+    cohort: Cohort
+    arrived: jax.Array
+    finite: jax.Array
+    server_finite: jax.Array
+    info: Info
+
+
 class Engine(NamedTuple):
-    """A method's federation as three pure functions, to be called under jit, vmap (over seeds, say) or scan.
+    """A method's federation as pure functions, to be called under jit, vmap (over seeds, say) or scan.
 
     Attributes:
       init: (Federation, key) -> State.
-      round: (Federation, State, size) -> (State, Info, Cohort), with a cohort of `size` clients, a Python int.
-      evaluate: (Federation, State) -> accuracy [N] of what each client would deploy now: the protocol `received`.
+      round: (Federation, State, size) -> (State, Outcome), with a cohort of `size` clients, a Python int.
+      evaluate: (Federation, State) -> Scores [N] of what each client would deploy now: the protocol `received`.
+      adapt: (Federation, State) -> (received, trained), Scores [N] of clients that never took part: of what they
+        would deploy with the server's state alone, and after local training of one round from there.
     """
 
     init: Callable[[Federation, PRNGKey], State]
-    round: Callable[[Federation, State, int], tuple[State, Info, Cohort]]
-    evaluate: Callable[[Federation, State], jax.Array | np.ndarray]
+    round: Callable[[Federation, State, int], tuple[State, Outcome]]
+    evaluate: Callable[[Federation, State], Scores]
+    adapt: Callable[[Federation, State], tuple[Scores, Scores]]
 
     def jit(self, mesh: Mesh | None = None) -> "Engine":
         """The same, compiled: one trace per cohort size. `round` takes over the buffers of the state it is given."""
@@ -169,7 +205,24 @@ class Engine(NamedTuple):
             init=jax.jit(self.init, out_shardings=everywhere),
             round=jax.jit(self.round, static_argnums=2, donate_argnums=1, out_shardings=everywhere),
             evaluate=jax.jit(self.evaluate, out_shardings=everywhere),
+            adapt=jax.jit(self.adapt, out_shardings=everywhere),
         )
+
+
+class Work(NamedTuple):
+    """What the clients of a cohort have done, in its order.
+
+    Attributes:
+      rows: their states after local training, leaves [M, ...].
+      messages: leaves [M, ...].
+      trained: Scores [M] of their models right after it.
+      finite: [M], see `Outcome`.
+    """
+
+    rows: PyTree
+    messages: PyTree
+    trained: Scores
+    finite: jax.Array
 
 
 class Pieces(NamedTuple):
@@ -179,15 +232,32 @@ class Pieces(NamedTuple):
       start_server: (Federation, key) -> Server.
       start_clients: (Federation, Server, key, clients [B]) -> rows of those clients, leaves [B, ...].
       sample: (Federation, key, round, size) -> Cohort.
-      train: (Federation, Server, key, round, Cohort, rows [M]) -> (Server, rows [M], trained accuracies [M], Info).
-      score: (Federation, Server, key, round, clients [B], rows [B]) -> accuracies [B] of what they would deploy now.
+      arriving: (key, round, size) -> positions [M'] in a cohort of `size` whose messages arrive.
+      work: (Federation, Server, key, round, Cohort, rows [M]) -> Work. Every client's part of a round.
+      merge: (Server, key, round, Cohort, positions [M'], rows [M], Work) -> (Server, rows [M], Outcome). The server's
+        part, with the messages at these positions; `rows` are those from before the round. Of the other clients
+        those that are finite keep their work, the rest stay as they were.
+      score: (Federation, Server, key, round, clients [B], rows [B]) -> Scores [B] of what they would deploy now.
+      adapt: (Federation, Server, key, round) -> (received, trained), see `Engine`.
     """
 
     start_server: Callable[[Federation, PRNGKey], PyTree]
     start_clients: Callable[[Federation, PyTree, PRNGKey, jax.Array], PyTree]
     sample: Callable[[Federation, PRNGKey, jax.Array, int], Cohort]
-    train: Callable[[Federation, PyTree, PRNGKey, jax.Array, Cohort, PyTree], tuple[PyTree, PyTree, jax.Array, Info]]
-    score: Callable[[Federation, PyTree, PRNGKey, jax.Array, jax.Array, PyTree], jax.Array]
+    arriving: Callable[[PRNGKey, jax.Array, int], jax.Array]
+    work: Callable[[Federation, PyTree, PRNGKey, jax.Array, Cohort, PyTree], Work]
+    merge: Callable[[PyTree, PRNGKey, jax.Array, Cohort, jax.Array, PyTree, Work], tuple[PyTree, PyTree, Outcome]]
+    score: Callable[[Federation, PyTree, PRNGKey, jax.Array, jax.Array, PyTree], Scores]
+    adapt: Callable[[Federation, PyTree, PRNGKey, jax.Array], tuple[Scores, Scores]]
+
+    def train(
+        self, data: Federation, server: PyTree, key: PRNGKey, round_index: jax.Array, cohort: Cohort, rows: PyTree
+    ) -> tuple[PyTree, PyTree, Scores, Outcome]:
+        """A whole round of a cohort: (Server, rows [M], the trained models' Scores [M], Outcome)."""
+        work = self.work(data, server, key, round_index, cohort, rows)
+        positions = self.arriving(key, round_index, cohort.clients.shape[0])
+        server, rows, outcome = self.merge(server, key, round_index, cohort, positions, rows, work)
+        return server, rows, work.trained, outcome
 
 
 def pieces(method: Method, settings: Settings, mesh: Mesh | None = None, *, apart: bool = False) -> Pieces:
@@ -212,24 +282,32 @@ def pieces(method: Method, settings: Settings, mesh: Mesh | None = None, *, apar
     def sample(data, key, round_index, size):
         return sample_cohort(key, round_index, data.train_count, size, settings)
 
-    def train(data, server, key, round_index, cohort, rows):
-        round_key = jax.random.fold_in(key, round_index)
-
+    def work(data, server, key, round_index, cohort, rows):
         def one(shared, client):
             data, server, round_key = shared
             index, kept = client
             key = jax.random.fold_in(round_key, index)
             result = method.local(key, server, kept, client_data(data, index, "train"))
-            trained = accuracy(method.predict, result.personal, client_data(data, index, "test"))
-            return result.client, result.message, trained
+            trained = score(method.predict, result.personal, client_data(data, index, "test"))
+            finite = all_finite((result.client, result.message, trained.loss))
+            return Work(result.client, result.message, trained, finite)
 
-        clients, messages, trained = map_all(one, (data, server, round_key), (cohort.clients, rows))
-        server, clients, info = method.aggregate(
-            jax.random.fold_in(round_key, cohort.num_clients), server, clients, messages, cohort
+        return map_all(one, (data, server, jax.random.fold_in(key, round_index)), (cohort.clients, rows))
+
+    def merge(server, key, round_index, cohort, positions, rows, work):
+        aggregation_key = jax.random.fold_in(jax.random.fold_in(key, round_index), cohort.num_clients)
+        (size,), everyone = cohort.clients.shape, positions.shape == cohort.clients.shape
+        present = (
+            cohort if everyone else Cohort(cohort.clients[positions], cohort.counts[positions], cohort.num_clients)
         )
-        return server, clients, trained, info
+        kept, messages = (work.rows, work.messages) if everyone else gather((work.rows, work.messages), positions)
+        server, kept, info = method.aggregate(aggregation_key, server, kept, messages, present)
+        arrived = jnp.zeros(size, bool).at[positions].set(True)
+        if not everyone:
+            kept = scatter(choose(work.finite, work.rows, rows), positions, kept)
+        return server, kept, Outcome(cohort, arrived, work.finite, all_finite((server, kept)), info)
 
-    def score(data, server, key, round_index, clients, rows):
+    def score_clients(data, server, key, round_index, clients, rows):
         key = jax.random.fold_in(jax.random.fold_in(key, EVALUATION), round_index)
 
         def one(shared, client):
@@ -237,16 +315,38 @@ def pieces(method: Method, settings: Settings, mesh: Mesh | None = None, *, apar
             index, kept = client
             train = client_data(data, index, "train")
             personal = method.personalize(jax.random.fold_in(key, index), server, kept, train)
-            return accuracy(method.predict, personal, client_data(data, index, "test"))
+            return score(method.predict, personal, client_data(data, index, "test"))
 
         return map_all(one, (data, server, key), (clients, rows))
 
-    return Pieces(start_server, start_clients, sample, train, score)
+    def adapt(data, server, key, round_index):
+        key = jax.random.fold_in(jax.random.fold_in(key, NEWCOMERS), round_index)
+
+        def one(shared, index):
+            data, server, key = shared
+            keys = jax.random.split(jax.random.fold_in(key, index), 3)
+            train, test = (client_data(data, index, split) for split in ("train", "test"))
+            kept = method.init_client(keys[0], server, train)
+            received = method.personalize(keys[1], server, kept, train)
+            trained = method.local(keys[2], server, kept, train).personal
+            return score(method.predict, received, test), score(method.predict, trained, test)
+
+        order = by_size(data)
+        return in_place(order, map_all(one, (data, server, key), order))
+
+    return Pieces(
+        start_server, start_clients, sample, partial(arriving, settings=settings), work, merge, score_clients, adapt
+    )
 
 
 def by_size(data: Federation) -> jax.Array:
     """All clients [N], the largest first, as in a cohort: a chunk then holds clients of similar size."""
     return jnp.argsort(-data.train_count, stable=True).astype(jnp.int32)
+
+
+def in_place(order: jax.Array, rows: PyTree) -> PyTree:
+    """Rows of all clients [N, ...], which come in this order, by the clients' numbers."""
+    return scatter(jax.tree.map(jnp.zeros_like, rows), order, rows)
 
 
 def build(method: Method, settings: Settings, mesh: Mesh | None = None) -> Engine:
@@ -256,10 +356,12 @@ def build(method: Method, settings: Settings, mesh: Mesh | None = None) -> Engin
     def init(data, key):
         num_clients = data.train_count.shape[0]
         server = parts.start_server(data, key)
+        never = jnp.full((num_clients,), jnp.nan, jnp.float32)
         return State(
             server=server,
             clients=parts.start_clients(data, server, key, jnp.arange(num_clients, dtype=jnp.int32)),
-            trained_accuracy=jnp.full((num_clients,), jnp.nan, jnp.float32),
+            # Arrays of their own: the buffers are given away one by one.
+            trained=Scores(*(never + 0 for _ in Scores._fields)),
             key=key,
             round=jnp.zeros((), jnp.int32),
         )
@@ -267,20 +369,80 @@ def build(method: Method, settings: Settings, mesh: Mesh | None = None) -> Engin
     def round_(data, state, size):
         cohort = parts.sample(data, state.key, state.round, size)
         rows = gather(state.clients, cohort.clients)
-        server, clients, trained, info = parts.train(data, state.server, state.key, state.round, cohort, rows)
-        state = State(
-            server=server,
-            clients=scatter(state.clients, cohort.clients, clients),
-            trained_accuracy=scatter(state.trained_accuracy, cohort.clients, trained),
-            key=state.key,
-            round=state.round + 1,
-        )
-        return state, info, cohort
+        server, rows, trained, outcome = parts.train(data, state.server, state.key, state.round, cohort, rows)
+        return next_state(state, cohort, server, rows, trained), outcome
 
     def evaluate(data, state):
         order = by_size(data)
-        rows = gather(state.clients, order)
-        accuracies = parts.score(data, state.server, state.key, state.round, order, rows)
-        return scatter(jnp.zeros_like(accuracies), order, accuracies)
+        scores = parts.score(data, state.server, state.key, state.round, order, gather(state.clients, order))
+        return in_place(order, scores)
 
-    return Engine(init, round_, evaluate)
+    def adapt(data, state):
+        return parts.adapt(data, state.server, state.key, state.round)
+
+    return Engine(init, round_, evaluate, adapt)
+
+
+def train_without_diverged(parts: Pieces, jit: Callable[..., Any]) -> Callable[..., Any]:
+    """As `Pieces.train`, but clients whose work is not finite are left out, as if they had not been drawn.
+
+    How many those are is known only after their training: the host looks, and the server's part is compiled for each
+    number of clients that are left.
+
+    Args:
+      parts: of the engine.
+      jit: compiles a function, with jax.jit's keyword arguments.
+
+    Returns:
+      A function for calls, not for tracing, with the arguments of `Pieces.train` and the scores [M] of the clients'
+      models from before. It raises Diverged where no client is left.
+    """
+    work, arrive = jit(parts.work), jit(parts.arriving, static_argnums=2)
+
+    @partial(jit, static_argnums=0)
+    def merge(num_clients, server, key, round_index, cohort, *rest):
+        # As an array the number of clients would be unknown while tracing.
+        return parts.merge(server, key, round_index, cohort._replace(num_clients=num_clients), *rest)
+
+    keep = jit(choose)
+
+    def train(data, server, key, round_index, cohort, rows, scores):
+        done = work(data, server, key, round_index, cohort, rows)
+        finite, positions = np.asarray(done.finite), np.asarray(arrive(key, round_index, cohort.clients.shape[0]))
+        positions = positions[finite[positions]]
+        if not positions.size:
+            raise Diverged(int(round_index) + 1, sorted(np.asarray(cohort.clients)[~finite].tolist()))
+        server, rows, outcome = merge(
+            data.train_count.shape[0], server, key, round_index, cohort, positions, rows, done
+        )
+        return server, rows, keep(done.finite, done.trained, scores), outcome
+
+    return train
+
+
+def build_without_diverged(method: Method, settings: Settings, mesh: Mesh | None = None) -> Engine:
+    """An engine that leaves diverged clients out of a round. As `build(...).jit(mesh)`, for calls only."""
+    parts, engine = pieces(method, settings, mesh), build(method, settings, mesh).jit(mesh)
+    everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    jit = partial(jax.jit, out_shardings=everywhere)
+    sample, rows_of, write = jit(parts.sample, static_argnums=3), jit(gather), jit(next_state, donate_argnums=0)
+    train = train_without_diverged(parts, jit)
+
+    def round_(data, state, size):
+        cohort = sample(data, state.key, state.round, size)
+        rows, scores = rows_of((state.clients, state.trained), cohort.clients)
+        server, rows, trained, outcome = train(data, state.server, state.key, state.round, cohort, rows, scores)
+        return write(state, cohort, server, rows, trained), outcome
+
+    return engine._replace(round=round_)
+
+
+def next_state(state: State, cohort: Cohort, server: PyTree, rows: PyTree, trained: Scores) -> State:
+    """The state after a round that changed the server and the rows [M] of a cohort."""
+    return State(
+        server=server,
+        clients=scatter(state.clients, cohort.clients, rows),
+        trained=scatter(state.trained, cohort.clients, trained),
+        key=state.key,
+        round=state.round + 1,
+    )

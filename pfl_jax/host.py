@@ -14,24 +14,32 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax.base import Method, PyTree, State
-from pfl_jax.engine import Engine, Federation, Settings, by_size, pieces
+from pfl_jax.base import Method, PyTree, Scores, State
+from pfl_jax.engine import Engine, Federation, Settings, by_size, pieces, train_without_diverged
 from pfl_jax.placement import Apart, PlacedData, everywhere, known, own_clients, own_rows, spread
 
 BLOCK = 256
 """Clients whose rows are on the device at once where all clients are visited."""
 
 
-def build(method: Method, settings: Settings, mesh: Mesh | None = None, *, block: int | None = None) -> Engine:
+def build(
+    method: Method,
+    settings: Settings,
+    mesh: Mesh | None = None,
+    *,
+    block: int | None = None,
+    skip_diverged: bool = False,
+) -> Engine:
     """The engine of a method with states on the host.
 
-    The same three functions as `pfl_jax.engine.build(...).jit(mesh)` has, but for calls only, not for tracing. The
-    leaves of State.clients and State.trained_accuracy are NumPy arrays [N, ...], which `round` writes into. Where the
-    data is `PlacedData`, a process has the rows of its own clients alone in State.clients.
+    The same functions as `pfl_jax.engine.build(...).jit(mesh)` has, but for calls only, not for tracing. The leaves of
+    State.clients and State.trained are NumPy arrays [N, ...], which `round` writes into. Where the data is
+    `PlacedData`, a process has the rows of its own clients alone in State.clients.
 
     Args:
       method, settings, mesh: see `pfl_jax.simulate.run`.
       block: clients that are initialised or evaluated at once, by default `BLOCK`.
+      skip_diverged: leave out of a round the clients whose work is not finite.
     """
     block = BLOCK if block is None else block
     parts = pieces(method, settings, mesh)
@@ -40,16 +48,24 @@ def build(method: Method, settings: Settings, mesh: Mesh | None = None, *, block
     # Those whose clients belong to devices leave the first rows there.
     start_clients, start_own = jit(parts.start_clients), jax.jit(pieces(method, settings, apart=True).start_clients)
     sample = jit(parts.sample, static_argnums=3)
+    meet = jit(known)
+
+    adapt_all = jit(parts.adapt)
+    skipping = train_without_diverged(parts, jit)
 
     @partial(jit, donate_argnums=(1, 5))
-    def train(data, server, key, index, cohort, rows):
+    def together(data, server, key, index, cohort, rows):
         # As an array the number of clients would be unknown while tracing.
         cohort = cohort._replace(num_clients=data.num_clients)
-        rows = known(rows, data.mesh) if isinstance(rows, Apart) else rows
         return parts.train(data, server, key, index, cohort, rows)
 
+    def train(data, server, key, index, cohort, rows, scores):
+        if skip_diverged:
+            return skipping(data, server, key, index, cohort, rows, scores)
+        return together(data, server, key, index, cohort, rows)
+
     def fetch(data, clients, ids):
-        """Rows of some clients for a program."""
+        """Rows of some clients for a program; of clients that belong to devices, what their owners know."""
         if isinstance(data, PlacedData):
             return spread(lambda own: _rows(clients, _places(data, own)), ids, data.mesh)
         return everywhere(_rows(clients, ids), mesh)
@@ -61,34 +77,38 @@ def build(method: Method, settings: Settings, mesh: Mesh | None = None, *, block
         clients = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), shapes)
         for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), block):
             if isinstance(data, PlacedData):
-                own, rows = own_rows(start_own(data, server, key, everywhere(ids, mesh)), ids, data.mesh)
+                own, rows = own_rows(start_own(data, server, key, everywhere(ids, mesh)), ids)
                 _write(clients, _places(data, own), rows)
             else:
                 _write(clients, ids[:size], start_clients(data, server, key, everywhere(ids, mesh)))
-        never = np.full(data.num_clients, np.nan, np.float32)
+        never = Scores(*(np.full(data.num_clients, np.nan, np.float32) for _ in Scores._fields))
         return State(server, clients, never, key, everywhere(jnp.zeros((), jnp.int32), mesh))
 
     def round_(data, state, size):
         cohort = sample(data, state.key, state.round, size)
         ids = np.asarray(cohort.clients)
-        rows = fetch(data, state.clients, ids)
-        server, rows, trained, info = train(data, state.server, state.key, state.round, cohort, rows)
+        rows, scores = fetch(data, state.clients, ids), everywhere(_rows(state.trained, ids), mesh)
+        rows = meet(rows) if isinstance(rows, Apart) else rows
+        server, rows, trained, outcome = train(data, state.server, state.key, state.round, cohort, rows, scores)
         # Arrays of a caller, or those of JAX, cannot be written into.
-        clients, accuracies = jax.tree.map(_writable, (state.clients, state.trained_accuracy))
+        clients, all_trained = jax.tree.map(_writable, (state.clients, state.trained))
         mine = np.isin(ids, own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else slice(None)
         _write(clients, _places(data, ids[mine]), jax.tree.map(lambda leaf: np.asarray(leaf)[mine], rows))
-        accuracies[ids] = np.asarray(trained)
-        return State(server, clients, accuracies, state.key, state.round + 1), info, cohort
+        _write(all_trained, ids, trained)
+        return State(server, clients, all_trained, state.key, state.round + 1), outcome
 
     def evaluate(data, state):
-        accuracies = np.empty(data.num_clients, np.float32)
+        scores = Scores(*(np.empty(data.num_clients, np.float32) for _ in Scores._fields))
         for ids, size in _blocks(np.asarray(by_size(data)), block):
             rows = fetch(data, state.clients, ids)
             found = score(data, state.server, state.key, state.round, everywhere(ids, mesh), rows)
-            accuracies[ids[:size]] = np.asarray(found)[:size]
-        return accuracies
+            _write(scores, ids[:size], found)
+        return scores
 
-    return Engine(init, round_, evaluate)
+    def adapt(data, state):
+        return adapt_all(data, state.server, state.key, state.round)
+
+    return Engine(init, round_, evaluate, adapt)
 
 
 def copy(state: State, data: Federation, mesh: Mesh | None = None) -> State:
@@ -101,9 +121,9 @@ def copy(state: State, data: Federation, mesh: Mesh | None = None) -> State:
     """
     mine = own_clients(data.mesh, data.num_clients) if isinstance(data, PlacedData) else slice(None)
     clients = jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[mine]), state.clients)
-    rest = jax.tree.map(jnp.copy, state._replace(clients=(), trained_accuracy=()))
-    trained = jax.tree.map(np.array, state.trained_accuracy)
-    return everywhere(rest, mesh)._replace(clients=clients, trained_accuracy=trained)
+    trained = jax.tree.map(np.array, state.trained)
+    server, key, number = everywhere(jax.tree.map(jnp.copy, (state.server, state.key, state.round)), mesh)
+    return State(server, clients, trained, key, number)
 
 
 def whole(state: State, data: Federation, *, block: int | None = None) -> State | None:
@@ -117,7 +137,7 @@ def whole(state: State, data: Federation, *, block: int | None = None) -> State 
     first = jax.process_index() == 0
     if not isinstance(data, PlacedData) or not data.mesh.is_multi_process or _on_devices(state.clients):
         return state if first else None
-    meet = jax.jit(partial(known, mesh=data.mesh), out_shardings=NamedSharding(data.mesh, PartitionSpec()))
+    meet = jax.jit(known, out_shardings=NamedSharding(data.mesh, PartitionSpec()))
     count = data.num_clients if first else 0
     clients = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), state.clients)
     for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), BLOCK if block is None else block):

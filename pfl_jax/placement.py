@@ -23,7 +23,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pfl_jax.base import PyTree
 from pfl_jax.data.federated import PER_CLIENT, FederatedData, OwnClients
 from pfl_jax.data.sources import Dataset
-from pfl_jax.errors import InvalidInput
 from pfl_jax.trees import gather
 
 AXIS = "clients"
@@ -58,9 +57,11 @@ class Apart:
 
     Attributes:
       tree: the leaves.
+      mesh: the devices.
     """
 
     tree: PyTree
+    mesh: Mesh = dataclasses.field(metadata={"static": True})
 
 
 def place(data: FederatedData, mesh: Mesh) -> PlacedData:
@@ -70,13 +71,9 @@ def place(data: FederatedData, mesh: Mesh) -> PlacedData:
       data: of all clients; all processes give the same.
       mesh: with the one axis "clients", over devices of one process or many.
 
-    Raises:
-      InvalidInput: a device would have no client.
     """
     host = jax.tree.map(np.asarray, data)
     devices, num_clients = mesh.size, data.num_clients
-    if devices > num_clients:
-        raise InvalidInput(f"{devices} devices cannot share {num_clients} clients: use at most {num_clients}")
     # Every row of the stack has the same shape: that of the device with most clients and most examples.
     used = [_used(host, device, devices) for device in range(devices)]
     pool, rows = max(map(len, used)), -(-num_clients // devices)
@@ -96,6 +93,11 @@ def without_pixels(dataset: Dataset) -> Dataset:
         return np.empty((0, *images.shape[1:]), images.dtype)
 
     return dataset._replace(train_x=none(dataset.train_x), test_x=none(dataset.test_x))
+
+
+def view(data: FederatedData | PlacedData) -> FederatedData | OwnClients:
+    """What `client_data` reads, for functions that only want shapes: of the first device, where there are several."""
+    return OwnClients(gather(data.own, 0), data.mesh.size) if isinstance(data, PlacedData) else data
 
 
 def own_devices(mesh: Mesh) -> list[int]:
@@ -181,7 +183,7 @@ def map_owned(
         check_vma=False,
     )(data.own, tuple(rest), clients)
     if apart:
-        return Apart(results)
+        return Apart(results, mesh)
     return jax.lax.with_sharding_constraint(results, NamedSharding(mesh, PartitionSpec()))
 
 
@@ -212,24 +214,24 @@ def spread(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, mesh: Mesh
         _stack({device: part[index] for device, part in leaves.items()}, mesh.size, sharding)
         for index in range(len(jax.tree.leaves(first)))
     ]
-    return Apart(jax.tree.unflatten(jax.tree.structure(first), stacked))
+    return Apart(jax.tree.unflatten(jax.tree.structure(first), stacked), mesh)
 
 
-def known(rows: Apart, mesh: Mesh) -> PyTree:
+def known(rows: Apart) -> PyTree:
     """Rows [M, ...] that everyone knows, from those that only owners know; for use inside a program."""
     return jax.shard_map(
         lambda tree: jax.tree.map(lambda leaf: _sum(leaf[0]), tree),
-        mesh=mesh,
+        mesh=rows.mesh,
         in_specs=PartitionSpec(AXIS),
         out_specs=PartitionSpec(),
         check_vma=False,
     )(rows.tree)
 
 
-def own_rows(rows: Apart, clients: np.ndarray, mesh: Mesh) -> tuple[np.ndarray, PyTree]:
+def own_rows(rows: Apart, clients: np.ndarray) -> tuple[np.ndarray, PyTree]:
     """The clients [B] among `clients` [M] that belong to this process, and their rows [B, ...], on the host."""
-    owners = clients % mesh.size
-    places = {device: np.flatnonzero(owners == device) for device in own_devices(mesh)}
+    owners = clients % rows.mesh.size
+    places = {device: np.flatnonzero(owners == device) for device in own_devices(rows.mesh)}
 
     def of_leaf(leaf):
         shards = {shard.index[0].start or 0: shard.data for shard in leaf.addressable_shards}

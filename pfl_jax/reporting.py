@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
+from rich import box
 from rich.table import Table
 
+from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 from pfl_jax.evaluation import Summary, summarize
 
@@ -28,30 +31,39 @@ class Evaluation(NamedTuple):
 
     Attributes:
       round: number of the round, counted from 1.
-      received: [N] accuracies in [0, 1] of what every client would deploy now.
-      trained: [N] accuracies of every client's model right after its own last training, NaN before the first.
+      received: Scores [N] of what every client would deploy now.
+      trained: Scores [N] of every client's model right after its own last training, NaN before the first.
       seconds: since the run began, compilation included.
       examples_per_second: training examples visited per second in the rounds since the previous evaluation.
+      bytes_up, bytes_down: what all clients together have sent and been sent since the first round.
+      newcomers: Scores of clients that never took part, (received, trained); None where nobody is held out.
     """
 
     round: int
-    received: np.ndarray
-    trained: np.ndarray
+    received: Scores
+    trained: Scores
     seconds: float
     examples_per_second: float
+    bytes_up: int = 0
+    bytes_down: int = 0
+    newcomers: tuple[Scores, Scores] | None = None
 
     def summary(self, protocol: Protocol) -> Summary:
-        """Mean, standard deviation and worst decile in percent."""
+        """All clients' scores in a few numbers."""
         return summarize(getattr(self, protocol))
 
     def record(self) -> dict[str, Any]:
-        """The evaluation as a line of the metrics log; accuracies in percent."""
+        """The evaluation as a line of the metrics log; all scores but losses in percent."""
         line: dict[str, Any] = {"round": self.round}
         for protocol in PROTOCOLS:
-            line[protocol] = {name: rounded(value) for name, value in self.summary(protocol)._asdict().items()}
+            line[protocol] = summary_record(getattr(self, protocol))
+        if self.newcomers is not None:
+            line["new_clients"] = dict(zip(PROTOCOLS, map(summary_record, self.newcomers), strict=True))
         for protocol in PROTOCOLS:
-            line[f"{protocol}_per_client"] = percentages(getattr(self, protocol))
+            line |= per_client(protocol, getattr(self, protocol))
         return line | {
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
             "seconds": round(self.seconds, 3),
             "examples_per_second": rounded(self.examples_per_second),
         }
@@ -62,35 +74,61 @@ def best(evaluations: Sequence[Evaluation], protocol: Protocol) -> Evaluation:
     return max(evaluations, key=lambda evaluation: _or_lowest(evaluation.summary(protocol).mean))
 
 
-def percentages(per_client: np.ndarray) -> list[float]:
+def summary_record(scores: Scores) -> dict[str, float]:
+    """The scores [N] of clients in a few numbers, for JSON; see `Summary`."""
+    return {name: rounded(value) for name, value in summarize(scores)._asdict().items()}
+
+
+def per_client(protocol: Protocol, scores: Scores) -> dict[str, list[float]]:
+    """Every client's scores, for JSON: accuracies as "received_per_client", others as "received_loss_per_client"."""
+    lines = {f"{protocol}_per_client": percentages(scores.accuracy)}
+    lines[f"{protocol}_loss_per_client"] = [rounded(float(loss)) for loss in scores.loss]
+    for name in ("macro_f1", "auc"):
+        lines[f"{protocol}_{name}_per_client"] = percentages(getattr(scores, name))
+    return lines
+
+
+def percentages(per_client: np.ndarray | jax.Array) -> list[float]:
     """Accuracies [N] in [0, 1] as percentages; NaN stays NaN."""
     return [rounded(100 * float(value)) for value in per_client]
 
 
 def results_table(evaluations: Sequence[Evaluation], title: str, headline: Protocol, paper: str | None = None) -> Table:
-    """Mean, standard deviation and worst decile over clients, for both protocols, last and best round.
+    """What `Summary` has, for both protocols, last and best round, and for clients that never took part.
 
     Args:
       evaluations: all of the run, at least one.
       title: which method on which data.
       headline: the protocol that comes first.
-      paper: the published figure for exactly this setting; it stands beside the last round.
+      paper: the published accuracy for exactly this setting; it stands beside the last round.
 
     Returns:
       A table for rich.
     """
-    table = Table(title=title, caption="accuracy in percent over clients")
+    caption = "accuracy, macro-F1 and AUC in percent"
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("protocol")
     table.add_column("round")
-    for name in ("mean", "std", "worst decile", "paper"):
+    names = ["mean", "std", "worst 10 %", "Jain", "loss", "F1", "AUC"]
+    for name in names if paper is None else [*names, "paper"]:
         table.add_column(name, justify="right")
     for protocol in sorted(PROTOCOLS, key=lambda name: name != headline):
         for word, evaluation in (("last", evaluations[-1]), ("best", best(evaluations, protocol))):
-            summary = evaluation.summary(protocol)
-            figures = (_figure(value) for value in (summary.mean, summary.std, summary.worst_decile))
-            beside = paper if paper is not None and word == "last" else "—"
-            table.add_row(protocol, f"{word} ({evaluation.round})", *figures, beside, end_section=word == "best")
+            figures = _figures(evaluation.summary(protocol))
+            if paper is not None:
+                figures.append(paper if word == "last" else "—")
+            table.add_row(protocol, f"{word} ({evaluation.round})", *figures, end_section=word == "best")
+    newcomers = evaluations[-1].newcomers
+    for protocol, scores in zip(PROTOCOLS, newcomers or (), strict=newcomers is not None):
+        figures = _figures(summarize(scores))
+        table.add_row(protocol, "new clients", *figures, *([] if paper is None else ["—"]))
     return table
+
+
+def _figures(summary: Summary) -> list[str]:
+    percents = [_figure(value) for value in (summary.mean, summary.std, summary.worst_decile)]
+    fractions = [_figure(value, 3) for value in (summary.jain, summary.loss)]
+    return [*percents, *fractions, _figure(summary.macro_f1), _figure(summary.auc)]
 
 
 class RunFolder:
@@ -159,9 +197,14 @@ class RunFolder:
         """Writes a JSON file whole."""
         write_whole(self.path / name, strict_json(content))
 
-    def log(self, evaluation: Evaluation) -> None:
-        """Adds a line to the metrics log."""
-        line = json.dumps(_strict(evaluation.record()), allow_nan=False) + "\n"
+    def log(self, evaluation: Evaluation, **further: Any) -> None:
+        """Adds a line to the metrics log.
+
+        Args:
+          evaluation: what was measured.
+          **further: what else the round has to tell, for JSON.
+        """
+        line = json.dumps(_strict(evaluation.record() | further), allow_nan=False) + "\n"
         try:
             with (self.path / METRICS).open("a") as file:
                 file.write(line)
@@ -246,5 +289,5 @@ def _or_lowest(value: float) -> float:
     return -math.inf if math.isnan(value) else value
 
 
-def _figure(value: float) -> str:
-    return "—" if math.isnan(value) else f"{value:.2f}"
+def _figure(value: float, digits: int = 2) -> str:
+    return "—" if math.isnan(value) else f"{value:.{digits}f}"

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,26 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pfl_jax import host
-from pfl_jax.base import Info, Method, PRNGKey, State
-from pfl_jax.engine import Engine, Federation, Settings, build, client_mesh, map_clients, sample_cohort, stragglers
+from pfl_jax.base import Info, Method, PRNGKey, Scores, State
+from pfl_jax.engine import (
+    Engine,
+    Federation,
+    Outcome,
+    Settings,
+    build,
+    build_without_diverged,
+    client_mesh,
+    map_clients,
+    sample_cohort,
+    stragglers,
+)
+from pfl_jax.errors import Diverged
 from pfl_jax.placement import PlacedData, everywhere
 
 __all__ = [
     "Engine",
+    "OnNaN",
+    "Outcome",
     "RoundResult",
     "Settings",
     "build",
@@ -25,6 +39,10 @@ __all__ = [
     "sample_cohort",
     "stragglers",
 ]
+
+
+OnNaN: TypeAlias = Literal["stop", "skip-client"]
+"""What happens when a client diverges: the run ends with `Diverged`, or the client is left out of the round."""
 
 
 class RoundResult(NamedTuple):
@@ -37,8 +55,13 @@ class RoundResult(NamedTuple):
         alone (`host.whole` brings them together).
       info: the method's `Info`, on the device.
       cohort: [M], the clients that took part, as NumPy integers.
-      received: [N] accuracies in [0, 1] of what every client would deploy now, or None if not evaluated.
-      trained: [N] accuracies of every client's model right after its own last local training, NaN before the first.
+      arrived: [M], bool: whose message the server had, see `Settings.drop_rate` and `run`'s on_nan. They are the rows
+        of what `info` has for each client.
+      diverged: the clients of the cohort that were left out because they had diverged.
+      received: Scores [N] of what every client would deploy now, or None if not evaluated.
+      trained: Scores [N] of every client's model right after its own last local training, NaN before the first.
+      newcomers: where received is evaluated and there are any, the Scores of clients that never took part: of what they
+        would deploy with the server's state alone, and after local training of one round from there.
       examples: training examples of the cohort, each counted once.
       seconds: wall time of the round; compilation is in it where a program is new.
     """
@@ -47,8 +70,11 @@ class RoundResult(NamedTuple):
     state: State
     info: Info
     cohort: np.ndarray
-    received: np.ndarray | None
-    trained: np.ndarray
+    arrived: np.ndarray
+    diverged: np.ndarray
+    received: Scores | None
+    trained: Scores
+    newcomers: tuple[Scores, Scores] | None
     examples: int
     seconds: float
 
@@ -62,6 +88,8 @@ def run(
     state: State | None = None,
     mesh: Mesh | None = None,
     state_on: Literal["device", "host"] = "device",
+    on_nan: OnNaN = "stop",
+    newcomers: Federation | None = None,
 ) -> Iterator[RoundResult]:
     """Runs a federation, one `RoundResult` after each round.
 
@@ -75,14 +103,26 @@ def run(
         `PlacedData`.
       state_on: where the clients' states are kept between rounds; "host" moves the cohort's part to the device for each
         round, and all others' in blocks for each evaluation. The results are the same.
+      on_nan: what happens to clients whose state, message or loss becomes NaN or infinite: the run stops, or they are
+        left out of the round, as if they had not been drawn.
+      newcomers: clients that never take part, see `pfl_jax.data.federated.hold_out`: what the method would do for them
+        is measured at every evaluation.
+
+    Raises:
+      Diverged: a client diverged, or with on_nan="skip-client" all of a cohort did, or what the server computed.
     """
     placed = isinstance(data, PlacedData)
     if placed:
         mesh = data.mesh
-    engine = host.build(method, settings, mesh) if state_on == "host" else build(method, settings, mesh).jit(mesh)
+    if state_on == "host":
+        engine = host.build(method, settings, mesh, skip_diverged=on_nan == "skip-client")
+    elif on_nan == "skip-client":
+        engine = build_without_diverged(method, settings, mesh)
+    else:
+        engine = build(method, settings, mesh).jit(mesh)
     num_clients = data.num_clients
     if not placed:
-        data = everywhere(data, mesh)
+        data, newcomers = everywhere((data, newcomers), mesh)
     if state is None:
         current = engine.init(data, everywhere(key, mesh))
     elif state_on == "host":
@@ -92,13 +132,36 @@ def run(
         current = everywhere(jax.tree.map(jnp.copy, state), mesh)
     start = time.perf_counter()
     for index in range(int(current.round), settings.rounds):
-        current, info, cohort = engine.round(data, current, settings.cohort_size(num_clients, index))
-        number = index + 1
-        received = None
+        current, outcome = engine.round(data, current, settings.cohort_size(num_clients, index))
+        number, cohort = index + 1, outcome.cohort
+        clients = np.asarray(cohort.clients)
+        _check_finite(number, clients, outcome, on_nan)
+        received = of_newcomers = None
         if number % settings.eval_every == 0 or number == settings.rounds:
-            received = np.asarray(engine.evaluate(data, current))
-        # A copy: on the host the next round writes into the array.
-        trained, examples = np.array(current.trained_accuracy), int(np.sum(np.asarray(cohort.counts)))
-        seconds = time.perf_counter() - start
-        yield RoundResult(number, current, info, np.asarray(cohort.clients), received, trained, examples, seconds)
+            received = jax.tree.map(np.asarray, engine.evaluate(data, current))
+            if newcomers is not None:
+                of_newcomers = jax.tree.map(np.asarray, engine.adapt(newcomers, current))
+        yield RoundResult(
+            round=number,
+            state=current,
+            info=outcome.info,
+            cohort=clients,
+            arrived=np.asarray(outcome.arrived),
+            diverged=clients[~np.asarray(outcome.finite)],
+            received=received,
+            # A copy: on the host the next round writes into the arrays.
+            trained=jax.tree.map(np.array, current.trained),
+            newcomers=of_newcomers,
+            examples=int(np.sum(np.asarray(cohort.counts))),
+            seconds=time.perf_counter() - start,
+        )
         start = time.perf_counter()
+
+
+def _check_finite(number: int, clients: np.ndarray, outcome: Outcome, on_nan: OnNaN) -> None:
+    """Raises Diverged where the next round must not build on this one."""
+    broken = clients[~np.asarray(outcome.finite)]
+    if broken.size and on_nan == "stop":
+        raise Diverged(number, sorted(broken.tolist()))
+    if not bool(outcome.server_finite):
+        raise Diverged(number, [])

@@ -11,7 +11,7 @@ and never waits for another.
     keys = jax.vmap(jax.random.key)(jnp.arange(6))
     strengths = jnp.array([0.1, 1.0, 10.0, 0.1, 1.0, 10.0])
     for result in sweep.run(fedpac, data, simulate.Settings(rounds=20), keys, {"lam": strengths}):
-        print(result.round, result.received.mean(axis=1))
+        print(result.round, result.received.accuracy.mean(axis=1))
 """
 
 import time
@@ -24,10 +24,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax import simulate
-from pfl_jax.base import Cohort, Info, Method, PRNGKey, PyTree, State
+from pfl_jax.base import Info, Method, PRNGKey, PyTree, Scores, State
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.errors import InvalidInput
-from pfl_jax.simulate import Settings
+from pfl_jax.simulate import Outcome, Settings
 from pfl_jax.trees import byte_count, gather
 
 MakeMethod: TypeAlias = Callable[..., Method]
@@ -43,8 +43,10 @@ class SweepResult(NamedTuple):
         buffers are given to the next round: copy what you want to keep.
       infos: each run's `Info`, likewise.
       cohorts: [R, M], the clients that took part, as NumPy integers.
-      received: [R, N] accuracies in [0, 1] of what every client would deploy now, or None if not evaluated.
-      trained: [R, N] accuracies of every client's model right after its own last local training, NaN before the first.
+      arrived: [R, M], bool: whose message the server had.
+      finite: [R], bool: in which runs neither a client nor the server diverged in this round; the others go on.
+      received: Scores [R, N] of what every client would deploy now, or None if not evaluated.
+      trained: Scores [R, N] of every client's model right after its own last local training, NaN before the first.
       examples: [R], training examples of each cohort, each counted once.
       seconds: wall time of the round of all runs; compilation is in it where a program is new.
     """
@@ -53,8 +55,10 @@ class SweepResult(NamedTuple):
     states: State
     infos: Info
     cohorts: np.ndarray
-    received: np.ndarray | None
-    trained: np.ndarray
+    arrived: np.ndarray
+    finite: np.ndarray
+    received: Scores | None
+    trained: Scores
     examples: np.ndarray
     seconds: float
 
@@ -64,14 +68,14 @@ class Engine(NamedTuple):
 
     Attributes:
       init: (FederatedData, values, keys [R]) -> states.
-      round: (FederatedData, values, states, size) -> (states, Info, Cohort), leaves [R, ...]; takes over the buffers
-        of the states it is given.
-      evaluate: (FederatedData, values, states) -> accuracies [R, N].
+      round: (FederatedData, values, states, size) -> (states, Outcome), leaves [R, ...]; takes over the buffers of the
+        states it is given.
+      evaluate: (FederatedData, values, states) -> Scores [R, N].
     """
 
     init: Callable[[FederatedData, Mapping[str, jax.Array], PRNGKey], State]
-    round: Callable[[FederatedData, Mapping[str, jax.Array], State, int], tuple[State, Info, Cohort]]
-    evaluate: Callable[[FederatedData, Mapping[str, jax.Array], State], jax.Array]
+    round: Callable[[FederatedData, Mapping[str, jax.Array], State, int], tuple[State, Outcome]]
+    evaluate: Callable[[FederatedData, Mapping[str, jax.Array], State], Scores]
 
 
 def build(make_method: MakeMethod, settings: Settings, *, chunk: int | None = 1, mesh: Mesh | None = None) -> Engine:
@@ -159,16 +163,29 @@ def run(
     num_clients = data.train_count.shape[1]
     if states is None:
         states = engine.init(data, values, keys)
+
+    def of_runs(tree):
+        """On the host, without what fills up the devices' shares."""
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[:number], tree)
+
     start = time.perf_counter()
     for index in range(int(np.asarray(states.round)[0]), settings.rounds):
-        states, infos, cohorts = engine.round(data, values, states, settings.cohort_size(num_clients, index))
+        states, outcome = engine.round(data, values, states, settings.cohort_size(num_clients, index))
         received = None
         if (index + 1) % settings.eval_every == 0 or index + 1 == settings.rounds:
-            received = np.asarray(engine.evaluate(data, values, states))[:number]
-        trained = np.asarray(states.trained_accuracy)[:number]
-        examples = np.asarray(cohorts.counts)[:number].sum(axis=1)
-        clients, seconds = np.asarray(cohorts.clients)[:number], time.perf_counter() - start
-        yield SweepResult(index + 1, states, infos, clients, received, trained, examples, seconds)
+            received = of_runs(engine.evaluate(data, values, states))
+        yield SweepResult(
+            round=index + 1,
+            states=states,
+            infos=outcome.info,
+            cohorts=of_runs(outcome.cohort.clients),
+            arrived=of_runs(outcome.arrived),
+            finite=of_runs(outcome.finite).all(axis=1) & of_runs(outcome.server_finite),
+            received=received,
+            trained=of_runs(states.trained),
+            examples=of_runs(outcome.cohort.counts).sum(axis=1),
+            seconds=time.perf_counter() - start,
+        )
         start = time.perf_counter()
 
 

@@ -1,8 +1,9 @@
-"""Pytrees of clients: split, merge and mix models, gather and scatter along the client axis, count bytes."""
+"""Pytrees of clients: split, merge and mix models, gather and scatter along the client axis, count and check them."""
 
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pfl_jax.base import Backbone, Head, Params, PyTree
@@ -24,13 +25,24 @@ def interpolate(share: jax.Array | float, left: PyTree, right: PyTree) -> PyTree
 
 
 def gather(tree: PyTree, indices: jax.Array | np.ndarray | int) -> PyTree:
-    """Rows `indices` [M] of every leaf [N, ...], in their order; that one row without its axis for a number."""
+    """Rows `indices` [M] of every leaf [N, ...], in their order; a single number drops the axis."""
     return jax.tree.map(lambda leaf: leaf[indices], tree)
 
 
 def scatter(tree: PyTree, indices: jax.Array, rows: PyTree) -> PyTree:
     """`tree` with rows `indices` [M], which must be distinct, of every leaf [N, ...] replaced by those of `rows`."""
     return jax.tree.map(lambda leaf, row: leaf.at[indices].set(row, unique_indices=True), tree, rows)
+
+
+def choose(flags: jax.Array, left: PyTree, right: PyTree) -> PyTree:
+    """Row i of `left` where flags[i], of `right` elsewhere, for every leaf [M, ...]."""
+    return jax.tree.map(lambda a, b: jnp.where(flags.reshape(-1, *[1] * (a.ndim - 1)), a, b), left, right)
+
+
+def all_finite(tree: PyTree) -> jax.Array:
+    """Whether no real number of a tree is NaN or infinite: a scalar bool."""
+    real = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.all(jnp.array([jnp.isfinite(leaf).all() for leaf in real], bool))
 
 
 def byte_count(tree: PyTree) -> int:

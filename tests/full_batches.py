@@ -79,5 +79,5 @@ def assert_same(left, right):
 def assert_like_fedavg(last, params, **settings):
     fedavg_last = run(fedavg, **settings)
     assert_same(params, fedavg_last.state.server)
-    np.testing.assert_allclose(last.received, fedavg_last.received, atol=1e-6)
-    np.testing.assert_allclose(last.trained, fedavg_last.trained, atol=1e-6)
+    np.testing.assert_allclose(last.received.accuracy, fedavg_last.received.accuracy, atol=1e-6)
+    np.testing.assert_allclose(last.trained.accuracy, fedavg_last.trained.accuracy, atol=1e-6)

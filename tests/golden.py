@@ -24,11 +24,11 @@ def fingerprint(engine):
     data = tiny_federation()
     state = engine.init(data, jax.random.key(11))
     for _ in range(4):
-        state, _, _ = engine.round(data, state, 3)
+        state, _ = engine.round(data, state, 3)
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves((state.server, state.clients))]
     return {
-        "received": [round(float(value), 6) for value in engine.evaluate(data, state)],
-        "trained": [round(float(value), 6) for value in state.trained_accuracy],
+        "received": [round(float(value), 6) for value in engine.evaluate(data, state).accuracy],
+        "trained": [round(float(value), 6) for value in state.trained.accuracy],
         "sums": [float(np.float32(leaf.sum())) for leaf in leaves],
         "norms": [float(np.float32(np.linalg.norm(leaf))) for leaf in leaves],
     }

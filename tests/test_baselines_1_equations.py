@@ -91,8 +91,8 @@ def assert_leaves(got, want):
 
 def assert_accuracies(last, data, received, trained):
     for index in range(len(SIZES)):
-        np.testing.assert_allclose(last.received[index], accuracy(received[index], data, index), atol=1e-6)
-        np.testing.assert_allclose(last.trained[index], accuracy(trained[index], data, index), atol=1e-6)
+        np.testing.assert_allclose(last.received.accuracy[index], accuracy(received[index], data, index), atol=1e-6)
+        np.testing.assert_allclose(last.trained.accuracy[index], accuracy(trained[index], data, index), atol=1e-6)
 
 
 def test_fedprox_equations(problem):

@@ -41,8 +41,8 @@ def test_the_pytorch_round_is_our_round(torch_rounds):
     for _ in range(2):
         received, trained = theirs.round()
         ours.round()
-        assert received == pytest.approx(float(ours.evaluate().mean()), abs=1e-6)
-        assert trained == pytest.approx(float(ours.state.trained_accuracy.mean()), abs=1e-6)
+        assert received == pytest.approx(float(ours.evaluate().accuracy.mean()), abs=1e-6)
+        assert trained == pytest.approx(float(ours.state.trained.accuracy.mean()), abs=1e-6)
     np.testing.assert_allclose(theirs.server.centroids.cpu(), ours.state.server.centroids, atol=1e-5)
     heads = np.stack([head[0].cpu().numpy().T for head in theirs.server.heads])
     np.testing.assert_allclose(heads, ours.state.clients["kernel"], atol=1e-5)

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -80,6 +81,13 @@ def test_a_run_leaves_its_files(finished):
     assert config["hyper_parameters"]["epochs"] == 1
     assert config["options"]["num_clients"] == 4
     assert config["train_examples"] == [20] * 4
+    # Everyone sends and is sent the model in both rounds.
+    sizes = config["bytes_per_client_and_round"]
+    assert sizes["up"] == sizes["down"] > 1000
+    assert (lines[0]["bytes_up"], lines[0]["bytes_down"]) == (2 * 4 * sizes["up"], 2 * 4 * sizes["down"])
+    assert sorted(lines[0]["cohort"]) == [0, 1, 2, 3]
+    assert summary["bytes_up"] == lines[1]["bytes_up"]
+    assert {len(lines[0][f"trained_{name}per_client"]) for name in ("", "loss_", "macro_f1_", "auc_")} == {4}
     assert config["given"] == ["epochs", "eval_every", "method", "num_clients", "rounds", "test_size", "train_size"]
 
 
@@ -90,8 +98,30 @@ def test_a_run_says_what_it_does(finished):
     assert "round 1/3 · received" in out
     assert "examples/s" in out
     assert "left" in out
-    assert "worst decile" in out
+    assert "worst 10 %" in out
     assert f"results in {folder.relative_to(folder.parents[1])}" in out
+
+
+def test_a_run_ends_at_its_target(tmp_path, capsys):
+    out = tmp_path / "run"
+    words = ["--method", "fedpac", "--rounds", "30", *SMALL, "--eval-every", "1", "--target-accuracy", "1"]
+    assert main("digits", [*words, "--out", str(out)]) == 0
+    assert "reached --target-accuracy 1 in round 1" in capsys.readouterr().out
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["rounds"], summary["rounds_done"]) == (30, 1)
+    (line,) = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    assert np.array(line["info"]["head_weights"]).shape == (4, 4)
+
+
+def test_a_run_that_diverges_is_told_with_its_likely_cause(tmp_path, capsys):
+    words = ["--method", "fedavg", "--rounds", "3", *SMALL, "--lr", "1e30", "--out", str(tmp_path / "run")]
+    said = refusal(capsys, "digits", words)
+    assert "fedavg: round 1: the model, message or loss of client 0 (and 3 more) is NaN or infinite" in said
+    assert "most likely --lr 1e+30 is too large: use a smaller one, or leave such clients out with --on-nan" in said
+    assert not (tmp_path / "run").exists()
+    said = refusal(capsys, "digits", [*words, "--on-nan", "skip-client"])
+    assert "(and 3 more)" in said
+    assert "--on-nan" not in said
 
 
 def test_the_same_seed_gives_the_same_result_and_another_another(tmp_path):
@@ -185,7 +215,7 @@ def refusal(capsys, dataset, words):
         ("--eval-protocol receive", "did you mean received?"),
         ("--roundz 3", "unknown option --roundz; did you mean --rounds?"),
         ("--train_sise 3", "unknown option --train-sise; did you mean --train-size?"),
-        ("--frobnicate", "unknown option --frobnicate: see --help"),
+        ("--zzyzx", "unknown option --zzyzx: see --help"),
         ("-r 3", "unknown option -r: see --help"),
         ("three", "unexpected word 'three'"),
         ("--method apfl --alpha 1.5", "--alpha must be between 0 and 1, not 1.5"),
@@ -204,6 +234,10 @@ def refusal(capsys, dataset, words):
         ("--participation half", "--participation must be a number, not 'half'"),
         ("--straggler-rate 0", "--straggler-rate must be above 0"),
         ("--straggler-fraction 2", "--straggler-fraction must be between 0 and 1"),
+        ("--drop-rate 1", "--drop-rate must be at least 0 and below 1, not 1"),
+        ("--held-out-clients 20", "--held-out-clients must leave some of the 20 clients, not 20"),
+        ("--target-accuracy 0", "--target-accuracy is a percentage, not 0"),
+        ("--on-nan skip", "unknown on-nan 'skip' (there are stop, skip-client)"),
         ("--rounds 0", "--rounds must be at least 1, not 0"),
         ("--rounds 1.5", "--rounds must be a whole number, not '1.5'"),
         ("--rounds", "--rounds needs a value: a whole number"),

@@ -77,7 +77,7 @@ def play(engine, data=None, seed=0, rounds=3, size=3, state=None):
     data = tiny_federation() if data is None else data
     state = engine.init(data, jax.random.key(seed)) if state is None else copy(state)
     for _ in range(rounds):
-        state, _, _ = engine.round(data, state, size)
+        state, _ = engine.round(data, state, size)
     return state
 
 
@@ -102,10 +102,12 @@ def test_structure_shapes_and_types_stay_the_same(name):
     state = engine.init(data, jax.random.key(0))
     before = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), state._replace(key=()))
     for _ in range(2):
-        state, info, _ = engine.round(data, state, 3)
+        state, outcome = engine.round(data, state, 3)
         after = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), state._replace(key=()))
         assert before == after
-        chex.assert_tree_all_finite((state.server, state.clients, info))
+        chex.assert_tree_all_finite((state.server, state.clients, outcome.info))
+        assert outcome.finite.all()
+        assert outcome.server_finite
     assert int(state.round) == 2
 
 
@@ -130,7 +132,7 @@ def test_devices_change_nothing(name):
     # A cohort of three does not divide by two devices, nor by the eight that README.md has a command for.
     got, want = play(shared), play(alone)
     assert_close(got, want)
-    np.testing.assert_allclose(shared.evaluate(data, got), alone.evaluate(data, want), atol=1e-6)
+    np.testing.assert_allclose(shared.evaluate(data, got).accuracy, alone.evaluate(data, want).accuracy, atol=1e-6)
 
 
 def test_permuting_clients_permutes_results(name):
@@ -142,7 +144,7 @@ def test_permuting_clients_permutes_results(name):
     first = start(name)
     moved = compiled(name).init(permuted, jax.random.key(0))
     got, want = play(engine, permuted, size=4, state=moved), play(engine, data, size=4, state=first)
-    accuracies = engine.evaluate(permuted, got), engine.evaluate(data, want)[order]
+    accuracies = engine.evaluate(permuted, got).accuracy, engine.evaluate(data, want).accuracy[order]
     np.testing.assert_allclose(*accuracies, atol=1e-6)
     chex.assert_trees_all_close(got.server, want.server, rtol=2e-3, atol=2e-4)
     chex.assert_trees_all_close(got.clients, rows(want.clients, order), rtol=2e-3, atol=2e-4)
@@ -152,11 +154,11 @@ def test_clients_outside_the_cohort_stay_as_they_were(name):
     data, engine = tiny_federation(), compiled(name)
     state = engine.init(data, jax.random.key(3))
     for _ in range(2):
-        before = jax.tree.map(np.asarray, (state.clients, state.trained_accuracy))
-        state, _, cohort = engine.round(data, state, 3)
-        outside = np.setdiff1d(np.arange(4), np.asarray(cohort.clients))
+        before = jax.tree.map(np.asarray, (state.clients, state.trained))
+        state, outcome = engine.round(data, state, 3)
+        outside = np.setdiff1d(np.arange(4), np.asarray(outcome.cohort.clients))
         assert outside.size == 1
-        after = jax.tree.map(np.asarray, (state.clients, state.trained_accuracy))
+        after = jax.tree.map(np.asarray, (state.clients, state.trained))
         chex.assert_trees_all_equal(rows(after, outside), rows(before, outside))
 
 
@@ -185,7 +187,7 @@ def test_vmap_over_seeds_and_learning_rates(name):
         engine = simulate.build(build(name, **others, lr=lr), settings)
         state = engine.init(data, jax.random.key(seed))
         state = jax.lax.fori_loop(0, 2, lambda _, state: engine.round(data, state, 3)[0], state)
-        return state.server, state.trained_accuracy
+        return state.server, state.trained.accuracy
 
     usual = HYPER_PARAMETERS["lr"]
     # Every real number may be an input of the program, as sweeps have it.
@@ -196,7 +198,7 @@ def test_vmap_over_seeds_and_learning_rates(name):
     for index in range(2):
         alone = play(compiled(name), seed=index, rounds=2)
         chex.assert_trees_all_close(rows(servers, index), alone.server, rtol=2e-4, atol=2e-5)
-        np.testing.assert_allclose(accuracies[index], alone.trained_accuracy, atol=1e-6)
+        np.testing.assert_allclose(accuracies[index], alone.trained.accuracy, atol=1e-6)
     chex.assert_tree_all_finite(servers)
 
 
@@ -214,8 +216,8 @@ def test_predictions_and_learning(name):
     chex.assert_shape(logits, (12, CLASSES))
     chex.assert_tree_all_finite(logits)
     # Always naming a client's largest class would be right seven times in ten.
-    assert engine.evaluate(data, last).mean() > 0.85
-    assert last.trained_accuracy.mean() > 0.85
+    assert engine.evaluate(data, last).accuracy.mean() > 0.85
+    assert last.trained.accuracy.mean() > 0.85
 
 
 def test_numbers_are_the_stored_ones(name):

@@ -21,7 +21,7 @@ from pfl_jax.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import METRICS
 
-RUN = ["--method", "fedas", "--rounds", "40", "--num-clients", "5", "--train-size", "20", "--test-size", "10"]
+RUN = ["--method", "fedas", "--rounds", "25", "--num-clients", "5", "--train-size", "20", "--test-size", "10"]
 RUN = [*RUN, "--participation", "0.6", "--epochs", "1", "--eval-every", "1"]
 
 
@@ -68,7 +68,7 @@ def test_two_processes_are_one_run_stop_together_and_go_on(tmp_path, place):
     assert f"goes on after round {done}" in errors[0]
     assert errors[0].count("\n") == 1
     assert (outs[1], errors[1]) == ("", "")
-    assert len(lines(tmp_path / "two")) == done < 40
+    assert len(lines(tmp_path / "two")) == done < 25
 
     codes, outs, errors = finish(start("--resume", "two", "--mesh", "clients=2", cwd=tmp_path))
     assert codes == [0, 0], errors

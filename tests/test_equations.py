@@ -57,8 +57,8 @@ def test_local(problem):
     for index, (x, y) in enumerate(clients):
         own = train(train(w, x, y), x, y)
         assert_model(jax.tree.map(lambda leaf, index=index: leaf[index], last.state.clients), own)
-        np.testing.assert_allclose(last.received[index], accuracy(own, data, index), atol=1e-6)
-        np.testing.assert_allclose(last.trained[index], accuracy(own, data, index), atol=1e-6)
+        np.testing.assert_allclose(last.received.accuracy[index], accuracy(own, data, index), atol=1e-6)
+        np.testing.assert_allclose(last.trained.accuracy[index], accuracy(own, data, index), atol=1e-6)
 
 
 def test_fedavg_and_its_fine_tuning(problem):
@@ -69,9 +69,9 @@ def test_fedavg_and_its_fine_tuning(problem):
     last, tuned = run("fedavg", data, 2)[-1], run("fedavg_ft", data, 2, finetune_epochs=EPOCHS)[-1]
     assert_model(last.state.server, w)
     for index, (x, y) in enumerate(clients):
-        np.testing.assert_allclose(last.trained[index], accuracy(trained[index], data, index), atol=1e-6)
-        np.testing.assert_allclose(last.received[index], accuracy(w, data, index), atol=1e-6)
-        np.testing.assert_allclose(tuned.received[index], accuracy(train(w, x, y), data, index), atol=1e-6)
+        np.testing.assert_allclose(last.trained.accuracy[index], accuracy(trained[index], data, index), atol=1e-6)
+        np.testing.assert_allclose(last.received.accuracy[index], accuracy(w, data, index), atol=1e-6)
+        np.testing.assert_allclose(tuned.received.accuracy[index], accuracy(train(w, x, y), data, index), atol=1e-6)
 
 
 def test_fedper(problem):
@@ -85,7 +85,7 @@ def test_fedper(problem):
     assert_model(last.state.server, w)
     for index, head in enumerate(heads):
         np.testing.assert_allclose(last.state.clients["kernel"][index], head["head/kernel"], rtol=2e-4, atol=2e-5)
-        np.testing.assert_allclose(last.received[index], accuracy({**w, **head}, data, index), atol=1e-6)
+        np.testing.assert_allclose(last.received.accuracy[index], accuracy({**w, **head}, data, index), atol=1e-6)
 
 
 @pytest.mark.parametrize("manner", ["serial", "parallel"])
@@ -141,8 +141,8 @@ def test_fedas(problem, target, manner):
     for index, (x, y) in enumerate(clients):
         head = {name: value for name, value in previous[index].items() if name.startswith("head")}
         deployed = {**align(w, previous[index], x, y), **head}
-        np.testing.assert_allclose(last.received[index], accuracy(deployed, data, index), atol=1e-6)
-        np.testing.assert_allclose(last.trained[index], accuracy(previous[index], data, index), atol=1e-6)
+        np.testing.assert_allclose(last.received.accuracy[index], accuracy(deployed, data, index), atol=1e-6)
+        np.testing.assert_allclose(last.trained.accuracy[index], accuracy(previous[index], data, index), atol=1e-6)
 
 
 def test_fedas_leaves_out_classes_without_a_global_mean():

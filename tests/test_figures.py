@@ -22,7 +22,7 @@ from experiments.figures.plan import Results, arguments_of, arrays_path
 from experiments.figures.runs import examples_visited
 from experiments.figures.substitution import accuracies_after_replacement, replace_first
 from pfl_jax.data.federated import client_data
-from pfl_jax.evaluation import accuracy
+from pfl_jax.evaluation import score
 
 EVERY = [(paper, number) for paper, plans in PLANS.items() for number in plans]
 SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--rounds", "2", "--epochs", "1"]
@@ -248,9 +248,9 @@ def test_replaced_models_go_from_the_trained_to_an_untrained_one():
     assert highest.shape == at_random.shape == (3, 2)
     for column, client in enumerate(clients):
         test = client_data(data, client, "test")
-        own = accuracy(model.apply, jax.tree.map(lambda leaf, c=client: leaf[c], params), test)
+        own = score(model.apply, jax.tree.map(lambda leaf, c=client: leaf[c], params), test).accuracy
         fresh_key, _ = jax.random.split(jax.random.fold_in(key, client))
-        untrained = accuracy(model.apply, model.init(fresh_key), test)
+        untrained = score(model.apply, model.init(fresh_key), test).accuracy
         for rows in (highest, at_random):
             np.testing.assert_allclose(rows[[0, 2], column], [own, untrained], atol=1e-6)
 

@@ -3,7 +3,6 @@
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
@@ -28,10 +27,10 @@ def assert_same(left, right):
     (results, state), (others, other) = left, right
     for one, two in zip(results, others, strict=True):
         np.testing.assert_array_equal(one.cohort, two.cohort)
-        np.testing.assert_allclose(one.trained, two.trained, atol=1e-6)
+        np.testing.assert_allclose(one.trained.accuracy, two.trained.accuracy, atol=1e-6)
         assert (one.received is None) == (two.received is None)
         if one.received is not None:
-            np.testing.assert_allclose(one.received, two.received, atol=1e-6)
+            np.testing.assert_allclose(one.received.accuracy, two.received.accuracy, atol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), state, other)
 
 
@@ -62,10 +61,10 @@ def test_nothing_but_the_cohorts_rows_is_written():
     engine = host.build(make("fedper"), SETTINGS)
     state = engine.init(DATA, jax.random.key(0))
     before = jax.tree.map(np.array, state.clients)
-    state, _, cohort = engine.round(DATA, state, 3)
-    outside = np.setdiff1d(np.arange(5), np.asarray(cohort.clients))
+    state, outcome = engine.round(DATA, state, 3)
+    outside = np.setdiff1d(np.arange(5), np.asarray(outcome.cohort.clients))
     for was, now in zip(jax.tree.leaves(before), jax.tree.leaves(state.clients), strict=True):
         np.testing.assert_array_equal(was[outside], now[outside])
-    changed = itertools.compress(range(5), np.isfinite(state.trained_accuracy))
-    assert set(changed) == set(np.asarray(cohort.clients).tolist())
-    assert jnp.isfinite(engine.evaluate(DATA, state)).all()
+    changed = itertools.compress(range(5), np.isfinite(state.trained.accuracy))
+    assert set(changed) == set(np.asarray(outcome.cohort.clients).tolist())
+    assert np.isfinite(engine.evaluate(DATA, state).accuracy).all()

@@ -5,9 +5,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn import metrics
 
 from pfl_jax import aggregation, evaluation, losses, trees
-from pfl_jax.base import ClientData
+from pfl_jax.base import ClientData, Scores
 
 
 def numpy_cross_entropy(logits, labels):
@@ -69,20 +70,38 @@ def test_gather_scatter_merge_split():
 
 
 @pytest.mark.parametrize(("n", "real"), [(5, 3), (450, 450), (450, 201)])
-def test_accuracy_ignores_padding(n, real):
+def test_scores_are_scikit_learns_and_ignore_padding(n, real):
     generator = np.random.default_rng(3)
-    logits, labels = generator.normal(size=(n, 4)).astype(np.float32), generator.integers(0, 4, n).astype(np.int32)
-    data = ClientData(jnp.asarray(logits), jnp.asarray(labels), jnp.arange(n) < real)
-    got = evaluation.accuracy(lambda scale, x: scale * x, jnp.float32(2.0), data)
-    np.testing.assert_allclose(got, np.mean(logits.argmax(-1)[:real] == labels[:real]), rtol=1e-6)
-    assert np.isnan(evaluation.accuracy(lambda _, x: x, (), data._replace(mask=jnp.zeros(n, bool))))
+    # Rounded, so that there are ties; class 4 has no example but is predicted, class 5 occurs nowhere.
+    logits, labels = generator.normal(size=(n, 6)).round(1).astype(np.float32), generator.integers(0, 4, n)
+    logits[:, 5] = -9
+    data = ClientData(jnp.asarray(logits), jnp.asarray(labels, jnp.int32), jnp.arange(n) < real)
+    got = evaluation.score(lambda scale, x: scale * x, jnp.float32(2.0), data)
+    logits, labels = logits[:real].astype(np.float64), labels[:real]
+    log_probabilities = 2 * logits - np.log(np.exp(2 * logits).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(got.accuracy, np.mean(logits.argmax(-1) == labels), rtol=1e-6)
+    np.testing.assert_allclose(got.loss, -log_probabilities[np.arange(real), labels].mean(), rtol=1e-5)
+    np.testing.assert_allclose(got.macro_f1, metrics.f1_score(labels, logits.argmax(-1), average="macro"), rtol=1e-6)
+    areas = [metrics.roc_auc_score(labels == k, log_probabilities[:, k]) for k in np.unique(labels)]
+    np.testing.assert_allclose(got.auc, np.mean(areas), rtol=1e-5)
+
+
+def test_scores_without_an_example_or_with_one_class_are_nan():
+    data = ClientData(jnp.eye(3), jnp.zeros(3, jnp.int32), jnp.ones(3, bool))
+    one_class = evaluation.score(lambda _, x: x, (), data)
+    assert np.isnan(one_class.auc)
+    np.testing.assert_allclose(one_class.macro_f1, (2 / 4 + 0 + 0) / 3, rtol=1e-6)
+    assert np.isnan(evaluation.score(lambda _, x: x, (), data._replace(mask=jnp.zeros(3, bool)))).all()
 
 
 def test_summary():
     accuracies = np.array([0.5, np.nan, 0.9, 0.7] + [0.8] * 17)
-    summary = evaluation.summarize(accuracies)
+    summary = evaluation.summarize(Scores(accuracies, accuracies + 1, accuracies / 2, np.full(21, np.nan)))
     values = 100 * accuracies[~np.isnan(accuracies)]
     np.testing.assert_allclose([summary.mean, summary.std], [values.mean(), values.std()])
     np.testing.assert_allclose(summary.worst_decile, (50 + 70) / 2)
+    np.testing.assert_allclose(summary.jain, values.sum() ** 2 / (20 * (values**2).sum()))
+    np.testing.assert_allclose([summary.loss, summary.macro_f1], [values.mean() / 100 + 1, values.mean() / 2])
     assert summary.clients == 20
-    assert np.isnan(evaluation.summarize(np.full(3, np.nan)).mean)
+    assert np.isnan(summary.auc)
+    assert np.isnan(evaluation.summarize(Scores(*[np.full(3, np.nan)] * 4)).mean)

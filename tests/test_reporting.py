@@ -2,12 +2,14 @@
 
 import json
 import math
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, best, percentages, results_table
 
@@ -15,7 +17,8 @@ NAN = float("nan")
 
 
 def evaluation(number, received, trained):
-    return Evaluation(number, np.array(received), np.array(trained), seconds=1.5 * number, examples_per_second=800.0)
+    scores = [Scores(np.array(a), 1 - np.array(a), np.array(a) / 2, np.array(a)) for a in (received, trained)]
+    return Evaluation(number, *scores, seconds=1.5 * number, examples_per_second=800.0)
 
 
 HISTORY = [
@@ -44,7 +47,18 @@ def test_the_log_is_strict_json_with_percentages(tmp_path):
     assert [line["round"] for line in lines] == [1, 2, 3]
     assert lines[0]["received_per_client"] == [50.0, 70.0]
     assert lines[0]["trained_per_client"] == [90.0, None]
-    assert lines[0]["received"] == {"mean": 60.0, "std": 10.0, "worst_decile": 50.0, "clients": 2}
+    assert lines[0]["received_loss_per_client"] == [0.5, 0.3]
+    assert lines[0]["received_macro_f1_per_client"] == [25.0, 35.0]
+    assert lines[0]["received"] == {
+        "mean": 60.0,
+        "std": 10.0,
+        "worst_decile": 50.0,
+        "jain": 0.973,
+        "clients": 2,
+        "loss": 0.4,
+        "macro_f1": 30.0,
+        "auc": 60.0,
+    }
     assert lines[0]["trained"]["clients"] == 1
     assert lines[2]["seconds"] == 4.5
     assert lines[2]["examples_per_second"] == 800.0
@@ -129,18 +143,30 @@ def rows(table):
     with console.file:
         console.print(table)
         text = console.export_text()
-    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    # Cells may have single spaces in them, columns are further apart.
+    found = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+    return [cells for cells in found if cells[0] in ("received", "trained")]
 
 
 def test_the_table_shows_both_protocols_last_and_best():
-    assert rows(results_table(HISTORY, "title", "received", "91.83 (FedPAC, Table 1)")) == [
-        ["received", "last (3)", "70.00", "10.00", "60.00", "91.83 (FedPAC, Table 1)"],
-        ["received", "best (2)", "85.00", "5.00", "80.00", "—"],
-        ["trained", "last (3)", "75.00", "5.00", "70.00", "91.83 (FedPAC, Table 1)"],
-        ["trained", "best (1)", "90.00", "0.00", "90.00", "—"],
+    figures = (("last (3)", "70.00", "10.00", "60.00"), ("best (2)", "85.00", "5.00", "80.00"))
+    table = rows(results_table(HISTORY, "title", "received", "91.83 (FedPAC, Table 1)"))
+    assert [tuple(row[1:5]) for row in table[:2]] == list(figures)
+    assert table[2] == [
+        *("trained", "last (3)", "75.00", "5.00", "70.00", "0.996", "0.250", "37.50", "75.00"),
+        "91.83 (FedPAC, Table 1)",
     ]
+    assert table[3] == ["trained", "best (1)", "90.00", "0.00", "90.00", "1.000", "0.100", "45.00", "90.00", "—"]
     assert [row[0] for row in rows(results_table(HISTORY, "title", "trained"))] == ["trained"] * 2 + ["received"] * 2
-    assert {row[-1] for row in rows(results_table(HISTORY, "title", "trained"))} == {"—"}
+    assert {len(row) for row in rows(results_table(HISTORY, "title", "trained"))} == {9}
+
+
+def test_the_table_has_the_new_clients():
+    scores = Scores(*[np.array([0.5, 0.7])] * 4)
+    last = HISTORY[-1]._replace(newcomers=(scores, HISTORY[-1].trained))
+    table = rows(results_table([*HISTORY[:2], last], "title", "received"))
+    assert [row[:3] for row in table[4:]] == [["received", "new clients", "60.00"], ["trained", "new clients", "75.00"]]
+    assert last.record()["new_clients"]["received"]["mean"] == 60.0
 
 
 def test_percentages_keep_what_is_missing():

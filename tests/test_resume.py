@@ -19,8 +19,9 @@ from experiments.parsing import parse
 from experiments.study import Cell, inspect, run_cell
 from pfl_jax.checkpoint import FOLDER, MANIFEST, Checkpoints
 
-RUN = ["--method", "fedper", "--rounds", "6", "--eval-every", "2", "--num-clients", "4", "--train-size", "20"]
+RUN = ["--method", "fedper", "--rounds", "6", "--eval-every", "2", "--num-clients", "5", "--train-size", "20"]
 RUN = [*RUN, "--test-size", "10", "--participation", "0.5", "--checkpoint-every", "1"]
+RUN = [*RUN, "--held-out-clients", "1", "--drop-rate", "0.5"]
 
 
 def results(folder):
@@ -106,7 +107,7 @@ def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path):
     [
         ({}, ["--lr", "0.5"], "the run has --lr"),
         ({}, ["--out", "elsewhere"], "--out cannot be given with --resume"),
-        ({}, ["--num-clients", "7"], "the run has --num-clients 4, not 7"),
+        ({}, ["--num-clients", "7"], "the run has --num-clients 5, not 7"),
         ({"dataset": "emnist"}, [], "the run is on emnist, not digits"),
         (None, [], "there is no run in it"),
         ({}, [], "there is no checkpoint"),

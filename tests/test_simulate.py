@@ -126,7 +126,7 @@ def test_evaluation_rounds_and_results():
     trained_so_far = np.zeros(4, bool)
     for result in results:
         trained_so_far[result.cohort] = True
-        np.testing.assert_array_equal(~np.isnan(result.trained), trained_so_far)
+        np.testing.assert_array_equal(~np.isnan(result.trained.accuracy), trained_so_far)
         assert result.examples == np.array([9, 20, 14, 5])[result.cohort].sum()
 
 
@@ -158,5 +158,5 @@ def test_a_run_continues_from_a_state():
     assert (first.round, second.round) == (1, 2)
     continued = list(simulate.run(method, data, settings, jax.random.key(99), state=second.state))
     assert [result.round for result in continued] == [3, 4]
-    np.testing.assert_array_equal(continued[-1].received, whole.received)
-    np.testing.assert_array_equal(continued[-1].trained, whole.trained)
+    np.testing.assert_array_equal(continued[-1].received.accuracy, whole.received.accuracy)
+    np.testing.assert_array_equal(continued[-1].trained.accuracy, whole.trained.accuracy)

@@ -13,6 +13,7 @@ from rich.console import Console
 from experiments import catalogue, layout, paper, run, study, tables
 from experiments.parsing import parse
 from experiments.study import Cell
+from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
 
@@ -45,7 +46,9 @@ class Runs:
         record = {"dataset": request.dataset, "data": data, "options": dataclasses.asdict(request.options)}
         folder.write(CONFIG, record | {"hyper_parameters": request.hyper_parameters, "given": sorted(request.given)})
         for number, value in enumerate(accuracies(options.method, options.seed), start=1):
-            folder.log(Evaluation(number, np.full(2, value), np.full(2, value - 0.1), 1.0, 1.0))
+            folder.log(
+                Evaluation(number, Scores(*[np.full(2, value)] * 4), Scores(*[np.full(2, value - 0.1)] * 4), 1.0, 1.0)
+            )
         folder.write(SUMMARY, {"seconds": 60.0, "method": options.method})
         self.done.append((request.dataset, options.method, options.seed))
 

@@ -94,9 +94,9 @@ def crowd(scale: Scale, method: str) -> dict[str, Any]:
         workload.method(method, scale), data, settings, jax.random.key(0), mesh=simulate.client_mesh(), state_on="host"
     ):
         seconds.append(time.perf_counter() - began)
-        trained.append(100 * float(result.trained[result.cohort].mean()))
+        trained.append(100 * float(result.trained.accuracy[result.cohort].mean()))
         if result.received is not None:
-            received = 100 * float(result.received.mean())
+            received = 100 * float(result.received.accuracy.mean())
             state_bytes = byte_count(result.state.clients)
         began = time.perf_counter()
     usual = measure.median(seconds[1:-1])

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments.benchmark import workload
 from experiments.benchmark.workload import Scale
 from pfl_jax import simulate
-from pfl_jax.base import Method, Model, Params, State
+from pfl_jax.base import Method, Model, Params, Scores, State
 from pfl_jax.convolution import conv2d
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.losses import cross_entropy
@@ -123,11 +123,11 @@ class Rounds:
         self._evaluate = engine.evaluate.lower(self._data, self.state).compile() if evaluation else None
 
     def round(self) -> None:
-        """One round, with the accuracy of every trained model."""
-        self.state, _, _ = jax.block_until_ready(self._round(self._data, self.state))
+        """One round, with the scores of every trained model."""
+        self.state, _ = jax.block_until_ready(self._round(self._data, self.state))
 
-    def evaluate(self) -> jax.Array:
-        """Accuracy [N] of what every client would deploy now."""
+    def evaluate(self) -> Scores:
+        """Scores [N] of what every client would deploy now."""
         assert self._evaluate is not None
         return jax.block_until_ready(self._evaluate(self._data, self.state))
 

@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 
 from pfl_jax.base import Model, Params, PRNGKey, PyTree
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.evaluation import accuracy
+from pfl_jax.evaluation import score
 from pfl_jax.fisher import fisher_diagonal
 from pfl_jax.trees import gather
 
@@ -59,11 +59,11 @@ def accuracies_after_replacement(
         random = rebuild(jax.random.uniform(random_key, flat.shape))
         test = client_data(data, client, "test")
 
-        def score(scores, share):
-            return accuracy(model.apply, replace_first(params, fresh, scores, share), test)
+        def accuracy(scores, share):
+            return score(model.apply, replace_first(params, fresh, scores, share), test).accuracy
 
         points = jnp.asarray(shares, jnp.float32)
-        return tuple(jax.lax.map(lambda share, s=scores: score(s, share), points) for scores in (fisher, random))
+        return tuple(jax.lax.map(lambda share, s=scores: accuracy(s, share), points) for scores in (fisher, random))
 
     # One client after another: the memory of one suffices.
     rows = [one(data, jnp.int32(client), gather(params, client)) for client in clients]

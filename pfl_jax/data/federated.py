@@ -158,8 +158,28 @@ def federate_runs(
 
 def select_run(data: FederatedData, run: int | np.ndarray | jax.Array) -> FederatedData:
     """The federation of one run from `federate_runs`, or of several, by their number; it may be traced."""
+    return _rows(data, run)
+
+
+def _rows(data: FederatedData, rows: int | np.ndarray | jax.Array) -> FederatedData:
     given = [name for name in PER_CLIENT if getattr(data, name) is not None]
-    return data._replace(**{name: getattr(data, name)[run] for name in given})
+    return data._replace(**{name: getattr(data, name)[rows] for name in given})
+
+
+def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, FederatedData]:
+    """Sets the last clients of a federation apart: (data of the others, data of the newcomers), over one pool.
+
+    Args:
+      data: of N clients.
+      number: of newcomers, who never take part.
+
+    Raises:
+      InvalidInput: nobody would be left, or there are no newcomers.
+    """
+    if not 1 <= number < data.num_clients:
+        raise InvalidInput(f"of {data.num_clients} clients 1 to {data.num_clients - 1} can be held out, not {number}")
+    stay = data.num_clients - number
+    return _rows(data, np.arange(stay)), _rows(data, np.arange(stay, data.num_clients))
 
 
 def _check(dataset: Dataset, partitions: Sequence[Partition], shift: shifts.Shift, augment: bool) -> None:

@@ -192,4 +192,5 @@ def decouple_channels(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: receive(key, server, client, data)[0],
         predict=model.apply,
+        download=lambda server, client: server.params,
     )

@@ -218,4 +218,6 @@ def fedas(
         aggregate=aggregate,
         personalize=receive,
         predict=model.apply,
+        # The head is where clients start, once.
+        download=lambda server, client: {name: leaf for name, leaf in server.items() if name != "head"},
     )

@@ -68,4 +68,5 @@ def fedbabu(
         batch_size=batch_size,
         finetune_epochs=finetune_epochs,
     )
-    return tuned._replace(local=train, aggregate=aggregate)
+    # The head is the same in all rounds.
+    return tuned._replace(local=train, aggregate=aggregate, download=lambda server, client: server["backbone"])

@@ -147,4 +147,6 @@ def fedfomo(
         local=train,
         aggregate=aggregate,
         personalize=lambda key, server, client, data: combine(client, data)[0],
+        # The first is the client's own.
+        download=lambda server, client: jax.tree.map(lambda leaf: leaf[1:], client.models),
     )

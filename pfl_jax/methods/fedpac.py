@@ -271,6 +271,10 @@ def align_and_combine(
         server = FedPACServer(backbone, server.head, centroids, counts)
         return server, mix(weights, messages.head), {"head_weights": weights, **info}
 
+    def download(server, client):
+        centroids = () if lam is None else (server.centroids, server.centroid_counts)
+        return server.backbone, client, centroids
+
     return Method(
         init_server=init_server,
         init_client=lambda key, server, data: server.head,
@@ -278,4 +282,5 @@ def align_and_combine(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: merge(server.backbone, client),
         predict=model.apply,
+        download=download,
     )

@@ -56,4 +56,5 @@ def fedper(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: merge(server["backbone"], client),
         predict=model.apply,
+        download=lambda server, client: server["backbone"],
     )

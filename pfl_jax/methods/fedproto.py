@@ -114,6 +114,7 @@ def fedproto_g(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: client,
         predict=model.apply,
+        download=lambda server, client: server.prototypes,
     )
 
 
@@ -165,4 +166,5 @@ def fedproto_l(
         aggregate=lambda key, server, clients, messages, cohort: (server, clients, {}),
         personalize=lambda key, server, client, data: client.params,
         predict=model.apply,
+        download=lambda server, client: (),
     )

@@ -63,4 +63,5 @@ def lg_fedavg(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: merge(client, server["head"]),
         predict=model.apply,
+        download=lambda server, client: server["head"],
     )

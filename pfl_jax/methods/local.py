@@ -45,4 +45,5 @@ def local(
         aggregate=lambda key, server, clients, messages, cohort: (server, clients, {}),
         personalize=lambda key, server, client, data: client,
         predict=model.apply,
+        download=lambda server, client: (),
     )

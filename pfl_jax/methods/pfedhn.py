@@ -123,4 +123,5 @@ def pfedhn(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: receive(server, client),
         predict=model.apply,
+        download=lambda server, client: receive(server, client),
     )
