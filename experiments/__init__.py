@@ -32,6 +32,7 @@ _NOT_DATASETS = (
     "progress",
     "records",
     "run",
+    "sizes",
     "study",
     "sweep",
     "sweep_results",
