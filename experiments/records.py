@@ -73,9 +73,7 @@ def devices(options: Options) -> list[Any]:
         if rest:
             raise InvalidInput(f"--devices {options.devices} cannot be shared equally by {processes} processes")
         if share > fewest:
-            raise InvalidInput(
-                f"--devices {options.devices} is more than the {fewest} of each of {processes} processes"
-            )
+            raise InvalidInput(f"--devices {options.devices} is more than {processes} processes have, {fewest} each")
         if options.devices > options.num_clients:
             raise InvalidInput(f"--devices {options.devices} is more than the {options.num_clients} clients")
     return [one for there in of_each for one in there[:share]]

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from functools import partial
+from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
 from test_cli import ROOT, process
@@ -16,6 +18,7 @@ from test_cli import ROOT, process
 from experiments.cli import main
 from experiments.distributed import Processes, _one_line
 from experiments.parsing import parse
+from experiments.records import devices
 from experiments.study import Cell
 from pfl_jax.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
@@ -147,12 +150,38 @@ def test_a_mesh_is_another_word_for_devices():
     assert parse("digits", ["--mesh", "clients=2", "--devices", "2"]) == parse("digits", ["--devices", "2"])
 
 
+@pytest.mark.parametrize(
+    ("words", "there", "want"),
+    [
+        ([], (4, 2), [0, 1, 4, 5]),
+        ([], (8, 8), [0, 1, 8, 9]),
+        (["--mesh", "clients=2"], (4, 2), [0, 4]),
+        (["--mesh", "clients=3"], (4, 2), "cannot be shared equally by 2 processes"),
+        (["--mesh", "clients=6"], (4, 2), "is more than 2 processes have, 2 each"),
+        (["--mesh", "clients=8"], (8, 8), "is more than the 5 clients"),
+        (["--num-clients", "1"], (4, 2), "2 processes cannot share 1 clients"),
+    ],
+)
+def test_all_processes_give_equally_many_devices(words, there, want, monkeypatch):
+    class Device(NamedTuple):
+        id: int
+        process_index: int
+
+    every = [Device(number, int(number >= there[0])) for number in range(sum(there))]
+    monkeypatch.setattr(jax, "devices", lambda: every)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    options = parse("digits", ["--num-clients", "5", "--distributed", *words]).options
+    if isinstance(want, str):
+        with pytest.raises(InvalidInput, match=want):
+            devices(options)
+    else:
+        assert [one.id for one in devices(options)] == want
+
+
 def test_without_a_cluster_the_line_says_what_to_give(capsys, monkeypatch):
     for name in ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "JAX_COORDINATOR_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     # This process has its devices already, which the runtime would find first.
-    import jax
-
     monkeypatch.setattr(jax._src.xla_bridge, "backends_are_initialized", lambda: False)
     assert main("digits", ["--distributed"]) == 2
     err = capsys.readouterr().err
