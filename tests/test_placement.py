@@ -80,7 +80,7 @@ def test_rows_that_only_owners_know():
     jax.tree.map(lambda got, leaf: np.testing.assert_array_equal(got, leaf[own]), found, table)
 
 
-@pytest.mark.parametrize(("name", "place"), [("fedrep", "device"), ("fedas", "host")])
+@pytest.mark.parametrize(("name", "place"), [("fedrep", "device"), ("fedper", "host")])
 def test_the_results_are_the_same(name, place, monkeypatch):
     monkeypatch.setattr(host, "BLOCK", 2)
 
