@@ -4,7 +4,19 @@ import difflib
 import importlib.util
 import os
 import pkgutil
+import signal
 import sys
+
+
+def _leave(*_) -> None:
+    """Ends the process at once: an exception in the midst of the imports below would end it in many lines, or crash."""
+    os.write(2, b"interrupted while no run was going on\n")
+    os._exit(130)
+
+
+# As a command, which Python imports with "-m" in the place of its name, and unless nohup or the like ignores Ctrl-C.
+if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _leave)
 
 # Batched LAPACK runs hundreds of times slower when OpenBLAS starts threads of its own inside XLA's; it reads this once,
 # when NumPy, SciPy or JAX is first imported.
@@ -24,14 +36,17 @@ _NOT_DATASETS = (
     "figures",
     "history",
     "layout",
+    "locks",
     "memory",
     "options",
     "paper",
     "parsing",
     "presets",
+    "programs",
     "progress",
     "records",
     "run",
+    "signals",
     "sizes",
     "study",
     "sweep",

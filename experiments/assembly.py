@@ -67,7 +67,7 @@ def load(request: Request, console: Console) -> tuple[Request, Dataset]:
         console.print(message, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
 
     folder = request.options.data_dir
-    if folder is not None and request.options.source == "files" and not Path(folder).expanduser().is_dir():
+    if folder is not None and request.options.source == "files" and not Path(folder).expanduser().exists():
         raise InvalidInput(f"the data folder {folder} is not there")
     dataset = sources.load(request.dataset, request.options.source, request.options.data_dir, notify=notify)
     if not dataset.is_real:

@@ -76,7 +76,7 @@ def exit_code(work: Callable[[], None]) -> int:
         _say(f"error: {error}")
         return INVALID
     except KeyboardInterrupt as stop:
-        _say(str(stop) or "interrupted before the run began")
+        _say(str(stop) or "interrupted while no run was going on")
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has left; Python would complain about it once more at exit.

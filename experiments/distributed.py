@@ -89,7 +89,8 @@ class Processes:
         except BaseException as error:
             failure = error
         # Whatever it was: the others would wait for ever.
-        problem = "" if failure is None else str(failure) or type(failure).__name__
+        words = "interrupted" if isinstance(failure, KeyboardInterrupt) else str(failure) or type(failure).__name__
+        problem = "" if failure is None else words
         problems = self.exchange(problem)
         if failure is not None and not isinstance(failure, InvalidInput):
             raise failure

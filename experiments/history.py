@@ -1,19 +1,18 @@
-"""What a run has behind it, and how it stops and goes on: evaluations, checkpoints, signals."""
+"""What a run has behind it, and how it goes on: evaluations and checkpoints."""
 
-import contextlib
-import fcntl
-import signal
-import threading
-from collections.abc import Iterator
+import dataclasses
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-from experiments.options import PROCESSES, Options, flag
-from experiments.parsing import Request
+from experiments import unknown_dataset
+from experiments.options import PROCESSES, flag
+from experiments.parsing import Request, parse
+from experiments.presets import DEFAULT_PRESET
 from experiments.study import WITHOUT_BEARING, read_config
 from pfl_jax.base import Scores, State
 from pfl_jax.checkpoint import Checkpoints
@@ -76,15 +75,16 @@ class History:
         self.visits, self.seconds = 0.0, 0.0
         return evaluation
 
-    def save(self, checkpoints: Checkpoints, state: State, log: Path) -> None:
-        """Writes a checkpoint after a round; InvalidInput if it cannot be.
+    def save(self, checkpoints: Checkpoints, state: State, log: Path, identity: dict[str, Any]) -> None:
+        """Writes a checkpoint after a round; CannotWrite if it cannot be.
 
         Args:
           checkpoints: of the run.
           state: after the round.
           log: the metrics as far as they are written.
+          identity: see `records.identity`.
         """
-        checkpoints.save(state, self.arrays(), {"metrics_bytes": log.stat().st_size})
+        checkpoints.save(state, self.arrays(), {"metrics_bytes": log.stat().st_size, "identity": identity})
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All but the state, for a checkpoint."""
@@ -109,19 +109,35 @@ class History:
         return cls(evaluations, arrays["wasted"].tolist(), up, down, diverged, visits, seconds, elapsed, state)
 
     @classmethod
-    def restore(cls, checkpoints: Checkpoints, like: State, log: Path, *, cut: bool = True) -> "History":
+    def restore(
+        cls,
+        checkpoints: Checkpoints,
+        like: State,
+        log: Path,
+        identity: dict[str, Any],
+        notify: Callable[[str], None],
+        *,
+        cut: bool = True,
+    ) -> "History":
         """The run up to its newest good checkpoint; what the log has beyond it is cut off, to be written anew.
 
         Args:
           checkpoints: of the run.
           like: shapes of its state.
           log: the metrics.
+          identity: of the run, see `records.identity`.
+          notify: told where the results may differ in their last bits from those of an uninterrupted run.
           cut: False leaves the log to the process that writes it.
 
         Raises:
-          InvalidInput: there is no checkpoint, or none that can be read, or the log is not the one it was.
+          InvalidInput: there is no checkpoint, none that can be read, or that of another run, or the log is not the one
+            it was.
         """
-        found = checkpoints.newest(like)
+
+        def check(record: dict[str, Any]) -> None:
+            check_identity(record.get("identity", {}), identity, checkpoints.folder, notify)
+
+        found = checkpoints.newest(like, check)
         if found is None:
             raise InvalidInput(f"there is no checkpoint in {checkpoints.folder}: start the run anew")
         cut_log(log, found.record["metrics_bytes"], cut=cut)
@@ -178,82 +194,86 @@ def resumed(request: Request) -> Request:
         raise InvalidInput("--out cannot be given with --resume: a run goes on in its own folder")
     if not (folder / CONFIG).is_file():
         raise InvalidInput(f"--resume {folder}: there is no run in it")
-    if (folder / SUMMARY).exists():
-        raise InvalidInput(f"--resume {folder}: the run is finished, its results are in {folder / SUMMARY}")
+    refuse_finished(folder)
     if not (folder / METRICS).is_file():
         raise InvalidInput(f"--resume {folder}: {METRICS} is missing")
     config = read_config(folder)
-    if config["dataset"] != request.dataset:
-        raise InvalidInput(f"--resume {folder}: the run is on {config['dataset']}, not {request.dataset}")
-    stored: dict[str, Any] = {**config["options"], **config["hyper_parameters"]}
+    found = _request_of(config, folder)
+    if found.dataset != request.dataset:
+        raise InvalidInput(f"--resume {folder}: the run is on {found.dataset}, not {request.dataset}")
+    stored = {**vars(found.options), **found.hyper_parameters}
     given = {**vars(options), **request.hyper_parameters}
-    for name in sorted(request.given - CONTINUING - WITHOUT_BEARING):
-        found, wanted = stored.get(name), given[name]
-        wanted = list(wanted) if isinstance(wanted, tuple) else wanted
-        if found != wanted:
-            raise InvalidInput(f"--resume {folder}: the run has {flag(name)} {found}, not {wanted}")
-    known = {name: tuple(v) if isinstance(v, list) else v for name, v in config["options"].items()}
-    # Never those of the processes that began it.
-    now = {name: getattr(options, name) for name in PROCESSES}
-    changed = now | {name: getattr(options, name) for name in request.given & (CONTINUING | WITHOUT_BEARING) - {"out"}}
-    restored = Options(**{**known, **changed, "resume": str(folder), "out": str(folder)})
-    return Request(request.dataset, restored, config["hyper_parameters"], frozenset(config["given"]))
+    # The method first: it decides which other options there are.
+    for name in sorted(request.given - CONTINUING - WITHOUT_BEARING, key=lambda name: (name != "method", name)):
+        if name not in stored:
+            raise InvalidInput(f"--resume {folder}: the run's method {found.options.method} has no {flag(name)}")
+        if stored[name] != given[name]:
+            raise InvalidInput(f"--resume {folder}: the run has {flag(name)} {stored[name]}, not {given[name]}")
+    # Never the processes that began it.
+    taken = PROCESSES | request.given & (CONTINUING | WITHOUT_BEARING)
+    changed = {name: getattr(options, name) for name in taken}
+    restored = dataclasses.replace(found.options, **changed | {"resume": str(folder), "out": str(folder)})
+    return dataclasses.replace(found, options=restored)
+
+
+def refuse_finished(folder: Path) -> None:
+    """Raises InvalidInput for the folder of a finished run."""
+    if (folder / SUMMARY).exists():
+        raise InvalidInput(f"--resume {folder}: the run is finished, its results are in {folder / SUMMARY}")
+
+
+def _request_of(config: dict[str, Any], folder: Path) -> Request:
+    """The request that a stored configuration was made from, checked as if its values stood on the command line.
+
+    Raises:
+      InvalidInput: the configuration was edited, or is of another version; the line says where.
+    """
+    try:
+        dataset, given, _ = config["dataset"], frozenset(config["given"]), config["data"]["description"]
+        values = {**config["options"], **config["hyper_parameters"], "resume": None, "out": None}
+        if dataset not in DEFAULT_PRESET:
+            raise InvalidInput(unknown_dataset(dataset))
+        return dataclasses.replace(parse(dataset, _words(values)), given=given)
+    except InvalidInput as error:
+        raise InvalidInput(f"--resume {folder}: {CONFIG} cannot be used: {error}") from None
+    except KeyError as error:
+        raise InvalidInput(f"--resume {folder}: {CONFIG} is not a run's, it has no {error}") from None
+    except TypeError as error:
+        raise InvalidInput(f"--resume {folder}: {CONFIG} is not a run's ({error})") from None
+
+
+def _words(values: dict[str, Any]) -> list[str]:
+    """Options as words of a command line."""
+    words = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            words.append(flag(name if value else f"no_{name}"))
+        elif isinstance(value, list):
+            words += [flag(name), *map(str, value)]
+        else:
+            words.append(f"{flag(name)}={value}")
+    return words
+
+
+def check_identity(stored: dict[str, Any], own: dict[str, Any], folder: Path, notify: Callable[[str], None]) -> None:
+    """Refuses the checkpoints of another run; tells where only the last bits may differ."""
+    for name, value in json.loads(json.dumps(own["run"])).items():
+        found = stored.get("run", {}).get(name, value)
+        if found != value:
+            raise InvalidInput(
+                f"the checkpoints in {folder} are of another run: they were written with {name} {found}, {CONFIG} has "
+                f"{value}"
+            )
+    began, now = stored.get("made_with", {}), own["made_with"]
+    changed = [
+        f"{name} {began[name]} then and {now[name]} now" for name in now if began.get(name, now[name]) != now[name]
+    ]
+    if changed:
+        notify(f"Note: {', '.join(changed)}: results may differ in their last bits from an uninterrupted run's.")
 
 
 def check_data(folder: Path, description: str) -> None:
     """Raises InvalidInput where the data is not what the run in the folder began with."""
     began = read_config(folder)["data"]["description"]
     if began != description:
-        raise InvalidInput(f"the run in {folder} began on {began}, and the data is {description} now; give --data-dir")
-
-
-@contextlib.contextmanager
-def alone(log: Path) -> Iterator[None]:
-    """Holds a run for this process: as long as it lives, no other can write into the run's folder.
-
-    Args:
-      log: the run's metrics.
-
-    Raises:
-      InvalidInput: another process holds it.
-    """
-    with log.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InvalidInput(f"another process is at work in {log.parent}: wait for it") from None
-        yield
-
-
-class Stop:
-    """Whether someone asked the run to stop.
-
-    Attributes:
-      asked: by SIGINT or SIGTERM.
-    """
-
-    asked: bool = False
-
-
-@contextlib.contextmanager
-def stoppable(console: Console) -> Iterator[Stop]:
-    """Lets a round end before the first SIGINT or SIGTERM stops the run; the second one stops it at once."""
-    stop = Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask(number: int, _: Any) -> None:
-        stop.asked = True
-        for which in before:
-            signal.signal(which, signal.default_int_handler)
-        console.print("stopping after this round; once more to stop at once", highlight=False)
-
-    for which in before:
-        signal.signal(which, ask)
-    try:
-        yield stop
-    finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)
+        raise InvalidInput(f"the run in {folder} began on {began}, which is {description} now; give --data-dir")

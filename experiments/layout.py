@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.comparison import NOTHING, Column, Comparison, Figure, notes
-from pfl_jax.reporting import rounded, strict_json, write_whole
+from pfl_jax.reporting import rounded, strict_json
+from pfl_jax.writing import write_whole
 
 MARKDOWN, CSV, JSON = "table.md", "table.csv", "table.json"
 

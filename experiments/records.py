@@ -1,18 +1,23 @@
 """What an experiment is made of, and what is written down about it."""
 
 import dataclasses
+import functools
+import hashlib
 import math
 import platform
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+import pfl_jax
 from experiments import paper
-from experiments.options import Options
+from experiments.options import Options, flag
 from experiments.parsing import Request
+from experiments.study import bearing
 from pfl_jax import scheduling, simulate
 from pfl_jax.base import Info, Method
 from pfl_jax.communication import traffic
@@ -108,6 +113,18 @@ def _data_record(dataset: Dataset) -> dict[str, Any]:
     }
 
 
+def identity(experiment: Experiment) -> dict[str, Any]:
+    """What a checkpoint says about its run: what it is, and what the last bits of its results depend on."""
+    request = experiment.request
+    options = {flag(name): value for name, value in bearing(request).items()}
+    named = {"dataset": request.dataset, **options, "--seed": request.options.seed}
+    versions = {name: version for name, version in _versions().items() if name in ("jax", "jaxlib", "pfl_jax")}
+    return {
+        "run": named | {"data": experiment.dataset.description},
+        "made_with": {**versions, "device": _device(request.options), "chunk": experiment.settings.chunk},
+    }
+
+
 def _versions() -> dict[str, str]:
     packages = ("jax", "jaxlib", "flax", "optax", "jaxopt", "numpy", "scikit-learn", "tensorflow-datasets")
     found = {"python": platform.python_version()}
@@ -116,7 +133,17 @@ def _versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return found | {"pfl_jax": _own_version()}
+
+
+@functools.cache
+def _own_version() -> str:
+    """Of this package, which is used from its checkout: a digest of its source files."""
+    folder = Path(pfl_jax.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _device(options: Options) -> str:

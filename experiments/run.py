@@ -16,24 +16,28 @@ from rich.console import Console
 from experiments import assembly, paper
 from experiments.cli import INTERRUPTED, INVALID
 from experiments.distributed import Processes
-from experiments.history import History, Stop, alone, check_data, stoppable
-from experiments.memory import state_place
+from experiments.history import History, check_data, refuse_finished
+from experiments.locks import alone
+from experiments.memory import advice, is_shortage, state_place
 from experiments.options import MATMUL_PRECISION, Options, Precision, flag
 from experiments.parsing import Request
+from experiments.programs import tended
 from experiments.progress import RoundProgress, duration
 from experiments.records import (
     Experiment,
     configuration,
     devices,
     headline,
+    identity,
     info_record,
     summary,
     wasted_step_share,
 )
+from experiments.signals import Stop, interruptible, stoppable
 from pfl_jax import host, simulate
 from pfl_jax.checkpoint import FOLDER, Checkpoints
 from pfl_jax.communication import traffic
-from pfl_jax.errors import Diverged, InvalidInput
+from pfl_jax.errors import CannotWrite, Diverged, InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, results_table
 
 Observe: TypeAlias = Callable[[Experiment, simulate.RoundResult], None]
@@ -58,8 +62,11 @@ def run(request: Request, console: Console, observe: Observe | None = None, proc
     prepare(options)
     folder = _folder(request, processes)
     checkpoints = Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints)
-    history = History()
+    history, experiment = History(), None
     rounds = options.rounds
+
+    def notify(message: str) -> None:
+        console.print(message, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
 
     def give_back() -> None:
         # What can go on stays, whether it has a result or not.
@@ -67,17 +74,21 @@ def run(request: Request, console: Console, observe: Observe | None = None, proc
             folder.discard()
 
     try:
-        with contextlib.ExitStack() as held:
+        with interruptible(), contextlib.ExitStack() as held:
             with processes.together():
                 if processes.reports:
                     held.enter_context(alone(folder.path / METRICS))
+                if options.resume:
+                    # Another process may have finished it since `history.resumed` looked.
+                    refuse_finished(folder.path)
+            held.enter_context(tended(notify))
             experiment = assembly.build(request, console, processes)
             rounds = experiment.request.options.rounds
             with processes.together():
                 if options.resume:
                     check_data(folder.path, experiment.dataset.description)
-                    log = folder.path / METRICS
-                    history = History.restore(checkpoints, _shapes(experiment), log, cut=processes.reports)
+                    like, log, same = _shapes(experiment), folder.path / METRICS, identity(experiment)
+                    history = History.restore(checkpoints, like, log, same, notify, cut=processes.reports)
                 elif processes.reports:
                     folder.write(CONFIG, configuration(experiment))
             if options.resume:
@@ -86,9 +97,12 @@ def run(request: Request, console: Console, observe: Observe | None = None, proc
             console.print(headline(experiment), soft_wrap=True, highlight=False)
             with stoppable(console) as stop:
                 _rounds(experiment, folder, checkpoints, history, console, began, observe, stop, processes)
-            with processes.together():
-                if processes.reports:
-                    _conclude(experiment, folder, console, history)
+                # Nothing is stopped between the last round and the summary, which makes the run a finished one.
+                wasted = math.fsum(history.wasted) / len(history.wasted)
+                with processes.together():
+                    if processes.reports:
+                        folder.write(SUMMARY, summary(experiment, history.evaluations, wasted))
+        _show(experiment, folder, console, history)
     except Diverged as error:
         give_back()
         if not processes.reports:
@@ -99,13 +113,14 @@ def run(request: Request, console: Console, observe: Observe | None = None, proc
         if not processes.reports:
             raise SystemExit(INTERRUPTED) from None
         raise KeyboardInterrupt(_finished(history, rounds, folder, checkpoints)) from None
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
         give_back()
-        if "out of memory" not in str(error).lower() and "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_shortage(error):
             raise
-        raise InvalidInput(
-            "the memory does not suffice: use a smaller --chunk, fewer clients or a smaller model"
-        ) from None
+        raise InvalidInput(advice(error, experiment) + _go_on(folder, checkpoints)) from None
+    except CannotWrite as error:
+        give_back()
+        raise CannotWrite(str(error) + _go_on(folder, checkpoints)) from None
     except BaseException:
         give_back()
         raise
@@ -216,6 +231,9 @@ def _rounds(
         on_nan=options.on_nan,
         newcomers=experiment.newcomers,
     )
+    if history.evaluations and _reached(options, history.evaluations[-1]):
+        # All that was missing was the summary.
+        return
     sent = traffic(experiment.method, experiment.data)
     before, every = history.elapsed, options.checkpoint_every
     with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
@@ -248,7 +266,7 @@ def _rounds(
                 state = host.whole(result.state, experiment.data)
                 with processes.together():
                     if state is not None:
-                        history.save(checkpoints, state, folder.path / METRICS)
+                        history.save(checkpoints, state, folder.path / METRICS, identity(experiment))
             if stopping:
                 raise KeyboardInterrupt
             if is_last:
@@ -285,10 +303,9 @@ def _diverged(error: Diverged, request: Request, checkpoints: Checkpoints, folde
     )
 
 
-def _conclude(experiment: Experiment, folder: RunFolder, console: Console, history: History) -> None:
-    """Writes the summary and prints the table."""
+def _show(experiment: Experiment, folder: RunFolder, console: Console, history: History) -> None:
+    """Prints the table of a finished run."""
     request, options, evaluations = experiment.request, experiment.request.options, history.evaluations
-    folder.write(SUMMARY, summary(experiment, evaluations, math.fsum(history.wasted) / len(history.wasted)))
     figure = paper.published(request, is_real=experiment.dataset.is_real)
     beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
     title = f"{options.method} on {experiment.dataset.description}"
@@ -306,9 +323,15 @@ def _conclude(experiment: Experiment, folder: RunFolder, console: Console, histo
 
 def _finished(history: History, rounds: int, folder: RunFolder, checkpoints: Checkpoints) -> str:
     """What an interrupted run has to show for itself."""
-    saved = checkpoints.rounds()
-    go_on = f"; --resume {folder.path} goes on after round {saved[-1]}" if saved else "; no summary was written"
+    go_on = _go_on(folder, checkpoints)
     if history.evaluations:
         last = history.evaluations[-1].round
-        return f"interrupted: evaluated up to round {last} of {rounds}, see {folder.path / METRICS}{go_on}"
-    return f"interrupted before the first evaluation{go_on if saved else ': nothing is left'}"
+        where = f"interrupted: evaluated up to round {last} of {rounds}, see {folder.path / METRICS}"
+        return where + (go_on or "; no summary was written")
+    return f"interrupted before the first evaluation{go_on or ': nothing is left'}"
+
+
+def _go_on(folder: RunFolder, checkpoints: Checkpoints) -> str:
+    """How a run that was cut off goes on; "" if it cannot."""
+    saved = checkpoints.rounds()
+    return f"; --resume {folder.path} goes on after round {saved[-1]}" if saved else ""

@@ -8,7 +8,7 @@ states of all clients, the server's own, and what a round sends. With the model 
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,11 +76,11 @@ def sizes(dataset: str, method: str, num_clients: int, train_size: int) -> Sizes
 def _shapes(spec: DatasetSpec, num_clients: int, train_size: int) -> FederatedData:
     """A federation of which only shapes exist."""
 
-    def of(*shape: int, dtype: str = "int32") -> jax.ShapeDtypeStruct:
+    def of(*shape: int, dtype: str = "int32") -> Any:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     channels = spec.shape[-1]
-    shapes = FederatedData(
+    return FederatedData(
         x=of(1, *spec.shape, dtype="uint8"),
         y=of(1),
         train_index=of(num_clients, train_size),
@@ -89,8 +89,7 @@ def _shapes(spec: DatasetSpec, num_clients: int, train_size: int) -> FederatedDa
         test_count=of(num_clients),
         mean=of(channels, dtype="float32"),
         std=of(channels, dtype="float32"),
-    )  # type: ignore
-    return shapes
+    )
 
 
 def _print(words: Sequence[str], console: Console) -> None:

@@ -6,15 +6,13 @@ of cells.
 """
 
 import argparse
-import contextlib
 import dataclasses
-import fcntl
 import functools
 import json
 import shlex
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
@@ -22,8 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 from rich.console import Console
 
 from experiments.cli import exit_code
+from experiments.locks import alone, exclusive
 from experiments.options import PARTITION_OPTIONS, PROCESSES, Options, flag
 from experiments.parsing import Request, method_config, parse
+from experiments.signals import interruptible
 from pfl_jax.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Protocol
@@ -210,31 +210,6 @@ def bearing(request: Request) -> dict[str, Any]:
     return {name: value for name, value in every.items() if name not in WITHOUT_BEARING | unread | {"seed"}}
 
 
-@contextlib.contextmanager
-def exclusive(folder: str | Path) -> Iterator[None]:
-    """Holds a folder of cells for this process alone; made if it is not there.
-
-    A run that was cut off looks like one that goes on: only whoever holds the folder may begin it anew. The lock ends
-    with the process, however that ends.
-
-    Raises:
-      InvalidInput: another process holds it, or it cannot be written.
-    """
-    folder = Path(folder).expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("a")
-    except OSError as error:
-        reason = error.strerror or error
-        raise InvalidInput(f"cannot write {folder}: {reason}; give --out a folder that can be written") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InvalidInput(f"another process is at work in {folder}: wait for it, or give --out another") from None
-        yield
-
-
 class Parser(argparse.ArgumentParser):
     """A parser for a command of many runs, whose errors are InvalidInput.
 
@@ -279,7 +254,7 @@ def command(
         if order.dry_run:
             say(order, console)
         else:
-            with exclusive(order.out):
+            with interruptible(), exclusive(order.out):
                 make(order, console)
 
     return exit_code(work)
@@ -353,13 +328,16 @@ def remove_unfinished(folder: Path) -> None:
     """Clears away a run that was cut off, and nothing else; a folder that is not there is no error.
 
     Raises:
-      InvalidInput: the folder cannot be cleared.
+      InvalidInput: a process is at work in the folder, or it cannot be cleared.
     """
+    if not folder.exists():
+        return
     try:
-        for path in folder.iterdir() if folder.exists() else ():
-            if path.name in (CONFIG, METRICS) or path.name.startswith((f".{CONFIG}.", f".{SUMMARY}.")):
-                path.unlink()
-        Checkpoints(folder / FOLDER).clear()
+        with alone(folder / METRICS):
+            Checkpoints(folder / FOLDER).clear()
+            for path in folder.iterdir():
+                if path.name in (CONFIG, METRICS) or path.name.startswith((f".{CONFIG}.", f".{SUMMARY}.")):
+                    path.unlink()
     except OSError as error:
         raise InvalidInput(f"cannot clear {folder}: {error.strerror or error}") from None
 
@@ -369,12 +347,19 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise _damaged(path) from None
 
 
 def _parse_json(text: str, path: Path) -> dict[str, Any]:
     try:
-        return json.loads(text)
+        content = json.loads(text)
     except json.JSONDecodeError:
-        raise InvalidInput(
-            f"{path} is damaged: remove it, with its folder if it is a run's, and it is made again"
-        ) from None
+        content = None
+    if not isinstance(content, dict):
+        raise _damaged(path)
+    return content
+
+
+def _damaged(path: Path) -> InvalidInput:
+    return InvalidInput(f"{path} is damaged: remove it, with its folder if it is a run's, and it is made again")

@@ -9,7 +9,8 @@ from rich.table import Table
 from experiments import study
 from experiments.figures.pictures import ACCURACY, ROUND, Lines, Picture, over_seeds
 from experiments.sweep import Order
-from pfl_jax.reporting import PROTOCOLS, Protocol, rounded, strict_json, write_whole
+from pfl_jax.reporting import PROTOCOLS, Protocol, rounded, strict_json
+from pfl_jax.writing import write_whole
 
 NAME = "sweep"
 MOST_LINES = 8

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,12 +16,15 @@ import numpy as np
 from rich.console import Console
 
 from experiments import assembly, study
-from experiments.history import History, Stop, check_data, cut_log, stoppable
-from experiments.memory import free_bytes
+from experiments.history import History, check_data, check_identity, cut_log
+from experiments.locks import alone
+from experiments.memory import advice, free_bytes, is_shortage
 from experiments.parsing import Request
+from experiments.programs import tended
 from experiments.progress import RoundProgress
-from experiments.records import Experiment, configuration, devices, headline, summary, wasted_step_share
+from experiments.records import Experiment, configuration, devices, headline, identity, summary, wasted_step_share
 from experiments.run import prepare
+from experiments.signals import Stop, stoppable
 from experiments.study import Cell, remove_unfinished
 from experiments.sweep import real_numbers
 from pfl_jax import simulate, sweep
@@ -30,6 +33,7 @@ from pfl_jax.checkpoint import Checkpoints
 from pfl_jax.communication import traffic
 from pfl_jax.data import federated
 from pfl_jax.data.sources import Dataset
+from pfl_jax.errors import InvalidInput
 from pfl_jax.models import CONVOLUTIONAL
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, RunFolder, strict_json, write_whole
 from pfl_jax.trees import gather
@@ -154,28 +158,36 @@ def _factory(experiment: Experiment) -> sweep.MakeMethod:
 def _run(group: Group, used: Sequence[Any], console: Console) -> None:
     began, first = time.perf_counter(), group.experiments[0]
     folders, histories, states = [], [History() for _ in group.folders], None
-    if group.checkpoints.rounds():
-        histories, states = _restore(group)
-        folders = [RunFolder.reopen(path) for path in group.folders]
-        console.print(f"{len(folders)} runs go on after round {histories[0].round}", highlight=False)
-    try:
-        if states is None:
+
+    def notify(message: str) -> None:
+        console.print(message, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
+
+    with contextlib.ExitStack() as held:
+        try:
+            if group.checkpoints.rounds():
+                histories, states = _restore(group, notify)
+                console.print(f"{len(histories)} runs go on after round {histories[0].round}", highlight=False)
             for experiment, path in zip(group.experiments, group.folders, strict=True):
-                remove_unfinished(path)
-                folders.append(RunFolder.claim(path, ""))
-                folders[-1].write(CONFIG, configuration(experiment) | {"runs_together": len(group.folders)})
-        words = f"{len(folders)} runs together, the first: " if len(folders) > 1 else ""
-        console.print(f"{words}{headline(first)}", soft_wrap=True, highlight=False)
-        with stoppable(console) as stop:
-            _rounds(group, folders, histories, states, used, console, began, stop)
-    except BaseException:
-        if not group.checkpoints.rounds():
-            for folder in folders:
-                folder.discard()
-        raise
-    for experiment, folder, history in zip(group.experiments, folders, histories, strict=True):
-        share = math.fsum(history.wasted) / len(history.wasted)
-        folder.write(SUMMARY, summary(experiment, history.evaluations, share))
+                if states is None:
+                    remove_unfinished(path)
+                folders.append(RunFolder.claim(path, "") if states is None else RunFolder.reopen(path))
+                held.enter_context(alone(path / METRICS))
+                if states is None:
+                    folders[-1].write(CONFIG, configuration(experiment) | {"runs_together": len(group.folders)})
+            words = f"{len(folders)} runs together, the first: " if len(folders) > 1 else ""
+            console.print(f"{words}{headline(first)}", soft_wrap=True, highlight=False)
+            with tended(notify), stoppable(console) as stop:
+                _rounds(group, folders, histories, states, used, console, began, stop)
+                for experiment, folder, history in zip(group.experiments, folders, histories, strict=True):
+                    share = math.fsum(history.wasted) / len(history.wasted)
+                    folder.write(SUMMARY, summary(experiment, history.evaluations, share))
+        except BaseException as error:
+            if not group.checkpoints.rounds():
+                for folder in folders:
+                    folder.discard()
+            if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
+                raise InvalidInput(advice(error, first)) from None
+            raise
     # The last thing: until here all of them could go on.
     group.checkpoints.clear()
     with contextlib.suppress(OSError):
@@ -249,17 +261,29 @@ def _save(group: Group, folders: Sequence[RunFolder], histories: Sequence[Histor
     names = _names(group.folders, group.checkpoints.folder.parent)
     group.checkpoints.folder.mkdir(parents=True, exist_ok=True)
     write_whole(group.checkpoints.folder / RUNS, strict_json({"runs": names}))
-    group.checkpoints.save(own, arrays, {"metrics_bytes": [(one.path / METRICS).stat().st_size for one in folders]})
+    record = {
+        "metrics_bytes": [(one.path / METRICS).stat().st_size for one in folders],
+        "identities": [identity(experiment) for experiment in group.experiments],
+    }
+    group.checkpoints.save(own, arrays, record)
 
 
-def _restore(group: Group) -> tuple[list[History], State]:
+def _restore(group: Group, notify: Callable[[str], None]) -> tuple[list[History], State]:
     """All runs as the newest good checkpoint has them; their logs are cut to it."""
     one = simulate.build(group.experiments[0].method, group.experiments[0].settings)
     data = federated.select_run(group.data, 0)
     keys = jax.random.split(jax.random.key(0), len(group.folders))
     like = jax.eval_shape(jax.vmap(lambda key: one.init(data, key)), keys)
-    found = group.checkpoints.newest(like)
-    assert found is not None
+
+    def check(record: dict[str, Any]) -> None:
+        for index, (stored, experiment) in enumerate(zip(record["identities"], group.experiments, strict=True)):
+            # Once for all of them.
+            say = notify if index == 0 else lambda _: None
+            check_identity(stored, identity(experiment), group.checkpoints.folder, say)
+
+    found = group.checkpoints.newest(like, check)
+    if found is None:
+        raise InvalidInput(f"there is no checkpoint in {group.checkpoints.folder}: remove this folder")
     histories = []
     for index, (folder, size) in enumerate(zip(group.folders, found.record["metrics_bytes"], strict=True)):
         check_data(folder, group.experiments[index].dataset.description)

@@ -8,6 +8,10 @@ class InvalidInput(ValueError):
     """
 
 
+class CannotWrite(InvalidInput):
+    """A file or a folder cannot be written: the disk is full, or it is not ours. What was there before is whole."""
+
+
 class Diverged(InvalidInput):
     """A loss, a model or a message has become NaN or infinite.
 

@@ -1,12 +1,11 @@
 """What a run leaves behind: a folder with its configuration, metrics and summary, and a table for people.
 
-Files are complete or absent: whole files are written beside their place and moved there, lines of the metrics log are
-written and flushed one by one. JSON is strict: an accuracy that does not exist is null, never NaN.
+Files are complete or absent, see `pfl_jax.writing`, and so are lines of the metrics log. JSON is strict: an accuracy
+that does not exist is null, never NaN.
 """
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,6 +18,7 @@ from rich.table import Table
 from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 from pfl_jax.evaluation import Summary, summarize
+from pfl_jax.writing import append_line, cannot_write, write_whole
 
 Protocol = Literal["received", "trained"]
 PROTOCOLS: tuple[Protocol, ...] = ("received", "trained")
@@ -185,7 +185,7 @@ class RunFolder:
             raise
         except OSError as error:
             _remove_empty(created)
-            raise _unwritable(path, error) from None
+            raise cannot_write(path, error) from None
         return cls(path, created)
 
     @classmethod
@@ -204,31 +204,15 @@ class RunFolder:
           evaluation: what was measured.
           **further: what else the round has to tell, for JSON.
         """
-        line = json.dumps(_strict(evaluation.record() | further), allow_nan=False) + "\n"
-        try:
-            with (self.path / METRICS).open("a") as file:
-                file.write(line)
-        except OSError as error:
-            raise _unwritable(self.path / METRICS, error) from None
+        append_line(self.path / METRICS, json.dumps(_strict(evaluation.record() | further), allow_nan=False))
 
     def discard(self) -> None:
         """Gives the folder back, unless there is an evaluation in it: for a run that ended before it had a result."""
         log = self.path / METRICS
-        if log.stat().st_size == 0:
+        if log.is_file() and log.stat().st_size == 0:
             (self.path / CONFIG).unlink(missing_ok=True)
             log.unlink()
             _remove_empty(self._created)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file that is never there in part: beside its place, then moved; InvalidInput if it cannot be."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text)
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise _unwritable(path, error) from None
 
 
 def strict_json(content: Any) -> str:
@@ -242,7 +226,7 @@ def _refuse_used(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise cannot_write(path, error) from None
     if names & {CONFIG, METRICS, SUMMARY}:
         raise _holds_a_run(path)
     if names:
@@ -251,10 +235,6 @@ def _refuse_used(path: Path) -> None:
 
 def _holds_a_run(path: Path) -> InvalidInput:
     return InvalidInput(f"the folder {path} holds a run already, which is never overwritten: give --out a new one")
-
-
-def _unwritable(path: Path, error: OSError) -> InvalidInput:
-    return InvalidInput(f"cannot write {path}: {error.strerror or error}; give --out a folder that can be written")
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:

@@ -21,6 +21,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Batched LAPACK runs hundreds of times slower when OpenBLAS starts its own threads inside XLA's.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import contextlib
+import resource
 import shutil
 import tempfile
 from pathlib import Path
@@ -49,6 +51,48 @@ def _drop_programs():
     """
     yield
     jax.clear_caches()
+
+
+REPRESENTATIVES = {
+    "fedavg",
+    "scaffold",
+    "fedper",
+    "ditto",
+    "knn_per",
+    "hypcluster",
+    "fedfomo",
+    "pfedhn",
+    "fedpac",
+    "fedas",
+}
+"""Methods of different kinds of state and aggregation."""
+
+COSTLY = {"test_devices_change_nothing", "test_vmap_over_seeds_and_learning_rates"}
+"""Tests of every method that compile it for themselves: those of the other methods are slow ones."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        name = getattr(item, "callspec", None) and item.callspec.params.get("name")
+        if getattr(item, "originalname", "") in COSTLY and name not in REPRESENTATIVES:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture
+def full_disk():
+    """A context in which files take no more than so many bytes, as on a full disk: full_disk(100)."""
+
+    @contextlib.contextmanager
+    def limited(size):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
 
 
 def pytest_unconfigure(config):

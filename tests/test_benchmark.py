@@ -166,3 +166,4 @@ def test_all_of_it(tmp_path):
     assert all(min(row["examples_per_second"].values()) > 0 for row in figures["chunks"])
     assert all(row["peak_bytes"] > row["state_bytes"] for row in figures["crowd"])
     assert figures["sweep"]["ratio"] > 0
+    assert figures["everyday"]["checkpoint_seconds"] > 0

@@ -6,8 +6,9 @@ import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
+from pfl_jax.base import State
 from pfl_jax.checkpoint import MANIFEST, Checkpoints
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import CannotWrite, InvalidInput
 from pfl_jax.methods import METHODS
 
 
@@ -39,7 +40,7 @@ def test_a_run_from_a_checkpoint_is_the_uninterrupted_one(name, tmp_path):
 
 
 def test_the_newest_good_one_counts_and_few_are_kept(tmp_path):
-    state = play("fedavg", rounds=1)
+    state = small_state()
     checkpoints = Checkpoints(tmp_path, keep=2)
     for number in (1, 2, 3):
         checkpoints.save(state._replace(round=np.int32(number)), {}, {"number": number})
@@ -55,14 +56,65 @@ def test_the_newest_good_one_counts_and_few_are_kept(tmp_path):
         checkpoints.newest(state)
 
 
-def test_another_runs_checkpoint_is_refused(tmp_path):
+def small_state(number=1, width=3):
+    """A state that nothing was trained for, which saves the tests below their compilation."""
+    server = {"head": np.ones((width, 2), np.float32), "steps": np.int32(number)}
+    return State(server, {"own": np.zeros((4, width), np.float32)}, (), jax.random.key(0), np.int32(number))
+
+
+def test_another_runs_checkpoint_is_refused_by_what_differs(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(play("fedavg", rounds=1), {}, {})
-    with pytest.raises(InvalidInput, match=r"round 1 .* is of another run"):
-        checkpoints.newest(play("fedper", rounds=1))
+    checkpoints.save(small_state(), {}, {"seed": 3})
+    words = r"round 1 .* is of another run: it has server\['head'\] \(float32 \[3, 2\]\) where this run has server"
+    with pytest.raises(InvalidInput, match=words + r"\['head'\] \(float32 \[5, 2\]\)"):
+        checkpoints.newest(small_state(width=5))
+    with pytest.raises(InvalidInput, match=r"it has clients\['own'\] .* where this run has "):
+        checkpoints.newest(small_state()._replace(clients=()))
+
+    def check(record):
+        raise InvalidInput(f"not with seed {record['seed']}")
+
+    # What the record says comes before the arrays.
+    with pytest.raises(InvalidInput, match="not with seed 3"):
+        checkpoints.newest(small_state(width=5), check)
+
+
+def test_a_checkpoint_that_was_not_finished_is_written_again(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for number in (1, 2):
+        checkpoints.save(small_state(number), {}, {})
+    (tmp_path / "2" / MANIFEST).unlink()
+    assert checkpoints.newest(small_state()).state.round == 1
+    checkpoints.save(small_state(2), {}, {})
+    assert checkpoints.newest(small_state()).state.round == 2
+
+
+def test_a_full_disk_leaves_the_checkpoints_before(tmp_path, full_disk, capfd):
+    checkpoints = Checkpoints(tmp_path / "run", keep=1)
+    with (
+        full_disk(100),
+        pytest.raises(CannotWrite, match=r"checkpoint of round 1 .*: no space is left there; make room"),
+    ):
+        checkpoints.save(small_state(1), {}, {})
+    assert not (tmp_path / "run").exists()
+    checkpoints.save(small_state(1), {}, {})
+    with full_disk(100), pytest.raises(CannotWrite, match="checkpoint of round 2"):
+        checkpoints.save(small_state(2), {}, {})
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["1"]
+    assert checkpoints.newest(small_state()).state.round == 1
+    checkpoints.save(small_state(2), {}, {})
+    assert checkpoints.rounds() == [2]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_what_another_program_wrote_is_not_read(tmp_path):
+    (tmp_path / "7" / "default").mkdir(parents=True)
+    (tmp_path / "7" / "default" / "manifest.ocdbt").write_text("orbax")
+    with pytest.raises(InvalidInput, match=r"can be read \(round 7: it was not written to its end, or not by this"):
+        Checkpoints(tmp_path).newest(small_state())
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidInput, match="cannot write a checkpoint into"):
-        Checkpoints(tmp_path / "file").save(play("fedavg", rounds=1), {}, {})
+    with pytest.raises(InvalidInput, match="cannot write the checkpoint of round 1 into"):
+        Checkpoints(tmp_path / "file").save(small_state(), {}, {})

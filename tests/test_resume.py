@@ -14,7 +14,7 @@ from test_cli import process
 
 from experiments import run
 from experiments.cli import main
-from experiments.history import alone
+from experiments.locks import alone
 from experiments.parsing import parse
 from experiments.study import Cell, inspect, run_cell
 from pfl_jax.checkpoint import FOLDER, MANIFEST, Checkpoints

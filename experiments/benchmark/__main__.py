@@ -15,7 +15,9 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from experiments.cli import INTERRUPTED, INVALID
+from experiments.signals import interruptible
 from pfl_jax.errors import InvalidInput
+from pfl_jax.writing import write_whole
 
 SECTIONS = (
     "training",
@@ -28,6 +30,7 @@ SECTIONS = (
     "chunks",
     "crowd",
     "sweep",
+    "everyday",
 )
 USUAL = SECTIONS[:5]
 """Without --only."""
@@ -112,6 +115,7 @@ def benchmark(request: argparse.Namespace, console: Console) -> dict[str, Any]:
     # Imported now, so that errors and --help do not wait for it.
     from experiments import run
     from experiments.benchmark import report, sections, workload
+    from experiments.benchmark.everyday import everyday
 
     run.prepare_jax()
     machine = _machine()
@@ -133,7 +137,7 @@ def benchmark(request: argparse.Namespace, console: Console) -> dict[str, Any]:
         results["round"] = sections.fedpac_round(setup)
     for name in SECTIONS[1:]:
         if name in wanted:
-            results[name] = getattr(sections, name)(setup)
+            results[name] = everyday(setup) if name == "everyday" else getattr(sections, name)(setup)
     if "endurance" in wanted:
         results["second_start"] = sections.second_start(setup)
     results["seconds"] = time.perf_counter() - began
@@ -153,9 +157,10 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     try:
         request = _parse(words)
-        results = benchmark(request, Console())
+        with interruptible():
+            results = benchmark(request, Console())
         if request.out is not None:
-            request.out.write_text(json.dumps(results, indent=2) + "\n")
+            write_whole(request.out, json.dumps(results, indent=2) + "\n")
     except InvalidInput as error:
         print(f"error: {error}", file=sys.stderr)
         return INVALID

@@ -15,6 +15,7 @@ from pfl_jax import simulate
 from pfl_jax.base import Method, Model, Params, Scores, State
 from pfl_jax.convolution import conv2d
 from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.engine import Outcome
 from pfl_jax.losses import cross_entropy
 from pfl_jax.training import fit, sgd
 
@@ -119,12 +120,13 @@ class Rounds:
         self._data = everywhere(mesh, data)
         start = engine.init(self._data, jax.random.key(0)) if state is None else jax.tree.map(jnp.copy, state)
         self.state = everywhere(mesh, start)
+        self.outcome: Outcome | None = None
         self._round = engine.round.lower(self._data, self.state, self.cohort_size).compile()
         self._evaluate = engine.evaluate.lower(self._data, self.state).compile() if evaluation else None
 
     def round(self) -> None:
         """One round, with the scores of every trained model."""
-        self.state, _ = jax.block_until_ready(self._round(self._data, self.state))
+        self.state, self.outcome = jax.block_until_ready(self._round(self._data, self.state))
 
     def evaluate(self) -> Scores:
         """Scores [N] of what every client would deploy now."""

@@ -37,6 +37,7 @@ def show(console: Console, results: dict[str, Any]) -> None:
         "endurance": _starts_and_memory,
         "crowd": _crowd,
         "sweep": _sweep,
+        "everyday": _everyday,
     }
     for name, build in tables.items():
         if name in results:
@@ -217,3 +218,15 @@ def _sweep(results: dict[str, Any]) -> Table:
     return _table(
         f"{record['together']['runs']} runs of FedPAC", ("runs", "s, compilation included", "s, after round 1"), rows
     )
+
+
+def _everyday(results: dict[str, Any]) -> Table:
+    record = results["everyday"]
+    rows = [
+        ("round and both evaluations, accuracies alone", f"{record['round_seconds']:.2f}", ""),
+        ("loss, macro-F1 and AUC besides", "", f"{record['scores_share']:.1%}"),
+        ("a line of the log", f"{record['line_seconds']:.3f}", f"{record['line_share']:.1%}"),
+        ("a checkpoint", f"{record['checkpoint_seconds']:.3f}", f"{record['checkpoint_share']:.1%}"),
+    ]
+    title = f"What a run costs beside its rounds, FedPAC, {record['clients']} clients"
+    return _table(title, ("what", "s", "of the round"), rows)

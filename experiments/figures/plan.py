@@ -1,6 +1,8 @@
 """What a figure is made of: runs for each dataset, and the panels that their results become."""
 
 import dataclasses
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from experiments import presets, study
 from experiments.figures.pictures import Bars, Heat, Lines
 from experiments.options import flag
 from experiments.study import Cell
+from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import Protocol
 
 if TYPE_CHECKING:
@@ -177,8 +180,14 @@ class Results:
         """What was kept of each seed's rounds."""
         found = []
         for folder in self._folders[key]:
-            with np.load(arrays_path(folder)) as file:
-                found.append(dict(file))
+            path = arrays_path(folder)
+            try:
+                with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+                    found.append(dict(content))
+            except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+                raise InvalidInput(
+                    f"{path} is damaged: remove it and its run {folder}, and they are made again"
+                ) from None
         return found
 
 

@@ -1,6 +1,5 @@
 """The runs of a figure: which data is there, how much work they are, and what is kept of their rounds."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from experiments.figures.plan import arrays_path
 from experiments.parsing import Request
 from experiments.study import Cell
 from pfl_jax.data.specs import SPECS
-from pfl_jax.errors import InvalidInput
+from pfl_jax.writing import write_binary_whole
 
 if TYPE_CHECKING:
     from experiments.records import Experiment
@@ -88,17 +87,6 @@ def run_with_arrays(
         arrays.update(keep(experiment, result))
         # Before the summary, which makes the run a finished one.
         if result.round == experiment.settings.rounds:
-            _save_arrays(arrays_path(folder), arrays)
+            write_binary_whole(arrays_path(folder), lambda file: np.savez_compressed(file, **arrays))
 
     study.run_cell(cell, folder, console, observe)
-
-
-def _save_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    """Writes the file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.npz")
-    try:
-        np.savez_compressed(temporary, **arrays)
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InvalidInput(f"cannot write {path}: {error.strerror or error}; give --out another folder") from None

@@ -28,6 +28,25 @@ def member(path: str) -> tuple[str, str, str] | None:
     return None if parts[2].startswith(".") or not parts[2].endswith(".png") else (parts[0], parts[1], parts[2])
 
 
+def check_picture(path: str, content: bytes) -> None:
+    """Raises ValueError, with the path, unless the content is a picture of 32 x 32 pixels that can be decoded.
+
+    tensorflow-datasets keeps the files as they are, and would notice damage only when all of them are read.
+    """
+    # Imported now: only whoever prepares the dataset needs it.
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content), formats=("PNG",)) as picture:
+            picture.load()
+            size = picture.size
+    # Pillow raises SyntaxError for broken PNG chunks.
+    except (OSError, ValueError, SyntaxError) as error:
+        raise ValueError(f"the picture {path} in the archive is damaged ({error})") from None
+    if size != (32, 32):
+        raise ValueError(f"the picture {path} in the archive has {size[0]} x {size[1]} pixels, not 32 x 32")
+
+
 @functools.cache
 def builder_class(url: str) -> Any:
     """The class of the builder, made and so registered with tensorflow-datasets on the first call.
@@ -65,6 +84,8 @@ def builder_class(url: str) -> Any:
             for path, file in files:
                 found = member(path)
                 if found is not None and found[0] == folder:
-                    yield f"{found[1]}/{found[2]}", {"image": io.BytesIO(file.read()), "label": found[1]}
+                    content = file.read()
+                    check_picture(path, content)
+                    yield f"{found[1]}/{found[2]}", {"image": io.BytesIO(content), "label": found[1]}
 
     return Cinic10

@@ -101,10 +101,15 @@ def load(spec: DatasetSpec, found: Found) -> Arrays:
       The examples; EMNIST's turned upright.
 
     Raises:
-      InvalidInput: naming the file, what was expected and what was found.
+      InvalidInput: naming the file, what was expected and what was found, and what to do.
     """
-    if spec.name in _CIFAR:
-        return _load_cifar(spec, _CIFAR[spec.name], found)
+    try:
+        return _load_cifar(spec, _CIFAR[spec.name], found) if spec.name in _CIFAR else _load_idx(spec, found)
+    except InvalidInput as error:
+        raise InvalidInput(f"{error}; put a whole copy of {spec.name} there, or remove it") from None
+
+
+def _load_idx(spec: DatasetSpec, found: Found) -> Arrays:
     arrays = []
     for images, labels in (found.paths[:2], found.paths[2:]):
         x, y = _read_idx(images, spec.shape[:2]), _read_idx(labels, ())

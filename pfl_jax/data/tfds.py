@@ -7,10 +7,10 @@ later runs read that file and import neither TensorFlow nor tfds.
 import contextlib
 import hashlib
 import io
+import json
 import os
 import re
 import sys
-import tempfile
 import threading
 import urllib.error
 import urllib.parse
@@ -26,7 +26,8 @@ import numpy as np
 
 from pfl_jax.data import cinic10
 from pfl_jax.data.specs import Arrays, DatasetSpec
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import CannotWrite, InvalidInput
+from pfl_jax.writing import write_binary_whole
 
 Notify = Callable[[str], None]
 
@@ -59,8 +60,12 @@ def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arra
     prepared = _newest_version(folder / _tfds_name(spec), "*/dataset_info.json")
     if prepared is None:
         kept = _newest_version(folder / "pfl_jax", f"{spec.name}-*.npz")
-        arrays = None if kept is None else _read_cache(kept, spec)
-        return None if kept is None or arrays is None else (arrays, _version(kept))
+        if kept is None:
+            return None
+        arrays = _read_cache(kept, spec)
+        if arrays is None:
+            raise InvalidInput(f"{kept} is damaged, or not {spec.name}: put a whole copy of it there, or remove it")
+        return arrays, _version(kept)
     version = prepared.parent.name
     cache = folder / "pfl_jax" / f"{spec.name}-{version}.npz"
     # The version alone would miss a folder that was prepared anew from other files.
@@ -102,7 +107,8 @@ def download(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[
             builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
         except Exception as error:  # tfds raises whatever requests, TensorFlow, tar or the file system raise
             raise InvalidInput(
-                f"tensorflow-datasets cannot prepare {spec.name} in {folder}: {_one_line(error)}"
+                f"tensorflow-datasets cannot prepare {spec.name} in {folder}: {_one_line(error)}; if an archive is "
+                f"damaged, remove it from {folder / 'downloads'}, and it is downloaded again"
             ) from error
     result = find(spec, folder, notify)
     if result is None:
@@ -141,23 +147,17 @@ def _read_cache(path: Path, spec: DatasetSpec, fingerprint: str | None = None) -
 
 
 def _write_cache(path: Path, arrays: Arrays, fingerprint: str, notify: Notify) -> None:
-    """Writes beside the target and renames, so that an interrupted run leaves no half a file."""
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-            temporary = Path(file.name)
-            np.savez(file, fingerprint=np.array(fingerprint), **arrays._asdict())
-        temporary.replace(path)
-    except OSError as error:
-        notify(f"{path} cannot be written ({error}): the next run will need TensorFlow again")
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        write_binary_whole(path, lambda file: np.savez(file, fingerprint=np.array(fingerprint), **arrays._asdict()))
+    except (OSError, CannotWrite) as error:
+        notify(f"the next run will need TensorFlow again: {str(error).partition(';')[0]}")
 
 
 def _read_prepared(spec: DatasetSpec, folder: Path) -> Arrays:
     """All examples of a prepared folder, in tfds' fixed order."""
     arrays = []
+    _check_features(folder)
     with _tensorflow_datasets() as tfds:
         try:
             builder = tfds.builder_from_directory(folder)
@@ -167,7 +167,9 @@ def _read_prepared(spec: DatasetSpec, folder: Path) -> Arrays:
                 x, y = (np.asarray(part) for part in whole)
                 arrays += [np.ascontiguousarray(x.swapaxes(1, 2)) if spec.transposed else x, y.astype(np.int32)]
         except Exception as error:  # as above
-            raise InvalidInput(f"{folder} is not a usable {spec.name}: {_one_line(error)}") from error
+            raise InvalidInput(
+                f"{folder} is not a usable {spec.name}: {_one_line(error)}; remove it, and it is prepared again"
+            ) from error
     for x, y in (arrays[:2], arrays[2:]):
         if x.shape[1:] != spec.shape or y.max(initial=0) >= spec.num_classes:
             raise InvalidInput(
@@ -175,6 +177,39 @@ def _read_prepared(spec: DatasetSpec, folder: Path) -> Arrays:
                 f"expected {spec.shape} and 0 to {spec.num_classes - 1}"
             )
     return Arrays(*arrays)
+
+
+def _check_features(folder: Path) -> None:
+    """Refuses a prepared folder that names code of others: tfds imports whatever module its features.json names."""
+    path = folder / "features.json"
+
+    def named(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                if key in ("pythonClassName", "python_class_name", "type"):
+                    yield str(item)
+                yield from named(item)
+        elif isinstance(value, list):
+            for item in value:
+                yield from named(item)
+        elif isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+            # Features within features are JSON inside a text.
+            with contextlib.suppress(ValueError):
+                yield from named(json.loads(value))
+
+    try:
+        names = list(named(json.loads(path.read_text())))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise InvalidInput(
+            f"{path} is damaged ({_one_line(error)}): remove {folder}, and it is prepared again"
+        ) from None
+    for name in names:
+        if not name.startswith("tensorflow_datasets.core.features."):
+            raise InvalidInput(
+                f"{path} names code that is not tensorflow-datasets' own ({_one_line(name)}): it is not used"
+            )
 
 
 def _builder(tfds: Any, spec: DatasetSpec, folder: Path) -> Any:

@@ -1,0 +1,83 @@
+"""What a run costs beside its rounds: all scores in the place of the accuracy alone, lines of the log, checkpoints."""
+
+import itertools
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.benchmark import measure, workload
+from experiments.benchmark.jax_rounds import Rounds
+from experiments.benchmark.sections import Record, Setup
+from experiments.history import History
+from experiments.records import info_record
+from pfl_jax import engine
+from pfl_jax.base import ClientData, Scores
+from pfl_jax.checkpoint import Checkpoints
+from pfl_jax.reporting import Evaluation
+from pfl_jax.training import map_examples
+
+
+def everyday(setup: Setup) -> Record:
+    """Rounds of FedPAC with both evaluations: accuracies alone, all scores, and what is written after each."""
+    scale = setup.scale
+    data = workload.federation(scale.clients, scale.examples)
+
+    def rounds() -> Rounds:
+        method = workload.method("fedpac", scale)
+        return Rounds(method, data, participation=1.0, chunk=setup.chunk, mesh=setup.mesh)
+
+    setup.notify("FedPAC rounds with accuracies alone and with all scores")
+    with mock.patch.object(engine, "score", _accuracy_alone):
+        plain = rounds()
+    full = rounds()
+    times = measure.interleaved(scale.repetitions[1], {"accuracies": plain.both, "scores": full.both})
+    medians = {name: measure.median(seconds) for name, seconds in times.items()}
+    setup.notify("lines of the log and checkpoints")
+    written = _writing(full, scale.repetitions[0])
+    return {
+        "clients": scale.clients,
+        "round_seconds": medians["accuracies"],
+        "scores_share": medians["scores"] / medians["accuracies"] - 1,
+        **{f"{name}_seconds": seconds for name, seconds in written.items()},
+        **{f"{name}_share": seconds / medians["accuracies"] for name, seconds in written.items()},
+        "repetitions": times,
+    }
+
+
+def _writing(rounds: Rounds, repetitions: int) -> dict[str, float]:
+    """Seconds of a line of the log, and of a checkpoint, medians."""
+    outcome = rounds.outcome
+    assert outcome is not None
+    received, trained = (jax.tree.map(np.asarray, scores) for scores in (rounds.evaluate(), rounds.state.trained))
+    history = History([Evaluation(1, received, trained, 1.0, 1.0)])
+    numbers = itertools.count()
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "metrics.jsonl"
+
+        def line() -> None:
+            further = {"cohort": np.asarray(outcome.cohort.clients).tolist(), "info": info_record(outcome.info)}
+            with log.open("a") as file:
+                file.write(json.dumps(history.evaluations[0].record() | further) + "\n")
+
+        def save() -> None:
+            history.save(Checkpoints(Path(folder) / str(next(numbers))), rounds.state, log)
+
+        # Not timed: the first checkpoint imports orbax.
+        line()
+        save()
+        times = measure.interleaved(repetitions, {"line": line, "checkpoint": save})
+    return {name: measure.median(seconds) for name, seconds in times.items()}
+
+
+def _accuracy_alone(predict: Any, personal: Any, data: ClientData) -> Scores:
+    """What was measured of a client before there were other scores."""
+    predicted = map_examples(lambda x: jnp.argmax(predict(personal, x), axis=-1), data.x, data.mask)
+    count = jnp.sum(data.mask, dtype=jnp.float32)
+    none = jnp.zeros(())
+    return Scores(jnp.sum((predicted == data.y) & data.mask, dtype=jnp.float32) / count, none, none, none)

@@ -1,0 +1,69 @@
+"""Files that are complete or absent, however a write ends: full disk, signal, error."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from pfl_jax.errors import CannotWrite
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a text file that is never there in part; CannotWrite if it cannot be, and what was there stays."""
+    write_binary_whole(path, lambda file: file.write(text.encode()))
+
+
+def write_binary_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Writes a file that is never there in part: beside its place, then moved.
+
+    Args:
+      path: whose folder is there; what is there already is replaced at once, or stays.
+      write: puts the content into the open file.
+
+    Raises:
+      CannotWrite: the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise cannot_write(path, error) from None
+        raise
+
+
+def append_line(path: Path, line: str) -> None:
+    """Adds a line to a text file, whole or not at all; CannotWrite if it cannot be.
+
+    Args:
+      path: made if it is not there.
+      line: without its end.
+    """
+    rest = memoryview(f"{line}\n".encode())
+    try:
+        # Unbuffered: closing the file must not try once more to write what has failed.
+        with path.open("ab", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    file.truncate(size)
+                raise
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def cannot_write(path: Path, error: OSError) -> CannotWrite:
+    """The error for a file or folder that cannot be written, with what to do about it."""
+    mend = "make room" if error.errno in _NO_ROOM else "give --out a folder that can be written"
+    return CannotWrite(f"cannot write {path}: {error.strerror or error}; {mend}")

@@ -1,0 +1,92 @@
+"""Files are complete or absent, whatever ends the write."""
+
+import errno
+import warnings
+from pathlib import Path
+
+import pytest
+
+from experiments import programs
+from experiments.programs import tended
+from pfl_jax.errors import CannotWrite
+from pfl_jax.writing import append_line, write_binary_whole, write_whole
+
+
+def test_a_full_disk_leaves_no_half_a_line(tmp_path, full_disk):
+    log = tmp_path / "log"
+    append_line(log, "first")
+    with full_disk(20), pytest.raises(CannotWrite, match=r"cannot write .*log: File too large; make room"):
+        append_line(log, "second" * 10)
+    assert log.read_text() == "first\n"
+    append_line(log, "second")
+    assert log.read_text() == "first\nsecond\n"
+    with pytest.raises(CannotWrite, match="/dev/full: No space left on device; make room"):
+        append_line(Path("/dev/full"), "line")
+
+
+def test_a_signal_leaves_no_half_a_line(tmp_path, monkeypatch):
+    class Interrupted:
+        """Stands in for the open file: takes a part, and then the signal comes."""
+
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.file.close()
+
+        def write(self, content):
+            if self.file.tell() > 8:
+                raise KeyboardInterrupt
+            return self.file.write(content[:3])
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    log = tmp_path / "log"
+    append_line(log, "first")
+    usual = Path.open
+    monkeypatch.setattr(Path, "open", lambda *args, **options: Interrupted(usual(*args, **options)))
+    with pytest.raises(KeyboardInterrupt):
+        append_line(log, "second")
+    monkeypatch.undo()
+    assert log.read_text() == "first\n"
+
+
+def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path, full_disk):
+    path = tmp_path / "file"
+    write_whole(path, "old")
+    with full_disk(10), pytest.raises(CannotWrite, match="make room"):
+        write_whole(path, "new" * 10)
+
+    def interrupted(file):
+        file.write(b"new")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_binary_whole(path, interrupted)
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(CannotWrite, match="No such file or directory; give --out a folder that can be written"):
+        write_whole(tmp_path / "absent" / "file", "new")
+
+
+def test_half_programs_in_the_cache_are_removed_and_told_once(tmp_path, monkeypatch):
+    """JAX's words, as it says them of a full disk and of what that left behind."""
+    for name in ("jit_init-1f-cache", "jit_init-2e-cache", "jit_round-3d-cache"):
+        (tmp_path / name).write_bytes(b"half")
+    said, full = [], OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(programs, "folder", lambda: tmp_path)
+    with tended(said.append):
+        for _ in range(2):
+            warnings.warn(f"Error writing persistent compilation cache entry for 'jit_init': OSError: {full}")  # noqa: B028
+        warnings.warn("Error reading persistent compilation cache entry for 'jit_other': error: truncated")  # noqa: B028
+        with pytest.raises(UserWarning, match="another matter"):
+            warnings.warn("another matter")  # noqa: B028
+    assert [path.name for path in tmp_path.iterdir()] == ["jit_round-3d-cache"]
+    assert len(said) == 2
+    assert "compiled programs cannot be kept" in said[0]
+    assert "No space left on device" in said[0]
+    assert "cannot be read and is compiled anew (truncated)" in said[1]
