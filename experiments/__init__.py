@@ -45,6 +45,7 @@ _NOT_DATASETS = (
     "programs",
     "progress",
     "records",
+    "report",
     "run",
     "signals",
     "sizes",
@@ -53,6 +54,7 @@ _NOT_DATASETS = (
     "sweep_results",
     "tables",
     "together",
+    "tracking",
 )
 
 

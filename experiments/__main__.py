@@ -1,14 +1,50 @@
-"""`python -m experiments DATASET ...` is `python -m experiments.DATASET ...`."""
+"""`python -m experiments NAME ...` is `python -m experiments.NAME ...`; alone it lists what there is."""
 
+import ast
+import pkgutil
+import runpy
 import sys
+import textwrap
+from pathlib import Path
 
-from experiments import datasets
+import experiments
 from experiments.cli import main
 
-USAGE = f"usage: python -m experiments DATASET [--help] [OPTIONS]\n\nDATASET is one of {', '.join(datasets())}."
+
+def commands() -> dict[str, str]:
+    """What `python -m experiments.NAME` can run: name -> first line of its docstring, read without importing it."""
+    found = {}
+    for module in pkgutil.iter_modules(experiments.__path__):
+        place = Path(experiments.__path__[0], module.name)
+        text = (place / "__main__.py" if module.ispkg else place.with_suffix(".py")).read_text()
+        if module.name != "__main__" and (module.ispkg or 'if __name__ == "__main__":' in text):
+            found[module.name] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+    return found
+
+
+def usage() -> str:
+    """The list for people."""
+    lines = ["usage: python -m experiments NAME [--help] [OPTIONS]"]
+    datasets, every = experiments.datasets(), commands()
+    for title, names in (
+        ("One method on one data set:", datasets),
+        ("Other commands:", sorted(every.keys() - set(datasets))),
+    ):
+        lines += ["", title]
+        lines += [
+            textwrap.fill(every[name], 100, initial_indent=f"  {name:<15}", subsequent_indent=" " * 17)
+            for name in names
+        ]
+    lines += ["", "NAME --help explains its options, for a data set those of the method given by --method too."]
+    return "\n".join(lines)
+
 
 if __name__ == "__main__":
-    if sys.argv[1:2] in ([], ["-h"], ["--help"]):
-        print(USAGE)
+    name = next(iter(sys.argv[1:]), "--help")
+    if name in ("-h", "--help"):
+        print(usage())
+    elif name in commands() and name not in experiments.datasets():
+        sys.argv[:2] = [f"python -m experiments.{name}"]
+        runpy.run_module(f"experiments.{name}", run_name="__main__")
     else:
-        sys.exit(main(sys.argv[1], sys.argv[2:]))
+        sys.exit(main(name, sys.argv[2:]))

@@ -121,6 +121,12 @@ class Options:
     """How many of the newest checkpoints stay."""
     resume: str | None = None
     """Folder of an interrupted run, which goes on from its newest checkpoint; no other option is needed."""
+    tensorboard: bool = False
+    """Write the evaluations for TensorBoard too, into tensorboard/ in the run's folder."""
+    wandb: bool = False
+    """Send the evaluations to Weights & Biases too, as its own environment variables say; needs pip install wandb."""
+    plot: bool = False
+    """Draw the accuracies over the rounds at the end, as curves.png in the run's folder."""
     compilation_cache: bool = True
     """Keep compiled programs in ~/.cache/pfl_jax/xla (or $PFL_JAX_CACHE), so that the next run starts sooner."""
 

@@ -21,11 +21,15 @@ from experiments.study import bearing
 from pfl_jax import scheduling, simulate
 from pfl_jax.base import Info, Method
 from pfl_jax.communication import traffic
+from pfl_jax.data.federated import class_table
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import Federation
 from pfl_jax.errors import InvalidInput
 from pfl_jax.placement import PlacedData
 from pfl_jax.reporting import Evaluation, best, rounded
+
+MOST_OF_A_TABLE = 20_000
+"""Numbers in the table of classes by clients."""
 
 
 class Experiment(NamedTuple):
@@ -95,11 +99,21 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
         "given": sorted(request.given),
         "train_examples": np.asarray(data.train_count).tolist(),
         "test_examples": np.asarray(data.test_count).tolist(),
+        "class_table": _class_table(experiment),
         "bytes_per_client_and_round": traffic(experiment.method, data)._asdict(),
         "chunk": experiment.settings.chunk,
         "device": _device(request.options),
         "versions": _versions(),
     }
+
+
+def _class_table(experiment: Experiment) -> list[list[int]] | None:
+    """Training examples of each client under each label; None where that is too much for a file that people read."""
+    data, classes = experiment.data, experiment.dataset.num_classes
+    # In a distributed run nobody has the labels of all clients any more.
+    if isinstance(data, PlacedData) or data.num_clients * classes > MOST_OF_A_TABLE:
+        return None
+    return class_table(data, "train", classes).tolist()
 
 
 def _data_record(dataset: Dataset) -> dict[str, Any]:

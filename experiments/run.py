@@ -34,6 +34,7 @@ from experiments.records import (
     wasted_step_share,
 )
 from experiments.signals import Stop, interruptible, stoppable
+from experiments.tracking import check, tracked
 from pfl_jax import host, simulate
 from pfl_jax.checkpoint import FOLDER, Checkpoints
 from pfl_jax.communication import traffic
@@ -60,6 +61,8 @@ def run(request: Request, console: Console, observe: Observe | None = None, proc
     began, processes = time.perf_counter(), processes or Processes()
     options = request.options
     prepare(options)
+    with processes.together():
+        check(options)
     folder = _folder(request, processes)
     checkpoints = Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints)
     history, experiment = History(), None
@@ -95,14 +98,21 @@ def run(request: Request, console: Console, observe: Observe | None = None, proc
                 processes.check_round(history.round)
                 console.print(f"continuing {folder.path} after round {history.round}", soft_wrap=True)
             console.print(headline(experiment), soft_wrap=True, highlight=False)
-            with stoppable(console) as stop:
-                _rounds(experiment, folder, checkpoints, history, console, began, observe, stop, processes)
+            with stoppable(console) as stop, contextlib.ExitStack() as open_trackers:
+                track = None
+                with processes.together():
+                    if processes.reports:
+                        trackers = tracked(folder, options, configuration(experiment), history.evaluations)
+                        track = open_trackers.enter_context(trackers)
+                _rounds(experiment, folder, track, checkpoints, history, console, began, observe, stop, processes)
+                open_trackers.close()
                 # Nothing is stopped between the last round and the summary, which makes the run a finished one.
                 wasted = math.fsum(history.wasted) / len(history.wasted)
                 with processes.together():
                     if processes.reports:
                         folder.write(SUMMARY, summary(experiment, history.evaluations, wasted))
-        _show(experiment, folder, console, history)
+        if processes.reports:
+            _show(experiment, folder, console, history)
     except Diverged as error:
         give_back()
         if not processes.reports:
@@ -207,6 +217,7 @@ def cache_folder() -> Path:
 def _rounds(
     experiment: Experiment,
     folder: RunFolder,
+    track: Callable[[Evaluation], None] | None,
     checkpoints: Checkpoints,
     history: History,
     console: Console,
@@ -251,8 +262,9 @@ def _rounds(
             if result.received is not None:
                 evaluation = history.evaluate(result.round, result.received, result.trained, result.newcomers)
                 with processes.together():
-                    if processes.reports:
+                    if track is not None:
                         folder.log(evaluation, **_further(result))
+                        track(evaluation)
                 reached = _reached(options, evaluation)
             if observe is not None:
                 observe(experiment, result)
@@ -304,7 +316,7 @@ def _diverged(error: Diverged, request: Request, checkpoints: Checkpoints, folde
 
 
 def _show(experiment: Experiment, folder: RunFolder, console: Console, history: History) -> None:
-    """Prints the table of a finished run."""
+    """Prints the table of a finished run, and draws its curves where they are asked for."""
     request, options, evaluations = experiment.request, experiment.request.options, history.evaluations
     figure = paper.published(request, is_real=experiment.dataset.is_real)
     beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
@@ -314,6 +326,11 @@ def _show(experiment: Experiment, folder: RunFolder, console: Console, history: 
         console.print(f"reached --target-accuracy {options.target_accuracy:g} in round {evaluations[-1].round}")
     if history.diverged:
         console.print(f"clients were left out {history.diverged} times because they had diverged", style="bold yellow")
+    if options.plot:
+        # Imported now: matplotlib takes seconds.
+        from experiments.report.curves import save_curves
+
+        save_curves(folder.path)
     console.print(
         f"{evaluations[-1].round} rounds in {duration(evaluations[-1].seconds)}; results in {folder.path}",
         soft_wrap=True,

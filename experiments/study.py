@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from rich.console import Console
 
+from experiments import tracking
 from experiments.cli import exit_code
 from experiments.locks import alone, exclusive
 from experiments.options import PARTITION_OPTIONS, PROCESSES, Options, flag
@@ -49,7 +50,7 @@ State = Literal["absent", "unfinished", "finished"]
 
 WITHOUT_BEARING = {
     *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"),
-    *("checkpoint_every", "keep_checkpoints", "resume", "mesh"),
+    *("checkpoint_every", "keep_checkpoints", "resume", "mesh", "tensorboard", "wandb", "plot"),
     *PROCESSES,
 }
 """Options that two runs with the same results may differ in; of the source only what it led to is compared."""
@@ -173,8 +174,15 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """The evaluations of a run in their order, see `Evaluation.record`; InvalidInput if they cannot be read."""
-    return [_parse_json(line, Path(folder) / METRICS) for line in _text(Path(folder) / METRICS).splitlines()]
+    """The evaluations of a run in their order, see `Evaluation.record`; InvalidInput if they cannot be read.
+
+    Half a last line is left out: of a run that goes on, or was killed while it wrote.
+    """
+    text = _text(Path(folder) / METRICS)
+    lines = text.splitlines()
+    if lines and not text.endswith("\n") and not lines[-1].endswith("}"):
+        lines.pop()
+    return [_parse_json(line, Path(folder) / METRICS) for line in lines]
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
@@ -335,6 +343,7 @@ def remove_unfinished(folder: Path) -> None:
     try:
         with alone(folder / METRICS):
             Checkpoints(folder / FOLDER).clear()
+            tracking.clear(folder)
             for path in folder.iterdir():
                 if path.name in (CONFIG, METRICS) or path.name.startswith((f".{CONFIG}.", f".{SUMMARY}.")):
                     path.unlink()

@@ -121,6 +121,7 @@ def parse(words: Sequence[str]) -> Order:
         "out": "every run has its folder in the sweep's --out",
         "resume": "the same command goes on where it was stopped",
         "distributed": "a command of many runs has one process",
+        "wandb": "its runs go side by side in one process, where W&B has one run at a time",
         "held_out_clients": "newcomers are measured in single runs",
         "target_accuracy": "its runs end together",
         "on_nan": "a run that diverges is told, and the others go on",

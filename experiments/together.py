@@ -27,6 +27,7 @@ from experiments.run import prepare
 from experiments.signals import Stop, stoppable
 from experiments.study import Cell, remove_unfinished
 from experiments.sweep import real_numbers
+from experiments.tracking import tracked
 from pfl_jax import simulate, sweep
 from pfl_jax.base import State
 from pfl_jax.checkpoint import Checkpoints
@@ -35,7 +36,7 @@ from pfl_jax.data import federated
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 from pfl_jax.models import CONVOLUTIONAL
-from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, RunFolder, strict_json, write_whole
+from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, strict_json, write_whole
 from pfl_jax.trees import gather
 
 Run: TypeAlias = tuple[Cell, Path]
@@ -177,10 +178,19 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
             words = f"{len(folders)} runs together, the first: " if len(folders) > 1 else ""
             console.print(f"{words}{headline(first)}", soft_wrap=True, highlight=False)
             with tended(notify), stoppable(console) as stop:
-                _rounds(group, folders, histories, states, used, console, began, stop)
+                with contextlib.ExitStack() as stack:
+                    trackers = [
+                        stack.enter_context(tracked(folder, experiment.request.options, {}, history.evaluations))
+                        for experiment, folder, history in zip(group.experiments, folders, histories, strict=True)
+                    ]
+                    _rounds(group, folders, histories, trackers, states, used, console, began, stop)
                 for experiment, folder, history in zip(group.experiments, folders, histories, strict=True):
                     share = math.fsum(history.wasted) / len(history.wasted)
                     folder.write(SUMMARY, summary(experiment, history.evaluations, share))
+                    if experiment.request.options.plot:
+                        from experiments.report.curves import save_curves
+
+                        save_curves(folder.path)
         except BaseException as error:
             if not group.checkpoints.rounds():
                 for folder in folders:
@@ -198,6 +208,7 @@ def _rounds(
     group: Group,
     folders: Sequence[RunFolder],
     histories: Sequence[History],
+    trackers: Sequence[Callable[[Evaluation], None]],
     states: State | None,
     used: Sequence[Any],
     console: Console,
@@ -216,7 +227,7 @@ def _rounds(
                 console.print(f"round {result.round}: the run in {where} has diverged", style="bold yellow")
             told |= ~result.finite
             elapsed = before + time.perf_counter() - began
-            for index, (folder, history) in enumerate(zip(folders, histories, strict=True)):
+            for index, (folder, history, track) in enumerate(zip(folders, histories, trackers, strict=True)):
                 history.visits += float(result.examples[index]) * epochs
                 history.seconds += result.seconds
                 history.elapsed = elapsed
@@ -225,7 +236,9 @@ def _rounds(
                 history.wasted.append(wasted_step_share(group.experiments[index], result.cohorts[index]))
                 if result.received is not None:
                     scores = gather((result.received, result.trained), index)
-                    folder.log(history.evaluate(result.round, *scores), cohort=result.cohorts[index].tolist())
+                    evaluation = history.evaluate(result.round, *scores)
+                    folder.log(evaluation, cohort=result.cohorts[index].tolist())
+                    track(evaluation)
             latest = [one.evaluations[-1].summary(options.eval_protocol).mean for one in histories if one.evaluations]
             accuracy = float(np.mean(latest)) if latest else None
             progress.update(result.round, result.seconds, accuracy, result.examples.sum() * epochs / result.seconds)

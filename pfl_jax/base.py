@@ -17,7 +17,10 @@ import jax
 import numpy as np
 
 PRNGKey: TypeAlias = jax.Array
+"""A key of `jax.random.key`, or a stack of them."""
+
 PyTree: TypeAlias = Any
+"""Arrays in tuples, lists, dictionaries, named tuples."""
 
 Backbone: TypeAlias = PyTree
 """Parameters theta of the feature extractor."""
@@ -65,7 +68,7 @@ class Model(NamedTuple):
     num_classes: int
 
     def apply(self, params: Params, inputs: jax.Array) -> jax.Array:
-        """Logits [B, K] of the whole model for inputs [B, ...]."""
+        """Logits [B, K] of the whole model with these params for inputs [B, ...]."""
         return self.classify(params["head"], self.features(params["backbone"], inputs))
 
 

@@ -58,7 +58,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int = 2):
-        self.folder = folder.absolute()
+        self.folder: Path = folder.absolute()
         self._keep = keep
 
     def save(self, state: State, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ def traffic(method: Method, data: Federation) -> Traffic:
 
 
 def shapes(method: Method, data: Federation) -> tuple[PyTree, PyTree]:
-    """Shapes and types of the message and of the download of one client."""
+    """Shapes and types of the message and of the download of one client, under a method on such data."""
     parts, key = pieces(method, Settings(rounds=1)), jax.random.key(0)
 
     def exchange(data):

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from pfl_jax.errors import InvalidInput
 
 Bilinear: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
+"""One of the three maps."""
 
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
@@ -166,6 +167,7 @@ FORMS: dict[str, Form] = {
     "matmul": Form(_matmul_convolve, _matmul_picture_gradient, _matmul_kernel_gradient),
     "lax": Form(_lax_convolve, _lax_picture_gradient, _lax_kernel_gradient),
 }
+"""The forms of `conv2d` by name."""
 
 # "direct" as measured on the CPU (README, performance). The default is for accelerators, where vmap would make the
 # others grouped convolutions; it has not been measured there.
@@ -277,6 +279,15 @@ def conv2d(x: jax.Array, kernel: jax.Array, padding: int = 0, *, form: str = "au
 
     Raises:
       InvalidInput: if the kernel is larger than the padded picture, or there is no such form.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import convolution
+      >>> kernel = jnp.array([[1.0, 1.0], [1.0, 1.0]])[:, :, None, None]
+      >>> picture = jnp.arange(9.0).reshape(1, 3, 3, 1)
+      >>> print(convolution.conv2d(picture, kernel)[0, :, :, 0])
+      [[ 8. 12.]
+       [20. 24.]]
     """
     chex.assert_rank([x, kernel], 4)
     chex.assert_equal(x.shape[3], kernel.shape[2])
@@ -339,6 +350,14 @@ def max_pool(x: jax.Array, window: int = 2) -> jax.Array:
 
     Returns:
       [B, H // window, W // window, C].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import convolution
+      >>> picture = jnp.arange(16.0).reshape(1, 4, 4, 1)
+      >>> print(convolution.max_pool(picture)[0, :, :, 0])
+      [[ 5.  7.]
+       [13. 15.]]
     """
     chex.assert_rank(x, 4)
     if not 1 <= window <= 11:  # A place in the square is kept in eight bits.

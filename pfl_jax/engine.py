@@ -43,6 +43,12 @@ class Settings:
         message never arrives, in [0, 1); at least one arrives.
       chunk: clients trained together under one vmap on each device: 1 is one after another, None all at once.
       eval_every: rounds between two evaluations of `received`; the last round always has one.
+
+    Example:
+      >>> from pfl_jax import Settings
+      >>> settings = Settings(rounds=100, participation=0.3, full_last_round=True)
+      >>> settings.cohort_size(20, 0), settings.cohort_size(20, 99)
+      (6, 20)
     """
 
     rounds: int
@@ -54,7 +60,7 @@ class Settings:
     chunk: int | None = 1
     eval_every: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("rounds", "eval_every"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -80,7 +86,14 @@ class Settings:
 
 
 def client_mesh(devices: list[Any] | None = None) -> Mesh:
-    """A mesh with the one axis "clients" over the given devices, by default all local ones."""
+    """A mesh with the one axis "clients" over the given devices, by default all local ones.
+
+    Example:
+      >>> import jax
+      >>> from pfl_jax import client_mesh
+      >>> client_mesh(jax.devices()[:1]).axis_names
+      ('clients',)
+    """
     devices = jax.local_devices() if devices is None else devices
     return jax.make_mesh((len(devices),), ("clients",), axis_types=(AxisType.Auto,), devices=devices)
 
@@ -261,7 +274,12 @@ class Pieces(NamedTuple):
 
 
 def pieces(method: Method, settings: Settings, mesh: Mesh | None = None, *, apart: bool = False) -> Pieces:
-    """The pieces of a method's engine. See `run` for the arguments; with `apart` owners keep what is mapped."""
+    """The pieces of a method's engine.
+
+    Args:
+      method, settings, mesh: see `pfl_jax.simulate.run`.
+      apart: where clients belong to devices, those keep what was mapped for themselves.
+    """
 
     def map_all(fn, shared, clients):
         if isinstance(shared[0], PlacedData):
@@ -350,7 +368,7 @@ def in_place(order: jax.Array, rows: PyTree) -> PyTree:
 
 
 def build(method: Method, settings: Settings, mesh: Mesh | None = None) -> Engine:
-    """The engine of a method. See `run` for the arguments."""
+    """The engine of a method. See `pfl_jax.simulate.run` for the arguments."""
     parts = pieces(method, settings, mesh)
 
     def init(data, key):

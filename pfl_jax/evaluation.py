@@ -111,7 +111,16 @@ class Summary(NamedTuple):
 
 
 def summarize(scores: Scores) -> Summary:
-    """Summary of the scores [N] of N clients; NaN marks clients that have none and do not count."""
+    """Summary of the scores [N] of N clients; NaN marks clients that have none and do not count.
+
+    Example:
+      >>> import numpy as np
+      >>> from pfl_jax import Scores, evaluation
+      >>> each = np.array([0.5, 1.0, np.nan])
+      >>> summary = evaluation.summarize(Scores(accuracy=each, loss=each, macro_f1=each, auc=each))
+      >>> summary.mean, summary.worst_decile, summary.clients
+      (75.0, 50.0, 2)
+    """
     values = 100 * np.sort(_known(scores.accuracy))
     if not values.size:
         nan = float("nan")

@@ -39,6 +39,14 @@ def squared_gradient_norms(loss: Loss, params: PyTree, batch: ClientData) -> jax
       loss: (params, ClientData of one example) -> scalar.
       params: any pytree; the norm is over all of it.
       batch: B examples.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import fisher
+      >>> from pfl_jax.base import ClientData
+      >>> batch = ClientData(x=jnp.array([1.0, 2.0]), y=jnp.array([0.0, 0.0]), mask=jnp.array([True, True]))
+      >>> print(fisher.squared_gradient_norms(lambda w, b: jnp.sum(w * b.x - b.y), jnp.array(5.0), batch))
+      [1. 4.]
     """
 
     def squared_norm(example):
@@ -143,7 +151,7 @@ def fisher_trace(
         tr diag F = (1/n) sum_b || grad_w log p_w(y_b | x_b) ||^2
 
     with w all parameters of the model, backbone and head. The squared norms are taken in closed form where every
-    parameter belongs to a `models.Layer`, otherwise from one gradient per example.
+    parameter belongs to a `pfl_jax.models.Layer`, otherwise from one gradient per example.
 
     Args:
       model: any model.
@@ -157,6 +165,18 @@ def fisher_trace(
 
     Raises:
       InvalidInput: if the reduction is neither "mean" nor "sum", or microbatch is not positive.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import fisher, models
+      >>> from pfl_jax.base import ClientData
+      >>> model = models.mlp((3,), 2, hidden=(2,))
+      >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
+      >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)
+      >>> one = ClientData(x=jnp.ones((1, 3)), y=jnp.array([0]), mask=jnp.array([True]))
+      >>> print(fisher.fisher_trace(model, params, one))  # only the head's bias has a gradient: (-1/2, 1/2)
+      0.5
 
     Reference:
       Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Eq. 5-6.

@@ -19,6 +19,7 @@ from pfl_jax.convolution import conv2d, max_pool
 from pfl_jax.errors import InvalidInput
 
 Activation = Callable[[jax.Array], jax.Array]
+"""An activation function, entry by entry."""
 
 leaky_relu: Activation = functools.partial(nn.leaky_relu, negative_slope=0.01)
 
@@ -45,7 +46,7 @@ class Layer(nn.Module):
         return x @ kernel
 
     def convolve(self, x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
-        """x [B, H, W, Cin] convolved with kernel [kh, kw, Cin, features]."""
+        """x [B, H, W, Cin] convolved with kernel [kh, kw, Cin, features]; padding as in `conv2d`."""
         return conv2d(x, kernel, padding)
 
     def add_bias(self, x: jax.Array, bias: jax.Array) -> jax.Array:
@@ -202,6 +203,13 @@ def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (6
       input_shape: shape of one input; it is flattened.
       num_classes: K.
       hidden: widths of the hidden layers, at least one; the last is d.
+
+    Example:
+      >>> import jax
+      >>> from pfl_jax import models
+      >>> model = models.mlp((8, 8, 1), num_classes=10, hidden=(16,))
+      >>> jax.tree.map(lambda leaf: leaf.shape, jax.eval_shape(model.init, jax.random.key(0)))
+      {'backbone': {'fc1': {'bias': (16,), 'kernel': (64, 16)}}, 'head': {'bias': (10,), 'kernel': (16, 10)}}
     """
     if not hidden:
         raise InvalidInput("an mlp needs at least one hidden layer: its last one holds the features")
@@ -213,6 +221,7 @@ MODELS: dict[str, Callable[[Sequence[int], int], Model]] = {
     "fedavg_cnn": fedavg_cnn,
     "mlp": mlp,
 }
+"""name -> factory(input_shape, num_classes) -> Model"""
 
 CONVOLUTIONAL = frozenset({"fedpac_cnn", "fedavg_cnn"})
-"""Those with convolutions, which want another schedule on a CPU: see `scheduling.choose_chunk`."""
+"""Those with convolutions, which want another schedule on a CPU: see `pfl_jax.scheduling.choose_chunk`."""

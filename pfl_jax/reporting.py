@@ -6,6 +6,7 @@ that does not exist is null, never NaN.
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -216,8 +217,10 @@ class RunFolder:
 
 
 def strict_json(content: Any) -> str:
-    """Indented JSON, with null for every number that JSON has not got."""
-    return json.dumps(_strict(content), indent=2, allow_nan=False) + "\n"
+    """Indented JSON, lists of numbers on one line, with null for every number that JSON has not got."""
+    text = json.dumps(_strict(content), indent=2, allow_nan=False)
+    # Strings have no line breaks in JSON, and no list with a string in it is meant.
+    return re.sub(r'\[\n([^"\[\]{}]*)\]', lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
 def _refuse_used(path: Path) -> None:

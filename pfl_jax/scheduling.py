@@ -14,9 +14,9 @@ def wasted_step_share(
         1 - sum_i s_i / sum_i s_{longest client of i's chunk},   s_i = ceil(n_i / batch_size)
 
     Clients under one vmap run as long as the largest of them, and what the others compute meanwhile is thrown away.
-    The schedule is that of `simulate.map_clients`: largest clients first, dealt to the devices in turn, and taken
-    in chunks there; where the devices do not divide the cohort, the largest client fills it up and is itself no waste,
-    since its copies run where a device would stand idle, but a chunk with a copy lasts as long as it does.
+    The schedule is that of `pfl_jax.simulate.map_clients`: largest clients first, dealt to the devices in turn, and
+    taken in chunks there; where the devices do not divide the cohort, the largest client fills it up and is itself no
+    waste, since its copies run where a device would stand idle, but a chunk with a copy lasts as long as it does.
 
     Args:
       counts: training examples [M] of the cohort's clients, in any order.
@@ -28,6 +28,12 @@ def wasted_step_share(
 
     Returns:
       In [0, 1); 0 for one client after another.
+
+    Example:
+      >>> import numpy as np
+      >>> from pfl_jax import scheduling
+      >>> scheduling.wasted_step_share(np.array([100, 50]), batch_size=10, chunk=2)  # (10 + 5) of 2 * 10 steps
+      0.25
     """
     if owners is not None:
         width = -(-len(counts) // devices) if chunk is None else chunk

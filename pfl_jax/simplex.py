@@ -14,6 +14,7 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.precision import in_float64
 
 Solver: TypeAlias = Literal["auto", "projected_gradient", "osqp", "interior_point"]
+"""The ways of `solve_simplex_qp`."""
 
 AUTO_GRADIENT_STEPS = 50
 """Projected-gradient steps of `solver="auto"`: enough for some tens of clients that are all alike, no dearer than an
@@ -42,11 +43,12 @@ def solve_simplex_qp(matrices: jax.Array, *, solver: Solver = "auto", tolerance:
     weights do not depend on P's scale. May be called inside jit, vmap and scan.
 
     Solvers:
-      "auto": jaxopt's projected gradient for a few steps; the rows whose Frank-Wolfe gap misses `tolerance` go to the
-        interior point. Without jaxopt installed: the interior point alone.
-      "projected_gradient": jaxopt.ProjectedGradient, accelerated, for at most 5000 steps.
-      "osqp": jaxopt.BoxOSQP with LU factorisations; for a few dozen clients at most, slow beyond.
-      "interior_point": `pfl_jax.interior_point`, to a gap of 1e-9 or `tolerance`, whichever is smaller.
+
+    - "auto": jaxopt's projected gradient for a few steps; the rows whose Frank-Wolfe gap misses `tolerance` go to the
+      interior point. Without jaxopt installed: the interior point alone.
+    - "projected_gradient": jaxopt.ProjectedGradient, accelerated, for at most 5000 steps.
+    - "osqp": jaxopt.BoxOSQP with LU factorisations; for a few dozen clients at most, slow beyond.
+    - "interior_point": `pfl_jax.interior_point`, to a gap of 1e-9 or `tolerance`, whichever is smaller.
 
     Where the minimiser is not unique (P singular) the choice is deterministic and symmetric: clients with equal rows
     and columns get equal weights, and P = 0 gives 1/m each. The interior point ends about at the analytic centre of the
@@ -64,6 +66,14 @@ def solve_simplex_qp(matrices: jax.Array, *, solver: Solver = "auto", tolerance:
 
     Raises:
       InvalidInput: the solver is unknown, needs jaxopt where that is not installed, or P is not square.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import numpy as np
+      >>> from pfl_jax import simplex
+      >>> solution = simplex.solve_simplex_qp(jnp.diag(jnp.array([1.0, 3.0])), solver="interior_point")
+      >>> print(np.asarray(solution.weights).round(3))  # as 1 / variance
+      [0.75 0.25]
     """
     if solver not in get_args(Solver):
         raise InvalidInput(f"unknown solver {solver!r}: choose one of {', '.join(get_args(Solver))}")

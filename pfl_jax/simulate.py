@@ -110,6 +110,19 @@ def run(
 
     Raises:
       Diverged: a client diverged, or with on_nan="skip-client" all of a cohort did, or what the server computed.
+
+    Example:
+      >>> import jax
+      >>> from pfl_jax import METHODS, Settings, data, models, run
+      >>> dataset = data.load("digits")
+      >>> parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=4, train_size=20, test_size=10)
+      >>> federation = data.federate(dataset, parts)
+      >>> model = models.mlp(dataset.input_shape, dataset.num_classes, hidden=(16,))
+      >>> method = METHODS["local"](model, lr=0.1, batch_size=10)
+      >>> for result in run(method, federation, Settings(rounds=2, participation=0.5), jax.random.key(0)):
+      ...     print(result.round, result.cohort.size, result.received.accuracy.shape, result.examples)
+      1 2 (4,) 40
+      2 2 (4,) 40
     """
     placed = isinstance(data, PlacedData)
     if placed:

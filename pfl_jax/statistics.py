@@ -18,6 +18,13 @@ def class_counts(labels: jax.Array, mask: jax.Array, num_classes: int) -> jax.Ar
 
     Returns:
       [K], float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import statistics
+      >>> labels, mask = jnp.array([0, 1, 1, 0]), jnp.array([True, True, True, False])
+      >>> print(statistics.class_counts(labels, mask, num_classes=2))
+      [1. 2.]
     """
     return jnp.sum(_memberships(labels, mask, num_classes), axis=0)
 
@@ -35,6 +42,15 @@ def class_centroids(
 
     Returns:
       Centroids [K, d], zero for classes without examples, and counts n_k [K].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import statistics
+      >>> features = jnp.array([[1.0], [3.0], [5.0], [9.0]])
+      >>> labels, mask = jnp.array([0, 1, 1, 0]), jnp.array([True, True, True, False])
+      >>> centroids, counts = statistics.class_centroids(features, labels, mask, num_classes=2)
+      >>> print(centroids.ravel(), counts)
+      [1. 4.] [1. 2.]
 
     Reference:
       FedPAC, Eq. 17.
@@ -59,6 +75,15 @@ def merge_centroids(
 
     Returns:
       Centroids [K, d] and the examples behind each [K].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import statistics
+      >>> old, old_counts = jnp.array([[5.0], [5.0]]), jnp.array([9.0, 9.0])
+      >>> centroids, counts = jnp.array([[[0.0], [0.0]], [[8.0], [0.0]]]), jnp.array([[3.0, 0.0], [1.0, 0.0]])
+      >>> centroids, counts = statistics.merge_centroids(old, old_counts, centroids, counts)
+      >>> print(centroids.ravel(), counts)  # nobody held the second class
+      [2. 5.] [4. 9.]
     """
     total = jnp.sum(counts, axis=0)
     mean = jnp.einsum("mk,mkd->kd", counts, centroids, precision="highest") / jnp.maximum(total, 1)[:, None]
@@ -85,6 +110,15 @@ def label_feature_statistics(
 
     Returns:
       mu [K, d], zero for classes without examples, and the scalar V >= 0, before its division by n (Eq. 46).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import statistics
+      >>> features, labels = jnp.array([[1.0], [3.0], [0.0], [0.0]]), jnp.array([0, 0, 1, 1])
+      >>> mask = jnp.array([True, True, True, True])
+      >>> mu, variance = statistics.label_feature_statistics(features, labels, mask, num_classes=2)
+      >>> print(mu.ravel(), variance)
+      [1. 0.] 1.5
 
     Reference:
       FedPAC, Eq. 44 and 46.

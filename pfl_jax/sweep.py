@@ -3,15 +3,7 @@
 The method is built inside the traced function, from one value of each hyper-parameter, so that a learning rate or a
 regularisation strength is an input of the compiled program and not a part of it: runs that differ in such values only
 are compiled once. The runs lie along the leading axis of everything; with a mesh each device has its own share of them
-and never waits for another.
-
-    def fedpac(**values):
-        return METHODS["fedpac"](model, epochs=5, **values)
-
-    keys = jax.vmap(jax.random.key)(jnp.arange(6))
-    strengths = jnp.array([0.1, 1.0, 10.0, 0.1, 1.0, 10.0])
-    for result in sweep.run(fedpac, data, simulate.Settings(rounds=20), keys, {"lam": strengths}):
-        print(result.round, result.received.accuracy.mean(axis=1))
+and never waits for another. `run` has an example.
 """
 
 import time
@@ -35,7 +27,7 @@ MakeMethod: TypeAlias = Callable[..., Method]
 
 
 class SweepResult(NamedTuple):
-    """What a round of all R runs has to tell; `simulate.RoundResult` with a leading axis R.
+    """What a round of all R runs has to tell; `pfl_jax.simulate.RoundResult` with a leading axis R.
 
     Attributes:
       round: number of the round, counted from 1.
@@ -79,7 +71,12 @@ class Engine(NamedTuple):
 
 
 def build(make_method: MakeMethod, settings: Settings, *, chunk: int | None = 1, mesh: Mesh | None = None) -> Engine:
-    """The engine of a sweep. See `run` for the arguments; the devices of a mesh must divide the number of runs."""
+    """The engine of a sweep.
+
+    Args:
+      make_method, settings, chunk: see `run`.
+      mesh: likewise; its devices must divide the number of runs.
+    """
 
     def over_runs(one: Callable[..., PyTree]) -> Callable[..., PyTree]:
         """one(data, values, rest) of one run -> the same of all runs."""
@@ -129,7 +126,7 @@ def run(
 ) -> Iterator[SweepResult]:
     """Runs R federations of one shape side by side, one `SweepResult` after each round.
 
-    Each is the run that `simulate.run` makes of its key, hyper-parameters and data, within float32 rounding.
+    Each is the run that `pfl_jax.simulate.run` makes of its key, hyper-parameters and data, within float32 rounding.
 
     Args:
       make_method: called while tracing, with one traced number for each of `hyper_parameters`. What changes shapes or
@@ -140,10 +137,26 @@ def run(
       hyper_parameters: name -> values [R].
       states: continue from here, leaves [R, ...], instead of initialising from the keys; states carry their own keys.
       chunk: runs under one vmap on each device: 1 is one after another, None all at once.
-      mesh: spread the runs over these devices, see `simulate.client_mesh`; None uses the default device alone.
+      mesh: spread the runs over these devices, see `pfl_jax.simulate.client_mesh`; None uses the default device alone.
 
     Raises:
       InvalidInput: arguments of different numbers of runs.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import METHODS, Settings, data, models, sweep
+      >>> dataset = data.load("digits")
+      >>> parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=4, train_size=20, test_size=10)
+      >>> federation = data.federate(dataset, parts)
+      >>> model = models.mlp(dataset.input_shape, dataset.num_classes, hidden=(16,))
+      >>> def local(lr):
+      ...     return METHODS["local"](model, lr=lr, batch_size=10)
+      >>> keys = jax.vmap(jax.random.key)(jnp.array([0, 1, 0]))
+      >>> rates = {"lr": jnp.array([0.01, 0.01, 0.1])}
+      >>> for result in sweep.run(local, federation, Settings(rounds=1), keys, rates):
+      ...     print(result.round, result.received.accuracy.shape, result.received.accuracy.mean(axis=1).argmax())
+      1 (3, 4) 2
     """
     values = {name: jnp.asarray(value) for name, value in (hyper_parameters or {}).items()}
     number = _number_of_runs(data, keys, values)

@@ -20,11 +20,13 @@ AUGMENTATION = 2**32 - 1
 """Stream of a training key beside its epochs, which count from 0 and never get there."""
 
 
-def _is_static_zero(value) -> bool:
+def _is_static_zero(value: float | jax.Array) -> bool:
     return isinstance(value, int | float) and value == 0
 
 
-def sgd(lr, momentum=0.0, weight_decay=0.0) -> optax.GradientTransformation:
+def sgd(
+    lr: float | jax.Array, momentum: float | jax.Array = 0.0, weight_decay: float | jax.Array = 0.0
+) -> optax.GradientTransformation:
     """Stochastic gradient descent as PyTorch's SGD applies it, which the papers used.
 
         g = gradient + weight_decay * params;  v = momentum * v + g;  params = params - lr * v
@@ -33,6 +35,17 @@ def sgd(lr, momentum=0.0, weight_decay=0.0) -> optax.GradientTransformation:
       lr: learning rate, a number or a traced scalar; so are the others.
       momentum: factor of the velocity v, which starts at zero.
       weight_decay: added to the gradient before the velocity.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import training
+      >>> optimizer = training.sgd(lr=0.1, momentum=0.5)
+      >>> params, state = jnp.array(1.0), optimizer.init(jnp.array(1.0))
+      >>> for _ in range(2):
+      ...     params, state = training.descend(optimizer, jnp.array(1.0), params, state)
+      ...     print(f"{params:.2f}")
+      0.90
+      0.75
     """
     return optax.chain(
         # A number that is exactly zero costs nothing; a traced one cannot be known to be zero.
@@ -43,7 +56,14 @@ def sgd(lr, momentum=0.0, weight_decay=0.0) -> optax.GradientTransformation:
 
 
 def num_steps(count: jax.Array, batch_size: int, epochs: int = 1) -> jax.Array:
-    """Gradient steps that `fit` takes on `count` examples: the last batch of an epoch may be smaller."""
+    """Gradient steps that `fit` takes on `count` examples: the last batch of an epoch may be smaller.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import training
+      >>> print(training.num_steps(jnp.array([50, 51]), batch_size=50, epochs=2))
+      [2 4]
+    """
     return epochs * ((count + batch_size - 1) // batch_size)
 
 
@@ -60,7 +80,7 @@ def _epoch_order(key: PRNGKey, mask: jax.Array, length: int) -> jax.Array:
 def descend(
     optimizer: optax.GradientTransformation, gradient: PyTree, params: PyTree, opt_state: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """One step of the optimizer: the next params and the next state of the optimizer."""
+    """One step of the optimizer along a gradient: the next params and opt_state, the optimizer's state."""
     updates, opt_state = optimizer.update(gradient, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
@@ -91,6 +111,18 @@ def fold_batches(
       step: (carry, ClientData of batch_size rows) -> the next carry, of the same structure, shapes and types.
       epochs: passes over the data; 0 returns carry unchanged. May be traced.
       batch_size: examples of a full step.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import training
+      >>> from pfl_jax.base import ClientData
+      >>> data = ClientData(x=jnp.arange(5.0), y=jnp.zeros(5), mask=jnp.array([True, True, True, False, False]))
+      >>> def step(carry, batch):
+      ...     return carry[0] + 1, carry[1] + jnp.sum(batch.x * batch.mask)
+      >>> steps, total = training.fold_batches(jax.random.key(0), (0, 0.0), data, step, epochs=2, batch_size=2)
+      >>> print(steps, total)  # two steps an epoch; each real example once an epoch
+      4 6.0
     """
     (n,) = data.mask.shape
     count = jnp.sum(data.mask, dtype=jnp.int32)
@@ -137,6 +169,21 @@ def fit(
       optimizer: an optax transformation, `sgd` for example.
       epochs: passes over the data; 0 returns params unchanged. May be traced.
       batch_size: examples of a full step.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import losses, training
+      >>> from pfl_jax.base import ClientData
+      >>> x = jnp.array([1.0, 2.0, 3.0, 0.0])
+      >>> data = ClientData(x=x, y=2 * x, mask=jnp.array([True, True, True, False]))
+      >>> def loss(w, batch):
+      ...     return losses.masked_mean(jnp.square(w * batch.x - batch.y), batch.mask)
+      >>> w = training.fit(
+      ...     jax.random.key(0), jnp.array(0.0), data, loss, optimizer=training.sgd(0.05), epochs=20, batch_size=2
+      ... )
+      >>> print(f"{w:.2f}")
+      2.00
     """
 
     def step(carry, batch):
@@ -163,6 +210,13 @@ def map_examples(
 
     Returns:
       fn's rows [n, ...]; those of batches with padding only are zero.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import training
+      >>> mask = jnp.arange(5) < 3
+      >>> print(training.map_examples(lambda x: x + 1.0, jnp.zeros(5), mask, batch_size=2))  # the last batch is padding
+      [1. 1. 1. 1. 0.]
     """
     (n,) = mask.shape
     size = min(batch_size, n)

@@ -15,22 +15,51 @@ def merge(backbone: Backbone, head: Head) -> Params:
 
 
 def split(params: Params) -> tuple[Backbone, Head]:
-    """The backbone and the head of a whole model; the inverse of `merge`."""
+    """The backbone and the head of a whole model's params; the inverse of `merge`.
+
+    Example:
+      >>> from pfl_jax import trees
+      >>> backbone, head = trees.split({"backbone": {"kernel": 1.0}, "head": {"kernel": 2.0}})
+      >>> backbone, trees.merge(backbone, head)
+      ({'kernel': 1.0}, {'backbone': {'kernel': 1.0}, 'head': {'kernel': 2.0}})
+    """
     return params["backbone"], params["head"]
 
 
 def interpolate(share: jax.Array | float, left: PyTree, right: PyTree) -> PyTree:
-    """share left + (1 - share) right, leaf by leaf: exactly one of the two at shares 1 and 0."""
+    """share left + (1 - share) right, leaf by leaf: exactly one of the two at shares 1 and 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import trees
+      >>> print(trees.interpolate(0.25, {"w": jnp.array([4.0])}, {"w": jnp.array([0.0])})["w"])
+      [1.]
+    """
     return jax.tree.map(lambda a, b: share * a + (1 - share) * b, left, right)
 
 
 def gather(tree: PyTree, indices: jax.Array | np.ndarray | int) -> PyTree:
-    """Rows `indices` [M] of every leaf [N, ...], in their order; a single number drops the axis."""
+    """Rows `indices` [M] of every leaf [N, ...] of a tree, in their order; a single number drops the axis.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import trees
+      >>> print(trees.gather({"w": jnp.array([[0, 1], [2, 3], [4, 5]])}, jnp.array([2, 0]))["w"])
+      [[4 5]
+       [0 1]]
+    """
     return jax.tree.map(lambda leaf: leaf[indices], tree)
 
 
 def scatter(tree: PyTree, indices: jax.Array, rows: PyTree) -> PyTree:
-    """`tree` with rows `indices` [M], which must be distinct, of every leaf [N, ...] replaced by those of `rows`."""
+    """`tree` with rows `indices` [M], which must be distinct, of every leaf [N, ...] replaced by those of `rows`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import trees
+      >>> print(trees.scatter({"w": jnp.zeros(4)}, jnp.array([3, 1]), {"w": jnp.array([7.0, 8.0])})["w"])
+      [0. 8. 0. 7.]
+    """
     return jax.tree.map(lambda leaf, row: leaf.at[indices].set(row, unique_indices=True), tree, rows)
 
 
@@ -46,5 +75,12 @@ def all_finite(tree: PyTree) -> jax.Array:
 
 
 def byte_count(tree: PyTree) -> int:
-    """Bytes that the arrays of a tree hold, which is what sending it costs. Reads shapes only."""
+    """Bytes that the arrays of a tree hold, which is what sending it costs. Reads shapes only.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import trees
+      >>> trees.byte_count({"kernel": jnp.zeros((3, 4)), "bias": jnp.zeros(4)})
+      64
+    """
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

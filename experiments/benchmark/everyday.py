@@ -66,7 +66,7 @@ def _writing(rounds: Rounds, repetitions: int) -> dict[str, float]:
                 file.write(json.dumps(history.evaluations[0].record() | further) + "\n")
 
         def save() -> None:
-            history.save(Checkpoints(Path(folder) / str(next(numbers))), rounds.state, log)
+            history.save(Checkpoints(Path(folder) / str(next(numbers))), rounds.state, log, {})
 
         # Not timed: the first checkpoint imports orbax.
         line()

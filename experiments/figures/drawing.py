@@ -18,14 +18,12 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from experiments.figures.palette import COLOURS, DASHES
 from experiments.figures.pictures import Bars, Heat, Lines, Picture, Series
 from pfl_jax.errors import InvalidInput
 
 MAIN = {"color": "black", "linestyle": "-", "marker": "o", "linewidth": 2.0, "zorder": 5}
 
-# Okabe and Ito's colours, which colour-blind readers tell apart, without the yellow that paper swallows.
-_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666", "#8B4513", "#4B0082")
-_DASHES = ("--", "-.", ":", (0, (6, 1.5)), (0, (4, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2, 2, 2)), "-", (0, (3, 3)))
 _MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "*")
 _HATCHES = ("", "///", "...", "xxx")
 _GREYS = ("#555555", "#ffffff", "#bbbbbb", "#ffffff")
@@ -93,8 +91,18 @@ def save(picture: Picture, folder: Path, name: str) -> list[Path]:
     Raises:
       InvalidInput: the folder cannot be written.
     """
-    figure = draw(picture)
     paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
+    save_as(picture, *paths)
+    return paths
+
+
+def save_as(picture: Picture, *paths: Path) -> None:
+    """Draws a picture into files, each whole or not at all; their names end in .png, .svg or .pdf.
+
+    Raises:
+      InvalidInput: one of them cannot be written.
+    """
+    figure = draw(picture)
     for path in paths:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         kind = path.suffix[1:]
@@ -105,7 +113,6 @@ def save(picture: Picture, folder: Path, name: str) -> list[Path]:
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise InvalidInput(f"cannot write {path}: {error.strerror or error}; give --out another folder") from None
-    return paths
 
 
 def _shared_legend(picture: Picture) -> list[str]:
@@ -140,8 +147,9 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
         if series.is_main:
             look = dict(MAIN)
         else:
-            turn = others % len(_COLOURS)
-            look = {"color": _COLOURS[turn], "linestyle": _DASHES[turn], "marker": _MARKERS[turn], "linewidth": 1.4}
+            turn = others % len(COLOURS)
+            dashes = (0, DASHES[turn]) if DASHES[turn] else "-"
+            look = {"color": COLOURS[turn], "linestyle": dashes, "marker": _MARKERS[turn], "linewidth": 1.4}
             others += 1
         _draw_series(axes, series, _places(series.x, panel.x_ticks), look)
     if panel.x_ticks is None:

@@ -1,6 +1,15 @@
-"""Data: where it comes from (`sources`), who holds it (`partition`), and how it lies on the device (`federated`)."""
+"""Data: where it comes from (`load`), who holds it (`partition`), and how it lies on the device (`federate`)."""
 
-from pfl_jax.data.federated import FederatedData, class_table, client_data, federate, federate_runs
+from pfl_jax.data import augment, partition, shift
+from pfl_jax.data.federated import (
+    FederatedData,
+    class_table,
+    client_data,
+    federate,
+    federate_runs,
+    hold_out,
+    select_run,
+)
 from pfl_jax.data.partition import PARTITIONS, Partition
 from pfl_jax.data.sources import Dataset, load
 from pfl_jax.data.specs import SPECS
@@ -11,9 +20,14 @@ __all__ = [
     "Dataset",
     "FederatedData",
     "Partition",
+    "augment",
     "class_table",
     "client_data",
     "federate",
     "federate_runs",
+    "hold_out",
     "load",
+    "partition",
+    "select_run",
+    "shift",
 ]

@@ -98,6 +98,14 @@ def federate(
     Raises:
       InvalidInput: an index outside the pool, a client without training or test examples, an unknown shift, or
         augmentation of images without colours.
+
+    Example:
+      >>> from pfl_jax import data
+      >>> dataset = data.load("digits")
+      >>> parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=4, train_size=30, test_size=20)
+      >>> federation = data.federate(dataset, parts)
+      >>> federation.num_clients, federation.train_index.shape, federation.x.shape
+      (4, (4, 30), (200, 8, 8, 1))
     """
     _check(dataset, [partition], shift, augment)
     used = _used([partition])
@@ -157,7 +165,7 @@ def federate_runs(
 
 
 def select_run(data: FederatedData, run: int | np.ndarray | jax.Array) -> FederatedData:
-    """The federation of one run from `federate_runs`, or of several, by their number; it may be traced."""
+    """The federation of one run in data from `federate_runs`, or of several, by their number; it may be traced."""
     return _rows(data, run)
 
 
@@ -246,6 +254,14 @@ def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split
     Returns:
       ClientData with x float32 [n_max, H, W, C], y int32 [n_max] and mask [n_max]. Rows past the client's count
       repeat the pool's first example. Training data carries the federation's `augment`.
+
+    Example:
+      >>> from pfl_jax import data
+      >>> dataset = data.load("digits")
+      >>> parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=2, train_size=[30, 20], test_size=10)
+      >>> one = data.client_data(data.federate(dataset, parts), 1, "train")
+      >>> print(one.x.shape, one.mask.sum())  # 20 examples, padded to the largest client's 30
+      (30, 8, 8, 1) 20
     """
     if isinstance(data, OwnClients):
         return client_data(data.data, client // data.devices, split)
@@ -278,6 +294,14 @@ def class_table(data: FederatedData, split: Split = "train", num_classes: int | 
 
     Returns:
       int64 [N, K].
+
+    Example:
+      >>> from pfl_jax import data
+      >>> dataset = data.load("digits")
+      >>> parts = data.partition.grouped(dataset.train_y, dataset.test_y, 2, s=0, train_size=30, test_size=10)
+      >>> print(data.class_table(data.federate(dataset, parts), num_classes=10))
+      [[10 10 10  0  0  0  0  0  0  0]
+       [ 0  0 10 10 10  0  0  0  0  0]]
     """
     y = np.asarray(data.y)
     tables = {"train": (data.train_index, data.train_count), "test": (data.test_index, data.test_count)}

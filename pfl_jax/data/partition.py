@@ -40,7 +40,7 @@ class Partition(NamedTuple):
 
 
 def dominant_classes(num_classes: int) -> list[np.ndarray]:
-    """The groups of dominant classes of FedPAC B.2.
+    """The groups of dominant classes of FedPAC B.2, by num_classes.
 
     Ten classes: three consecutive ones from 0, 2, 4, 6 and 8 (the last group is 8, 9, 0). 62 classes (EMNIST):
     digits, upper case, lower case. The paper has no others; for them five groups of consecutive classes that share
@@ -86,6 +86,14 @@ def grouped(
 
     Raises:
       InvalidInput: s outside [0, 100], sizes below 1, or a client that needs more of a class than there is.
+
+    Example:
+      >>> import numpy as np
+      >>> from pfl_jax.data import partition
+      >>> y = np.repeat(np.arange(10), 100)
+      >>> parts = partition.grouped(y, y, num_clients=5, s=20, train_size=100, test_size=50)
+      >>> np.bincount(y[parts.train[0]]).tolist()  # dominant classes 0, 1, 2, and two of each class besides
+      [29, 29, 28, 2, 2, 2, 2, 2, 2, 2]
     """
     dealing.check_clients(num_clients)
     if not 0 <= s <= 100:
@@ -144,6 +152,14 @@ def pathological(
     Raises:
       InvalidInput: an unknown protocol, groups of more classes than there are or of none, fewer different class sets
         than groups want, sizes below 1, or a client that needs more of a class than there is.
+
+    Example:
+      >>> import numpy as np
+      >>> from pfl_jax.data import partition
+      >>> y = np.repeat(np.arange(10), 100)
+      >>> parts = partition.pathological(y, y, num_clients=5, train_size=60)
+      >>> [len(np.unique(y[row])) for row in parts.train]
+      [3, 3, 5, 5, 8]
     """
     dealing.check_clients(num_clients)
     num_classes = 1 + int(max(train_y.max(), test_y.max()))
@@ -236,6 +252,14 @@ def dirichlet(
     Raises:
       InvalidInput: options out of range, or no draw that gives every client its minimum in
         `dirichlet_counts.MAX_TRIES` tries.
+
+    Example:
+      >>> import numpy as np
+      >>> from pfl_jax.data import partition
+      >>> y = np.repeat(np.arange(10), 100)
+      >>> parts = partition.dirichlet(y, y, num_clients=5, beta=0.1, seed=0)
+      >>> sum(len(row) for row in parts.train)  # each example belongs to one client
+      1000
     """
     dealing.check_clients(num_clients)
     if not (np.isfinite(beta) and beta > 0):
@@ -283,6 +307,13 @@ def iid(
 
     Raises:
       InvalidInput: more clients than examples, or a client that asks for more examples than there are.
+
+    Example:
+      >>> import numpy as np
+      >>> from pfl_jax.data import partition
+      >>> y = np.repeat(np.arange(10), 10)
+      >>> [len(row) for row in partition.iid(y, y, num_clients=3).train]
+      [34, 33, 33]
     """
     dealing.check_clients(num_clients)
     rng = np.random.default_rng(seed)

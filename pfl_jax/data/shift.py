@@ -14,7 +14,10 @@ import numpy as np
 from pfl_jax.errors import InvalidInput
 
 Shift: TypeAlias = Literal["none", "labels", "rotation"]
+"""What differs between groups of clients: nothing, the labels' names, or how images are turned."""
+
 SHIFTS: tuple[str, ...] = get_args(Shift)
+"""All of them."""
 
 
 def label_maps(num_clients: int, num_classes: int, num_groups: int, seed: int = 0) -> np.ndarray:
@@ -31,6 +34,12 @@ def label_maps(num_clients: int, num_classes: int, num_groups: int, seed: int = 
 
     Raises:
       InvalidInput: fewer than one group.
+
+    Example:
+      >>> from pfl_jax.data import shift
+      >>> maps = shift.label_maps(num_clients=4, num_classes=3, num_groups=2)
+      >>> bool((maps[0] == maps[2]).all()), sorted(maps[0].tolist())
+      (True, [0, 1, 2])
     """
     _check_groups(num_groups)
     # A stream of its own: the partition draws from the seed alone.
@@ -51,6 +60,13 @@ def rotations(num_clients: int, num_groups: int) -> np.ndarray:
 
     Raises:
       InvalidInput: fewer than one group.
+
+    Example:
+      >>> from pfl_jax.data import shift
+      >>> print(shift.rotations(num_clients=3, num_groups=2))
+      [[ 1.  0.]
+       [-1.  0.]
+       [ 1.  0.]]
     """
     _check_groups(num_groups)
     return direction(np.arange(num_clients) % num_groups * 360 / num_groups)

@@ -69,7 +69,7 @@ class Dataset(NamedTuple):
 
 
 def print_to_stderr(message: str) -> None:
-    """The default `notify`."""
+    """Prints a message: the default `notify` of `load`."""
     print(message, file=sys.stderr, flush=True)
 
 
@@ -97,6 +97,12 @@ def load(
 
     Raises:
       InvalidInput: an unknown name or source, a source that has not got the data, or unusable files.
+
+    Example:
+      >>> from pfl_jax import data
+      >>> dataset = data.load("digits")
+      >>> dataset.description, dataset.train_x.shape, dataset.num_classes
+      ('digits (scikit-learn digits)', (1287, 8, 8, 1), 10)
     """
     spec = SPECS[_check_choice("dataset", name, SPECS)]
     _check_choice("source", source, SOURCES)

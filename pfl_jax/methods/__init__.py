@@ -1,35 +1,40 @@
-"""All methods by name. A new one is one file beside this one and one line in METHODS."""
+"""All methods: `METHODS["fedpac"]` and `pfl_jax.methods.fedpac` are the same factory.
+
+A new one is one file beside this one and one line in METHODS. What else such a file holds, FedPAC's head weights for
+example, is imported from it: `from pfl_jax.methods.fedpac import head_weights`.
+"""
 
 from collections.abc import Callable
 
 from pfl_jax.base import Method
-from pfl_jax.methods.apfl import apfl
-from pfl_jax.methods.cd2pfed import cd2pfed
-from pfl_jax.methods.ditto import ditto
-from pfl_jax.methods.fedala import fedala
-from pfl_jax.methods.fedas import fedas
-from pfl_jax.methods.fedas_cd2 import fedas_cd2
-from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.methods.fedavg_ft import fedavg_ft
-from pfl_jax.methods.fedbabu import fedbabu
-from pfl_jax.methods.fedem import fedem
-from pfl_jax.methods.fedem_ft import fedem_ft
-from pfl_jax.methods.fedfomo import fedfomo
-from pfl_jax.methods.fedpac import fedpac
-from pfl_jax.methods.fedpac_proto import fedpac_proto
-from pfl_jax.methods.fedper import fedper
-from pfl_jax.methods.fedproto import fedproto_g, fedproto_l
-from pfl_jax.methods.fedprox import fedprox
-from pfl_jax.methods.fedprox_ft import fedprox_ft
-from pfl_jax.methods.fedrep import fedrep
-from pfl_jax.methods.fedrod import fedrod
-from pfl_jax.methods.hypcluster import hypcluster
-from pfl_jax.methods.knn_per import knn_per
-from pfl_jax.methods.lg_fedavg import lg_fedavg
-from pfl_jax.methods.local import local
-from pfl_jax.methods.pfedhn import pfedhn
-from pfl_jax.methods.pfedme import pfedme
-from pfl_jax.methods.scaffold import scaffold
+from pfl_jax.methods.apfl import apfl as apfl
+from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
+from pfl_jax.methods.ditto import ditto as ditto
+from pfl_jax.methods.fedala import fedala as fedala
+from pfl_jax.methods.fedas import fedas as fedas
+from pfl_jax.methods.fedas_cd2 import fedas_cd2 as fedas_cd2
+from pfl_jax.methods.fedavg import fedavg as fedavg
+from pfl_jax.methods.fedavg_ft import fedavg_ft as fedavg_ft
+from pfl_jax.methods.fedbabu import fedbabu as fedbabu
+from pfl_jax.methods.fedem import fedem as fedem
+from pfl_jax.methods.fedem_ft import fedem_ft as fedem_ft
+from pfl_jax.methods.fedfomo import fedfomo as fedfomo
+from pfl_jax.methods.fedpac import fedpac as fedpac
+from pfl_jax.methods.fedpac_proto import fedpac_proto as fedpac_proto
+from pfl_jax.methods.fedper import fedper as fedper
+from pfl_jax.methods.fedproto import fedproto_g as fedproto_g
+from pfl_jax.methods.fedproto import fedproto_l as fedproto_l
+from pfl_jax.methods.fedprox import fedprox as fedprox
+from pfl_jax.methods.fedprox_ft import fedprox_ft as fedprox_ft
+from pfl_jax.methods.fedrep import fedrep as fedrep
+from pfl_jax.methods.fedrod import fedrod as fedrod
+from pfl_jax.methods.hypcluster import hypcluster as hypcluster
+from pfl_jax.methods.knn_per import knn_per as knn_per
+from pfl_jax.methods.lg_fedavg import lg_fedavg as lg_fedavg
+from pfl_jax.methods.local import local as local
+from pfl_jax.methods.pfedhn import pfedhn as pfedhn
+from pfl_jax.methods.pfedme import pfedme as pfedme
+from pfl_jax.methods.scaffold import scaffold as scaffold
 
 METHODS: dict[str, Callable[..., Method]] = {
     "local": local,

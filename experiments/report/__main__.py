@@ -1,0 +1,85 @@
+"""Turns runs into one HTML page, or into a picture of their curves.
+
+    python -m experiments.report runs/digits-fedpac-seed0-001
+    python -m experiments.report runs/sweeps/digits --out sweep.html
+    python -m experiments.report runs/digits-fedpac-seed0-001 --plot curves.svg
+
+Folders of runs, sweeps, tables and figures are searched for the runs in them. Runs that differ in nothing but their
+seed are one line with a band. The page is one file that needs no network.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.cli import exit_code
+from experiments.study import Parser
+from pfl_jax.errors import InvalidInput
+from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, write_whole
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes a report.
+
+    Args:
+      arguments: the words of the command line; by default those of this process.
+
+    Returns:
+      The exit code, see `experiments.cli.exit_code`.
+    """
+
+    def work() -> None:
+        parser = Parser("experiments.report", __doc__)
+        parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or one above runs")
+        parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default report.html)")
+        parser.add_argument(
+            "--plot", type=Path, metavar="FILE", help="a picture of the curves, .png, .svg or .pdf, and no page"
+        )
+        words = parser.parse_args(arguments)
+        if words.out is not None and words.plot is not None:
+            raise InvalidInput("--out is for the page and --plot for a picture: give one of them")
+        _check(words.out or Path("report.html"), words.plot)
+        _write(words.runs, words.out or Path("report.html"), words.plot, Console())
+
+    return exit_code(work)
+
+
+def _check(out: Path, plot: Path | None) -> None:
+    """Raises InvalidInput where the file to write has a name that cannot be meant."""
+    if plot is not None and plot.suffix not in PICTURES:
+        raise InvalidInput(f"--plot {plot}: the name of a picture ends in {', '.join(PICTURES)}")
+    target = out if plot is None else plot
+    if target.name in (CONFIG, METRICS, SUMMARY):
+        raise InvalidInput(f"{target} is a file of a run, which is never overwritten: give another name")
+    if target.is_dir():
+        raise InvalidInput(f"{target} is a folder: give the name of a file")
+
+
+def _write(folders: Sequence[Path], out: Path, plot: Path | None, console: Console) -> None:
+    # Imported now, so that errors and --help do not wait for it.
+    from experiments.report import gather, page
+
+    groups, repeated = gather.group([gather.read(folder) for folder in gather.find(folders)])
+    if plot is None:
+        write_whole(out.expanduser(), page.page(groups, repeated))
+    else:
+        data = dict.fromkeys(group.data for group in groups)
+        if len(data) > 1:
+            raise InvalidInput(f"--plot draws one kind of data, and these are {'; '.join(data)}")
+        if not any(group.rounds for group in groups):
+            raise InvalidInput("no run has been evaluated yet: there is nothing to draw")
+        from experiments.figures import drawing
+        from experiments.report.curves import picture
+
+        drawing.save_as(picture(groups), plot.expanduser())
+    runs, saved = sum(len(group.runs) for group in groups), out if plot is None else plot
+    words = f"{runs} run{'s' if runs > 1 else ''}: saved {saved}"
+    console.print(words, soft_wrap=True, highlight=False, markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

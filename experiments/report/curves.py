@@ -1,0 +1,85 @@
+"""The accuracies of runs as a picture: PNG, SVG or PDF."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from experiments.figures import drawing
+from experiments.figures.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
+from experiments.report.charts import headline, ordered, shown
+from experiments.report.gather import Group, group, read
+from pfl_jax.reporting import Protocol
+
+NAME = "curves.png"
+SPREAD = (10, 90)
+"""Percentiles over clients between which the band of a single run lies."""
+
+
+def save_curves(folder: Path) -> Path:
+    """Draws a run into curves.png in its folder; InvalidInput if that cannot be written.
+
+    Returns:
+      The picture's path.
+    """
+    groups, _ = group([read(folder)])
+    drawing.save_as(picture(groups), folder / NAME)
+    return folder / NAME
+
+
+def picture(groups: Sequence[Group]) -> Picture:
+    """Both protocols over the rounds, as `experiments.figures` draws it.
+
+    One run has the spread over its clients and the paper's figure around it; several settings have a line each, with
+    the range over seeds.
+
+    Args:
+      groups: on one kind of data, at least one with an evaluation.
+    """
+    some = [group for _, group in shown(groups)]
+    if len(some) == 1 and len(some[0].counted) == 1:
+        return _of_one_run(some[0])
+    first = headline(some)
+    panels = []
+    for protocol in ordered(first):
+        series = []
+        for one in some:
+            rounds, table = one.curve(protocol)
+            series.append(over_seeds(one.label, rounds, table.tolist()))
+        panels.append(Lines(protocol, ROUND, ACCURACY, series))
+    caption = "Means over clients; bands are the range over seeds."
+    there = sum(bool(one.rounds) for one in groups)
+    if len(some) < there:
+        caption += f" The best {len(some)} of {there} settings."
+    return Picture(some[0].data, caption + _unfinished(some), panels, 2)
+
+
+def _of_one_run(one: Group) -> Picture:
+    run, published = one.counted[0], one.published
+    panels = []
+    for protocol in ordered(run.request.options.eval_protocol):
+        series = [_with_spread(one, protocol)]
+        if published is not None:
+            ends = [one.rounds[0], one.rounds[-1]]
+            label = f"{published.source}: {published.accuracy_percent:.2f}"
+            series.append(Series(label, ends, [published.accuracy_percent] * 2))
+        panels.append(Lines(protocol, ROUND, ACCURACY, series))
+    options = run.request.options
+    caption = (
+        f"Means over clients; bands are the middle {SPREAD[1] - SPREAD[0]} % of them. {options.num_clients} clients, "
+        f"participation {options.participation:g}, seed {options.seed}."
+    )
+    return Picture(f"{one.method} on {one.data}", caption + _unfinished([one]), panels, 2)
+
+
+def _with_spread(one: Group, protocol: Protocol) -> Series:
+    rounds, table = one.curve(protocol)
+    bands = [np.percentile(one.per_client(number, protocol)[0], SPREAD) for number in rounds]
+    low, high = np.transpose(bands).tolist() if bands else ([], [])
+    return Series(one.method, rounds, table[0].tolist() if rounds else [], low, high, is_main=True)
+
+
+def _unfinished(groups: Sequence[Group]) -> str:
+    """What the caption must say of runs that are not finished."""
+    names = [f"{one.label} (round {one.rounds[-1]})" for one in groups if not one.is_finished]
+    return f" Unfinished: {', '.join(names)}." if names else ""

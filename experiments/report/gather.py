@@ -1,0 +1,294 @@
+"""From folders to runs, and from runs to groups: runs that differ in nothing but their seed."""
+
+import dataclasses
+import inspect
+import json
+import os
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import paper, study
+from experiments.options import Options, flag
+from experiments.parsing import Request
+from experiments.study import bearing
+from pfl_jax.checkpoint import FOLDER
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
+from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Protocol
+
+_NOT_SEARCHED = {FOLDER, "tensorboard", "wandb"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as its folder has it.
+
+    Attributes:
+      folder: where it is.
+      config: content of config.json.
+      request: what was asked for, from the configuration.
+      setting: every option and hyper-parameter that its results depend on, the seed apart.
+      data: what the data really was.
+      is_real: whether that is the dataset itself.
+      lines: its evaluations, see `pfl_jax.reporting.Evaluation.record`.
+      summary: content of summary.json; None of a run that is not finished.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    request: Request
+    setting: dict[str, Any]
+    data: str
+    is_real: bool
+    lines: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+
+    @property
+    def seed(self) -> int:
+        return self.request.options.seed
+
+    @property
+    def round(self) -> int:
+        """Of the last evaluation; 0 before the first."""
+        return self.lines[-1]["round"] if self.lines else 0
+
+    @property
+    def state(self) -> str:
+        """In words."""
+        if self.summary is not None:
+            return "finished"
+        return f"unfinished: round {self.round} of {self.request.options.rounds}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one setting.
+
+    Attributes:
+      label: what sets it apart from the other groups on the same data.
+      runs: by seed.
+    """
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        return self.runs[0].setting
+
+    @property
+    def data(self) -> str:
+        return self.runs[0].data
+
+    @property
+    def is_real(self) -> bool:
+        return self.runs[0].is_real
+
+    @property
+    def data_name(self) -> str:
+        """For a title: the dataset's name; what stands in for it is said."""
+        return self.runs[0].request.dataset if self.is_real else self.data
+
+    @property
+    def method(self) -> str:
+        return self.runs[0].request.options.method
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a run of it is: those that are not do not count beside it."""
+        return any(run.summary is not None for run in self.runs)
+
+    @property
+    def counted(self) -> list[Run]:
+        """The runs that its figures are made of: the finished ones, or all that have an evaluation if none is."""
+        finished = [run for run in self.runs if run.summary is not None and run.lines]
+        return finished or [run for run in self.runs if run.lines]
+
+    @property
+    def rounds(self) -> list[int]:
+        """Rounds in which every run that counts was evaluated."""
+        evaluated = [{line["round"] for line in run.lines} for run in self.counted]
+        return sorted(set.intersection(*evaluated)) if evaluated else []
+
+    @property
+    def published(self) -> paper.Published | None:
+        """The papers' figure for exactly this setting."""
+        return paper.published(self.runs[0].request, is_real=self.is_real)
+
+    def lines(self, number: int) -> list[dict[str, Any]]:
+        """Each counted run's evaluation in a round."""
+        return [line for run in self.counted for line in run.lines if line["round"] == number]
+
+    def values(self, number: int, protocol: Protocol, name: str) -> list[float]:
+        """Each counted run's figure in a round, such as "mean"; those that have none are left out."""
+        found = [line.get(protocol, {}).get(name) for line in self.lines(number)]
+        return [value for value in found if value is not None]
+
+    def per_client(self, number: int, protocol: Protocol) -> list[np.ndarray]:
+        """Each counted run's accuracies in percent, sorted; clients without any are left out."""
+        rows = [line.get(f"{protocol}_per_client") or [] for line in self.lines(number)]
+        sorted_rows = [np.sort([value for value in row if value is not None]) for row in rows]
+        return [row for row in sorted_rows if row.size]
+
+    def curve(self, protocol: Protocol, name: str = "mean") -> tuple[list[int], np.ndarray]:
+        """Rounds [R] and the runs' figures [S, R] in them; rounds without a figure are left out."""
+        runs = self.counted
+        kept = [number for number in self.rounds if len(self.values(number, protocol, name)) == len(runs)]
+        table = [self.values(number, protocol, name) for number in kept]
+        return kept, np.asarray(table, np.float64).reshape(len(kept), len(runs)).T
+
+    def last_info(self) -> tuple[Run, dict[str, Any]] | None:
+        """The latest evaluation that says what its round knew beyond its results, and its run."""
+        for run in self.counted:
+            for line in reversed(run.lines):
+                if line.get("info"):
+                    return run, line
+        return None
+
+    def command(self) -> str:
+        """The command line of its first run, without its folder."""
+        request = self.runs[0].request
+        values = {**vars(request.options), **request.hyper_parameters}
+        names = sorted((request.given & set(values)) - {"out", "resume", "method", "seed"})
+        words = [f"python -m experiments.{request.dataset}", f"--method {self.method}"]
+        return " ".join([*words, *(_as_words(name, values[name]) for name in names), f"--seed {self.runs[0].seed}"])
+
+
+def _as_words(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return flag(name) if value else flag(f"no_{name}")
+    return f"{flag(name)} {' '.join(map(str, value)) if isinstance(value, list | tuple) else value}"
+
+
+def find(paths: Iterable[Path]) -> list[Path]:
+    """The folders of runs among and below those given.
+
+    Raises:
+      InvalidInput: one of them is not there, or there is no run in it.
+    """
+    found: dict[Path, Path] = {}
+    for path in paths:
+        path = path.expanduser()
+        if not path.is_dir():
+            raise InvalidInput(f"{path} is not a folder: give those of runs, or one above them")
+        here = []
+        for folder, below, files in os.walk(path):
+            below[:] = sorted(name for name in below if name not in _NOT_SEARCHED)
+            if CONFIG in files and METRICS in files:
+                here.append(Path(folder))
+        if not here:
+            raise InvalidInput(f"there is no run in {path}: a run's folder holds {CONFIG} and {METRICS}")
+        found |= {folder.resolve(): folder for folder in here if folder.resolve() not in found}
+    return list(found.values())
+
+
+def read(folder: Path) -> Run:
+    """The run in a folder; InvalidInput if it cannot be read."""
+    config = study.read_config(folder)
+    try:
+        request = _request(config)
+        setting = {"dataset": request.dataset} | bearing(request)
+        data, is_real = config["data"]["description"], config["data"]["is_real"]
+    except (KeyError, TypeError, AttributeError):
+        raise InvalidInput(f"{folder / CONFIG} is not the configuration of a run") from None
+    lines = study.read_metrics(folder)
+    if not all(isinstance(line, dict) and "round" in line and "received" in line for line in lines):
+        raise InvalidInput(f"{folder / METRICS} is not the log of a run")
+    summary = study.read_summary(folder) if (folder / SUMMARY).exists() else None
+    return Run(folder, config, request, setting, data, bool(is_real), lines, summary)
+
+
+def _request(config: dict[str, Any]) -> Request:
+    """What a run was asked for: what was no option yet has its default, what is none any more is left out."""
+    fields = {field.name for field in dataclasses.fields(Options)}
+    stored = {name: value for name, value in config["options"].items() if name in fields}
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
+    options = Options(**values)
+    return Request(config["dataset"], options, dict(config["hyper_parameters"]), frozenset(config["given"]))
+
+
+def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:
+    """Puts runs of one setting together.
+
+    Args:
+      runs: at least one.
+
+    Returns:
+      Groups in the order of their first runs, those on the same data together; and runs that are left out, since
+      another one with the same setting and seed is there that is as far or further.
+    """
+    by_key: dict[str, dict[int, Run]] = {}
+    repeated = []
+    for run in runs:
+        others = by_key.setdefault(json.dumps([run.data, run.setting], sort_keys=True, default=str), {})
+        known = others.get(run.seed)
+        if known is None or _progress(run) > _progress(known):
+            others[run.seed] = run
+        if known is not None:
+            repeated.append(known if others[run.seed] is run else run)
+    by_data: dict[str, list[tuple[Run, ...]]] = {}
+    for of_seeds in by_key.values():
+        members = tuple(of_seeds[seed] for seed in sorted(of_seeds))
+        by_data.setdefault(members[0].data, []).append(members)
+    groups = []
+    for here in by_data.values():
+        names = _labels([members[0].setting for members in here])
+        groups += [Group(name, members) for name, members in zip(names, here, strict=True)]
+    return groups, repeated
+
+
+def _progress(run: Run) -> tuple[bool, int]:
+    return run.summary is not None, run.round
+
+
+def _labels(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """A name for each: the method, and what sets it apart from the others with the same method."""
+    whole, brief = [], []
+    for setting in settings:
+        same = [other for other in settings if other["method"] == setting["method"]]
+        apart = [name for name in setting if len({repr(other.get(name)) for other in same}) > 1]
+        whole.append(" ".join([setting["method"], *(short(name, setting[name]) for name in apart)]))
+        said = [name for name in apart if not _goes_unsaid(name, setting)]
+        brief.append(" ".join([setting["method"], *(short(name, setting[name]) for name in said)]))
+    return [full if brief.count(name) > 1 else name for full, name in zip(whole, brief, strict=True)]
+
+
+def _goes_unsaid(name: str, setting: dict[str, Any]) -> bool:
+    """Whether an option is off or a switch as the method has it, or bears on what is known and not on what is done."""
+    if name in ("preset", "eval_every"):
+        return True
+    value, method = setting[name], METHODS.get(setting["method"])
+    if not isinstance(value, bool):
+        return value == "none"
+    usual = {field.name: field.default for field in dataclasses.fields(Options)}
+    if method is not None:
+        usual |= {name: parameter.default for name, parameter in inspect.signature(method).parameters.items()}
+    return value == usual.get(name)
+
+
+def short(name: str, value: Any) -> str:
+    """An option with its value, for a legend."""
+    if isinstance(value, bool):
+        return name if value else f"no-{name}"
+    return f"{name}={'none' if value is None else plain(value)}"
+
+
+def plain(value: Any) -> str:
+    """A value as people write it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return " ".join(map(plain, value))
+    return "—" if value is None else str(value)
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean, and sample standard deviation; None of one value."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None

@@ -1,0 +1,145 @@
+"""The public names: all there, loaded when first used, and documented down to their parameters."""
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import pfl_jax
+from pfl_jax.methods import METHODS
+
+ROOT = Path(pfl_jax.__file__).parent
+
+INTERNAL = {"affinity", "engine", "host", "interior_point", "reporting"}
+"""Modules that are imported by others here, and promise nothing to users."""
+
+PUBLIC = [name for name in pfl_jax.__all__ if isinstance(getattr(pfl_jax, name), types.ModuleType)]
+DOCUMENTED = [f"pfl_jax.{name}" for name in PUBLIC] + [
+    *(f"pfl_jax.data.{name}" for name in ("augment", "federated", "partition", "shift", "sources")),
+    *sorted({factory.__module__ for factory in METHODS.values()}),
+]
+
+HEAVY = {"jaxopt", "matplotlib", "orbax", "sklearn", "tensorflow", "tensorflow_datasets"}
+
+
+def own_members(module):
+    """Public functions and classes that a module defines itself, and the public methods of the classes."""
+    for name, thing in vars(module).items():
+        if name.startswith("_") or getattr(thing, "__module__", None) != module.__name__:
+            continue
+        if inspect.isclass(thing):
+            yield name, thing
+            for method, function in vars(thing).items():
+                if inspect.isfunction(function) and not method.startswith("_"):
+                    yield f"{name}.{method}", function
+        elif inspect.isroutine(thing) or hasattr(thing, "__wrapped__"):
+            yield name, thing
+
+
+def test_every_name_is_there_for_programs_and_for_type_checkers():
+    for name in pfl_jax.__all__:
+        assert getattr(pfl_jax, name) is not None
+    assert dir(pfl_jax) == sorted(pfl_jax.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = pfl_jax.nothing
+    (typed,) = (node for node in ast.parse(Path(pfl_jax.__file__).read_text()).body if isinstance(node, ast.If))
+    imported = {alias.name for node in typed.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert imported == set(pfl_jax.__all__) - {"__version__"}
+    assert (ROOT / "py.typed").exists()
+
+
+def test_every_module_is_public_or_named_as_internal():
+    names = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert names - {"__init__"} == INTERNAL | set(PUBLIC)
+
+
+def test_a_module_and_what_it_holds_have_different_names():
+    assert isinstance(pfl_jax.sweep, types.ModuleType)
+    assert pfl_jax.run is pfl_jax.simulate.run is not pfl_jax.sweep.run
+    assert all(getattr(pfl_jax.methods, name) is factory for name, factory in METHODS.items())
+
+
+def test_importing_the_package_imports_nothing_else():
+    code = "import sys, pfl_jax; print(sorted({'jax', 'numpy', 'flax', 'optax'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_heavy_packages_are_imported_inside_functions(path):
+    for node in ast.parse(path.read_text()).body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) else []
+        assert not {name.split(".")[0] for name in names} & HEAVY
+
+
+def undocumented(where, thing):
+    """What a docstring should say and doesn't, in words."""
+    text = inspect.getdoc(thing)
+    if not text:
+        return [f"{where} has no docstring"]
+    if inspect.isclass(thing):
+        section = "Attributes"
+        names = [*getattr(thing, "_fields", getattr(thing, "__dataclass_fields__", ()))]
+        names = [name for name in names if name not in ("parent", "name")]  # flax's own
+    else:
+        section = "Args"
+        names = [name for name in inspect.signature(thing).parameters if name != "self"]
+        # The first argument of every method's factory is what `METHODS` says.
+        names = names[1:] if thing in METHODS.values() else names
+    listed = re.search(rf"^{section}:\n((?:  .*\n?|\n)*)", text, re.MULTILINE)
+    if listed:
+        entries = re.findall(r"^  ([\w*]+(?:, \w+)*):", listed.group(1), re.MULTILINE)
+        entries = {word.strip("* ") for entry in entries for word in entry.split(",")}
+        wrong = entries ^ set(names) if section == "Args" else set(names) - entries
+        return [f"{where}: {section} are {sorted(entries)}, not {names}"] if wrong else []
+    # A short one may say all of it in a sentence.
+    silent = [name for name in names if not re.search(rf"\b{name}\b", text)]
+    return [f"{where} says nothing of {silent}"] if silent and inspect.isroutine(thing) else []
+
+
+@pytest.mark.parametrize("module", DOCUMENTED)
+def test_docstrings_say_what_every_argument_is(module):
+    module = importlib.import_module(module)
+    assert module.__doc__
+    members = [(f"{module.__name__}.{name}", thing) for name, thing in own_members(module)]
+    if module.__name__.startswith("pfl_jax.methods."):
+        # What a method's factory is made of is its own business.
+        members = [(where, thing) for where, thing in members if thing in METHODS.values()]
+    missing = [words for where, thing in members for words in undocumented(where, thing)]
+    assert not missing, "\n".join(missing)
+
+
+def resolves(module, reference):
+    """Whether a dotted name means something, in a module or by itself."""
+    for root in (module, pfl_jax):
+        try:
+            for part in reference.split("."):
+                root = getattr(root, part)
+        except AttributeError:
+            continue
+        return True
+    names = reference.split(".")
+    for cut in range(len(names), 0, -1):
+        try:
+            root = importlib.import_module(".".join(names[:cut]))
+            for part in names[cut:]:
+                root = getattr(root, part)
+        except (ImportError, AttributeError):
+            continue
+        return True
+    return False
+
+
+@pytest.mark.parametrize("module", DOCUMENTED)
+def test_references_in_docstrings_lead_somewhere(module):
+    module = importlib.import_module(module)
+    # Dotted names only: a single word in backticks may be an argument, an option or a key.
+    found = set(re.findall(r"(?<!`)`([A-Za-z_]\w*(?:\.\w+)+)(?:\(\))?`", inspect.getsource(module)))
+    assert not [name for name in found if not resolves(module, name)]

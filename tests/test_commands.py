@@ -1,0 +1,37 @@
+"""`python -m experiments` lists what there is and runs it by name."""
+
+import re
+import runpy
+
+import pytest
+
+import experiments
+
+
+def command(monkeypatch, *words):
+    """Does what `python -m experiments WORDS` does."""
+    monkeypatch.setattr("sys.argv", ["experiments", *words])
+    runpy.run_module("experiments", run_name="__main__")
+
+
+def test_the_list_has_every_data_set_and_command_with_what_it_is(monkeypatch, capsys):
+    command(monkeypatch)
+    listed = dict(re.findall(r"^  (\S+) +(.+)$", capsys.readouterr().out, re.MULTILINE))
+    assert set(experiments.datasets()) | {"benchmark", "figures", "sweep", "tables"} <= set(listed)
+    assert not {"cli", "run", "options", "__main__"} & set(listed)
+    assert all(len(words.split()) > 3 for words in listed.values())
+
+
+@pytest.mark.parametrize("name", ["sweep", "tables", "figures", "digits"])
+def test_a_name_runs_its_module(monkeypatch, capsys, name):
+    with pytest.raises(SystemExit) as stop:
+        command(monkeypatch, name, "--help")
+    assert not stop.value.code
+    assert f"python -m experiments.{name}" in capsys.readouterr().out
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command(monkeypatch, "digts")
+    assert stop.value.code == 2
+    assert "did you mean digits?" in capsys.readouterr().err

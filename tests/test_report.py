@@ -1,0 +1,406 @@
+"""`python -m experiments.report`: what the page says is what the folders hold, and it needs nothing else."""
+
+import json
+import re
+import shutil
+import statistics
+import subprocess
+from html import escape, unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_folders import SMALL, write_run
+
+from experiments.report import charts, gather, page, svg, tables
+from experiments.report.__main__ import main
+from experiments.report.curves import picture
+from experiments.report.markup import Markup, join, tag
+from pfl_jax.errors import InvalidInput
+
+PAPER = ("--method", "fedper", "--num-clients", "20")
+"""FedPAC's Table 1 on Fashion-MNIST, whole: 87.43."""
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+SECTIONS = ["results", "curves", "clients", "weights", "partition", "configuration", "runs", "versions"]
+
+
+def groups_of(*folders):
+    return gather.group([gather.read(folder) for folder in gather.find(folders)])
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two seeds of one method, one unfinished of another, older run."""
+    write_run(tmp_path / "a" / "seed-0", rich=True)
+    write_run(tmp_path / "a" / "seed-1", rich=True, seed=1)
+    write_run(tmp_path / "b", ("--method", "fedas", *SMALL[2:]), finished=False, rounds=(2,))
+    return tmp_path
+
+
+class Reader(HTMLParser):
+    """Checks that elements are closed as they were opened; keeps ids, texts and what is loaded."""
+
+    VOID = ("meta", "br")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids, self.texts, self.links = [], [], [], []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, name, attributes):
+        attributes = dict(attributes)
+        if name not in self.VOID:
+            self.open.append(name)
+        self.ids += filter(None, [attributes.get("id")])
+        self.links += [attributes[key] for key in ("href", "src", "xlink:href", "data", "srcset") if key in attributes]
+
+    def handle_startendtag(self, name, attributes):
+        self.links += [value for key, value in attributes if key in ("href", "src")]
+
+    def handle_endtag(self, name):
+        assert self.open.pop() == name
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_text_is_escaped_and_markup_is_not():
+    made = tag("p", "<b>&", [tag("br"), None, Markup("<i/>")], class_="x", title='"', hidden=True, lang=None, x=1.5)
+    assert made == '<p class="x" title="&quot;" hidden x="1.5">&lt;b&gt;&amp;<br/><i/></p>'
+    assert tag("rect", tag("title", "a"), stroke_width=2) == '<rect stroke-width="2"><title>a</title></rect>'
+    assert join("<", [Markup("<"), ">"]) == "&lt;<&gt;"
+
+
+def test_runs_are_found_below_the_folders_given(runs):
+    (runs / "a" / "seed-0" / "checkpoints" / "2").mkdir(parents=True)
+    for name in ("config.json", "metrics.jsonl"):
+        (runs / "a" / "seed-0" / "checkpoints" / "2" / name).write_text("")
+    found = gather.find([runs / "b", runs, runs / "a"])
+    assert [path.name for path in found] == ["b", "seed-0", "seed-1"]
+
+
+def test_seeds_are_one_group_and_unfinished_runs_do_not_count_beside_finished_ones(runs):
+    write_run(runs / "c", seed=2, finished=False, rounds=(2,), level=10.0)
+    write_run(runs / "again", seed=1, finished=False, rounds=())
+    groups, repeated = groups_of(runs)
+    assert [(group.label, [run.seed for run in group.runs]) for group in groups] == [
+        ("fedpac", [0, 1, 2]),
+        ("fedas", [0]),
+    ]
+    assert [run.folder.name for run in repeated] == ["again"]
+    fedpac, fedas = groups
+    assert [run.seed for run in fedpac.counted] == [0, 1]
+    assert fedpac.rounds == [2, 4]
+    assert fedpac.runs[2].state == "unfinished: round 2 of 4"
+    assert not fedas.is_finished
+    assert fedas.rounds == [2]
+
+
+def test_labels_tell_settings_apart(tmp_path):
+    for name, words in {"a": (), "b": ("--lam", "0.5"), "c": ("--no-alignment",), "d": ("--shift", "labels")}.items():
+        write_run(tmp_path / name, (*SMALL, *words))
+    write_run(tmp_path / "e", ("--method", "fedper", *SMALL[2:]))
+    write_run(tmp_path / "f", (*SMALL, "--eval-every", "2"))
+    labels = [group.label for group in groups_of(tmp_path)[0]]
+    assert labels[1:5] == ["fedpac lam=0.5", "fedpac lam=1 no-alignment", "fedpac shift=labels lam=1", "fedper"]
+    assert len(set(labels)) == 6
+    assert "eval_every=2" in labels[5]
+
+
+def test_the_command_repeats_the_run(tmp_path):
+    words = (*SMALL, "--no-alignment", "--size-choices", "10", "20")
+    write_run(tmp_path / "a", words, seed=3)
+    (group,), _ = groups_of(tmp_path)
+    command = group.command()
+    assert command.startswith("python -m experiments.digits --method fedpac --no-alignment --num-clients 5 ")
+    assert "--size-choices 10 20" in command
+    assert command.endswith("--seed 3")
+
+
+def test_half_a_line_is_left_out_and_damage_is_not(runs):
+    log = runs / "b" / "metrics.jsonl"
+    whole = log.read_text()
+    log.write_text(whole + '{"round": 4, "rec')
+    assert [line["round"] for line in gather.read(runs / "b").lines] == [2]
+    log.write_text("{]\n" + whole)
+    with pytest.raises(InvalidInput, match="damaged"):
+        gather.read(runs / "b")
+
+
+def test_results_are_the_figures_of_the_runs(tmp_path):
+    values = [write_run(tmp_path / str(seed), seed=seed, rich=True)[-1].mean() for seed in range(3)]
+    text = str(join(tables.results(groups_of(tmp_path)[0])))
+    assert f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}" in text
+    for words in ("0.987", "0.432", "71.50", "96.25", "55.50", "44.50"):
+        assert f"<span>{words}</span>" in text
+    # Older runs have less, and so has their table.
+    write_run(tmp_path / "older" / "0")
+    text = str(join(tables.results(groups_of(tmp_path / "older")[0])))
+    assert not any(words in text for words in ("Jain", "AUC", "new clients", "paper"))
+
+
+def test_the_papers_figure_stands_beside_its_setting_on_the_dataset_itself_only(tmp_path):
+    write_run(tmp_path / "real", PAPER, dataset="fashion_mnist", rounds=(200,), level=86.43)
+    write_run(tmp_path / "other", (*PAPER, "--lr", "0.5"), dataset="fashion_mnist", rounds=(200,))
+    groups, _ = groups_of(tmp_path)
+    mean = groups[1].values(200, "received", "mean")[0]
+    text = page.page(groups)
+    assert "87.43<small>FedPAC, Table 1</small>" in text
+    assert f"{mean - 87.43:+.2f}".replace("-", "\N{MINUS SIGN}") in text
+    assert text.count("fedper lr=0.01, paper: 87.43") == 2
+    (drawn,) = (panel for panel in picture(groups[1:]).panels if panel.title == "received")
+    assert drawn.series[1].label == "FedPAC, Table 1: 87.43"
+    assert set(drawn.series[1].y) == {87.43}
+    write_run(tmp_path / "x" / "0", PAPER, dataset="fashion_mnist", rounds=(200,), is_real=False,
+             description="fashion_mnist (embedded digits)")  # fmt: skip
+    text = page.page(groups_of(tmp_path / "x")[0])
+    assert "87.43" not in text
+    assert "Stand-in data. </strong>fashion_mnist (embedded digits)" in text
+
+
+def test_the_page_is_whole_escaped_and_needs_nothing_else(runs):
+    write_run(runs / "<d>", description="digits <script>alert(1)</script>", rich=True)
+    groups, repeated = groups_of(runs)
+    text = page.page(groups, repeated)
+    read = Reader(text)
+    assert read.ids == SECTIONS
+    assert [link for link in read.links if not link.startswith("#")] == []
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "<script" not in text
+    assert escape("digits <script>alert(1)</script>") in text
+    words = " ".join(read.texts)
+    assert "unfinished: round 2 of 4" in words
+    assert "2 of 4" in words
+    for name in ("Head weights", "by bytes sent", "python -m experiments.digits", "3.11.2", "25.0%"):
+        assert name in words, name
+    assert re.search("<title>(.*)</title>", text)[1] in ("fedas and fedpac on digits", "fedpac and fedas on digits")
+
+
+def test_runs_without_evaluations_and_without_seconds_apart_have_a_page(tmp_path):
+    write_run(tmp_path / "a", rounds=(), finished=False)
+    text = page.page(groups_of(tmp_path)[0])
+    assert "No run has been evaluated yet." in text
+    assert "unfinished: round 0 of 4" in text
+    Reader(text)
+    write_run(tmp_path / "b", ("--method", "fedper", *SMALL[2:]), rounds=(4,))
+    Reader(page.page(groups_of(tmp_path)[0]))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (81.3, 94.2), (-3, 2e6), (0.0031, 0.0042), (5, 5)])
+def test_ticks_are_few_round_numbers_within(low, high):
+    found = svg.ticks(low, high)
+    assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in found)
+    assert 1 <= len(found) <= 7
+    steps = np.diff(found)
+    if len(steps):
+        mantissa = steps[0] / 10 ** np.floor(np.log10(steps[0]) + 1e-9)
+        assert min(abs(mantissa - np.array([1, 2, 2.5, 5]))) < 1e-6
+        np.testing.assert_allclose(steps, steps[0], rtol=1e-6)
+
+
+def path_points(drawn, kind):
+    (path,) = re.findall(rf'<path d="M([^"Z]*)Z?" class="{kind}', drawn)
+    return np.array([[float(number) for number in point.split()] for point in path.split("L")])
+
+
+def test_lines_are_drawn_to_scale():
+    x, y = [1.0, 2.0, 4.0], [50.0, 80.0, 60.0]
+    drawn = svg.lines("t", [svg.Line("a", 3, x, y, [45.0, 79.0, 60.0], [55.0, 81.0, 60.0], 90.0)], x_label="round")
+    points = path_points(drawn, "line s3")
+    right, down = np.polyfit(x, points[:, 0], 1), np.polyfit(y, points[:, 1], 1)
+    np.testing.assert_allclose(np.polyval(right, x), points[:, 0], atol=0.11)
+    np.testing.assert_allclose(np.polyval(down, y), points[:, 1], atol=0.11)
+    assert right[0] > 0 > down[0]
+    band = path_points(drawn, "band f3")
+    np.testing.assert_allclose(np.polyval(down, [55, 81, 60, 60, 79, 45]), band[:, 1], atol=0.2)
+    mark = path_points(drawn, "f3")
+    np.testing.assert_allclose(mark[0, 1], np.polyval(down, 90.0), atol=0.2)
+    assert "a: 80.00 at 2 (79.00 to 81.00)" in drawn
+
+
+def test_matrices_are_drawn_cell_by_cell():
+    rng = np.random.default_rng(0)
+    chosen = rng.random((7, 9)) < 0.5
+    found = np.zeros_like(chosen)
+    for start, row, length, back in re.findall(r"M(\d+) (\d+)h(\d+)v1h-(\d+)z", svg._cells(chosen)):
+        assert length == back
+        found[int(row), int(start) : int(start) + int(length)] ^= True
+    np.testing.assert_array_equal(found, chosen)
+    matrix = np.array([[0.0, 0.5], [1.0, 0.01]])
+    drawn = svg.heat("t", matrix, ["a", "b"], ["c", "d"], row_label="r", column_label="k", square=True)
+    # Zero has no cell, everything else has.
+    assert len(re.findall(r"M\d+ \d+h1v1h-1z", drawn)) == 3
+    assert 'fill-opacity="1"' in drawn
+
+
+def test_clients_are_shown_in_order_whatever_their_number(tmp_path):
+    values = write_run(tmp_path / "a")[-1]
+    (group,), _ = groups_of(tmp_path)
+    line = charts._in_order(0, group, group.per_client(4, "received"))
+    assert line.y == sorted(values)
+    assert line.x == [10, 30, 50, 70, 90]
+    many = [np.sort(np.random.default_rng(seed).normal(size=size)) for seed, size in ((0, 150), (1, 400))]
+    line = charts._in_order(0, group, many)
+    assert len(line.x) == 101
+    assert line.y[50] == pytest.approx(np.mean([np.median(values) for values in many]))
+    assert line.low[0] == min(values[0] for values in many)
+
+
+def test_what_a_round_knew_is_shown_by_client(tmp_path):
+    write_run(tmp_path / "a", rich=True)
+    (group,), _ = groups_of(tmp_path)
+    _, line = group.last_info()
+    assert line["round"] == 4
+    (chart,) = charts.information([group])
+    assert "Head weights: fedpac, round 4, seed 0" in chart
+    # The darkest cells are the largest weights', by client numbers.
+    weights, cohort = np.array(line["info"]["head_weights"]), np.array(line["cohort"])
+    (path,) = re.findall(r'<path d="([^"]*)" fill-opacity="1"', chart)
+    darkest = {
+        (int(row), int(start) + more)
+        for start, row, length in re.findall(r"M(\d+) (\d+)h(\d+)", path)
+        for more in range(int(length))
+    }
+    places = np.argwhere(weights > weights.max() * (1 - 1 / svg.LEVELS))
+    assert darkest == {(cohort[row], cohort[column]) for row, column in places}
+    line["info"] = {"weights": [0.1, 0.2, 0.3, 0.4, 0.0], "trace": [1, 2, 3, 4, 5], "share": 0.5}
+    assert [re.search("<figcaption>([^:]*)", drawn)[1] for drawn in charts.information([group])] == [
+        "Aggregation weights",
+        "Fisher traces",
+    ]
+
+
+def test_equal_partitions_are_one_picture(tmp_path):
+    for name, method in (("a", "fedper"), ("b", "fedas")):
+        write_run(tmp_path / name, ("--method", method, *SMALL[2:]), rich=True)
+    for seed in range(1, 6):
+        write_run(tmp_path / f"c{seed}", seed=seed, rich=True)
+    pictures, more = charts.partitions(groups_of(tmp_path)[0])
+    # Seeds 0 to 5 have a table each.
+    assert (len(pictures), more) == (4, 2)
+    assert "grouped, s = 20, seed 0" in pictures[0]
+
+
+def test_start_and_pace_come_from_the_log(tmp_path):
+    write_run(tmp_path / "a", rounds=(1, 2, 3, 4))
+    assert tables.pace_and_start(gather.read(tmp_path / "a")) == (2.0, 10.0)
+    write_run(tmp_path / "b", rounds=(4,))
+    assert tables.pace_and_start(gather.read(tmp_path / "b")) == (None, None)
+
+
+def test_many_settings_show_the_best_lines(tmp_path):
+    for number in range(10):
+        write_run(tmp_path / str(number), (*SMALL, "--lam", str(number)), level=40.0 + 5 * number)
+    groups, _ = groups_of(tmp_path)
+    assert [group.label for _, group in charts.shown(groups)] == [f"fedpac lam={number}" for number in range(2, 10)]
+    assert "The best 8 of 10 settings." in page.page(groups)
+    assert "The best 8 of 10 settings." in picture(groups).caption
+
+
+def test_the_picture_of_one_run_has_the_spread_over_its_clients(tmp_path):
+    values = write_run(tmp_path / "a")
+    drawn = picture(groups_of(tmp_path)[0])
+    assert [panel.title for panel in drawn.panels] == ["received", "trained"]
+    (series,) = drawn.panels[0].series
+    np.testing.assert_allclose(series.y, values.mean(1))
+    np.testing.assert_allclose(series.low, np.percentile(values, 10, axis=1))
+    write_run(tmp_path / "b", seed=1)
+    (series,) = picture(groups_of(tmp_path)[0]).panels[0].series
+    assert series.low is not None
+    assert "range over seeds" in picture(groups_of(tmp_path)[0]).caption
+
+
+def test_the_command_writes_a_page_or_a_picture(runs, tmp_path, capsys):
+    assert main([str(runs), "--out", str(tmp_path / "r.html")]) == 0
+    assert capsys.readouterr().out == f"3 runs: saved {tmp_path / 'r.html'}\n"
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    assert main([str(runs / "b"), "--plot", str(tmp_path / "p.svg")]) == 0
+    drawn = (tmp_path / "p.svg").read_text()
+    assert "Unfinished: fedas (round 2)" in drawn
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the following arguments are required: RUN"),
+        (["nowhere"], "nowhere is not a folder"),
+        (["empty"], "there is no run in empty"),
+        (["broken"], "broken/config.json is not the configuration of a run"),
+        (["run", "--plot", "x.gif"], "--plot x.gif: the name of a picture ends in .png, .svg, .pdf"),
+        (["run", "--plot", "x.png", "--out", "y.html"], "give one of them"),
+        (["run", "--out", "run/config.json"], "never overwritten"),
+        (["run", "--out", "run"], "run is a folder"),
+        (["run", "--out", "missing/r.html"], "cannot write missing/r.html"),
+        (["run", "other", "--plot", "x.png"], "--plot draws one kind of data"),
+        (["new", "--plot", "x.png"], "no run has been evaluated yet"),
+        (["run", "--dark"], "unrecognized arguments: --dark"),
+    ],
+)
+def test_bad_words_are_one_line(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("run"))
+    write_run(Path("other"), description="digits (elsewhere)")
+    write_run(Path("new"), rounds=(), finished=False)
+    Path("empty").mkdir()
+    Path("broken").mkdir()
+    Path("broken/config.json").write_text(json.dumps({"dataset": "digits", "options": {"method": "fedpac"}}))
+    Path("broken/metrics.jsonl").write_text("")
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+PROBE = """<!doctype html><title>probe</title><body>%s<pre id="probe"></pre><script>
+onload = () => {
+  const found = [...document.querySelectorAll("iframe")].map(frame => {
+    const page = frame.contentDocument, root = page.documentElement, broad = [];
+    for (const box of page.querySelectorAll("body *")) {
+      const scrolls = box.closest(".table"), edge = box.getBoundingClientRect().right;
+      if (!scrolls && edge > root.clientWidth + 1) broad.push(box.outerHTML.slice(0, 80));
+    }
+    const texts = [...page.querySelectorAll("figure svg")].flatMap(chart => {
+      const boxes = [...chart.querySelectorAll("text")].map(text => [text.getBoundingClientRect(), text.textContent]);
+      return boxes.flatMap(([a, one], place) => boxes.slice(place + 1).filter(([b]) =>
+        Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1.5 &&
+        Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4).map(([, other]) => one + " over " + other));
+    });
+    return {width: root.clientWidth, scroll: root.scrollWidth, broad, texts, height: root.scrollHeight,
+            sections: [...page.querySelectorAll("section")].filter(s => s.offsetHeight > 20).map(s => s.id),
+            ground: frame.contentWindow.getComputedStyle(page.body).backgroundColor};
+  });
+  document.getElementById("probe").textContent = JSON.stringify(found);
+};
+</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no browser: apt-get install chromium")
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_browser_shows_the_page_at_all_widths(runs, tmp_path, dark):
+    long = "a data set with a rather long name (files: /usr/share/somewhere/quite/far/away/from/everything)"
+    write_run(runs / "c", (*SMALL, "--no-alignment", "--shift", "labels"), description=long, rich=True)
+    text = page.page(*groups_of(runs))
+    frames = "".join(
+        f'<iframe style="width:{width}px;height:800px;border:0" srcdoc="{escape(text)}"></iframe>'
+        for width in (390, 1280)
+    )
+    (tmp_path / "probe.html").write_text(PROBE % frames)
+    command = [
+        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"),
+        *("--hide-scrollbars", "--enable-logging=stderr", "--virtual-time-budget=10000", "--window-size=1400,1000"),
+        *(f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", f"file://{tmp_path}/probe.html"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr
+    (found,) = re.findall(r'<pre id="probe">(.+?)</pre>', done.stdout)
+    phone, desktop = json.loads(unescape(found))
+    for seen, width in ((phone, 390), (desktop, 1280)):
+        assert seen["width"] == seen["scroll"] == width
+        assert (seen["broad"], seen["texts"]) == ([], [])
+        assert seen["sections"] == SECTIONS
+        brightness = sum(map(int, re.findall(r"\d+", seen["ground"])))
+        assert (brightness < 150) == dark
