@@ -7,12 +7,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 
+from experiments.distributed import Processes
 from experiments.options import PARTITION_OPTIONS, Options, without_effect
 from experiments.parsing import Request, assignments
 from experiments.records import Experiment, devices
-from pfl_jax import scheduling, simulate
+from pfl_jax import placement, scheduling, simulate
 from pfl_jax.base import Method
 from pfl_jax.data import dealing, federated, partition, sources
 from pfl_jax.data.sources import Dataset
@@ -25,22 +27,29 @@ MOST_HOLDERS = {"grouped": 2, "pathological": 2, "iid": 1}
 CIFAR-10 has, so grouped and pathological deal an example again once its class is used up."""
 
 
-def build(request: Request, console: Console) -> Experiment:
+def build(request: Request, console: Console, processes: Processes | None = None) -> Experiment:
     """Loads the data and builds federation, model and method.
 
     Args:
       request: the checked command line.
       console: for what the user must not miss.
+      processes: that share the run; each keeps the examples of its own clients.
 
     Raises:
       InvalidInput: the data is missing, damaged or too small, or model or method refuse it.
     """
-    request, dataset = load(request, console)
+    processes = processes or Processes()
+    request, dataset = processes.in_turn(lambda: load(request, console))
     options = request.options
-    data = federated.federate(
-        dataset, divide(options, dataset), **shift_of(options, dataset), seed=options.seed, augment=options.augment
-    )
-    return assemble(request, dataset, data)
+    with processes.together():
+        # Not on the devices: those get their own clients' examples.
+        on_host = jax.local_devices(backend="cpu")[0] if options.distributed else None
+        with jax.default_device(on_host):
+            parts, shift = divide(options, dataset), shift_of(options, dataset)
+            data = federated.federate(dataset, parts, **shift, seed=options.seed, augment=options.augment)
+        if not options.distributed:
+            return assemble(request, dataset, data)
+        return assemble(request, placement.without_pixels(dataset), data, simulate.client_mesh(devices(options)))
 
 
 def load(request: Request, console: Console) -> tuple[Request, Dataset]:
@@ -72,13 +81,14 @@ def load(request: Request, console: Console) -> tuple[Request, Dataset]:
     return request, dataset
 
 
-def assemble(request: Request, dataset: Dataset, data: federated.FederatedData) -> Experiment:
+def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, mesh: Mesh | None = None) -> Experiment:
     """The experiment over a federation that is there.
 
     Args:
       request: with the reductions for embedded data, if it is that.
       dataset: the examples.
       data: their federation.
+      mesh: to whose devices clients are to belong; None leaves all examples in one place.
 
     Raises:
       InvalidInput: model or method refuse the request.
@@ -97,7 +107,11 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData) 
     if options.held_out_clients:
         data, newcomers = federated.hold_out(data, options.held_out_clients)
     settings = dataclasses.replace(settings, chunk=_chunk(request, np.asarray(data.train_count), settings))
-    return Experiment(request, dataset, data, make_method(request, dataset), settings, newcomers)
+    method = make_method(request, dataset)
+    if mesh is None:
+        return Experiment(request, dataset, data, method, settings, newcomers)
+    placed = None if newcomers is None else placement.place(newcomers, mesh)
+    return Experiment(request, dataset, placement.place(data, mesh), method, settings, placed)
 
 
 def make_method(request: Request, dataset: Dataset, **values: Any) -> Method:

@@ -29,16 +29,36 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
         if dataset not in DEFAULT_PRESET:
             raise InvalidInput(unknown_dataset(dataset))
         request = parsing.parse(dataset, arguments)
-        if request.options.resume is not None:
-            from experiments.history import resumed
-
-            request = resumed(request)
+        if request.options.distributed:
+            _as_one_of_many(request)
+            return
+        request = _resumed(request)
         # Imported now, so that errors and --help do not wait for it.
         from experiments import run
 
         run.run(request, Console())
 
     return exit_code(work)
+
+
+def _resumed(request: parsing.Request) -> parsing.Request:
+    """The request of the run that goes on, or the request as it is."""
+    if request.options.resume is None:
+        return request
+    from experiments.history import resumed
+
+    return resumed(request)
+
+
+def _as_one_of_many(request: parsing.Request) -> None:
+    """The work of one process of a distributed run."""
+    from experiments import distributed, run
+
+    run.prepare(request.options)
+    processes = distributed.start(request)
+    with processes.together():
+        request = _resumed(request)
+    run.run(request, Console(quiet=not processes.reports), processes=processes)
 
 
 def exit_code(work: Callable[[], None]) -> int:

@@ -5,12 +5,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from experiments import unknown_dataset
-from experiments.options import flag
+from experiments.options import PROCESSES, flag
 from experiments.parsing import Request, parse
 from experiments.presets import DEFAULT_PRESET
 from experiments.study import WITHOUT_BEARING, read_config
@@ -18,7 +18,6 @@ from pfl_jax.base import Scores, State
 from pfl_jax.checkpoint import Checkpoints
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation
-from pfl_jax.simulate import RoundResult
 
 CONTINUING = {"resume", "out", "checkpoint_every", "keep_checkpoints", "eval_protocol"}
 """Options that say how a run goes on, not what it is."""
@@ -53,17 +52,24 @@ class History:
         """The last round that was done."""
         return len(self.wasted)
 
-    def evaluate(self, result: RoundResult) -> Evaluation:
-        """Adds the evaluation that a round had, and begins the next stretch of rounds."""
+    def evaluate(
+        self, number: int, received: Scores, trained: Scores, newcomers: tuple[Scores, Scores] | None = None
+    ) -> Evaluation:
+        """Adds the evaluation that a round had, and begins the next stretch of rounds.
+
+        Args:
+          number: of the round.
+          received, trained, newcomers: see `Evaluation`.
+        """
         evaluation = Evaluation(
-            round=result.round,
-            received=cast(Scores, result.received),
-            trained=result.trained,
+            round=number,
+            received=received,
+            trained=trained,
             seconds=self.elapsed,
             examples_per_second=self.visits / self.seconds,
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
-            newcomers=result.newcomers,
+            newcomers=newcomers,
         )
         self.evaluations.append(evaluation)
         self.visits, self.seconds = 0.0, 0.0
@@ -78,6 +84,10 @@ class History:
           log: the metrics as far as they are written.
           identity: see `records.identity`.
         """
+        checkpoints.save(state, self.arrays(), {"metrics_bytes": log.stat().st_size, "identity": identity})
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All but the state, for a checkpoint."""
         arrays: dict[str, np.ndarray] = {
             "wasted": np.array(self.wasted, np.float64),
             "since": np.array([self.visits, self.seconds, self.elapsed], np.float64),
@@ -87,11 +97,27 @@ class History:
             # [evaluations, 2, 4, newcomers] without entries where nobody is held out.
             values = [getattr(evaluation, name) for evaluation in self.evaluations]
             arrays[name] = np.array([np.zeros((2, 4, 0)) if value is None else value for value in values])
-        checkpoints.save(state, arrays, {"metrics_bytes": log.stat().st_size, "identity": identity})
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray], state: State | None = None) -> "History":
+        """What `arrays` gave, with the state that belongs to it."""
+        columns = [arrays[name] for name in Evaluation._fields]
+        evaluations = [_evaluation(*values) for values in zip(*columns, strict=True)]
+        visits, seconds, elapsed = map(float, arrays["since"])
+        up, down, diverged = map(int, arrays["sent"])
+        return cls(evaluations, arrays["wasted"].tolist(), up, down, diverged, visits, seconds, elapsed, state)
 
     @classmethod
     def restore(
-        cls, checkpoints: Checkpoints, like: State, log: Path, identity: dict[str, Any], notify: Callable[[str], None]
+        cls,
+        checkpoints: Checkpoints,
+        like: State,
+        log: Path,
+        identity: dict[str, Any],
+        notify: Callable[[str], None],
+        *,
+        cut: bool = True,
     ) -> "History":
         """The run up to its newest good checkpoint; what the log has beyond it is cut off, to be written anew.
 
@@ -101,6 +127,7 @@ class History:
           log: the metrics.
           identity: of the run, see `records.identity`.
           notify: told where the results may differ in their last bits from those of an uninterrupted run.
+          cut: False leaves the log to the process that writes it.
 
         Raises:
           InvalidInput: there is no checkpoint, none that can be read, or that of another run, or the log is not the one
@@ -108,23 +135,31 @@ class History:
         """
 
         def check(record: dict[str, Any]) -> None:
-            _check_identity(record.get("identity", {}), identity, checkpoints.folder, notify)
+            check_identity(record.get("identity", {}), identity, checkpoints.folder, notify)
 
         found = checkpoints.newest(like, check)
         if found is None:
             raise InvalidInput(f"there is no checkpoint in {checkpoints.folder}: start the run anew")
-        size = found.record["metrics_bytes"]
-        if log.stat().st_size < size:
-            raise InvalidInput(f"{log} is shorter than at the last checkpoint: start the run anew, in another folder")
+        cut_log(log, found.record["metrics_bytes"], cut=cut)
+        return cls.from_arrays(found.arrays, found.state)
+
+
+def cut_log(log: Path, size: int, *, cut: bool = True) -> None:
+    """Takes off what a run's metrics have beyond a checkpoint.
+
+    Args:
+      log: the metrics.
+      size: their bytes at the checkpoint.
+      cut: False only looks.
+
+    Raises:
+      InvalidInput: there is less than there was.
+    """
+    if not log.is_file() or log.stat().st_size < size:
+        raise InvalidInput(f"{log} is shorter than at the last checkpoint: start the run anew, in another folder")
+    if cut:
         with log.open("r+b") as file:
             file.truncate(size)
-        arrays = found.arrays
-        columns = [arrays[name] for name in Evaluation._fields]
-        evaluations = [_evaluation(*values) for values in zip(*columns, strict=True)]
-        visits, seconds, elapsed = map(float, arrays["since"])
-        up, down, diverged = map(int, arrays["sent"])
-        wasted = arrays["wasted"].tolist()
-        return cls(evaluations, wasted, up, down, diverged, visits, seconds, elapsed, found.state)
 
 
 def _evaluation(
@@ -174,7 +209,9 @@ def resumed(request: Request) -> Request:
             raise InvalidInput(f"--resume {folder}: the run's method {found.options.method} has no {flag(name)}")
         if stored[name] != given[name]:
             raise InvalidInput(f"--resume {folder}: the run has {flag(name)} {stored[name]}, not {given[name]}")
-    changed = {name: getattr(options, name) for name in request.given & (CONTINUING | WITHOUT_BEARING)}
+    # Never the processes that began it.
+    taken = PROCESSES | request.given & (CONTINUING | WITHOUT_BEARING)
+    changed = {name: getattr(options, name) for name in taken}
     restored = dataclasses.replace(found.options, **changed | {"resume": str(folder), "out": str(folder)})
     return dataclasses.replace(found, options=restored)
 
@@ -218,7 +255,7 @@ def _words(values: dict[str, Any]) -> list[str]:
     return words
 
 
-def _check_identity(stored: dict[str, Any], own: dict[str, Any], folder: Path, notify: Callable[[str], None]) -> None:
+def check_identity(stored: dict[str, Any], own: dict[str, Any], folder: Path, notify: Callable[[str], None]) -> None:
     """Refuses the checkpoints of another run; tells where only the last bits may differ."""
     for name, value in json.loads(json.dumps(own["run"])).items():
         found = stored.get("run", {}).get(name, value)
@@ -239,4 +276,4 @@ def check_data(folder: Path, description: str) -> None:
     """Raises InvalidInput where the data is not what the run in the folder began with."""
     began = read_config(folder)["data"]["description"]
     if began != description:
-        raise InvalidInput(f"--resume {folder}: the run began on {began}, which is {description} now; give --data-dir")
+        raise InvalidInput(f"the run in {folder} began on {began}, which is {description} now; give --data-dir")

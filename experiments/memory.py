@@ -47,6 +47,7 @@ def state_place(experiment: Experiment) -> Literal["device", "host"]:
         return place
     used = devices(experiment.request.options)
     # Every device keeps all of them, and the devices of a CPU share one memory.
+    used = [one for one in used if one.process_index == jax.process_index()]
     copies = len(used) if jax.default_backend() == "cpu" else 1
     return "host" if copies * clients_bytes(experiment) > CLIENTS_SHARE * free_bytes(used[0]) else "device"
 

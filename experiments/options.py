@@ -86,7 +86,19 @@ class Options:
     """Clients trained together on a device: 1 is one after another. auto is 1 for convolutions on CPUs,
     elsewhere the most that waste less than a tenth of the steps because their clients differ in size."""
     devices: int | Literal["auto"] = "auto"
-    """Devices that share the clients; auto takes all there are, on a CPU one for each core."""
+    """Devices that share the clients, those of all processes together; auto takes all there are, on a CPU one for each
+    core."""
+    mesh: str | None = None
+    """The same as a mesh, name=size: clients=8 is --devices 8."""
+    distributed: bool = False
+    """One of several processes that share the run: start the same command in each, on one machine or many. The
+    processes of Slurm and other schedulers find each other by themselves; the first one reports and writes."""
+    coordinator: str | None = None
+    """HOST:PORT of the first process, where no scheduler tells; with --num-processes and --process-id (distributed)."""
+    num_processes: int | None = None
+    """How many processes there are (distributed)."""
+    process_id: int | None = None
+    """Which of them this one is, from 0 (distributed)."""
     state_on: Literal["auto", "device", "host"] = "auto"
     """Memory that keeps the clients' models between rounds; auto is the host where those of all clients would take
     more than a quarter of what is free. The results are the same."""
@@ -122,7 +134,7 @@ class Options:
         """Raises InvalidInput for the first option that is out of its range."""
         for name in (
             *("rounds", "num_clients", "min_size", "train_size", "test_size", "chunk", "devices", "eval_every"),
-            *("checkpoint_every", "keep_checkpoints"),
+            *("checkpoint_every", "keep_checkpoints", "num_processes"),
         ):
             value = getattr(self, name)
             if isinstance(value, int):
@@ -133,6 +145,7 @@ class Options:
         _require(
             0 <= self.straggler_fraction <= 1, "straggler_fraction", "must be between 0 and 1", self.straggler_fraction
         )
+        self._check_processes()
         _require(0 <= self.drop_rate < 1, "drop_rate", "must be at least 0 and below 1", self.drop_rate)
         _require(
             0 <= self.held_out_clients < self.num_clients,
@@ -149,6 +162,40 @@ class Options:
         _require(0 <= self.s <= 100, "s", "is a percentage between 0 and 100", self.s)
         _require(math.isfinite(self.beta) and self.beta > 0, "beta", "must be positive", self.beta)
         _require(0 <= self.seed < 2**32, "seed", "must be between 0 and 4294967295", self.seed)
+
+    def _check_processes(self) -> None:
+        """Raises InvalidInput unless the processes of --distributed are told whole, or left to be found."""
+        names = ("coordinator", "num_processes", "process_id")
+        told = [name for name in names if getattr(self, name) is not None]
+        if told and not self.distributed:
+            raise InvalidInput(f"{flag(told[0])} is for --distributed")
+        if told and len(told) < len(names):
+            missing = next(name for name in names if name not in told)
+            raise InvalidInput(f"{flag(told[0])} needs {flag(missing)} too: give all three, or none under a scheduler")
+        if not told or self.coordinator is None or self.num_processes is None or self.process_id is None:
+            return
+        host, colon, port = self.coordinator.rpartition(":")
+        if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise InvalidInput(f"--coordinator is HOST:PORT, such as 10.0.0.1:29500, not {self.coordinator}")
+        if not 0 <= self.process_id < self.num_processes:
+            raise InvalidInput(
+                f"--process-id must be between 0 and {self.num_processes - 1} with --num-processes "
+                f"{self.num_processes}, not {self.process_id}"
+            )
+
+
+PROCESSES = {"distributed", "coordinator", "num_processes", "process_id"}
+"""Options that say how this process belongs to others."""
+
+
+def mesh_devices(text: str) -> int:
+    """The devices of --mesh clients=8; InvalidInput where it is anything else."""
+    name, equals, size = text.partition("=")
+    if name != "clients" or not equals:
+        raise InvalidInput(f"--mesh is clients=SIZE, such as clients=8, not {text}: clients are the only axis there is")
+    if not size.isdecimal() or int(size) < 1:
+        raise InvalidInput(f"--mesh clients={size}: the size must be a whole number of at least 1")
+    return int(size)
 
 
 PARTITION_OPTIONS = {

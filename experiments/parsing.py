@@ -19,7 +19,7 @@ import docstring_parser
 import tyro
 
 from experiments import presets
-from experiments.options import MethodName, Options, PresetName, check_hyper_parameters, flag
+from experiments.options import MethodName, Options, PresetName, check_hyper_parameters, flag, mesh_devices
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
@@ -83,6 +83,13 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     parsed = _tyro(dataset, arguments, common, config)
     options, hyper_parameters = parsed.common, dataclasses.asdict(getattr(parsed, method))
     options.check()
+    if options.mesh is not None:
+        # Another word for --devices, and only that is kept.
+        number = mesh_devices(options.mesh)
+        if "devices" in given and options.devices != number:
+            raise InvalidInput(f"--mesh {options.mesh} and --devices {options.devices} disagree: give one of them")
+        options = dataclasses.replace(options, devices=number, mesh=None)
+        given = given - {"mesh"} | {"devices"}
     if options.augment and SPECS[dataset].shape[-1] != 3:
         raise InvalidInput(f"--augment is for colour images, and those of {dataset} are grey")
     check_hyper_parameters(hyper_parameters)

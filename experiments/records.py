@@ -21,9 +21,11 @@ from experiments.study import bearing
 from pfl_jax import scheduling, simulate
 from pfl_jax.base import Info, Method
 from pfl_jax.communication import traffic
-from pfl_jax.data.federated import FederatedData, class_table
+from pfl_jax.data.federated import class_table
 from pfl_jax.data.sources import Dataset
+from pfl_jax.engine import Federation
 from pfl_jax.errors import InvalidInput
+from pfl_jax.placement import PlacedData
 from pfl_jax.reporting import Evaluation, best, rounded
 
 MOST_OF_A_TABLE = 20_000
@@ -36,7 +38,7 @@ class Experiment(NamedTuple):
     Attributes:
       request: with the reductions for embedded data, if it is that.
       dataset: the examples.
-      data: the federation, of the clients that take part.
+      data: the federation, of the clients that take part; in a distributed run with the clients' owners.
       newcomers: the clients that never do; None where all take part.
       method: over the model, with its hyper-parameters.
       settings: of the simulation.
@@ -44,27 +46,46 @@ class Experiment(NamedTuple):
 
     request: Request
     dataset: Dataset
-    data: FederatedData
+    data: Federation
     method: Method
     settings: simulate.Settings
-    newcomers: FederatedData | None = None
+    newcomers: Federation | None = None
 
 
 def devices(options: Options) -> list[Any]:
-    """The devices that share the clients.
+    """The devices that share the clients: of all processes equally many, where there are several.
 
     Args:
       options: of the run.
 
     Raises:
-      InvalidInput: more devices are wanted than there are.
+      InvalidInput: more devices are wanted than there are, or processes than clients, or they cannot share equally.
     """
-    there = jax.local_devices()
+    if not options.distributed:
+        there = jax.local_devices()
+        if options.devices == "auto":
+            return there[: options.num_clients]
+        if options.devices > len(there):
+            raise InvalidInput(f"--devices {options.devices} is more than the {len(there)} there are")
+        return there[: options.devices]
+    processes = jax.process_count()
+    if processes > options.num_clients:
+        raise InvalidInput(
+            f"{processes} processes cannot share {options.num_clients} clients: start at most {options.num_clients}"
+        )
+    of_each = [[one for one in jax.devices() if one.process_index == index] for index in range(processes)]
+    fewest = min(map(len, of_each))
     if options.devices == "auto":
-        return there[: options.num_clients]
-    if options.devices > len(there):
-        raise InvalidInput(f"--devices {options.devices} is more than the {len(there)} there are")
-    return there[: options.devices]
+        share = min(fewest, options.num_clients // processes)
+    else:
+        share, rest = divmod(options.devices, processes)
+        if rest:
+            raise InvalidInput(f"--devices {options.devices} cannot be shared equally by {processes} processes")
+        if share > fewest:
+            raise InvalidInput(f"--devices {options.devices} is more than {processes} processes have, {fewest} each")
+        if options.devices > options.num_clients:
+            raise InvalidInput(f"--devices {options.devices} is more than the {options.num_clients} clients")
+    return [one for there in of_each for one in there[:share]]
 
 
 def configuration(experiment: Experiment) -> dict[str, Any]:
@@ -88,10 +109,11 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
 
 def _class_table(experiment: Experiment) -> list[list[int]] | None:
     """Training examples of each client under each label; None where that is too much for a file that people read."""
-    classes = experiment.dataset.num_classes
-    if experiment.data.num_clients * classes > MOST_OF_A_TABLE:
+    data, classes = experiment.data, experiment.dataset.num_classes
+    # In a distributed run nobody has the labels of all clients any more.
+    if isinstance(data, PlacedData) or data.num_clients * classes > MOST_OF_A_TABLE:
         return None
-    return class_table(experiment.data, "train", classes).tolist()
+    return class_table(data, "train", classes).tolist()
 
 
 def _data_record(dataset: Dataset) -> dict[str, Any]:
@@ -141,7 +163,9 @@ def _own_version() -> str:
 def _device(options: Options) -> str:
     """Kind and number: "cpu x 2"."""
     used = devices(options)
-    return used[0].device_kind if len(used) == 1 else f"{used[0].device_kind} x {len(used)}"
+    processes = len({one.process_index for one in used})
+    kind = used[0].device_kind if len(used) == 1 else f"{used[0].device_kind} x {len(used)}"
+    return kind if processes == 1 else f"{kind} in {processes} processes"
 
 
 def wasted_step_share(experiment: Experiment, cohort: np.ndarray | None = None) -> float:
@@ -156,8 +180,12 @@ def wasted_step_share(experiment: Experiment, cohort: np.ndarray | None = None) 
         sizes = scheduling.typical_cohort(counts, settings.cohort_size(len(counts), 0))
     else:
         sizes = counts[cohort]
+    data, owners = experiment.data, None
+    if isinstance(data, PlacedData) and cohort is not None:
+        owners = cohort % data.mesh.size
     return scheduling.wasted_step_share(
         sizes,
+        owners=owners,
         batch_size=experiment.request.hyper_parameters.get("batch_size", 1),
         chunk=settings.chunk,
         devices=len(devices(experiment.request.options)),

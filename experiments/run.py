@@ -1,11 +1,13 @@
 """One run from a checked command line: data, federation, model, method, rounds, results."""
 
+import contextlib
 import hashlib
 import math
 import os
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,6 +15,8 @@ import jax
 from rich.console import Console
 
 from experiments import assembly, paper
+from experiments.cli import INTERRUPTED, INVALID
+from experiments.distributed import Processes
 from experiments.history import History, check_data, refuse_finished
 from experiments.locks import alone
 from experiments.memory import advice, is_shortage, state_place
@@ -32,7 +36,7 @@ from experiments.records import (
 )
 from experiments.signals import Stop, interruptible, stoppable
 from experiments.tracking import check, tracked
-from pfl_jax import simulate
+from pfl_jax import host, simulate
 from pfl_jax.checkpoint import FOLDER, Checkpoints
 from pfl_jax.communication import traffic
 from pfl_jax.errors import CannotWrite, Diverged, InvalidInput
@@ -42,86 +46,155 @@ Observe: TypeAlias = Callable[[Experiment, simulate.RoundResult], None]
 """Sees every round of a run, before the next one begins and, after the last, before the summary is written."""
 
 
-def run(request: Request, console: Console, observe: Observe | None = None) -> None:
+def run(request: Request, console: Console, observe: Observe | None = None, processes: Processes | None = None) -> None:
     """Runs an experiment and leaves its folder behind.
 
     Args:
       request: the checked command line.
       console: for notices, progress and results; stderr is left to errors.
       observe: for what is wanted of the rounds beyond their accuracies.
+      processes: that share the run, see `distributed.start`; the first one writes.
 
     Raises:
       InvalidInput: the data cannot serve the request, or the folder cannot be written.
       KeyboardInterrupt: after SIGINT or SIGTERM; it says what was finished and is in the folder.
     """
-    began = time.perf_counter()
+    processes = processes or Processes()
     options = request.options
-    check(options)
-    name = f"{request.dataset}-{options.method}-seed{options.seed}"
-    folder = RunFolder.reopen(options.resume) if options.resume else RunFolder.claim(options.out, name)
-    checkpoints = Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints)
-    history, experiment = History(), None
-    rounds = options.rounds
+    prepare(options)
+    with processes.together():
+        check(options)
+    folder = _folder(request, processes)
+    work = _Work(request, folder, Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints), processes)
+    try:
+        with interruptible():
+            _carry_out(work, console, observe)
+    except BaseException as error:
+        # What can go on stays, whether it has a result or not.
+        if processes.reports and not options.resume and not work.checkpoints.rounds():
+            folder.discard()
+        told = _told(error, work)
+        if told is error:
+            raise
+        if not processes.reports and isinstance(error, Diverged | KeyboardInterrupt):
+            # All processes know of it, and the first one tells.
+            raise SystemExit(INVALID if isinstance(error, Diverged) else INTERRUPTED) from None
+        raise told from None
+
+
+@dataclass
+class _Work:
+    """A run while it goes on.
+
+    Attributes:
+      request: with the reductions for embedded data, once that is known.
+      folder, checkpoints: its own.
+      processes: that share it.
+      history: its rounds so far.
+      experiment: None until its data is loaded.
+    """
+
+    request: Request
+    folder: RunFolder
+    checkpoints: Checkpoints
+    processes: Processes
+    history: History = field(default_factory=History)
+    experiment: Experiment | None = None
+
+
+def _carry_out(work: _Work, console: Console, observe: Observe | None) -> None:
+    """Loads the data, begins the run or takes up its last checkpoint, and runs it to its end."""
+    began, folder, options, processes = time.perf_counter(), work.folder, work.request.options, work.processes
 
     def notify(message: str) -> None:
         console.print(message, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
 
-    def give_back() -> None:
-        # What can go on stays, whether it has a result or not.
-        if not options.resume and not checkpoints.rounds():
-            folder.discard()
-
-    try:
-        with interruptible(), alone(folder.path / METRICS):
+    with contextlib.ExitStack() as held:
+        with processes.together():
+            if processes.reports:
+                held.enter_context(alone(folder.path / METRICS))
             if options.resume:
                 # Another process may have finished it since `history.resumed` looked.
                 refuse_finished(folder.path)
-            prepare_jax(
-                devices=None if options.devices == "auto" else options.devices,
-                precision=options.precision,
-                compilation_cache=options.compilation_cache,
-            )
-            with tended(notify):
-                experiment = assembly.build(request, console)
-                rounds = experiment.request.options.rounds
-                if options.resume:
-                    check_data(folder.path, experiment.dataset.description)
-                    like = _shapes(experiment)
-                    history = History.restore(checkpoints, like, folder.path / METRICS, identity(experiment), notify)
-                    console.print(f"continuing {folder.path} after round {history.round}", soft_wrap=True)
-                else:
-                    folder.write(CONFIG, configuration(experiment))
-                console.print(headline(experiment), soft_wrap=True, highlight=False)
-                with stoppable(console) as stop:
-                    with tracked(folder, options, configuration(experiment), history.evaluations) as track:
-                        _rounds(experiment, folder, track, checkpoints, history, console, began, observe, stop)
-                    # Nothing is stopped between the last round and the summary, which makes the run a finished one.
-                    wasted = math.fsum(history.wasted) / len(history.wasted)
+        held.enter_context(tended(notify))
+        work.experiment = experiment = assembly.build(work.request, console, processes)
+        work.request = experiment.request
+        with processes.together():
+            if options.resume:
+                check_data(folder.path, experiment.dataset.description)
+                like, log, same = _shapes(experiment), folder.path / METRICS, identity(experiment)
+                work.history = History.restore(work.checkpoints, like, log, same, notify, cut=processes.reports)
+            elif processes.reports:
+                folder.write(CONFIG, configuration(experiment))
+        history = work.history
+        if options.resume:
+            processes.check_round(history.round)
+            console.print(f"continuing {folder.path} after round {history.round}", soft_wrap=True)
+        console.print(headline(experiment), soft_wrap=True, highlight=False)
+        with stoppable(console) as stop, contextlib.ExitStack() as open_trackers:
+            track = None
+            with processes.together():
+                if processes.reports:
+                    trackers = tracked(folder, options, configuration(experiment), history.evaluations)
+                    track = open_trackers.enter_context(trackers)
+            _rounds(work, experiment, track, console, began, observe, stop)
+            open_trackers.close()
+            # Nothing is stopped between the last round and the summary, which makes the run a finished one.
+            wasted = math.fsum(history.wasted) / len(history.wasted)
+            with processes.together():
+                if processes.reports:
                     folder.write(SUMMARY, summary(experiment, history.evaluations, wasted))
-            _show(experiment, folder, console, history)
-    except Diverged as error:
-        give_back()
-        raise InvalidInput(_diverged(error, request, checkpoints, folder)) from None
-    except KeyboardInterrupt:
-        give_back()
-        raise KeyboardInterrupt(_finished(history, rounds, folder, checkpoints)) from None
-    except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        give_back()
-        if not is_shortage(error):
-            raise
-        raise InvalidInput(advice(error, experiment) + _go_on(folder, checkpoints)) from None
-    except CannotWrite as error:
-        give_back()
-        raise CannotWrite(str(error) + _go_on(folder, checkpoints)) from None
-    except BaseException:
-        give_back()
-        raise
+    if processes.reports:
+        _show(experiment, folder, console, history)
+
+
+def _told(error: BaseException, work: _Work) -> BaseException:
+    """The error as the user is told it: what happened, what to do, and what is left of the run."""
+    saved = work.checkpoints.rounds()
+    go_on = f"; --resume {work.folder.path} goes on after round {saved[-1]}" if saved else ""
+    if isinstance(error, Diverged):
+        return InvalidInput(_diverged(error, work.request, work.checkpoints, work.folder))
+    if isinstance(error, CannotWrite):
+        return CannotWrite(f"{error}{go_on}")
+    if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
+        return InvalidInput(advice(error, work.experiment) + go_on)
+    if not isinstance(error, KeyboardInterrupt):
+        return error
+    if not work.history.evaluations:
+        return KeyboardInterrupt(f"interrupted before the first evaluation{go_on or ': nothing is left'}")
+    last, rounds = work.history.evaluations[-1].round, work.request.options.rounds
+    return KeyboardInterrupt(
+        f"interrupted: evaluated up to round {last} of {rounds}, see {work.folder.path / METRICS}"
+        f"{go_on or '; no summary was written'}"
+    )
+
+
+def _folder(request: Request, processes: Processes) -> RunFolder:
+    """The run's folder: the first process takes it, the others only learn which it is."""
+    options = request.options
+    if options.resume:
+        return RunFolder.reopen(options.resume)
+    folder = None
+    with processes.together():
+        if processes.reports:
+            folder = RunFolder.claim(options.out, f"{request.dataset}-{options.method}-seed{options.seed}")
+    (path, *_) = processes.exchange(str(folder.path) if folder else "")
+    return folder or RunFolder.reopen(path)
 
 
 def _shapes(experiment: Experiment) -> Any:
     """Of the state."""
     engine = simulate.build(experiment.method, experiment.settings)
     return jax.eval_shape(engine.init, experiment.data, jax.random.key(0))
+
+
+def prepare(options: Options) -> None:
+    """`prepare_jax` as the options ask for it."""
+    prepare_jax(
+        devices=None if options.devices == "auto" else options.devices,
+        precision=options.precision,
+        compilation_cache=options.compilation_cache,
+    )
 
 
 def prepare_jax(
@@ -175,18 +248,17 @@ def cache_folder() -> Path:
 
 
 def _rounds(
+    work: _Work,
     experiment: Experiment,
-    folder: RunFolder,
-    track: Callable[[Evaluation], None],
-    checkpoints: Checkpoints,
-    history: History,
+    track: Callable[[Evaluation], None] | None,
     console: Console,
     began: float,
     observe: Observe | None,
     stop: Stop,
 ) -> None:
     """Runs the rounds that are left; logs each evaluation, and keeps it with all else in the history."""
-    request, options = experiment.request, experiment.request.options
+    request, options, history = experiment.request, experiment.request.options, work.history
+    folder, checkpoints, processes = work.folder, work.checkpoints, work.processes
     mesh = simulate.client_mesh(devices(options))
     epochs = request.hyper_parameters.get("epochs", 1)
     results = simulate.run(
@@ -196,7 +268,8 @@ def _rounds(
         jax.random.key(options.seed),
         state=history.state,
         mesh=mesh,
-        state_on=state_place(experiment),
+        # The same in all processes, however full their machines are.
+        state_on="host" if processes.agree(state_place(experiment) == "host") else "device",
         on_nan=options.on_nan,
         newcomers=experiment.newcomers,
     )
@@ -218,9 +291,11 @@ def _rounds(
                 console.print(f"round {result.round}: left out as diverged: clients {result.diverged.tolist()}")
             reached = False
             if result.received is not None:
-                evaluation = history.evaluate(result)
-                folder.log(evaluation, **_further(result))
-                track(evaluation)
+                evaluation = history.evaluate(result.round, result.received, result.trained, result.newcomers)
+                with processes.together():
+                    if track is not None:
+                        folder.log(evaluation, **_further(result))
+                        track(evaluation)
                 reached = _reached(options, evaluation)
             if observe is not None:
                 observe(experiment, result)
@@ -228,9 +303,14 @@ def _rounds(
             progress.update(result.round, result.seconds, accuracy, result.examples * epochs / result.seconds)
             is_last = reached or result.round == options.rounds
             due = every is not None and (result.round % every == 0 or is_last)
-            if due or (stop.asked and not is_last):
-                history.save(checkpoints, result.state, folder.path / METRICS, identity(experiment))
-            if stop.asked and not is_last:
+            # A signal reaches one process or all, before or after the end of a round.
+            stopping = processes.agree(stop.asked) and not is_last
+            if due or stopping:
+                state = host.whole(result.state, experiment.data)
+                with processes.together():
+                    if state is not None:
+                        history.save(checkpoints, state, folder.path / METRICS, identity(experiment))
+            if stopping:
                 raise KeyboardInterrupt
             if is_last:
                 break
@@ -287,19 +367,3 @@ def _show(experiment: Experiment, folder: RunFolder, console: Console, history: 
         soft_wrap=True,
         highlight=False,
     )
-
-
-def _finished(history: History, rounds: int, folder: RunFolder, checkpoints: Checkpoints) -> str:
-    """What an interrupted run has to show for itself."""
-    go_on = _go_on(folder, checkpoints)
-    if history.evaluations:
-        last = history.evaluations[-1].round
-        where = f"interrupted: evaluated up to round {last} of {rounds}, see {folder.path / METRICS}"
-        return where + (go_on or "; no summary was written")
-    return f"interrupted before the first evaluation{go_on or ': nothing is left'}"
-
-
-def _go_on(folder: RunFolder, checkpoints: Checkpoints) -> str:
-    """How a run that was cut off goes on; "" if it cannot."""
-    saved = checkpoints.rounds()
-    return f"; --resume {folder.path} goes on after round {saved[-1]}" if saved else ""

@@ -22,7 +22,7 @@ from rich.console import Console
 from experiments import tracking
 from experiments.cli import exit_code
 from experiments.locks import alone, exclusive
-from experiments.options import PARTITION_OPTIONS, Options, flag
+from experiments.options import PARTITION_OPTIONS, PROCESSES, Options, flag
 from experiments.parsing import Request, method_config, parse
 from experiments.signals import interruptible
 from pfl_jax.checkpoint import FOLDER, Checkpoints
@@ -50,7 +50,8 @@ State = Literal["absent", "unfinished", "finished"]
 
 WITHOUT_BEARING = {
     *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"),
-    *("checkpoint_every", "keep_checkpoints", "resume", "tensorboard", "wandb", "plot"),
+    *("checkpoint_every", "keep_checkpoints", "resume", "mesh", "tensorboard", "wandb", "plot"),
+    *PROCESSES,
 }
 """Options that two runs with the same results may differ in; of the source only what it led to is compared."""
 
@@ -79,6 +80,8 @@ class Cell:
           InvalidInput: the arguments cannot be used.
         """
         parsed = _parsed(self.dataset, self.arguments)
+        if parsed.options.distributed:
+            raise InvalidInput("--distributed is for single runs: a command of many runs has one process")
         given = {"seed"} if folder is None else {"seed", "out"}
         out = None if folder is None else str(folder)
         options = dataclasses.replace(parsed.options, seed=self.seed, out=out)

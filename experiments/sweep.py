@@ -4,8 +4,9 @@
 
 Numbers among the method's hyper-parameters and the seeds are inputs of one compiled program; runs that differ in
 anything else (epochs, batch size, clients, ...) are groups, one after another. Each run has its own folder, as if it
-had been started alone. The same command again goes on where it was stopped: finished runs stay, groups that were cut
-off are made anew. All other words are options of `python -m experiments.DATASET`, and go to every run.
+had been started alone. The same command again goes on where it was stopped: finished runs stay, and a group that was
+interrupted goes on from its last checkpoint (--checkpoint-every writes them meanwhile). All other words are options of
+`python -m experiments.DATASET`, and go to every run.
 """
 
 import inspect
@@ -27,6 +28,9 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
 ROOT = Path("runs/sweeps")
+
+GROUPS = "groups"
+"""Folder of the checkpoints, in that of the sweep."""
 
 
 class Order(NamedTuple):
@@ -116,8 +120,7 @@ def parse(words: Sequence[str]) -> Order:
         "seed": "use --seeds",
         "out": "every run has its folder in the sweep's --out",
         "resume": "the same command goes on where it was stopped",
-        "checkpoint_every": "what is cut off is made anew",
-        "keep_checkpoints": "what is cut off is made anew",
+        "distributed": "a command of many runs has one process",
         "wandb": "its runs go side by side in one process, where W&B has one run at a time",
         "held_out_clients": "newcomers are measured in single runs",
         "target_accuracy": "its runs end together",
@@ -182,8 +185,11 @@ def _run(order: Order, console: Console) -> None:
 
     if missing:
         try:
-            for group in groups([cell for cell, _ in missing]):
-                together.run([missing[index] for index in group], console)
+            for group in groups([cell for cell, _ in runs]):
+                of_group = [runs[index] for index in group]
+                unfinished = [run for run in of_group if run in missing]
+                if unfinished:
+                    together.run(of_group, unfinished, order.out / GROUPS, console)
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(
                 f"{stop or 'interrupted'}; finished runs stay in {order.out}: the same command goes on"

@@ -65,7 +65,7 @@ class Checkpoints:
         """Writes a checkpoint; an older one goes only after it is whole.
 
         Args:
-          state: after a round.
+          state: after a round; of one run, or of several with a leading axis as in `pfl_jax.sweep`.
           arrays, record: what else belongs to it.
 
         Raises:
@@ -84,7 +84,7 @@ class Checkpoints:
         }
         # Tensorstore has no arrays without entries.
         stored = {name: leaf for name, leaf in stored.items() if leaf.size}
-        number = str(int(state.round))
+        number = str(int(np.ravel(state.round)[0]))
         begun = self.folder / _WRITING / number
         try:
             shutil.rmtree(begun.parent, ignore_errors=True)
@@ -193,7 +193,12 @@ class Checkpoints:
 def _checkpointer() -> Any:
     import orbax.checkpoint as ocp
 
-    return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    if jax.process_count() == 1:
+        return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    # One process alone writes, and each reads for itself: orbax would wait for the others.
+    alone = ocp.options.MultiprocessingOptions(primary_host=jax.process_index(), active_processes={jax.process_index()})
+    handler = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(multiprocessing_options=alone))
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 @contextlib.contextmanager

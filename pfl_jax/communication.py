@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Method, PyTree
-from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.engine import Settings, pieces
+from pfl_jax.data.federated import client_data
+from pfl_jax.engine import Federation, Settings, pieces
+from pfl_jax.placement import view
 from pfl_jax.trees import byte_count
 
 
@@ -23,7 +24,7 @@ class Traffic(NamedTuple):
     down: int
 
 
-def traffic(method: Method, data: FederatedData) -> Traffic:
+def traffic(method: Method, data: Federation) -> Traffic:
     """What one client sends and is sent in a round, uncompressed.
 
     Args:
@@ -34,14 +35,14 @@ def traffic(method: Method, data: FederatedData) -> Traffic:
     return Traffic(byte_count(message), byte_count(download))
 
 
-def shapes(method: Method, data: FederatedData) -> tuple[PyTree, PyTree]:
+def shapes(method: Method, data: Federation) -> tuple[PyTree, PyTree]:
     """Shapes and types of the message and of the download of one client, under a method on such data."""
     parts, key = pieces(method, Settings(rounds=1)), jax.random.key(0)
 
     def exchange(data):
         server = parts.start_server(data, key)
         client = jax.tree.map(lambda leaf: leaf[0], parts.start_clients(data, server, key, jnp.zeros(1, jnp.int32)))
-        result = method.local(key, server, client, client_data(data, 0, "train"))
+        result = method.local(key, server, client, client_data(view(data), 0, "train"))
         return result.message, server if method.download is None else method.download(server, client)
 
     return jax.eval_shape(exchange, data)

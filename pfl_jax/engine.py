@@ -8,7 +8,7 @@ are chunked, nor on other clients, nor on where a run was interrupted; and two m
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,11 @@ from pfl_jax.base import Cohort, Info, Method, PRNGKey, PyTree, Scores, State
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.evaluation import score
+from pfl_jax.placement import PlacedData, map_owned
 from pfl_jax.trees import all_finite, choose, gather, scatter
+
+Federation: TypeAlias = FederatedData | PlacedData
+"""A federation's data, on every device whole or with the clients' owners."""
 
 # Streams of the run's key beside its rounds, which count from 0 and never get there.
 INITIALIZATION, COHORT, EVALUATION, STRAGGLERS, DROPOUTS, NEWCOMERS = (2**32 - 1 - stream for stream in range(6))
@@ -193,17 +197,17 @@ class Engine(NamedTuple):
     """A method's federation as pure functions, to be called under jit, vmap (over seeds, say) or scan.
 
     Attributes:
-      init: (FederatedData, key) -> State.
-      round: (FederatedData, State, size) -> (State, Outcome), with a cohort of `size` clients, a Python int.
-      evaluate: (FederatedData, State) -> Scores [N] of what each client would deploy now: the protocol `received`.
-      adapt: (FederatedData, State) -> (received, trained), Scores [N] of clients that never took part: of what they
+      init: (Federation, key) -> State.
+      round: (Federation, State, size) -> (State, Outcome), with a cohort of `size` clients, a Python int.
+      evaluate: (Federation, State) -> Scores [N] of what each client would deploy now: the protocol `received`.
+      adapt: (Federation, State) -> (received, trained), Scores [N] of clients that never took part: of what they
         would deploy with the server's state alone, and after local training of one round from there.
     """
 
-    init: Callable[[FederatedData, PRNGKey], State]
-    round: Callable[[FederatedData, State, int], tuple[State, Outcome]]
-    evaluate: Callable[[FederatedData, State], Scores]
-    adapt: Callable[[FederatedData, State], tuple[Scores, Scores]]
+    init: Callable[[Federation, PRNGKey], State]
+    round: Callable[[Federation, State, int], tuple[State, Outcome]]
+    evaluate: Callable[[Federation, State], Scores]
+    adapt: Callable[[Federation, State], tuple[Scores, Scores]]
 
     def jit(self, mesh: Mesh | None = None) -> "Engine":
         """The same, compiled: one trace per cohort size. `round` takes over the buffers of the state it is given."""
@@ -238,29 +242,29 @@ class Pieces(NamedTuple):
     """What an engine is made of: pure functions over the rows of some clients, wherever the others are kept.
 
     Attributes:
-      start_server: (FederatedData, key) -> Server.
-      start_clients: (FederatedData, Server, key, clients [B]) -> rows of those clients, leaves [B, ...].
-      sample: (FederatedData, key, round, size) -> Cohort.
+      start_server: (Federation, key) -> Server.
+      start_clients: (Federation, Server, key, clients [B]) -> rows of those clients, leaves [B, ...].
+      sample: (Federation, key, round, size) -> Cohort.
       arriving: (key, round, size) -> positions [M'] in a cohort of `size` whose messages arrive.
-      work: (FederatedData, Server, key, round, Cohort, rows [M]) -> Work. Every client's part of a round.
+      work: (Federation, Server, key, round, Cohort, rows [M]) -> Work. Every client's part of a round.
       merge: (Server, key, round, Cohort, positions [M'], rows [M], Work) -> (Server, rows [M], Outcome). The server's
         part, with the messages at these positions; `rows` are those from before the round. Of the other clients
         those that are finite keep their work, the rest stay as they were.
-      score: (FederatedData, Server, key, round, clients [B], rows [B]) -> Scores [B] of what they would deploy now.
-      adapt: (FederatedData, Server, key, round) -> (received, trained), see `Engine`.
+      score: (Federation, Server, key, round, clients [B], rows [B]) -> Scores [B] of what they would deploy now.
+      adapt: (Federation, Server, key, round) -> (received, trained), see `Engine`.
     """
 
-    start_server: Callable[[FederatedData, PRNGKey], PyTree]
-    start_clients: Callable[[FederatedData, PyTree, PRNGKey, jax.Array], PyTree]
-    sample: Callable[[FederatedData, PRNGKey, jax.Array, int], Cohort]
+    start_server: Callable[[Federation, PRNGKey], PyTree]
+    start_clients: Callable[[Federation, PyTree, PRNGKey, jax.Array], PyTree]
+    sample: Callable[[Federation, PRNGKey, jax.Array, int], Cohort]
     arriving: Callable[[PRNGKey, jax.Array, int], jax.Array]
-    work: Callable[[FederatedData, PyTree, PRNGKey, jax.Array, Cohort, PyTree], Work]
+    work: Callable[[Federation, PyTree, PRNGKey, jax.Array, Cohort, PyTree], Work]
     merge: Callable[[PyTree, PRNGKey, jax.Array, Cohort, jax.Array, PyTree, Work], tuple[PyTree, PyTree, Outcome]]
-    score: Callable[[FederatedData, PyTree, PRNGKey, jax.Array, jax.Array, PyTree], Scores]
-    adapt: Callable[[FederatedData, PyTree, PRNGKey, jax.Array], tuple[Scores, Scores]]
+    score: Callable[[Federation, PyTree, PRNGKey, jax.Array, jax.Array, PyTree], Scores]
+    adapt: Callable[[Federation, PyTree, PRNGKey, jax.Array], tuple[Scores, Scores]]
 
     def train(
-        self, data: FederatedData, server: PyTree, key: PRNGKey, round_index: jax.Array, cohort: Cohort, rows: PyTree
+        self, data: Federation, server: PyTree, key: PRNGKey, round_index: jax.Array, cohort: Cohort, rows: PyTree
     ) -> tuple[PyTree, PyTree, Scores, Outcome]:
         """A whole round of a cohort: (Server, rows [M], the trained models' Scores [M], Outcome)."""
         work = self.work(data, server, key, round_index, cohort, rows)
@@ -269,9 +273,18 @@ class Pieces(NamedTuple):
         return server, rows, work.trained, outcome
 
 
-def pieces(method: Method, settings: Settings, mesh: Mesh | None = None) -> Pieces:
-    """The pieces of a method's engine. See `pfl_jax.simulate.run` for the arguments."""
-    map_all = partial(map_clients, chunk=settings.chunk, mesh=mesh)
+def pieces(method: Method, settings: Settings, mesh: Mesh | None = None, *, apart: bool = False) -> Pieces:
+    """The pieces of a method's engine.
+
+    Args:
+      method, settings, mesh: see `pfl_jax.simulate.run`.
+      apart: where clients belong to devices, those keep what was mapped for themselves.
+    """
+
+    def map_all(fn, shared, clients):
+        if isinstance(shared[0], PlacedData):
+            return map_owned(fn, shared, clients, chunk=settings.chunk, apart=apart)
+        return map_clients(fn, shared, clients, chunk=settings.chunk, mesh=mesh)
 
     def start_server(data, key):
         num_clients = data.train_count.shape[0]
@@ -344,7 +357,7 @@ def pieces(method: Method, settings: Settings, mesh: Mesh | None = None) -> Piec
     )
 
 
-def by_size(data: FederatedData) -> jax.Array:
+def by_size(data: Federation) -> jax.Array:
     """All clients [N], the largest first, as in a cohort: a chunk then holds clients of similar size."""
     return jnp.argsort(-data.train_count, stable=True).astype(jnp.int32)
 

@@ -1,7 +1,9 @@
 """An engine whose clients' states lie in the host's memory: for more clients than a device can hold the states of.
 
 The cohort's rows go to the device for a round and come back after it. All clients' rows are made, and evaluated, in
-blocks. The functions are those of `pfl_jax.engine.pieces`, so that the results are the same.
+blocks. Where clients belong to devices (`pfl_jax.placement`), a process keeps the rows of its own clients only, and
+evaluating sends none of them anywhere. The functions are those of `pfl_jax.engine.pieces`, so that the results are
+the same.
 """
 
 from collections.abc import Iterator
@@ -13,7 +15,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import Method, PyTree, Scores, State
-from pfl_jax.engine import Engine, Settings, by_size, pieces, train_without_diverged
+from pfl_jax.engine import Engine, Federation, Settings, by_size, pieces, train_without_diverged
+from pfl_jax.placement import Apart, PlacedData, everywhere, known, own_clients, own_rows, spread
 
 BLOCK = 256
 """Clients whose rows are on the device at once where all clients are visited."""
@@ -30,7 +33,8 @@ def build(
     """The engine of a method with states on the host.
 
     The same functions as `pfl_jax.engine.build(...).jit(mesh)` has, but for calls only, not for tracing. The leaves of
-    State.clients and State.trained are NumPy arrays [N, ...], which `round` writes into.
+    State.clients and State.trained are NumPy arrays [N, ...], which `round` writes into. Where the data is
+    `PlacedData`, a process has the rows of its own clients alone in State.clients.
 
     Args:
       method, settings, mesh: see `pfl_jax.simulate.run`.
@@ -39,10 +43,12 @@ def build(
     """
     block = BLOCK if block is None else block
     parts = pieces(method, settings, mesh)
-    everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-    jit = partial(jax.jit, out_shardings=everywhere)
-    start_server, start_clients, score = jit(parts.start_server), jit(parts.start_clients), jit(parts.score)
+    jit = partial(jax.jit, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec()))
+    start_server, score = jit(parts.start_server), jit(parts.score)
+    # Those whose clients belong to devices leave the first rows there.
+    start_clients, start_own = jit(parts.start_clients), jax.jit(pieces(method, settings, apart=True).start_clients)
     sample = jit(parts.sample, static_argnums=3)
+    meet = jit(known)
 
     adapt_all = jit(parts.adapt)
     skipping = train_without_diverged(parts, jit)
@@ -50,7 +56,7 @@ def build(
     @partial(jit, donate_argnums=(1, 5))
     def together(data, server, key, index, cohort, rows):
         # As an array the number of clients would be unknown while tracing.
-        cohort = cohort._replace(num_clients=data.train_count.shape[0])
+        cohort = cohort._replace(num_clients=data.num_clients)
         return parts.train(data, server, key, index, cohort, rows)
 
     def train(data, server, key, index, cohort, rows, scores):
@@ -58,35 +64,45 @@ def build(
             return skipping(data, server, key, index, cohort, rows, scores)
         return together(data, server, key, index, cohort, rows)
 
-    def put(tree: PyTree) -> PyTree:
-        return jax.device_put(tree, everywhere)
+    def fetch(data, clients, ids):
+        """Rows of some clients for a program; of clients that belong to devices, what their owners know."""
+        if isinstance(data, PlacedData):
+            return spread(lambda own: _rows(clients, _places(data, own)), ids, data.mesh)
+        return everywhere(_rows(clients, ids), mesh)
 
     def init(data, key):
-        data, key = put((data, key))
-        num_clients = data.train_count.shape[0]
         server = start_server(data, key)
         shapes = jax.eval_shape(parts.start_clients, data, server, key, jnp.arange(1, dtype=jnp.int32))
-        clients = jax.tree.map(lambda leaf: np.empty((num_clients, *leaf.shape[1:]), leaf.dtype), shapes)
-        for ids, size in _blocks(np.arange(num_clients, dtype=np.int32), block):
-            _write(clients, ids[:size], start_clients(data, server, key, put(ids)))
-        never = Scores(*(np.full(num_clients, np.nan, np.float32) for _ in Scores._fields))
-        return State(server, clients, never, key, put(jnp.zeros((), jnp.int32)))
+        count = len(own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else data.num_clients
+        clients = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), shapes)
+        for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), block):
+            if isinstance(data, PlacedData):
+                own, rows = own_rows(start_own(data, server, key, everywhere(ids, mesh)), ids)
+                _write(clients, _places(data, own), rows)
+            else:
+                _write(clients, ids[:size], start_clients(data, server, key, everywhere(ids, mesh)))
+        never = Scores(*(np.full(data.num_clients, np.nan, np.float32) for _ in Scores._fields))
+        return State(server, clients, never, key, everywhere(jnp.zeros((), jnp.int32), mesh))
 
     def round_(data, state, size):
         cohort = sample(data, state.key, state.round, size)
         ids = np.asarray(cohort.clients)
-        rows, scores = put(_rows((state.clients, state.trained), ids))
+        rows, scores = fetch(data, state.clients, ids), everywhere(_rows(state.trained, ids), mesh)
+        rows = meet(rows) if isinstance(rows, Apart) else rows
         server, rows, trained, outcome = train(data, state.server, state.key, state.round, cohort, rows, scores)
         # Arrays of a caller, or those of JAX, cannot be written into.
         clients, all_trained = jax.tree.map(_writable, (state.clients, state.trained))
-        _write((clients, all_trained), ids, (rows, trained))
+        mine = np.isin(ids, own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else slice(None)
+        _write(clients, _places(data, ids[mine]), jax.tree.map(lambda leaf: np.asarray(leaf)[mine], rows))
+        _write(all_trained, ids, trained)
         return State(server, clients, all_trained, state.key, state.round + 1), outcome
 
     def evaluate(data, state):
-        scores = Scores(*(np.empty(data.train_count.shape[0], np.float32) for _ in Scores._fields))
+        scores = Scores(*(np.empty(data.num_clients, np.float32) for _ in Scores._fields))
         for ids, size in _blocks(np.asarray(by_size(data)), block):
-            rows = put(_rows(state.clients, ids))
-            _write(scores, ids[:size], score(data, state.server, state.key, state.round, put(ids), rows))
+            rows = fetch(data, state.clients, ids)
+            found = score(data, state.server, state.key, state.round, everywhere(ids, mesh), rows)
+            _write(scores, ids[:size], found)
         return scores
 
     def adapt(data, state):
@@ -95,11 +111,51 @@ def build(
     return Engine(init, round_, evaluate, adapt)
 
 
-def copy(state: State) -> State:
-    """A state of one's own, with the clients' part on the host."""
-    clients, trained = jax.tree.map(np.array, (state.clients, state.trained))
-    server, key, number = jax.tree.map(jnp.copy, (state.server, state.key, state.round))
+def copy(state: State, data: Federation, mesh: Mesh | None = None) -> State:
+    """A state of one's own, with the clients' part on the host.
+
+    Args:
+      state: of all clients.
+      data: with `PlacedData` a process takes the rows of its own clients.
+      mesh: the devices for all else.
+    """
+    mine = own_clients(data.mesh, data.num_clients) if isinstance(data, PlacedData) else slice(None)
+    clients = jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[mine]), state.clients)
+    trained = jax.tree.map(np.array, state.trained)
+    server, key, number = everywhere(jax.tree.map(jnp.copy, (state.server, state.key, state.round)), mesh)
     return State(server, clients, trained, key, number)
+
+
+def whole(state: State, data: Federation, *, block: int | None = None) -> State | None:
+    """A state with the rows of all clients, in the first process; None in the others, which must call it too.
+
+    Args:
+      state: of `build`'s engine, or of `pfl_jax.engine.build`'s, which is whole already.
+      data: the federation.
+      block: clients whose rows are sent at once, by default `BLOCK`.
+    """
+    first = jax.process_index() == 0
+    if not isinstance(data, PlacedData) or not data.mesh.is_multi_process or _on_devices(state.clients):
+        return state if first else None
+    meet = jax.jit(known, out_shardings=NamedSharding(data.mesh, PartitionSpec()))
+    count = data.num_clients if first else 0
+    clients = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), state.clients)
+    for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), BLOCK if block is None else block):
+        rows = meet(spread(lambda own: _rows(state.clients, _places(data, own)), ids, data.mesh))
+        if first:
+            _write(clients, ids[:size], rows)
+    return state._replace(clients=clients) if first else None
+
+
+def _on_devices(tree: PyTree) -> bool:
+    return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
+
+
+def _places(data: Federation, clients: np.ndarray) -> np.ndarray:
+    """Where this process keeps the rows of clients that are its own."""
+    if not isinstance(data, PlacedData):
+        return clients
+    return np.searchsorted(own_clients(data.mesh, data.num_clients), clients)
 
 
 def _blocks(ids: np.ndarray, block: int) -> Iterator[tuple[np.ndarray, int]]:

@@ -6,7 +6,9 @@ MAX_WASTE = 0.1
 """Share of wasted gradient steps up to which `choose_chunk` takes a larger chunk."""
 
 
-def wasted_step_share(counts: np.ndarray, *, batch_size: int, chunk: int | None, devices: int = 1) -> float:
+def wasted_step_share(
+    counts: np.ndarray, *, batch_size: int, chunk: int | None, devices: int = 1, owners: np.ndarray | None = None
+) -> float:
     """Share of a round's gradient steps that are taken for clients that have already finished.
 
         1 - sum_i s_i / sum_i s_{longest client of i's chunk},   s_i = ceil(n_i / batch_size)
@@ -21,6 +23,8 @@ def wasted_step_share(counts: np.ndarray, *, batch_size: int, chunk: int | None,
       batch_size: examples of a step.
       chunk: clients under one vmap on each device; None is all at once.
       devices: D that share the clients.
+      owners: [M], the device of each client where that is fixed (`placement.map_owned`); a device takes its own ones
+        largest first, `chunk` at a time, by default ceil(M / D).
 
     Returns:
       In [0, 1); 0 for one client after another.
@@ -31,6 +35,14 @@ def wasted_step_share(counts: np.ndarray, *, batch_size: int, chunk: int | None,
       >>> scheduling.wasted_step_share(np.array([100, 50]), batch_size=10, chunk=2)  # (10 + 5) of 2 * 10 steps
       0.25
     """
+    if owners is not None:
+        width = -(-len(counts) // devices) if chunk is None else chunk
+        needed = executed = 0
+        for device in range(devices):
+            own = np.sort(-(-np.asarray(counts, np.int64)[owners == device] // batch_size))[::-1]
+            needed += int(own.sum())
+            executed += sum(int(own[start]) * len(own[start : start + width]) for start in range(0, len(own), width))
+        return 1 - needed / executed
     steps = np.sort(-(-np.asarray(counts, np.int64) // batch_size))[::-1]
     per_device = -(-steps.size // devices)
     real = np.arange(per_device * devices) < steps.size

@@ -2,19 +2,18 @@
 
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from pfl_jax import host
 from pfl_jax.base import Info, Method, PRNGKey, Scores, State
-from pfl_jax.data.federated import FederatedData
 from pfl_jax.engine import (
     Engine,
+    Federation,
     Outcome,
     Settings,
     build,
@@ -25,6 +24,7 @@ from pfl_jax.engine import (
     stragglers,
 )
 from pfl_jax.errors import Diverged
+from pfl_jax.placement import PlacedData, everywhere
 
 __all__ = [
     "Engine",
@@ -51,7 +51,8 @@ class RoundResult(NamedTuple):
     Attributes:
       round: number of the round, counted from 1.
       state: after the round. Its buffers are given to the next round: copy what you want to keep. With
-        state_on="host" the clients' leaves are NumPy arrays.
+        state_on="host" the clients' leaves are NumPy arrays; over several processes, the rows of the own clients
+        alone (`host.whole` brings them together).
       info: the method's `Info`, on the device.
       cohort: [M], the clients that took part, as NumPy integers.
       arrived: [M], bool: whose message the server had, see `Settings.drop_rate` and `run`'s on_nan. They are the rows
@@ -80,7 +81,7 @@ class RoundResult(NamedTuple):
 
 def run(
     method: Method,
-    data: FederatedData,
+    data: Federation,
     settings: Settings,
     key: PRNGKey,
     *,
@@ -88,17 +89,18 @@ def run(
     mesh: Mesh | None = None,
     state_on: Literal["device", "host"] = "device",
     on_nan: OnNaN = "stop",
-    newcomers: FederatedData | None = None,
+    newcomers: Federation | None = None,
 ) -> Iterator[RoundResult]:
     """Runs a federation, one `RoundResult` after each round; `pfl_jax` begins with an example.
 
     Args:
       method: what each client and the server do.
-      data: the federation's examples.
+      data: the federation's examples; as `PlacedData`, with their clients' owners, in one process or many.
       settings: rounds, participation, chunk, how often to evaluate.
       key: the run's key: same key, same result.
       state: continue from here instead of initialising from the key; a state carries its own key.
-      mesh: spread the clients over these devices, see `client_mesh`; None uses the default device alone.
+      mesh: spread the clients over these devices, see `client_mesh`; None uses the default device alone, or those of
+        `PlacedData`.
       state_on: where the clients' states are kept between rounds; "host" moves the cohort's part to the device for each
         round, and all others' in blocks for each evaluation. The results are the same.
       on_nan: what happens to clients whose state, message or loss becomes NaN or infinite: the run stops, or they are
@@ -109,20 +111,25 @@ def run(
     Raises:
       Diverged: a client diverged, or with on_nan="skip-client" all of a cohort did, or what the server computed.
     """
+    placed = isinstance(data, PlacedData)
+    if placed:
+        mesh = data.mesh
     if state_on == "host":
         engine = host.build(method, settings, mesh, skip_diverged=on_nan == "skip-client")
     elif on_nan == "skip-client":
         engine = build_without_diverged(method, settings, mesh)
     else:
         engine = build(method, settings, mesh).jit(mesh)
-    num_clients = data.train_count.shape[0]
-    # A round takes its state's buffers over: a state that came from outside stays the caller's.
-    copy = host.copy if state_on == "host" else partial(jax.tree.map, jnp.copy)
-    current = engine.init(data, key) if state is None else copy(state)
-    if mesh is not None:
-        everywhere = NamedSharding(mesh, PartitionSpec())
-        data, newcomers = jax.device_put((data, newcomers), everywhere)
-        current = current if state_on == "host" else jax.device_put(current, everywhere)
+    num_clients = data.num_clients
+    if not placed:
+        data, newcomers = everywhere((data, newcomers), mesh)
+    if state is None:
+        current = engine.init(data, everywhere(key, mesh))
+    elif state_on == "host":
+        current = host.copy(state, data, mesh)
+    else:
+        # A round takes its state's buffers over: a state that came from outside stays the caller's.
+        current = everywhere(jax.tree.map(jnp.copy, state), mesh)
     start = time.perf_counter()
     for index in range(int(current.round), settings.rounds):
         current, outcome = engine.round(data, current, settings.cohort_size(num_clients, index))
@@ -145,7 +152,7 @@ def run(
             # A copy: on the host the next round writes into the arrays.
             trained=jax.tree.map(np.array, current.trained),
             newcomers=of_newcomers,
-            examples=int(jnp.sum(cohort.counts)),
+            examples=int(np.sum(np.asarray(cohort.counts))),
             seconds=time.perf_counter() - start,
         )
         start = time.perf_counter()

@@ -120,6 +120,7 @@ def run(
     keys: PRNGKey,
     hyper_parameters: Mapping[str, jax.Array] | None = None,
     *,
+    states: State | None = None,
     chunk: int | None = 1,
     mesh: Mesh | None = None,
 ) -> Iterator[SweepResult]:
@@ -134,6 +135,7 @@ def run(
       settings: of all runs; its `chunk` counts the clients under one vmap within a run.
       keys: [R], the runs' keys.
       hyper_parameters: name -> values [R].
+      states: continue from here, leaves [R, ...], instead of initialising from the keys; states carry their own keys.
       chunk: runs under one vmap on each device: 1 is one after another, None all at once.
       mesh: spread the runs over these devices, see `pfl_jax.simulate.client_mesh`; None uses the default device alone.
 
@@ -161,23 +163,26 @@ def run(
     pool, own = _split(data)
     if data.train_count.ndim == 1:
         own = {name: jnp.broadcast_to(leaf, (number, *leaf.shape)) for name, leaf in own.items()}
+    # A round takes its states' buffers over: those that came from outside stay the caller's.
+    states = jax.tree.map(jnp.copy, states)
     if mesh is not None:
         # Devices take equal shares: the first run is repeated where they would not.
         places = np.arange(-(-number // mesh.size) * mesh.size)
-        own, values, keys = gather((own, values, keys), np.where(places < number, places, 0))
-        own, values, keys = jax.device_put((own, values, keys), NamedSharding(mesh, PartitionSpec("clients")))
+        runs = gather((own, values, keys, states), np.where(places < number, places, 0))
+        own, values, keys, states = jax.device_put(runs, NamedSharding(mesh, PartitionSpec("clients")))
         pool = jax.device_put(pool, NamedSharding(mesh, PartitionSpec()))
     data = pool._replace(**own)
     engine = build(make_method, settings, chunk=chunk, mesh=mesh)
     num_clients = data.train_count.shape[1]
-    states = engine.init(data, values, keys)
+    if states is None:
+        states = engine.init(data, values, keys)
 
     def of_runs(tree):
         """On the host, without what fills up the devices' shares."""
         return jax.tree.map(lambda leaf: np.asarray(leaf)[:number], tree)
 
     start = time.perf_counter()
-    for index in range(settings.rounds):
+    for index in range(int(np.asarray(states.round)[0]), settings.rounds):
         states, outcome = engine.round(data, values, states, settings.cohort_size(num_clients, index))
         received = None
         if (index + 1) % settings.eval_every == 0 or index + 1 == settings.rounds:

@@ -16,7 +16,7 @@ import pytest
 from golden import FILE, fingerprint
 from problems import CLASSES, HYPER_PARAMETERS, permute_clients, tiny_federation, tiny_model
 
-from pfl_jax import simulate
+from pfl_jax import placement, simulate
 from pfl_jax.data.federated import client_data
 from pfl_jax.methods import METHODS
 from pfl_jax.simulate import Settings
@@ -133,6 +133,14 @@ def test_devices_change_nothing(name):
     got, want = play(shared), play(alone)
     assert_close(got, want)
     np.testing.assert_allclose(shared.evaluate(data, got).accuracy, alone.evaluate(data, want).accuracy, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_devices_that_own_their_clients_change_nothing(name):
+    # On eight devices some own nobody.
+    data = placement.place(tiny_federation(), simulate.client_mesh())
+    got = play(simulate.build(build(name), Settings(rounds=1)).jit(data.mesh), data)
+    assert_close(got, reference(name))
 
 
 def test_permuting_clients_permutes_results(name):

@@ -8,7 +8,7 @@ from problems import CLASSES, FEATURES, tiny_model
 from scipy.optimize import nnls
 
 from pfl_jax.base import ClientData, Cohort
-from pfl_jax.methods.fedpac import FedPACMessage, FedPACServer, fedpac, head_weights
+from pfl_jax.methods.fedpac import FedPACMessage, FedPACServer, _solve_head_weights, fedpac, head_weights
 from pfl_jax.methods.fedpac_proto import fedpac_proto, prototype_weights
 
 SGD = {"lr": 0.05, "head_lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}
@@ -65,6 +65,23 @@ def test_head_weights_agree_with_a_float64_solve(classes, sizes, solver):
     # The data say which clients belong together: those of one group hold most of the weight.
     same_group = np.arange(20)[:, None] % 5 == np.arange(20) % 5
     assert (got * same_group).sum(axis=1).min() > 0.5
+
+
+@pytest.mark.slow
+def test_head_weights_of_a_cohort_of_three_hundred_are_optimal():
+    mu, variance, counts = float32(*groups_of_clients(300, 10, [300, 600, 1200]))
+    solution = jax.jit(lambda *statistics: _solve_head_weights(*statistics, "auto"))(mu, variance, counts)
+    assert float(solution.gap.max()) < 1e-6
+    weights, means = np.float64(solution.weights), np.float64(mu).reshape(300, -1)
+    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-5)
+    assert (weights >= 0).all()
+    noise = np.float64(variance) / np.float64(counts)
+    for own, row in zip(means, weights, strict=True):
+        # Eq. 46 and half its gradient, written for one client; the gap bounds what any other weights could gain.
+        differences = own - means
+        gradient = row * noise + differences @ (row @ differences)
+        objective = row @ gradient
+        assert (objective - gradient.min()) / objective < 1e-3
 
 
 def test_head_weights_survive_large_common_means():

@@ -174,7 +174,7 @@ def test_the_page_is_whole_escaped_and_needs_nothing_else(runs):
     words = " ".join(read.texts)
     assert "unfinished: round 2 of 4" in words
     assert "2 of 4" in words
-    for name in ("Head weights", "by bytes sent", "python -m experiments.digits", "3.11.2", "25.0%"):
+    for name in ("Head weights", "by bytes sent", "python -m experiments.digits", "--num-clients 5", "3.11.2", "25.0%"):
         assert name in words, name
     assert re.search("<title>(.*)</title>", text)[1] in ("fedas and fedpac on digits", "fedpac and fedas on digits")
 

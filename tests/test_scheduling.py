@@ -75,3 +75,14 @@ def test_a_typical_cohort_spans_the_sizes():
     np.testing.assert_array_equal(typical_cohort(counts, 100), np.arange(1, 101))
     cohort = typical_cohort(counts, 10)
     np.testing.assert_array_equal(cohort, np.arange(6, 101, 10))
+
+
+def test_devices_that_own_their_clients_wait_for_nobody_in_a_chunk():
+    counts, owners = np.array([40, 10, 30, 20, 10]), np.array([0, 1, 0, 0, 1])
+    # Steps 4, 3, 2 on the first device and 1, 1 on the second, in chunks of two: 4 + 4 + 2 and 1 + 1 are taken.
+    share = wasted_step_share(counts, batch_size=10, chunk=2, devices=2, owners=owners)
+    np.testing.assert_allclose(share, 1 - 11 / 12)
+    # All at once is at most ceil(5 / 2) = 3 on a device.
+    share = wasted_step_share(counts, batch_size=10, chunk=None, devices=2, owners=owners)
+    np.testing.assert_allclose(share, 1 - 11 / 14)
+    assert wasted_step_share(counts, batch_size=10, chunk=1, devices=2, owners=owners) == 0

@@ -66,6 +66,45 @@ def test_what_does_not_fit_the_memory_goes_in_parts(tmp_path, capsys, monkeypatc
     assert "runs together" not in capsys.readouterr().out
 
 
+def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monkeypatch):
+    # Three runs: one device of two has one to fill up.
+    words = ["--dataset", "digits", "--method", "fedper", "--seeds", "3", *SMALL, "--rounds", "4", "--eval-every", "2"]
+    words = [*words, "--participation", "0.5", "--no-compilation-cache", "--checkpoint-every", "1", "--out"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert main([*words, str(whole)]) == 0
+    assert not (whole / "groups").exists()
+
+    save, seen = together._save, []
+
+    def and_stop(group, folders, histories, states):
+        save(group, folders, histories, states)
+        seen.append(histories[0].round)
+        if seen[-1] == 3:
+            # The log goes on after the checkpoint, and then everything is cut off.
+            log = folders[1].path / "metrics.jsonl"
+            log.write_text(log.read_text() + '{"round": 4, "rec')
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(together, "_save", and_stop)
+        assert main([*words, str(cut)]) == 130
+    assert len(list((cut / "groups").iterdir())) == 1
+    # One run that was written already does not keep the others from going on together.
+    (folder,) = {path.parent for path in cut.glob("*/seed-0")}
+    (folder / "seed-0" / "summary.json").write_text((whole / folder.name / "seed-0" / "summary.json").read_text())
+    capsys.readouterr()
+    monkeypatch.setattr(together, "_at_once", lambda *_: 1)
+    assert main([*words, str(cut)]) == 0
+    assert "3 runs go on after round 3" in capsys.readouterr().out
+    assert not (cut / "groups").exists()
+    for seed in range(3):
+        one, other = (metrics(path / folder.name / f"seed-{seed}") for path in (whole, cut))
+        for lines in zip(one, other, strict=True):
+            left, right = ({k: v for k, v in line.items() if "second" not in k} for line in lines)
+            assert left == right
+        assert (cut / folder.name / f"seed-{seed}" / "summary.json").is_file()
+
+
 def test_runs_of_one_shape_are_a_group():
     order = parse(
         ["--dataset", "digits", "--method", "fedpac", "--seeds", "2", "--grid", "lam=0.1,1", "--grid", "epochs=1,2"]
@@ -85,6 +124,7 @@ def test_runs_of_one_shape_are_a_group():
         ([*SWEEP, "--lr", "0.2"], "--lr is in the grid already"),
         ([*SWEEP, "--grid", "epochs=1,x"], "--epochs must be a whole number, not 'x'"),
         ([*SWEEP, "--seed", "3"], "--seed cannot be given for a sweep: use --seeds"),
+        ([*SWEEP, "--wandb"], "--wandb cannot be given for a sweep: its runs go side by side"),
         ([*SWEEP, "--resume", "run"], "--resume cannot be given for a sweep: the same command goes on"),
         ([*SWEEP, "--state-on", "host"], "--state-on cannot be given for a sweep: its runs keep"),
         (["--dataset", "digits", "--seeds", "0"], "--seeds must be at least 1"),

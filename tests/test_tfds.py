@@ -220,6 +220,31 @@ def test_a_broken_archive_is_one_line(patched, tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_damage_and_interruption_leave_nothing_that_is_taken_for_whole(patched, tmp_path, monkeypatch):
+    fill_download_cache("cinic10", tmp_path)
+    for error, expected in (
+        (ValueError("the picture train/bird/3.png in the archive is damaged"), InvalidInput),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ):
+        seen = []
+
+        def refuse(path, content, error=error, seen=seen):
+            seen.append(path)
+            if len(seen) == 5:
+                raise error
+
+        monkeypatch.setattr(cinic10, "check_picture", refuse)
+        with pytest.raises(expected) as raised:
+            load("cinic10", "tfds", tmp_path, notify=quiet)
+        if expected is InvalidInput:
+            assert "train/bird/3.png" in str(raised.value)
+            assert "remove it from" in str(raised.value)
+        assert len(seen) == 5
+        assert source.find(SPECS["cinic10"], tmp_path, quiet) is None
+    monkeypatch.undo()
+    assert len(load("cinic10", "tfds", tmp_path, notify=quiet).train_y) == len(SMALL["cinic10"][1])
+
+
 def test_a_broken_prepared_folder_is_one_line(prepared, tmp_path):
     data_dir, _ = prepared
     (folder,) = (data_dir / "cifar10").glob("*.*.*")

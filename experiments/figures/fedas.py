@@ -9,6 +9,7 @@ from experiments.figures.plan import Key, Panel, Plan, Results, Scope, Values
 from experiments.figures.substitution import accuracies_after_replacement
 from experiments.records import Experiment
 from pfl_jax import simulate
+from pfl_jax.data.federated import FederatedData
 from pfl_jax.models import MODELS
 from pfl_jax.simulate import RoundResult
 from pfl_jax.trees import merge
@@ -74,13 +75,15 @@ def keep_traces_and_replacements(experiment: Experiment, result: RoundResult) ->
     kept = keep_traces(experiment, result)
     if result.round < experiment.settings.rounds:
         return kept
-    dataset, clients = experiment.dataset, result.state.clients
+    dataset, data, clients = experiment.dataset, experiment.data, result.state.clients
+    # A figure's runs have one process.
+    assert isinstance(data, FederatedData)
     model = MODELS[experiment.request.options.model](dataset.input_shape, dataset.num_classes)
     highest, at_random = accuracies_after_replacement(
         jax.random.key(experiment.request.options.seed),
         model,
         merge(clients.backbone, clients.head),
-        experiment.data,
+        data,
         np.flatnonzero(np.asarray(clients.trained)),
         SHARES,
     )

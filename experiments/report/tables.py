@@ -146,7 +146,9 @@ def differences(groups: Sequence[Group]) -> Markup | None:
         rows = [[group.label, *(plain(group.setting[n]) for n in apart if n != "method")] for group in groups]
         return table(columns, rows) if len(columns) > 1 else None
     columns = [Column("option", numbers=False), *map(Column, labels)]
-    return table(columns, [[_named(name), *(plain(group.setting[name]) for group in groups)] for name in apart])
+    return table(
+        columns, [[tag("code", _named(name)), *(plain(group.setting[name]) for group in groups)] for name in apart]
+    )
 
 
 def _differs(name: str, groups: Sequence[Group]) -> bool:
@@ -179,7 +181,13 @@ def common(groups: Sequence[Group]) -> Markup:
 
 def commands(groups: Sequence[Group]) -> list[Markup]:
     """How each group's first run is made again."""
-    return [tag("pre", tag("code", group.command()), tabindex="0") for group in groups]
+    made = []
+    for group in groups:
+        # An option stays on one line with its value.
+        first, *options = group.command().split(" --")
+        words = [first, *([" ", tag("span", f"--{option}")] for option in options)]
+        made.append(tag("pre", tag("code", words), tabindex="0"))
+    return made
 
 
 def timings(groups: Sequence[Group]) -> Markup:

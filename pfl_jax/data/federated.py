@@ -54,6 +54,18 @@ class FederatedData(NamedTuple):
         return self.train_index.shape[0]
 
 
+class OwnClients(NamedTuple):
+    """What `client_data` reads on a device that holds the examples of its own clients alone, see `pfl_jax.placement`.
+
+    Attributes:
+      data: those clients as a federation.
+      devices: D; row p of `data` is client p D + d on device d.
+    """
+
+    data: FederatedData
+    devices: int
+
+
 PER_CLIENT = ("train_index", "train_count", "test_index", "test_count", "label_map", "rotation")
 """Fields of FederatedData whose leading axis are the clients."""
 
@@ -231,11 +243,11 @@ def _table(rows: Sequence[np.ndarray], used: np.ndarray) -> tuple[jax.Array, jax
     return jnp.asarray(table), jnp.asarray(counts)
 
 
-def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> ClientData:
+def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split: Split) -> ClientData:
     """The examples of one client under its shift, normalised: x = (pixel / 255 - mean) / std.
 
     Args:
-      data: the federation's data.
+      data: the federation's data, or what a device holds of it.
       client: int, may be traced; under vmap it gathers several clients.
       split: "train" or "test".
 
@@ -251,6 +263,8 @@ def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> C
       >>> print(one.x.shape, one.mask.sum())  # 20 examples, padded to the largest client's 30
       (30, 8, 8, 1) 20
     """
+    if isinstance(data, OwnClients):
+        return client_data(data.data, client // data.devices, split)
     if split == "train":
         index, count = data.train_index[client], data.train_count[client]
     elif split == "test":

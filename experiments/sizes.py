@@ -1,0 +1,134 @@
+"""What each method keeps and sends: bytes from shapes alone, nothing is trained.
+
+    python -m experiments.sizes --dataset fashion_mnist --num-clients 1000000 --cohort 10000
+
+For one client: its state between rounds, what it sends and what it is sent in a round it takes part in. For all: the
+states of all clients, the server's own, and what a round sends. With the model and the options of the dataset's preset.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+
+from experiments import datasets, study, unknown_dataset
+from experiments.cli import exit_code
+from experiments.parsing import parse
+from experiments.presets import DEFAULT_PRESET
+from pfl_jax import communication
+from pfl_jax.data.federated import FederatedData
+from pfl_jax.data.specs import SPECS, DatasetSpec
+from pfl_jax.engine import Settings, pieces
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
+from pfl_jax.models import MODELS
+from pfl_jax.trees import byte_count
+
+
+class Sizes(NamedTuple):
+    """Bytes.
+
+    Attributes:
+      client: what one client keeps between rounds.
+      up, down: what it sends, and is sent, in a round.
+      server: what the server keeps.
+    """
+
+    client: int
+    up: int
+    down: int
+    server: int
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the sizes.
+
+    Args:
+      arguments: the words of the command line; by default those of this process.
+
+    Returns:
+      The exit code, see `cli.exit_code`.
+    """
+    return exit_code(lambda: _print(sys.argv[1:] if arguments is None else arguments, Console()))
+
+
+def sizes(dataset: str, method: str, num_clients: int, train_size: int) -> Sizes:
+    """Of a method with its preset's model and options.
+
+    Args:
+      dataset: a key of `presets.DEFAULT_PRESET`.
+      method: a key of METHODS.
+      num_clients: N.
+      train_size: examples of a client.
+    """
+    request, spec = parse(dataset, ["--method", method]), SPECS[dataset]
+    made = METHODS[method](MODELS[request.options.model](spec.shape, spec.num_classes), **request.hyper_parameters)
+    data, parts, key = _shapes(spec, num_clients, train_size), pieces(made, Settings(rounds=1)), jax.random.key(0)
+    server = jax.eval_shape(parts.start_server, data, key)
+    client = jax.eval_shape(parts.start_clients, data, server, key, jnp.zeros(1, jnp.int32))
+    sent = communication.traffic(made, data)
+    return Sizes(byte_count(client), sent.up, sent.down, byte_count(server))
+
+
+def _shapes(spec: DatasetSpec, num_clients: int, train_size: int) -> FederatedData:
+    """A federation of which only shapes exist."""
+
+    def of(*shape: int, dtype: str = "int32") -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    channels = spec.shape[-1]
+    return FederatedData(
+        x=of(1, *spec.shape, dtype="uint8"),
+        y=of(1),
+        train_index=of(num_clients, train_size),
+        train_count=of(num_clients),
+        test_index=of(num_clients, 1),
+        test_count=of(num_clients),
+        mean=of(channels, dtype="float32"),
+        std=of(channels, dtype="float32"),
+    )
+
+
+def _print(words: Sequence[str], console: Console) -> None:
+    parser = study.Parser("experiments.sizes", __doc__)
+    parser.add_argument("--dataset", default="fashion_mnist", help=", ".join(datasets()))
+    parser.add_argument("--method", nargs="+", default=list(METHODS), metavar="NAME", help="by default all")
+    parser.add_argument("--num-clients", type=int, default=1000, metavar="N", help="default 1000")
+    parser.add_argument("--cohort", type=int, metavar="M", help="clients of a round; default a hundredth of all")
+    parser.add_argument("--train-size", type=int, default=50, metavar="n", help="examples of a client, default 50")
+    own = parser.parse_args(list(words))
+    if own.dataset not in DEFAULT_PRESET:
+        raise InvalidInput(unknown_dataset(own.dataset))
+    study.choose("method", own.method, METHODS)
+    cohort = max(1, own.num_clients // 100) if own.cohort is None else own.cohort
+    for name, value in (("--num-clients", own.num_clients), ("--train-size", own.train_size), ("--cohort", cohort)):
+        if value < 1:
+            raise InvalidInput(f"{name} must be at least 1, not {value}")
+    if cohort > own.num_clients:
+        raise InvalidInput(f"--cohort {cohort} is more than the {own.num_clients} clients")
+
+    def say(*cells: str) -> None:
+        console.print(f"| {' | '.join(cells)} |", soft_wrap=True, highlight=False, markup=False)
+
+    say("method", "a client's state", "sent by it", "sent to it", "server", f"{own.num_clients:,} states", "a round")
+    say(*["---"] * 7)
+    for method in own.method:
+        found = sizes(own.dataset, method, own.num_clients, own.train_size)
+        of_round = cohort * (found.up + found.down)
+        amounts = (*found, own.num_clients * found.client, of_round)
+        say(f"`{method}`", *map(in_words, amounts))
+
+
+def in_words(amount: int) -> str:
+    """Bytes in the largest unit that leaves a number of at least 1: "1.5 MiB"."""
+    value, units = float(amount), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} {units[0]}" if value == int(value) else f"{value:.1f} {units[0]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
