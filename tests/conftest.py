@@ -28,7 +28,10 @@ import tempfile
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
+
+from pfl_jax import evaluation
 
 # Many tests compile the same program anew; each of pytest-xdist's workers keeps what it has compiled.
 _programs = Path(tempfile.gettempdir()) / f"pfl_jax_tests_{os.environ.setdefault('PFL_JAX_TESTS', str(os.getpid()))}"
@@ -53,18 +56,24 @@ def _drop_programs():
     jax.clear_caches()
 
 
-REPRESENTATIVES = {
-    "fedavg",
-    "scaffold",
-    "fedper",
-    "ditto",
-    "knn_per",
-    "hypcluster",
-    "fedfomo",
-    "pfedhn",
-    "fedpac",
-    "fedas",
+OF_METHODS = {
+    *("conformance", "limits", "equations", "baselines_1", "baselines_1_equations", "personal_weights", "fedpac"),
+    *("several_models", "prototypes_neighbours", "fedfomo", "augment", "sweep", "placement", "contributing"),
 }
+"""Files that compile hundreds of engines to compare states and accuracies."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_f1_no_auc(request):
+    """Compiling macro-F1 and AUC, which test_primitives.py tests, would be a sixth of the time of `OF_METHODS`."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.module.__name__.removeprefix("test_") in OF_METHODS:
+            for name in ("macro_f1", "macro_auc"):
+                patch.setattr(evaluation, name, lambda *_: jnp.float32(0))
+        yield
+
+
+REPRESENTATIVES = {"fedavg", "scaffold", "fedfomo", "pfedhn", "fedpac", "fedas"}
 """Methods of different kinds of state and aggregation."""
 
 COSTLY = {"test_devices_change_nothing", "test_vmap_over_seeds_and_learning_rates"}

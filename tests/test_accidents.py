@@ -13,7 +13,7 @@ from rich.console import Console
 
 from experiments import assembly, history, run, study, together
 from experiments.cli import main
-from experiments.history import _check_identity
+from experiments.history import check_identity
 from experiments.locks import alone, exclusive
 from experiments.study import Cell, run_cell
 from experiments.sweep import main as sweep
@@ -167,11 +167,17 @@ def test_ctrl_c_before_the_first_round_leaves_nothing(rounds, tmp_path, capsys, 
     rounds[1] = fail(KeyboardInterrupt)
     assert main("digits", [*WORDS, "--out", str(tmp_path / "run")]) == 130
     assert line(capsys) == "interrupted before the first evaluation: nothing is left\n"
-    for module, name in ((assembly, "build"), (run, "prepare_jax"), (run, "configuration")):
+    nothing_yet = "interrupted while no run was going on\n"
+    nothing_left = "interrupted before the first evaluation: nothing is left\n"
+    for module, name, told in (
+        (run, "prepare_jax", nothing_yet),
+        (assembly, "build", nothing_left),
+        (run, "configuration", nothing_left),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, fail(KeyboardInterrupt))
             assert main("digits", [*WORDS, "--out", str(tmp_path / "run")]) == 130
-        assert line(capsys) == "interrupted before the first evaluation: nothing is left\n"
+        assert line(capsys) == told
     assert list(tmp_path.iterdir()) == []
 
 
@@ -236,12 +242,12 @@ def test_another_version_is_told():
         "run": {"--lr": 0.1, "--new": 3},
         "made_with": {"jax": "0.10.1", "pfl_jax": "bb", "device": "cpu", "chunk": 2},
     }
-    _check_identity(stored, own, "run", said.append)
+    check_identity(stored, own, "run", said.append)
     assert said == [
         "Note: jax 0.9.0 then and 0.10.1 now, pfl_jax aa then and bb now: results may differ in their last bits from "
         "an uninterrupted run's."
     ]
-    _check_identity(own, own, "run", said.append)
+    check_identity(own, own, "run", said.append)
     assert len(said) == 1
 
 

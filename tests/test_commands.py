@@ -22,6 +22,8 @@ def test_the_list_has_every_data_set_and_command_with_what_it_is(monkeypatch, ca
     assert all(len(words.split()) > 3 for words in listed.values())
 
 
+# Other tests have imported the modules already.
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize("name", ["sweep", "tables", "figures", "digits"])
 def test_a_name_runs_its_module(monkeypatch, capsys, name):
     with pytest.raises(SystemExit) as stop:

@@ -392,6 +392,7 @@ def test_head_weights_from_end_to_end_and_again(tmp_path, capsys, monkeypatch):
     assert "is gone" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_fisher_information_from_end_to_end(tmp_path):
     words = ["--paper", "fedas", "--figure", "3", "--dataset", "digits", *SMALL, "--out", str(tmp_path)]
     assert main(words) == 0
