@@ -156,6 +156,7 @@ def test_it_reaches_methods_that_know_nothing_of_it(name):
     assert max(jax.tree.leaves(change)) > 1e-3
 
 
+@pytest.mark.slow
 def test_chunks_change_nothing():
     method = METHODS["fedavg"](tiny_model(), **HYPER_PARAMETERS)
     data = tiny_federation()._replace(augment=TINY)

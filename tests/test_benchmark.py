@@ -32,6 +32,7 @@ def torch_rounds():
     module.torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_the_pytorch_round_is_our_round(torch_rounds):
     data = workload.federation(SCALE.clients, SCALE.examples)
     ours = Rounds(workload.method("fedpac", SCALE), data, participation=1.0, chunk=1, mesh=None)

@@ -34,7 +34,7 @@ def assert_same(left, right):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), state, other)
 
 
-@pytest.mark.parametrize(("name", "devices"), [("fedpac", 1), ("fedas", 2)])
+@pytest.mark.parametrize(("name", "devices"), [("fedpac", 1), pytest.param("fedas", 2, marks=pytest.mark.slow)])
 def test_the_results_are_the_same(name, devices, monkeypatch):
     # Five clients in blocks of two: the last one is filled up.
     monkeypatch.setattr(host, "BLOCK", 2)
@@ -44,6 +44,7 @@ def test_the_results_are_the_same(name, devices, monkeypatch):
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(on_host[0][-1].state.clients))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_either_place():
     whole, state = play("ditto")
     half = simulate.Settings(rounds=2, participation=0.6)

@@ -95,6 +95,7 @@ def test_fedala(clients, layers):
         assert ((learned > 0.01) & (learned < 0.95)).any()
 
 
+@pytest.mark.slow
 def test_fedala_stops_learning_when_the_loss_has_converged():
     # With a wide threshold the first learning ends after the window of ten and one more, however many are allowed.
     settings = {"rounds": 2, "ala_lr": 5.0}
@@ -174,7 +175,7 @@ def test_pfedhn(clients):
 # Channels
 
 
-@pytest.mark.parametrize("factory", [cd2pfed, fedas_cd2])
+@pytest.mark.parametrize("factory", [cd2pfed, pytest.param(fedas_cd2, marks=pytest.mark.slow)])
 def test_without_personal_channels_is_fedavg(factory):
     # Keys are split between alignment and training: with full batches, order is all that keys decide.
     align = {"align_epochs": 0} if factory is fedas_cd2 else {}

@@ -115,6 +115,7 @@ def test_fedem_responsibilities_follow_their_examples_through_shuffling():
     assert float(jnp.linalg.norm(batches - whole) / jnp.linalg.norm(whole)) < 0.02
 
 
+@pytest.mark.slow
 def test_fedem_ft_trains_like_fedem_and_deploys_tuned_learners():
     plain, tuned = run(fedem, rounds=1), run(fedem_ft, rounds=1, finetune_epochs=20)
     assert_same((tuned.state.server, tuned.state.clients), (plain.state.server, plain.state.clients))

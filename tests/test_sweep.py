@@ -32,7 +32,9 @@ def assert_same_run(alone, together, index):
             np.testing.assert_allclose(one.received.accuracy, every.received.accuracy[index], atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "chunk", "devices"), [("fedpac", 1, 2), ("ditto", None, 1)])
+@pytest.mark.parametrize(
+    ("name", "chunk", "devices"), [("fedpac", 1, 2), pytest.param("ditto", None, 1, marks=pytest.mark.slow)]
+)
 def test_each_run_is_the_one_alone(name, chunk, devices):
     data = tiny_federation()
 
