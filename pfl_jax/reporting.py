@@ -107,7 +107,7 @@ def results_table(evaluations: Sequence[Evaluation], title: str, headline: Proto
       A table for rich.
     """
     caption = "accuracy, macro-F1 and AUC in percent"
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("protocol")
     table.add_column("round")
     names = ["mean", "std", "worst 10%", "Jain", "loss", "F1", "AUC"]
