@@ -19,9 +19,10 @@ from experiments.cli import exit_code
 from experiments.parsing import parse
 from experiments.presets import DEFAULT_PRESET
 from pfl_jax import communication
+from pfl_jax.cohorts import Settings
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.data.specs import SPECS, DatasetSpec
-from pfl_jax.engine import Settings, pieces
+from pfl_jax.engine import pieces
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 from pfl_jax.models import MODELS

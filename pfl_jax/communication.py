@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Method, PyTree
+from pfl_jax.cohorts import Settings
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine import Federation, Settings, pieces
+from pfl_jax.engine import Federation, pieces
 from pfl_jax.placement import view
 from pfl_jax.trees import byte_count
 

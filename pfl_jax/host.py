@@ -15,7 +15,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import Method, PyTree, Scores, State
-from pfl_jax.engine import Engine, Federation, Settings, by_size, pieces, train_without_diverged
+from pfl_jax.cohorts import Settings
+from pfl_jax.engine import Engine, Federation, by_size, pieces, train_without_diverged
 from pfl_jax.placement import Apart, PlacedData, everywhere, known, own_clients, own_rows, spread
 
 BLOCK = 256
