@@ -318,6 +318,12 @@ def test_the_command_writes_a_page_or_a_picture(runs, tmp_path, capsys):
     assert capsys.readouterr().out == f"3 runs: saved {tmp_path / 'r.html'}\n"
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
     assert main([str(runs / "b"), "--plot", str(tmp_path / "p.svg")]) == 0
+    # A page is made anew; what somebody else wrote, and a picture, stay.
+    (tmp_path / "mine.html").write_text("precious")
+    assert main([str(runs), "--out", str(tmp_path / "r.html")]) == 0
+    for words in (["--out", str(tmp_path / "mine.html")], ["--plot", str(tmp_path / "p.svg")]):
+        assert main([str(runs / "b"), *words]) == 2
+    assert (tmp_path / "mine.html").read_text() == "precious"
     drawn = (tmp_path / "p.svg").read_text()
     assert "Unfinished: fedas (round 2)" in drawn
 

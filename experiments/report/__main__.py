@@ -21,6 +21,9 @@ from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, write_whole
 
 PICTURES = (".png", ".svg", ".pdf")
 
+OURS = "pfl_jax · report".encode()
+"""What stands in every page."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes a report.
@@ -57,6 +60,10 @@ def _check(out: Path, plot: Path | None) -> None:
         raise InvalidInput(f"{target} is a file of a run, which is never overwritten: give another name")
     if target.is_dir():
         raise InvalidInput(f"{target} is a folder: give the name of a file")
+    target = target.expanduser()
+    # A page may be made anew while its runs go on; a picture does not tell who made it.
+    if target.exists() and (plot is not None or OURS not in target.read_bytes()):
+        raise InvalidInput(f"{target} is there already and not a report's page: give another name, or remove it")
 
 
 def _write(folders: Sequence[Path], out: Path, plot: Path | None, console: Console) -> None:
