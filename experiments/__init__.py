@@ -22,7 +22,8 @@ if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_
 # when NumPy, SciPy or JAX is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # XLA takes two of its own tuning flags for CPU features when it loads a cached program, and fills the screen with false
-# alarms; the cache is kept apart for each kind of CPU (`run.cache_folder`), so there is no true one. Read at import.
+# alarms; the cache is kept apart for each kind of CPU (`backend.cache_folder`), so there is no true one. Read when jax
+# is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _NOT_DATASETS = (

@@ -52,9 +52,9 @@ def _resumed(request: parsing.Request) -> parsing.Request:
 
 def _as_one_of_many(request: parsing.Request) -> None:
     """The work of one process of a distributed run."""
-    from experiments import distributed, run
+    from experiments import backend, distributed, run
 
-    run.prepare(request.options)
+    backend.prepare(request.options)
     processes = distributed.start(request)
     with processes.together():
         request = _resumed(request)

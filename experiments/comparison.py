@@ -12,7 +12,8 @@ from experiments import catalogue
 from experiments.options import flag
 from experiments.paper import Published
 from experiments.presets import DEFAULT_PRESET
-from experiments.study import Cell, Score, accuracy, bearing, inspect, read_config
+from experiments.results import Score, accuracy, read_config
+from experiments.study import Cell, bearing, inspect
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import Protocol
 

@@ -136,7 +136,7 @@ class Processes:
 
 
 def start(request: Request) -> Processes:
-    """Joins the processes of a run, after `run.prepare` and before JAX computes anything.
+    """Joins the processes of a run, after `backend.prepare` and before JAX computes anything.
 
     Args:
       request: without --distributed the process stays alone.

@@ -13,7 +13,8 @@ from experiments import unknown_dataset
 from experiments.options import PROCESSES, flag
 from experiments.parsing import Request, parse
 from experiments.presets import DEFAULT_PRESET
-from experiments.study import WITHOUT_BEARING, read_config
+from experiments.results import read_config
+from experiments.study import WITHOUT_BEARING
 from pfl_jax.base import Scores, State
 from pfl_jax.checkpoint import Checkpoints
 from pfl_jax.errors import InvalidInput

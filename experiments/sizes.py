@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from experiments import datasets, study, unknown_dataset
+from experiments import commands, datasets, unknown_dataset
 from experiments.cli import exit_code
 from experiments.parsing import parse
 from experiments.presets import DEFAULT_PRESET
@@ -94,7 +94,7 @@ def _shapes(spec: DatasetSpec, num_clients: int, train_size: int) -> FederatedDa
 
 
 def _print(words: Sequence[str], console: Console) -> None:
-    parser = study.Parser("experiments.sizes", __doc__)
+    parser = commands.Parser("experiments.sizes", __doc__)
     parser.add_argument("--dataset", default="fashion_mnist", help=", ".join(datasets()))
     parser.add_argument("--method", nargs="+", default=list(METHODS), metavar="NAME", help="by default all")
     parser.add_argument("--num-clients", type=int, default=1000, metavar="N", help="default 1000")
@@ -103,7 +103,7 @@ def _print(words: Sequence[str], console: Console) -> None:
     own = parser.parse_args(list(words))
     if own.dataset not in DEFAULT_PRESET:
         raise InvalidInput(unknown_dataset(own.dataset))
-    study.choose("method", own.method, METHODS)
+    commands.choose("method", own.method, METHODS)
     cohort = max(1, own.num_clients // 100) if own.cohort is None else own.cohort
     for name, value in (("--num-clients", own.num_clients), ("--train-size", own.train_size), ("--cohort", cohort)):
         if value < 1:

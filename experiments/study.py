@@ -5,47 +5,28 @@ last checkpoint or is run anew, and a folder with the results of anything else i
 of cells.
 """
 
-import argparse
 import dataclasses
 import functools
 import json
 import shlex
-import sys
-import typing
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
 from experiments import tracking
-from experiments.cli import exit_code
-from experiments.locks import alone, exclusive
+from experiments.locks import alone
 from experiments.options import PARTITION_OPTIONS, PROCESSES, Options, flag
 from experiments.parsing import Request, method_config, parse
-from experiments.signals import interruptible
+from experiments.results import read_config, read_summary
 from pfl_jax.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
-from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Protocol
+from pfl_jax.reporting import CONFIG, METRICS, SUMMARY
 
 if TYPE_CHECKING:
     from experiments.run import Observe
 
-
-class _Asked(typing.Protocol):
-    """What the words of a command of many runs ask for."""
-
-    @property
-    def dry_run(self) -> bool: ...
-
-    @property
-    def out(self) -> Path: ...
-
-
-_Order = TypeVar("_Order", bound=_Asked)
-
-Score = Literal["last", "best"]
 State = Literal["absent", "unfinished", "finished"]
 
 WITHOUT_BEARING = {
@@ -163,50 +144,6 @@ def inspect(cell: Cell, folder: str | Path) -> State:
     return "finished" if (folder / SUMMARY).exists() else "unfinished"
 
 
-def read_summary(folder: str | Path) -> dict[str, Any]:
-    """The summary of a finished run; InvalidInput if it cannot be read."""
-    return read_json(Path(folder) / SUMMARY)
-
-
-def read_config(folder: str | Path) -> dict[str, Any]:
-    """The configuration of a run; InvalidInput if it cannot be read."""
-    return read_json(Path(folder) / CONFIG)
-
-
-def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """The evaluations of a run in their order, see `Evaluation.record`; InvalidInput if they cannot be read.
-
-    Half a last line is left out: of a run that goes on, or was killed while it wrote.
-    """
-    text = _text(Path(folder) / METRICS)
-    lines = text.splitlines()
-    if lines and not text.endswith("\n") and not lines[-1].endswith("}"):
-        lines.pop()
-    return [_parse_json(line, Path(folder) / METRICS) for line in lines]
-
-
-def read_json(path: str | Path) -> dict[str, Any]:
-    """The content of a JSON file; InvalidInput if it cannot be read."""
-    return _parse_json(_text(Path(path)), Path(path))
-
-
-def accuracy(folder: str | Path, protocol: Protocol, score: Score = "last") -> float | None:
-    """The mean over clients that a finished run reached, in percent.
-
-    Args:
-      folder: of the run.
-      protocol: received or trained.
-      score: at the last evaluation, or at that with the highest mean.
-
-    Returns:
-      None where no client has an accuracy.
-    """
-    means = [line[protocol]["mean"] for line in read_metrics(folder)]
-    if score == "last":
-        return means[-1]
-    return max((mean for mean in means if mean is not None), default=None)
-
-
 def bearing(request: Request) -> dict[str, Any]:
     """Everything in a request that its results depend on, by name; seed and data apart.
 
@@ -218,56 +155,6 @@ def bearing(request: Request) -> dict[str, Any]:
     return {name: value for name, value in every.items() if name not in WITHOUT_BEARING | unread | {"seed"}}
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser for a command of many runs, whose errors are InvalidInput.
-
-    Args:
-      module: the command's, as after `python -m`.
-      description: its docstring.
-    """
-
-    def __init__(self, module: str, description: str | None):
-        super().__init__(
-            prog=f"python -m {module}",
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-
-    def error(self, message: str) -> NoReturn:
-        raise InvalidInput(f"{message}; see --help")
-
-
-def command(
-    words: Sequence[str] | None,
-    parse: Callable[[Sequence[str]], _Order],
-    say: Callable[[_Order, Console], None],
-    make: Callable[[_Order, Console], None],
-) -> int:
-    """A command of many runs.
-
-    Args:
-      words: of the command line; None takes those of this process.
-      parse: from the words to what is asked for, which has `dry_run` and `out`.
-      say: tells what there is to do, for --dry-run.
-      make: does it, while no other process is at work in `out`.
-
-    Returns:
-      The exit code, see `cli.exit_code`.
-    """
-
-    def work() -> None:
-        order = parse(sys.argv[1:] if words is None else words)
-        console = Console()
-        if order.dry_run:
-            say(order, console)
-        else:
-            with interruptible(), exclusive(order.out):
-                make(order, console)
-
-    return exit_code(work)
-
-
 def say_state(cell: Cell, folder: Path, console: Console) -> None:
     """Prints a cell's command and what its folder holds of it."""
     try:
@@ -275,38 +162,6 @@ def say_state(cell: Cell, folder: Path, console: Console) -> None:
     except InvalidInput as error:
         state = str(error)
     console.print(f"{cell.command(folder)}  # {state}", soft_wrap=True, highlight=False, markup=False)
-
-
-def slug(text: str) -> str:
-    """The text as a file name: letters, digits, "=" and "." as they are, the rest as single hyphens."""
-    kept = "".join(character if character.isalnum() or character in "=._" else "-" for character in text)
-    return "-".join(filter(None, kept.split("-")))
-
-
-def given(words: Iterable[str]) -> set[str]:
-    """Names of the options among words, switches by the name of what they switch."""
-    heads = (word.partition("=")[0] for word in words if word.startswith("--"))
-    return {head.removeprefix("--").replace("-", "_").removeprefix("no_") for head in heads}
-
-
-def folder_name(name: str, number: int, words: Sequence[str]) -> str:
-    """A folder for each set of options that bear on results: a trial does not stand in the way of the whole."""
-    parts: list[list[str]] = []
-    for word in words:
-        if word.startswith("--") or not parts:
-            parts.append([])
-        parts[-1].append(word)
-    without = WITHOUT_BEARING - {"source"}
-    bearing = sorted(" ".join(part) for part in parts if not given(part) & without)
-    return slug(" ".join([f"{name}-{number}", *bearing]))
-
-
-def choose(name: str, asked: Iterable[str], choices: Iterable[str], where: str = "") -> None:
-    """Raises InvalidInput for the first word that is no choice, with all that are."""
-    choices = list(choices)
-    for word in asked:
-        if word not in choices:
-            raise InvalidInput(f"unknown {name} '{word}'{where} (there are {', '.join(choices)})")
 
 
 def _difference(request: Request, config: dict[str, Any]) -> str:
@@ -349,26 +204,3 @@ def remove_unfinished(folder: Path) -> None:
                     path.unlink()
     except OSError as error:
         raise InvalidInput(f"cannot clear {folder}: {error.strerror or error}") from None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise _damaged(path) from None
-
-
-def _parse_json(text: str, path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError:
-        content = None
-    if not isinstance(content, dict):
-        raise _damaged(path)
-    return content
-
-
-def _damaged(path: Path) -> InvalidInput:
-    return InvalidInput(f"{path} is damaged: remove it, with its folder if it is a run's, and it is made again")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from experiments import datasets, study, unknown_dataset
+from experiments import commands, datasets, study, unknown_dataset
 from experiments.options import flag
 from experiments.parsing import Request
 from experiments.presets import DEFAULT_PRESET
@@ -64,7 +64,9 @@ class Order(NamedTuple):
     def runs(self, setting: tuple[str, ...]) -> list[tuple[Cell, Path]]:
         """The cells of a setting, one for each seed, and their folders."""
         words = [word for option, value in zip(self.grid, setting, strict=True) for word in (flag(option), value)]
-        folder = self.out / study.slug(" ".join(f"{o}={v}" for o, v in zip(self.grid, setting, strict=True)) or "runs")
+        folder = self.out / commands.slug(
+            " ".join(f"{o}={v}" for o, v in zip(self.grid, setting, strict=True)) or "runs"
+        )
         cells = [Cell(self.dataset, (*self.words, *words), seed) for seed in range(self.seeds)]
         return [(cell, folder / f"seed-{cell.seed}") for cell in cells]
 
@@ -78,11 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit code, see `cli.exit_code`.
     """
-    return study.command(arguments, parse, _say_what_there_is_to_do, _run)
+    return commands.command(arguments, parse, _say_what_there_is_to_do, _run)
 
 
-def _parser() -> study.Parser:
-    parser = study.Parser("experiments.sweep", __doc__)
+def _parser() -> commands.Parser:
+    parser = commands.Parser("experiments.sweep", __doc__)
     parser.add_argument("--dataset", required=True, help=", ".join(datasets()))
     parser.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds 0 to K - 1 (default 1)")
     parser.add_argument(
@@ -128,13 +130,13 @@ def parse(words: Sequence[str]) -> Order:
         "state_on": "its runs keep their clients' states on the devices",
     }
     for name, hint in hints.items():
-        if name in grid or name in study.given(rest):
+        if name in grid or name in commands.given(rest):
             raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {hint}")
-    twice = sorted(study.given(rest) & set(grid))
+    twice = sorted(commands.given(rest) & set(grid))
     if twice:
         raise InvalidInput(f"{flag(twice[0])} is in the grid already")
     named = [own.dataset, *rest, *(f"--grid {name}={','.join(values)}" for name, values in grid.items())]
-    out = (own.out or ROOT / study.slug(" ".join(named))).expanduser()
+    out = (own.out or ROOT / commands.slug(" ".join(named))).expanduser()
     order = Order(own.dataset, grid, own.seeds, tuple(rest), out, own.dry_run)
     for setting in order.settings():
         order.runs(setting)[0][0].request()

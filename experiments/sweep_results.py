@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from experiments import study
+from experiments import results
 from experiments.figures.pictures import ACCURACY, ROUND, Lines, Picture, over_seeds
 from experiments.sweep import Order
 from pfl_jax.reporting import PROTOCOLS, Protocol, rounded, strict_json
@@ -50,7 +50,7 @@ def save(order: Order, console: Console) -> None:
     Raises:
       InvalidInput: the folder cannot be written, or a run in it cannot be read.
     """
-    config = study.read_config(order.runs(order.settings()[0])[0][1])
+    config = results.read_config(order.runs(order.settings()[0])[0][1])
     protocol: Protocol = config["options"]["eval_protocol"]
     rows = [_row(order, setting) for setting in order.settings()]
     best = max(rows, key=lambda row: row.mean(protocol))
@@ -77,7 +77,7 @@ def save(order: Order, console: Console) -> None:
 
 def _row(order: Order, setting: tuple[str, ...]) -> Row:
     curves: dict[Protocol, tuple[list[int], list[list[float]]]] = {}
-    metrics = [study.read_metrics(folder) for _, folder in order.runs(setting)]
+    metrics = [results.read_metrics(folder) for _, folder in order.runs(setting)]
     for protocol in PROTOCOLS:
         curves[protocol] = (
             [line["round"] for line in metrics[0]],

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from experiments import catalogue, comparison, layout, paper, study
+from experiments import catalogue, commands, comparison, layout, paper, results, study
 from experiments.comparison import Comparison, Figure
 from experiments.options import flag
 from experiments.paper import Published
@@ -62,8 +62,8 @@ class Order(NamedTuple):
         """The cells of a place of the table, one for each seed, and their folders; none where it cannot be run."""
         if not comparison.is_runnable(row):
             return []
-        column = study.slug(f"{row.dataset} {row.clients} clients {row.setting}")
-        folder = self.out / column / study.slug(row.method.replace(" -", " no-"))
+        column = commands.slug(f"{row.dataset} {row.clients} clients {row.setting}")
+        folder = self.out / column / commands.slug(row.method.replace(" -", " no-"))
         arguments = (*row.arguments, *self.words)
         return [(Cell(row.dataset, arguments, seed), folder / f"seed-{seed}") for seed in range(self.seeds)]
 
@@ -90,11 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit code, see `cli.exit_code`.
     """
-    return study.command(arguments, parse, _say_what_there_is_to_do, _run)
+    return commands.command(arguments, parse, _say_what_there_is_to_do, _run)
 
 
-def _parser() -> study.Parser:
-    parser = study.Parser("experiments.tables", __doc__)
+def _parser() -> commands.Parser:
+    parser = commands.Parser("experiments.tables", __doc__)
     tables = "; ".join(f"{name}: {', '.join(map(str, _numbers(name)))}" for name in catalogue.PAPERS)
     parser.add_argument("--paper", required=True, help=", ".join(catalogue.PAPERS))
     parser.add_argument("--table", type=int, required=True, metavar="NUMBER", help=tables)
@@ -118,11 +118,11 @@ def parse(words: Sequence[str]) -> Order:
     """
     parser = _parser()
     own, rest = parser.parse_known_args(words)
-    study.choose("paper", [own.paper], catalogue.PAPERS)
-    study.choose("table", [str(own.table)], [str(number) for number in _numbers(own.paper)], f" in {own.paper}")
-    study.choose("eval-protocol", [own.eval_protocol], PROTOCOLS)
+    commands.choose("paper", [own.paper], catalogue.PAPERS)
+    commands.choose("table", [str(own.table)], [str(number) for number in _numbers(own.paper)], f" in {own.paper}")
+    commands.choose("eval-protocol", [own.eval_protocol], PROTOCOLS)
     if own.score is not None:
-        study.choose("score", [own.score], ("last", "best"))
+        commands.choose("score", [own.score], ("last", "best"))
     if own.seeds < 1:
         raise InvalidInput(f"--seeds must be at least 1, not {own.seeds}")
     rows = [row for row in paper.load() if (row.paper, row.table) == (own.paper, own.table)]
@@ -137,7 +137,7 @@ def parse(words: Sequence[str]) -> Order:
         words=tuple(rest),
         protocol=own.eval_protocol,
         score=own.score or catalogue.SCORE[own.paper],
-        out=(own.out or ROOT / study.folder_name(own.paper, own.table, rest)).expanduser(),
+        out=(own.out or ROOT / commands.folder_name(own.paper, own.table, rest)).expanduser(),
         dry_run=own.dry_run,
     )
     _check_words(order)
@@ -155,7 +155,7 @@ def _select(rows: Sequence[Published], own: argparse.Namespace) -> list[Publishe
         asked = getattr(own, name)
         if asked is None:
             continue
-        study.choose(words, asked, dict.fromkeys(str(getattr(row, name)) for row in chosen), where)
+        commands.choose(words, asked, dict.fromkeys(str(getattr(row, name)) for row in chosen), where)
         chosen = [row for row in chosen if str(getattr(row, name)) in asked]
     if own.setting is not None:
         asked = " ".join(own.setting).split()
@@ -168,7 +168,7 @@ def _select(rows: Sequence[Published], own: argparse.Namespace) -> list[Publishe
 
 def _check_words(order: Order) -> None:
     """Refuses options that would make other cells of these, and such that a method cannot use."""
-    fixed = sorted(study.given(order.words) & catalogue.FIXED)
+    fixed = sorted(commands.given(order.words) & catalogue.FIXED)
     if fixed:
         hints = {"seed": ": use --seeds", "resume": ": the same command goes on where it was stopped"}
         hint = hints.get(fixed[0], ": it is what the table compares, or a part of its setting")
@@ -233,13 +233,13 @@ def _claim_table(order: Order) -> None:
     path = order.out / layout.JSON
     if not path.exists():
         return
-    there = study.read_json(path)
+    there = results.read_json(path)
     if (there.get("paper"), there.get("table")) != (order.paper, order.table):
         raise InvalidInput(f"{order.out} holds another table, which is never overwritten: give --out another folder")
 
 
 def _seconds(folder: Path) -> float:
-    return study.read_summary(folder)["seconds"]
+    return results.read_summary(folder)["seconds"]
 
 
 def _seconds_left(cells: Sequence[tuple[Published, Cell, Path]], seconds: dict[Path, float]) -> float | None:

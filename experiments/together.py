@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from experiments import assembly, study
+from experiments import assembly, results
+from experiments.backend import prepare
 from experiments.history import History, check_data, check_identity, cut_log
 from experiments.locks import alone
 from experiments.memory import advice, free_bytes, is_shortage
@@ -23,7 +24,6 @@ from experiments.parsing import Request
 from experiments.programs import tended
 from experiments.progress import RoundProgress
 from experiments.records import Experiment, configuration, devices, headline, identity, summary, wasted_step_share
-from experiments.run import prepare
 from experiments.signals import Stop, stoppable
 from experiments.study import Cell, remove_unfinished
 from experiments.sweep import real_numbers
@@ -129,7 +129,7 @@ def _begun(cells: Sequence[Run], unfinished: Sequence[Run], root: Path) -> list[
     missing = set(_names([folder for _, folder in unfinished], root))
     found = []
     for path in sorted(root.glob(f"*/{RUNS}")):
-        names = study.read_json(path)["runs"]
+        names = results.read_json(path)["runs"]
         if set(names) <= known.keys() and set(names) & missing and Checkpoints(path.parent).rounds():
             found.append([known[name] for name in names])
             missing -= set(names)

@@ -212,6 +212,6 @@ def _wandb(folder: RunFolder, configuration: dict[str, Any], past: Sequence[Eval
 
 
 def _identifier(place: Path) -> str | None:
-    from experiments.study import read_json
+    from experiments.results import read_json
 
     return read_json(place)["id"] if place.exists() else None

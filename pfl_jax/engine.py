@@ -12,75 +12,19 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import Cohort, Info, Method, PRNGKey, PyTree, Scores, State
 from pfl_jax.cohorts import EVALUATION, INITIALIZATION, NEWCOMERS, Settings, arriving, sample_cohort
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.errors import Diverged
 from pfl_jax.evaluation import score
+from pfl_jax.mapping import map_clients
 from pfl_jax.placement import PlacedData, map_owned
 from pfl_jax.trees import all_finite, choose, gather, scatter
 
 Federation: TypeAlias = FederatedData | PlacedData
 """A federation's data, on every device whole or with the clients' owners."""
-
-
-def client_mesh(devices: list[Any] | None = None) -> Mesh:
-    """A mesh with the one axis "clients" over the given devices, by default all local ones.
-
-    Example:
-      >>> import jax
-      >>> from pfl_jax import client_mesh
-      >>> client_mesh(jax.devices()[:1]).axis_names
-      ('clients',)
-    """
-    devices = jax.local_devices() if devices is None else devices
-    return jax.make_mesh((len(devices),), ("clients",), axis_types=(AxisType.Auto,), devices=devices)
-
-
-def map_clients(
-    fn: Callable[[PyTree, PyTree], PyTree], shared: PyTree, clients: PyTree, *, chunk: int | None, mesh: Mesh | None
-) -> PyTree:
-    """fn(shared, client) for every client of a stack, in chunks, spread over the devices of a mesh.
-
-    Args:
-      fn: written for one client.
-      shared: the same for all.
-      clients: leaves [M, ...]. With a mesh, client p goes to device p mod D, so that clients sorted by size
-        are spread evenly; a stack that D does not divide is filled up with its first client, and that work dropped.
-      chunk: clients under one vmap on a device; 1 maps one after another, None takes all at once.
-      mesh: with the one axis "clients"; None stays on the default device.
-
-    Returns:
-      fn's results, leaves [M, ...], in the order of `clients`.
-    """
-
-    def chunked(shared, clients):
-        size = jax.tree.leaves(clients)[0].shape[0]
-        if chunk is None or chunk >= size:
-            return jax.vmap(fn, in_axes=(None, 0))(shared, clients)
-        return jax.lax.map(partial(fn, shared), clients, batch_size=None if chunk == 1 else chunk)
-
-    if mesh is None or mesh.size == 1:
-        return chunked(shared, clients)
-
-    size = jax.tree.leaves(clients)[0].shape[0]
-    per_device = -(-size // mesh.size)
-    order = np.arange(per_device * mesh.size).reshape(per_device, mesh.size).T.reshape(-1)
-    spread = gather(clients, np.where(order < size, order, 0))
-    results = jax.shard_map(
-        chunked,
-        mesh=mesh,
-        in_specs=(PartitionSpec(), PartitionSpec("clients")),
-        out_specs=PartitionSpec("clients"),
-        # The loops of `fit` carry unsharded initial values into sharded results, which the checker refuses.
-        check_vma=False,
-    )(shared, spread)
-    # Every device gets all results at once. Left to itself the partitioner spreads what follows over the devices too,
-    # collectives inside its loops included, and on CPUs with few threads those can wait for each other for ever.
-    results = jax.lax.with_sharding_constraint(results, NamedSharding(mesh, PartitionSpec()))
-    return gather(results, np.argsort(order)[:size])
 
 
 class Outcome(NamedTuple):

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Model, PyTree
-from pfl_jax.convolution import conv2d, max_pool
+from pfl_jax.convolution import conv2d
 from pfl_jax.errors import InvalidInput
+from pfl_jax.pooling import max_pool
 
 Activation = Callable[[jax.Array], jax.Array]
 """An activation function, entry by entry."""

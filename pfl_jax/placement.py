@@ -7,7 +7,7 @@ everywhere, exactly, since each row is zero on all devices but one. What follows
 computed alike on every device.
 
 The price: how many members of a small cohort fall to one device is left to chance, and the others wait for the device
-that has most of them. `pfl_jax.engine.map_clients`, where every device can read all examples, deals them out evenly.
+that has most of them. `pfl_jax.mapping.map_clients`, where every device can read all examples, deals them out evenly.
 """
 
 import dataclasses
@@ -179,7 +179,7 @@ def map_owned(
         mesh=mesh,
         in_specs=(own_spec, all_spec, specs),
         out_specs=own_spec if apart else all_spec,
-        # As in `engine.map_clients`: the loops of `fit` carry unsharded values into sharded results.
+        # As in `mapping.map_clients`: the loops of `fit` carry unsharded values into sharded results.
         check_vma=False,
     )(data.own, tuple(rest), clients)
     if apart:

@@ -18,10 +18,9 @@ from pfl_jax.engine import (
     Outcome,
     build,
     build_without_diverged,
-    client_mesh,
-    map_clients,
 )
 from pfl_jax.errors import Diverged
+from pfl_jax.mapping import client_mesh, map_clients
 from pfl_jax.placement import PlacedData, everywhere
 
 __all__ = [

@@ -11,7 +11,7 @@ import pytest
 from bad_input import RUN, experiment_of
 from rich.console import Console
 
-from experiments import assembly, history, run, study, together
+from experiments import assembly, backend, history, run, study, together
 from experiments.cli import main
 from experiments.history import check_identity
 from experiments.locks import alone, exclusive
@@ -170,7 +170,7 @@ def test_ctrl_c_before_the_first_round_leaves_nothing(rounds, tmp_path, capsys, 
     nothing_yet = "interrupted while no run was going on\n"
     nothing_left = "interrupted before the first evaluation: nothing is left\n"
     for module, name, told in (
-        (run, "prepare_jax", nothing_yet),
+        (backend, "prepare_jax", nothing_yet),
         (assembly, "build", nothing_left),
         (run, "configuration", nothing_left),
     ):

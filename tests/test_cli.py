@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments import assembly, presets, run
+from experiments import assembly, backend, presets
 from experiments.cli import main
 from experiments.options import without_effect
 from experiments.parsing import method_config, parse
@@ -31,7 +31,7 @@ SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epo
 
 def test_xla_flags_of_the_user_stand(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1 --xla_cpu_enable_fast_math=false")
-    run._set_xla_flags({"xla_force_host_platform_device_count": 8, "xla_cpu_collective_timeout_seconds": 9})
+    backend._set_xla_flags({"xla_force_host_platform_device_count": 8, "xla_cpu_collective_timeout_seconds": 9})
     assert os.environ["XLA_FLAGS"].split() == [
         "--xla_force_host_platform_device_count=1",
         "--xla_cpu_enable_fast_math=false",

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pfl_jax.convolution import FORMS, conv2d, max_pool
+from pfl_jax.convolution import FORMS, conv2d
 from pfl_jax.errors import InvalidInput
+from pfl_jax.pooling import max_pool
 
 # (B, H, W, Cin, kh, kw, Cout, padding): every branch of the direct form, odd and even widths, wide paddings.
 SHAPES = [

@@ -78,9 +78,11 @@ def test_choice_ends_when_nobody_is_left():
 # Limits
 
 
-def test_fedfomo_with_its_own_model_alone_is_local_on_the_examples_not_held_out():
-    # Every round lowers the held-out losses, so the own model gets the whole weight.
-    last = run(fedfomo, rounds=4, download=1)
+@pytest.mark.parametrize(("lr", "fallback"), [(0.2, "previous"), (-0.05, "trained")])
+def test_fedfomo_with_its_own_model_alone_is_local_on_the_examples_not_held_out(lr, fallback):
+    # Every round lowers the held-out losses, so the own model gets the whole weight; or raises them, and it is taken
+    # all the same.
+    last = run(fedfomo, rounds=4, download=1, lr=lr, fallback=fallback)
     np.testing.assert_allclose(last.info["weights"], [[0, 1]] * 3, atol=1e-6)
     data = tiny_federation(SIZES)
     tables = []
@@ -92,7 +94,7 @@ def test_fedfomo_with_its_own_model_alone_is_local_on_the_examples_not_held_out(
         train_index=jnp.asarray(np.stack([np.pad(rows, (0, width - len(rows))) for rows in tables])),
         train_count=jnp.asarray([len(rows) for rows in tables], jnp.int32),
     )
-    method = local(tiny_model(), lr=0.2, momentum=0.5, weight_decay=0.01, epochs=3, batch_size=32)
+    method = local(tiny_model(), lr=lr, momentum=0.5, weight_decay=0.01, epochs=3, batch_size=32)
     *_, alone = simulate.run(method, rest, Settings(rounds=4), jax.random.key(4))
     assert_same(row(last.state.clients.models, np.s_[:, 0]), alone.state.clients)
     np.testing.assert_array_equal(last.trained.accuracy, alone.trained.accuracy)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from problems import tiny_federation, tiny_model
 
-from experiments import presets, run, study
+from experiments import commands, presets, results, run
 from experiments.figures import drawing
 from experiments.figures.__main__ import main, parse
 from experiments.figures.catalogue import PLANS
@@ -128,7 +128,7 @@ def made_up_results(plan, folder, dataset, *, short=True, seeds=1):
         folders[key] = []
         options = presets.values(plan.preset, dataset) | scope.values | own
         for seed in range(seeds):
-            path = folder / dataset / study.slug(" ".join(key)) / f"seed-{seed}"
+            path = folder / dataset / commands.slug(" ".join(key)) / f"seed-{seed}"
             path.mkdir(parents=True)
             data = {"source": "embedded digit pairs" if short else "files", "num_classes": 10}
             config = {"data": data, "options": options, "train_examples": [50] * options["num_clients"]}
@@ -400,7 +400,7 @@ def test_fisher_information_from_end_to_end(tmp_path):
     at_random, highest = replaced["series"]
     assert highest["label"] == "highest Fisher information"
     # Nothing replaced: the clients' own models, which the run has evaluated as `trained`.
-    trained = study.read_summary(tmp_path / "digits-fedas" / "seed-0")["trained_accuracy"]
+    trained = results.read_summary(tmp_path / "digits-fedas" / "seed-0")["trained_accuracy"]
     assert highest["y"][0] == at_random["y"][0] == pytest.approx(trained, abs=1e-3)
     assert growth["series"][0]["x"] == [1, 2]
     assert min(growth["series"][0]["y"]) > 0

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from experiments import catalogue, layout, paper, run, study, tables
+from experiments.locks import exclusive
 from experiments.parsing import parse
 from experiments.study import Cell
 from pfl_jax.base import Scores
@@ -188,7 +189,7 @@ def test_what_has_no_bearing_on_results_is_no_other_run(runs, tmp_path):
 
 
 def test_one_process_at_a_time(runs, tmp_path, capsys):
-    with study.exclusive(tmp_path / "table"):
+    with exclusive(tmp_path / "table"):
         assert tables.main([*TABLE, "--method", "local", "--out", str(tmp_path / "table")]) == 2
     assert "another process is at work" in capsys.readouterr().err
     assert runs.done == []

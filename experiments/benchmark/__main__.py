@@ -113,11 +113,11 @@ def benchmark(request: argparse.Namespace, console: Console) -> dict[str, Any]:
     """
     began = time.perf_counter()
     # Imported now, so that errors and --help do not wait for it.
-    from experiments import run
+    from experiments import backend
     from experiments.benchmark import report, sections, workload
     from experiments.benchmark.everyday import everyday
 
-    run.prepare_jax()
+    backend.prepare_jax()
     machine = _machine()
     console.print(_headline(machine), soft_wrap=True, highlight=False, markup=False)
 

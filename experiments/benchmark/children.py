@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import pfl_jax.sweep
-from experiments import run
+from experiments import backend
 from experiments.benchmark import measure, workload
 from experiments.benchmark.jax_rounds import Rounds, local_training
 from experiments.benchmark.workload import Scale
@@ -187,7 +187,7 @@ def main(kind: str, request: dict[str, Any]) -> dict[str, Any]:
     if kind == "start":
         return start(request["words"])
     # What is compiled again and again is a part of what sweeps save.
-    run.prepare_jax(compilation_cache=kind != "sweep")
+    backend.prepare_jax(compilation_cache=kind != "sweep")
     names = {field.name for field in dataclasses.fields(Scale)}
     scale = Scale(**{name: value for name, value in request.pop("scale").items() if name in names})
     return {"growth": growth, "endurance": endurance, "crowd": crowd, "sweep": sweep}[kind](scale, **request)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from experiments import datasets, study
+from experiments import commands, datasets, study
 from experiments.figures.catalogue import PLANS, numbers
 from experiments.figures.plan import Key, Plan, Results, Scope, arrays_path
 from experiments.figures.runs import examples_visited, is_real, run_with_arrays
@@ -80,7 +80,7 @@ class Order(NamedTuple):
         found = {}
         for key, cells in self.plan.cells(scope).items():
             bearing = json.dumps(study.bearing(cells[0].request()), sort_keys=True)
-            folder = folders.setdefault(bearing, self.out / study.slug(" ".join([scope.dataset, *key])))
+            folder = folders.setdefault(bearing, self.out / commands.slug(" ".join([scope.dataset, *key])))
             found[key] = [(cell, folder / f"seed-{cell.seed}") for cell in cells]
         return found
 
@@ -94,11 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit code, see `cli.exit_code`.
     """
-    return study.command(arguments, parse, _say_what_there_is_to_do, _make)
+    return commands.command(arguments, parse, _say_what_there_is_to_do, _make)
 
 
-def _parser() -> study.Parser:
-    parser = study.Parser("experiments.figures", __doc__)
+def _parser() -> commands.Parser:
+    parser = commands.Parser("experiments.figures", __doc__)
     figures = "; ".join(f"{paper}: {', '.join(numbers(paper))}" for paper in PLANS)
     parser.add_argument("--paper", required=True, help=", ".join(PLANS))
     parser.add_argument("--figure", required=True, metavar="NUMBER", help=figures)
@@ -122,11 +122,11 @@ def parse(words: Sequence[str]) -> Order:
       InvalidInput: an unknown paper, figure, dataset, method or option, or one that the figure cannot take.
     """
     own, rest = _parser().parse_known_args(words)
-    study.choose("paper", [own.paper], PLANS)
-    study.choose("figure", [own.figure], numbers(own.paper), f" in {own.paper}")
-    study.choose("source", [own.source], ("auto", "tfds", "files", "embedded"))
-    study.choose("dataset", own.dataset or [], datasets())
-    study.choose("method", own.method or [], METHODS)
+    commands.choose("paper", [own.paper], PLANS)
+    commands.choose("figure", [own.figure], numbers(own.paper), f" in {own.paper}")
+    commands.choose("source", [own.source], ("auto", "tfds", "files", "embedded"))
+    commands.choose("dataset", own.dataset or [], datasets())
+    commands.choose("method", own.method or [], METHODS)
     plan = PLANS[own.paper][own.figure]
     if own.method and not plan.methods:
         raise InvalidInput(f"--method has no effect: {plan.title} compares no methods")
@@ -144,7 +144,9 @@ def parse(words: Sequence[str]) -> Order:
         source=own.source,
         data_dir=own.data_dir,
         words=tuple(rest),
-        out=(own.out or ROOT / study.folder_name(own.paper, int(own.figure), [*rounds, *source, *rest])).expanduser(),
+        out=(
+            own.out or ROOT / commands.folder_name(own.paper, int(own.figure), [*rounds, *source, *rest])
+        ).expanduser(),
         dry_run=own.dry_run,
     )
     _check_words(order)
@@ -158,7 +160,7 @@ def _check_words(order: Order) -> None:
     for dataset in order.datasets:
         scope = order.scope(dataset, real=True)
         own = order.plan.varied(scope) | {"seed", "out", "resume", "method", "preset"}
-        fixed = sorted(study.given(order.words) & own)
+        fixed = sorted(commands.given(order.words) & own)
         if fixed:
             raise InvalidInput(f"{flag(fixed[0])} cannot be given for {order.plan.title}, which sets it itself")
         # What a word means depends on the dataset and the method, not on what else the runs differ in.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from experiments import presets, study
+from experiments import presets, results
 from experiments.figures.pictures import Bars, Heat, Lines
 from experiments.options import flag
 from experiments.study import Cell
@@ -165,11 +165,11 @@ class Results:
 
     def config(self, key: Key) -> dict[str, Any]:
         """The configuration of a run, that of its first seed."""
-        return study.read_config(self._folders[key][0])
+        return results.read_config(self._folders[key][0])
 
     def curve(self, key: Key, protocol: Protocol = "received") -> tuple[list[int], list[list[float]]]:
         """The rounds [R] of a run's evaluations, and the mean accuracy over clients in percent for each seed [R]."""
-        metrics = [study.read_metrics(folder) for folder in self._folders[key]]
+        metrics = [results.read_metrics(folder) for folder in self._folders[key]]
         return [line["round"] for line in metrics[0]], [[line[protocol]["mean"] for line in run] for run in metrics]
 
     def final(self, key: Key, protocol: Protocol = "received") -> list[float]:

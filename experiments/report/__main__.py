@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.cli import exit_code
-from experiments.study import Parser
+from experiments.commands import Parser
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, write_whole
 

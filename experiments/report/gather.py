@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import paper, study
+from experiments import paper, results
 from experiments.options import Options, flag
 from experiments.parsing import Request
 from experiments.study import bearing
@@ -189,17 +189,17 @@ def find(paths: Iterable[Path]) -> list[Path]:
 
 def read(folder: Path) -> Run:
     """The run in a folder; InvalidInput if it cannot be read."""
-    config = study.read_config(folder)
+    config = results.read_config(folder)
     try:
         request = _request(config)
         setting = {"dataset": request.dataset} | bearing(request)
         data, is_real = config["data"]["description"], config["data"]["is_real"]
     except (KeyError, TypeError, AttributeError):
         raise InvalidInput(f"{folder / CONFIG} is not the configuration of a run") from None
-    lines = study.read_metrics(folder)
+    lines = results.read_metrics(folder)
     if not all(isinstance(line, dict) and "round" in line and "received" in line for line in lines):
         raise InvalidInput(f"{folder / METRICS} is not the log of a run")
-    summary = study.read_summary(folder) if (folder / SUMMARY).exists() else None
+    summary = results.read_summary(folder) if (folder / SUMMARY).exists() else None
     return Run(folder, config, request, setting, data, bool(is_real), lines, summary)
 
 

@@ -1,6 +1,6 @@
 """Each client combines the few models of other clients that lower its own held-out loss (Zhang et al. 2021)."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,7 @@ def fedfomo(
     held_out: float = 0.2,
     epsilon: float = 0.3,
     epsilon_decay: float = 0.05,
+    fallback: Literal["previous", "trained"] = "previous",
     memory: int = 100,
     lr: float = 0.01,
     momentum: float = 0.5,
@@ -63,13 +64,17 @@ def fedfomo(
 
     theta_i is the model that i's last training started from, L_i its mean cross entropy on a fixed part of its
     examples that is never trained on, and theta_j the models trained since, its own among them. Where none of them
-    does better, theta_i stays. The others are chosen by the affinities p_i, epsilon-greedily.
+    does better, theta_i stays, or the own trained model takes its place (`fallback`). The others are chosen by the
+    affinities p_i, epsilon-greedily.
 
     Args:
       download: number M of models that a client compares, its own trained one included; at least 1.
       held_out: share of a client's training examples that models are judged on.
       epsilon: probability of a random choice of whom to download from, in the first round.
       epsilon_decay: how much it falls every round, down to zero.
+      fallback: what a client goes on from where no model does better than theta_i: "previous" is theta_i, as in the
+        equation, so that training which only raises the held-out loss is undone, in every round anew; "trained" is
+        its own trained model.
       memory: other clients whose affinity a client remembers at most; beyond, the smallest are forgotten.
       lr: learning rate.
       momentum: momentum of SGD.
@@ -107,8 +112,9 @@ def fedfomo(
         distances = jnp.sqrt(2 * jax.vmap(proximal, in_axes=(0, None))(client.models, client.previous))
         better = client.received & (losses[1:] < losses[0]) & (distances > 0)
         weights = jnp.where(better, (losses[0] - losses[1:]) / jnp.where(better, distances, 1.0), 0.0)
-        # Only where nothing is better does the old model have a share, the whole.
-        shares = normalize(jnp.append(~jnp.any(better), weights))
+        # Only where nothing is better does the model to fall back on have its share, the whole.
+        place = jnp.where(client.received[0], 1, 0) if fallback == "trained" else 0
+        shares = normalize(jnp.append(0.0, weights).at[place].add(~jnp.any(better)))
         return weighted_mean(shares, models), shares
 
     def train(key, server, client, data):
