@@ -109,9 +109,13 @@ def test_fedfomo_stays_where_no_model_is_better():
     np.testing.assert_array_equal(last.state.clients.affinity.values, 0.0)
 
 
-def test_fedfomo_refuses_to_download_nothing():
-    with pytest.raises(InvalidInput, match="download must be at least 1"):
-        fedfomo(tiny_model(), download=0)
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [({"download": 0}, "download must be at least 1"), ({"fallback": "local"}, "fallback must be previous or trained")],
+)
+def test_fedfomo_refuses(option, message):
+    with pytest.raises(InvalidInput, match=message):
+        fedfomo(tiny_model(), **option)
 
 
 # Equations

@@ -101,6 +101,8 @@ def fedfomo(
     """
     if download < 1:
         raise InvalidInput(f"download must be at least 1, a client's own model, not {download}")
+    if fallback not in ("previous", "trained"):
+        raise InvalidInput(f"fallback must be previous or trained, not {fallback!r}")
     base = fedavg(model, lr=lr, momentum=momentum, weight_decay=weight_decay, batch_size=batch_size, epochs=epochs)
 
     def combine(client: FedFomoClient, data: ClientData) -> tuple[Params, jax.Array]:
