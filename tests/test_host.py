@@ -34,7 +34,14 @@ def assert_same(left, right):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), state, other)
 
 
-@pytest.mark.parametrize(("name", "devices"), [("fedpac", 1), pytest.param("fedas", 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        ("fedper", 1),
+        pytest.param("fedpac", 1, marks=pytest.mark.slow),
+        pytest.param("fedas", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_the_results_are_the_same(name, devices, monkeypatch):
     # Five clients in blocks of two: the last one is filled up.
     monkeypatch.setattr(host, "BLOCK", 2)

@@ -33,7 +33,12 @@ def assert_same_run(alone, together, index):
 
 
 @pytest.mark.parametrize(
-    ("name", "chunk", "devices"), [("fedpac", 1, 2), pytest.param("ditto", None, 1, marks=pytest.mark.slow)]
+    ("name", "chunk", "devices"),
+    [
+        ("fedper", 1, 2),
+        pytest.param("fedpac", 1, 2, marks=pytest.mark.slow),
+        pytest.param("ditto", None, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_each_run_is_the_one_alone(name, chunk, devices):
     data = tiny_federation()

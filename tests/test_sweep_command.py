@@ -66,6 +66,7 @@ def test_what_does_not_fit_the_memory_goes_in_parts(tmp_path, capsys, monkeypatc
     assert "runs together" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monkeypatch):
     # Three runs: one device of two has one to fill up.
     words = ["--dataset", "digits", "--method", "fedper", "--seeds", "3", *SMALL, "--rounds", "4", "--eval-every", "2"]
