@@ -12,13 +12,7 @@ from jax.sharding import Mesh
 from pfl_jax import host
 from pfl_jax.base import Info, Method, PRNGKey, Scores, State
 from pfl_jax.cohorts import Settings, sample_cohort, stragglers
-from pfl_jax.engine import (
-    Engine,
-    Federation,
-    Outcome,
-    build,
-    build_without_diverged,
-)
+from pfl_jax.engine import Engine, Federation, Outcome, build, build_without_diverged
 from pfl_jax.errors import Diverged
 from pfl_jax.mapping import client_mesh, map_clients
 from pfl_jax.placement import PlacedData, everywhere

@@ -21,7 +21,7 @@ INTERNAL = {"affinity", "cohorts", "engine", "host", "interior_point", "mapping"
 
 PUBLIC = [name for name in pfl_jax.__all__ if isinstance(getattr(pfl_jax, name), types.ModuleType)]
 DOCUMENTED = [f"pfl_jax.{name}" for name in PUBLIC] + [
-    *(f"pfl_jax.data.{name}" for name in ("augment", "federated", "partition", "shift", "sources")),
+    *(f"pfl_jax.data.{name}" for name in ("augment", "federated", "partition", "pathological", "shift", "sources")),
     *sorted({factory.__module__ for factory in METHODS.values()}),
 ]
 

@@ -1,7 +1,7 @@
 """What all partitions are made of: sizes, even shares of classes, and examples dealt from shuffled queues."""
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,18 @@ Sizes: TypeAlias = int | Sequence[int] | np.ndarray
 
 FEDAS_TRAIN_SHARE = 0.75
 """Share of a client's examples that FedAS trains on (its released code)."""
+
+
+class Partition(NamedTuple):
+    """The examples of each client.
+
+    Attributes:
+      train: for each client, int64 [n_i], distinct indices into (training examples, then test examples).
+      test: for each client, int64 [t_i], likewise.
+    """
+
+    train: list[np.ndarray]
+    test: list[np.ndarray]
 
 
 def draw_sizes(choices: Sequence[int], num_clients: int, seed: int = 0) -> np.ndarray:
