@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         training,
         trees,
     )
-    from pfl_jax.base import ClientData, Cohort, LocalResult, Method, Model, Scores, State
+    from pfl_jax.base import ClientData, Cohort, LocalResult, Mean, Method, Model, Scores, State
     from pfl_jax.errors import Diverged, InvalidInput
     from pfl_jax.methods import METHODS
     from pfl_jax.simulate import RoundResult, Settings, client_mesh, run
@@ -75,6 +75,7 @@ __all__ = [
     "Diverged",
     "InvalidInput",
     "LocalResult",
+    "Mean",
     "Method",
     "Model",
     "RoundResult",
@@ -112,7 +113,7 @@ __all__ = [
 
 # Where the names live that are no modules.
 _HOME = {
-    **dict.fromkeys(("ClientData", "Cohort", "LocalResult", "Method", "Model", "Scores", "State"), "base"),
+    **dict.fromkeys(("ClientData", "Cohort", "LocalResult", "Mean", "Method", "Model", "Scores", "State"), "base"),
     **dict.fromkeys(("RoundResult", "Settings", "client_mesh", "run"), "simulate"),
     **dict.fromkeys(("Diverged", "InvalidInput"), "errors"),
     "METHODS": "methods",

@@ -4,7 +4,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import PyTree
+from pfl_jax.base import ClientData, Mean, PyTree
 
 
 def normalize(weights: jax.Array) -> jax.Array:
@@ -31,6 +31,27 @@ def size_weights(counts: jax.Array) -> jax.Array:
     """
     chex.assert_rank(counts, 1)
     return normalize(counts.astype(jnp.float32))
+
+
+def mean_by_size(value: PyTree, data: ClientData) -> Mean:
+    """A client's `Mean` with its number of examples as weight: the mean over the cohort is sum_i beta_i value_i.
+
+    Args:
+      value: what the client sends, a tree of float arrays.
+      data: its examples.
+    """
+    return Mean(value, jnp.sum(data.mask, dtype=jnp.float32))
+
+
+def mean_by_class(values: jax.Array, counts: jax.Array) -> Mean:
+    """The `Mean` of values [M, K, d] that the server has of every client, by the examples [M, K] of each class.
+
+    Returns:
+      The mean [K, d], zero for classes without examples, and the sum of the weights [K].
+    """
+    total = jnp.sum(counts, axis=0)
+    sums = jnp.einsum("mk,mkd->kd", counts, values, precision="highest")
+    return Mean(sums / jnp.where(total > 0, total, 1.0)[:, None], total)
 
 
 def weighted_mean(weights: jax.Array, trees: PyTree) -> PyTree:

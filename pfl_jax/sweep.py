@@ -192,11 +192,11 @@ def run(
             states=states,
             infos=outcome.info,
             cohorts=of_runs(outcome.cohort.clients),
-            arrived=of_runs(outcome.arrived),
+            arrived=of_runs(outcome.cohort.present),
             finite=of_runs(outcome.finite).all(axis=1) & of_runs(outcome.server_finite),
             received=received,
             trained=of_runs(states.trained),
-            examples=of_runs(outcome.cohort.counts).sum(axis=1),
+            examples=of_runs(outcome.examples),
             seconds=time.perf_counter() - start,
         )
         start = time.perf_counter()

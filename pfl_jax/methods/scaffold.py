@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.aggregation import size_weights, weighted_mean
-from pfl_jax.base import LocalResult, Method, Model, Params
+from pfl_jax.aggregation import mean_by_size
+from pfl_jax.base import LocalResult, Mean, Method, Model, Params
 from pfl_jax.losses import cross_entropy
 from pfl_jax.training import fit, num_steps, sgd
 from pfl_jax.trees import interpolate
@@ -21,10 +21,10 @@ class ScaffoldServer(NamedTuple):
 
 
 class ScaffoldMessage(NamedTuple):
-    """What a client sends: its model w_i and the change of its control variate, c_i+ - c_i."""
+    """What a client sends: its model w_i, and the change c_i+ - c_i of its control variate, all counting the same."""
 
-    params: Params
-    control_change: Params
+    params: Mean
+    control_change: Mean
 
 
 def effective_steps(steps: jax.Array, momentum: jax.Array | float) -> jax.Array:
@@ -108,14 +108,15 @@ def scaffold(
             params,
             server.control,
         )
-        return LocalResult(jax.tree.map(jnp.add, client, change), ScaffoldMessage(params, change), params)
+        message = ScaffoldMessage(mean_by_size(params, data), Mean(change, jnp.ones(())))
+        return LocalResult(jax.tree.map(jnp.add, client, change), message, params)
 
     def aggregate(key, server, clients, messages, cohort):
-        params = weighted_mean(size_weights(cohort.counts), messages.params)
+        change = messages.control_change
         # (M / N) times the cohort's mean: each of its clients moves the mean of all N by 1 / N of its change.
-        shares = jnp.full(cohort.counts.shape, 1 / cohort.num_clients)
-        control = jax.tree.map(jnp.add, server.control, weighted_mean(shares, messages.control_change))
-        return ScaffoldServer(interpolate(server_lr, params, server.params), control), clients, {}
+        share = change.weight / cohort.num_clients
+        control = jax.tree.map(lambda c, mean: c + share * mean, server.control, change.value)
+        return ScaffoldServer(interpolate(server_lr, messages.params.value, server.params), control), clients, {}
 
     return Method(
         init_server=init_server,
