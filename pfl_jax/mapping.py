@@ -110,11 +110,11 @@ def _chunked(
         return jax.tree.map(jnp.add, total, terms), rows
 
     whole = size // width * width
-    parts = jax.tree.map(lambda leaf: leaf[:whole].reshape(-1, width, *leaf.shape[1:]), clients)
+    parts = jax.tree.map(lambda leaf: leaf[:whole].reshape(whole // width, width, *leaf.shape[1:]), clients)
     _, terms = jax.eval_shape(fn, shared, gather(clients, 0))
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), terms)
     total, rows = jax.lax.scan(step, nothing, parts)
-    rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rows)
+    rows = jax.tree.map(lambda leaf: leaf.reshape(whole, *leaf.shape[2:]), rows)
     if whole < size:
         last, terms = work(jax.tree.map(lambda leaf: leaf[whole:], clients))
         rows = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), rows, last)

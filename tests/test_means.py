@@ -1,15 +1,21 @@
 """`Mean` messages against float64 NumPy, and what a round does with clients that are absent."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import received, tiny_federation, tiny_model
+from problems import CLASSES, FEATURES, HYPER_PARAMETERS, received, tiny_federation, tiny_model
 
 from pfl_jax import simulate
 from pfl_jax.aggregation import mean_by_class
 from pfl_jax.base import LocalResult, Mean, Method
+from pfl_jax.data.federated import client_data
 from pfl_jax.mapping import map_and_sum
+from pfl_jax.means import is_mean
+from pfl_jax.methods import METHODS
 
 WEIGHTS, PRESENT = np.array([3.0, 0.0, 5.0, 2.0]), np.array([True, True, False, True])
 
@@ -93,3 +99,39 @@ def test_absent_clients_stay_in_the_cohort_with_count_zero(drop_rate, broken, nu
     kept = np.asarray(result.state.clients)[result.cohort]
     np.testing.assert_array_equal(kept, np.where(info["present"], 2, np.where(np.isin(sizes, broken), 0, 1)))
     assert result.examples == sizes.sum()
+
+
+def gathered(program):
+    """Shapes [M, ...] of what a compiled program collects from all devices, client by client."""
+    found = re.findall(r"= (\S+) (?:all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(", program)
+    return sorted(tuple(map(int, shape.split(","))) for text in found for shape in re.findall(r"\[([\d,]+)\]", text))
+
+
+def summed(program):
+    """How many numbers a compiled program adds up over the devices."""
+    found = re.findall(r"= (.*?) all-reduce(?:-start)?\(", program)
+    shapes = [shape for text in found for shape in re.findall(r"\[([\d,]*)\]", text)]
+    return sum(math.prod(map(int, filter(None, shape.split(",")))) for shape in shapes)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedpac"])
+def test_devices_exchange_one_sum_and_else_only_what_is_each_clients_own(name):
+    data, mesh = tiny_federation((9, 20, 14, 5, 8, 6, 7, 11)), simulate.client_mesh()
+    method = METHODS[name](tiny_model(), **HYPER_PARAMETERS)
+    built = simulate.build(method, simulate.Settings(rounds=1), mesh).jit(mesh)
+    state = built.init(data, jax.random.key(0))
+    program = built.round.lower(data, state, 8).compile().as_text()
+
+    # Whether the client's work was finite and its four scores, and of fedpac what no mean stands for.
+    expected = [(8,)] * 5
+    if name == "scaffold":
+        expected += [(8, *leaf.shape) for leaf in jax.tree.leaves(state.server.control)]
+    if name == "fedpac":
+        head = jax.tree.leaves(state.server.head)
+        expected += [(8, *leaf.shape) for leaf in (*head, *head)] + [(8, CLASSES, FEATURES), (8,)]
+    assert gathered(program) == sorted(expected)
+    # The sums of the means' values and of their weights.
+    key, client = jax.random.key(0), jax.tree.map(lambda leaf: leaf[0], state.clients)
+    message = method.local(key, state.server, client, client_data(data, 0, "train")).message
+    means = [part for part in jax.tree.leaves(message, is_leaf=is_mean) if is_mean(part)]
+    assert summed(program) == sum(leaf.size for leaf in jax.tree.leaves(means))
