@@ -2,9 +2,9 @@
 
 from pfl_jax.aggregation import mean_by_size
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.losses import cross_entropy, proximal
 from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.training import fit, sgd
+from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.losses import cross_entropy, proximal
 
 
 def fedprox(

@@ -1,0 +1,246 @@
+"""The round engine: cohort -> gather -> local (map, vmap or devices) -> aggregate -> scatter, as pure functions.
+
+Every random number comes from the run's key through `fold_in`: client i in round r uses
+fold_in(fold_in(key, r), i), the cohort of round r a stream of its own. So a result depends neither on how the clients
+are chunked, nor on other clients, nor on where a run was interrupted; and two methods see the same cohorts.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pfl_jax import means
+from pfl_jax.base import Cohort, Info, Method, PRNGKey, PyTree, Scores, State
+from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.engine import mapping
+from pfl_jax.engine.cohort import EVALUATION, INITIALIZATION, NEWCOMERS, Settings, sample_cohort
+from pfl_jax.engine.sharding import PlacedData, map_owned
+from pfl_jax.primitives.metrics import score
+from pfl_jax.primitives.tree import all_finite, choose, gather, scatter
+
+Federation: TypeAlias = FederatedData | PlacedData
+"""A federation's data, on every device whole or with the clients' owners."""
+
+
+class Outcome(NamedTuple):
+    """Result of one round besides the next state.
+
+    Attributes:
+      cohort: who took part, as the server saw it: `present` says whose message it had.
+      finite: [M], bool: whose state, message and loss after training have neither NaN nor infinite values. The others
+        are absent from the cohort and stay as they were.
+      server_finite: bool, the same of the server's next state and of what it gave to the clients.
+      examples: training examples of the drawn cohort, each counted once; absent clients included.
+      info: the method's. Rows of absent clients mean nothing.
+    """
+
+    cohort: Cohort
+    finite: jax.Array
+    server_finite: jax.Array
+    examples: jax.Array
+    info: Info
+
+
+class Engine(NamedTuple):
+    """A method's federation as pure functions, to be called under jit, vmap (over seeds, say) or scan.
+
+    Attributes:
+      init: (Federation, key) -> State.
+      round: (Federation, State, size) -> (State, Outcome), with a cohort of `size` clients, a Python int.
+      evaluate: (Federation, State) -> Scores [N] of what each client would deploy now: the protocol `received`.
+      evaluate_new: (Federation, State) -> (received, trained), Scores [N] of clients that never took part: of what they
+        would deploy with the server's state alone, and after local training of one round from there.
+    """
+
+    init: Callable[[Federation, PRNGKey], State]
+    round: Callable[[Federation, State, int], tuple[State, Outcome]]
+    evaluate: Callable[[Federation, State], Scores]
+    evaluate_new: Callable[[Federation, State], tuple[Scores, Scores]]
+
+    def jit(self, mesh: Mesh | None = None) -> "Engine":
+        """The same, compiled: one trace per cohort size. `round` takes over the buffers of the state it is given."""
+        # On a mesh every device holds the whole state between rounds; left to itself the compiler may lay it out
+        # anew each round, and compile the round again for that.
+        everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        return Engine(
+            init=jax.jit(self.init, out_shardings=everywhere),
+            round=jax.jit(self.round, static_argnums=2, donate_argnums=1, out_shardings=everywhere),
+            evaluate=jax.jit(self.evaluate, out_shardings=everywhere),
+            evaluate_new=jax.jit(self.evaluate_new, out_shardings=everywhere),
+        )
+
+
+class Training(NamedTuple):
+    """Local training of a cohort, in its order.
+
+    Attributes:
+      rows: the clients' states after it, leaves [M, ...]; from before it where it diverged.
+      messages: leaves [M, ...], () for each `Mean`; zeros for absent clients.
+      scores: Scores [M] of their models right after it.
+      finite: [M], see `Outcome`.
+    """
+
+    rows: PyTree
+    messages: PyTree
+    scores: Scores
+    finite: jax.Array
+
+
+class Stages(NamedTuple):
+    """Stages of a federation: pure functions over the rows of some clients, wherever the others are kept.
+
+    Attributes:
+      init_server: (Federation, key) -> Server.
+      init_clients: (Federation, Server, key, clients [B]) -> rows of those clients, leaves [B, ...].
+      sample: (Federation, key, round, size) -> Cohort.
+      train: (Federation, Server, key, round, Cohort, rows [M], Scores [M]) -> (Server, rows [M], Scores [M], Outcome).
+        The body of every round: local training and aggregation. The scores are of the models right after a client's
+        own last training; clients that diverge keep theirs.
+      evaluate: (Federation, Server, key, round, clients [B], rows [B]) -> Scores [B] of what they would deploy now.
+      evaluate_new: (Federation, Server, key, round) -> (received, trained), see `Engine.evaluate_new`.
+    """
+
+    init_server: Callable[[Federation, PRNGKey], PyTree]
+    init_clients: Callable[[Federation, PyTree, PRNGKey, jax.Array], PyTree]
+    sample: Callable[[Federation, PRNGKey, jax.Array, int], Cohort]
+    train: Callable[
+        [Federation, PyTree, PRNGKey, jax.Array, Cohort, PyTree, Scores], tuple[PyTree, PyTree, Scores, Outcome]
+    ]
+    evaluate: Callable[[Federation, PyTree, PRNGKey, jax.Array, jax.Array, PyTree], Scores]
+    evaluate_new: Callable[[Federation, PyTree, PRNGKey, jax.Array], tuple[Scores, Scores]]
+
+
+def stages(method: Method, settings: Settings, mesh: Mesh | None = None, *, apart: bool = False) -> Stages:
+    """The stages of a method's federation.
+
+    Args:
+      method, settings, mesh: see `pfl_jax.engine.simulate.run`.
+      apart: where clients belong to devices, those keep what was mapped for themselves.
+    """
+
+    def map_and_sum(fn, shared, clients):
+        if isinstance(shared[0], PlacedData):
+            return map_owned(fn, shared, clients, chunk=settings.chunk, apart=apart)
+        return mapping.map_and_sum(fn, shared, clients, chunk=settings.chunk, mesh=mesh)
+
+    def map_all(fn, shared, clients):
+        rows, _ = map_and_sum(lambda *arguments: (fn(*arguments), ()), shared, clients)
+        return rows
+
+    def init_server(data, key):
+        num_clients = data.train_count.shape[0]
+        return method.init_server(jax.random.fold_in(jax.random.fold_in(key, INITIALIZATION), num_clients))
+
+    def init_clients(data, server, key, clients):
+        def one(shared, client):
+            data, server, key = shared
+            return method.init_client(jax.random.fold_in(key, client), server, client_data(data, client, "train"))
+
+        return map_all(one, (data, server, jax.random.fold_in(key, INITIALIZATION)), clients)
+
+    def sample(data, key, round_index, size):
+        return sample_cohort(key, round_index, data.train_count, size, settings)
+
+    def train_clients(data, server, key, round_index, cohort, rows):
+        def one(shared, client):
+            data, server, round_key = shared
+            index, present, kept = client
+            key = jax.random.fold_in(round_key, index)
+            result = method.local(key, server, kept, client_data(data, index, "train"))
+            scores = score(method.predict, result.personal, client_data(data, index, "test"))
+            finite = all_finite((result.client, result.message, scores.loss))
+            messages, terms = means.split(result.message, present & finite)
+            return Training(choose(finite, result.client, kept), messages, scores, finite), terms
+
+        shared = data, server, jax.random.fold_in(key, round_index)
+        return map_and_sum(one, shared, (cohort.clients, cohort.present, rows))
+
+    def train(data, server, key, round_index, cohort, rows, scores):
+        done, sums = train_clients(data, server, key, round_index, cohort, rows)
+        present = cohort.present & done.finite
+        cohort = dataclasses.replace(cohort, counts=jnp.where(present, cohort.counts, 0), present=present)
+        aggregation_key = jax.random.fold_in(jax.random.fold_in(key, round_index), cohort.num_clients)
+        messages = means.join(done.messages, sums)
+        server, rows, info = method.aggregate(aggregation_key, server, done.rows, messages, cohort)
+        rows, scores = choose(present, rows, done.rows), choose(done.finite, done.scores, scores)
+        examples = jnp.sum(data.train_count[cohort.clients])
+        return server, rows, scores, Outcome(cohort, done.finite, all_finite((server, rows)), examples, info)
+
+    def evaluate(data, server, key, round_index, clients, rows):
+        key = jax.random.fold_in(jax.random.fold_in(key, EVALUATION), round_index)
+
+        def one(shared, client):
+            data, server, key = shared
+            index, kept = client
+            train = client_data(data, index, "train")
+            personal = method.personalize(jax.random.fold_in(key, index), server, kept, train)
+            return score(method.predict, personal, client_data(data, index, "test"))
+
+        return map_all(one, (data, server, key), (clients, rows))
+
+    def evaluate_new(data, server, key, round_index):
+        key = jax.random.fold_in(jax.random.fold_in(key, NEWCOMERS), round_index)
+
+        def one(shared, index):
+            data, server, key = shared
+            keys = jax.random.split(jax.random.fold_in(key, index), 3)
+            train, test = (client_data(data, index, split) for split in ("train", "test"))
+            kept = method.init_client(keys[0], server, train)
+            received = method.personalize(keys[1], server, kept, train)
+            trained = method.local(keys[2], server, kept, train).personal
+            return score(method.predict, received, test), score(method.predict, trained, test)
+
+        order = by_size(data)
+        return in_place(order, map_all(one, (data, server, key), order))
+
+    return Stages(init_server, init_clients, sample, train, evaluate, evaluate_new)
+
+
+def by_size(data: Federation) -> jax.Array:
+    """All clients [N], the largest first, as in a cohort: a chunk then holds clients of similar size."""
+    return jnp.argsort(-data.train_count, stable=True).astype(jnp.int32)
+
+
+def in_place(order: jax.Array, rows: PyTree) -> PyTree:
+    """Rows of all clients [N, ...], which come in this order, by the clients' numbers."""
+    return scatter(jax.tree.map(jnp.zeros_like, rows), order, rows)
+
+
+def build(method: Method, settings: Settings, mesh: Mesh | None = None) -> Engine:
+    """The engine of a method. See `pfl_jax.engine.simulate.run` for the arguments."""
+    parts = stages(method, settings, mesh)
+
+    def init(data, key):
+        num_clients = data.train_count.shape[0]
+        server = parts.init_server(data, key)
+        never = jnp.full((num_clients,), jnp.nan, jnp.float32)
+        return State(
+            server=server,
+            clients=parts.init_clients(data, server, key, jnp.arange(num_clients, dtype=jnp.int32)),
+            # Arrays of their own: the buffers are given away one by one.
+            trained=Scores(*(never + 0 for _ in Scores._fields)),
+            key=key,
+            round=jnp.zeros((), jnp.int32),
+        )
+
+    def round_(data, state, size):
+        cohort = parts.sample(data, state.key, state.round, size)
+        everyone = state.clients, state.trained
+        of_cohort = gather(everyone, cohort.clients)
+        server, *of_cohort, outcome = parts.train(data, state.server, state.key, state.round, cohort, *of_cohort)
+        clients, trained = scatter(everyone, cohort.clients, tuple(of_cohort))
+        return State(server, clients, trained, state.key, state.round + 1), outcome
+
+    def evaluate(data, state):
+        order = by_size(data)
+        scores = parts.evaluate(data, state.server, state.key, state.round, order, gather(state.clients, order))
+        return in_place(order, scores)
+
+    def evaluate_new(data, state):
+        return parts.evaluate_new(data, state.server, state.key, state.round)
+
+    return Engine(init, round_, evaluate, evaluate_new)
