@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax import means
 from pfl_jax.base import Cohort, Info, Method, PRNGKey, PyTree, Scores, State
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.engine import mapping
+from pfl_jax.engine import mapping, means
 from pfl_jax.engine.cohort import EVALUATION, INITIALIZATION, NEWCOMERS, Settings, sample_cohort
 from pfl_jax.engine.sharding import PlacedData, map_owned
 from pfl_jax.primitives.metrics import score

@@ -1,8 +1,8 @@
 """Federated averaging with a proximal term (Li et al. 2020)."""
 
-from pfl_jax.aggregation import mean_by_size
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import fit, sgd
 from pfl_jax.primitives.losses import cross_entropy, proximal
 

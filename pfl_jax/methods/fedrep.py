@@ -2,9 +2,9 @@
 
 import jax
 
-from pfl_jax.aggregation import mean_by_size
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.methods.fedper import fedper
+from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
 from pfl_jax.primitives.losses import cross_entropy
 from pfl_jax.primitives.tree import merge
