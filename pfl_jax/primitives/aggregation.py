@@ -44,7 +44,11 @@ def mean_by_size(value: PyTree, data: ClientData) -> Mean:
 
 
 def mean_by_class(values: jax.Array, counts: jax.Array) -> Mean:
-    """The `Mean` of values [M, K, d] that the server has of every client, by the examples [M, K] of each class.
+    """The `Mean` over clients of what the server has of every client's classes.
+
+    Args:
+      values: a vector for each class of each client [M, K, d].
+      counts: the examples behind each, their weights [M, K].
 
     Returns:
       The mean [K, d], zero for classes without examples, and the sum of the weights [K].
