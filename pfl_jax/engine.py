@@ -15,12 +15,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import Cohort, Info, Method, PRNGKey, PyTree, Scores, State
-from pfl_jax.cohorts import EVALUATION, INITIALIZATION, NEWCOMERS, Settings, arriving, sample_cohort
+from pfl_jax.cohorts import Settings, arriving, sample_cohort
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.errors import Diverged
 from pfl_jax.evaluation import score
 from pfl_jax.mapping import map_clients
 from pfl_jax.placement import PlacedData, map_owned
+from pfl_jax.streams import EVALUATION, INITIALIZATION, NEWCOMERS
 from pfl_jax.trees import all_finite, choose, gather, scatter
 
 Federation: TypeAlias = FederatedData | PlacedData

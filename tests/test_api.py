@@ -16,7 +16,18 @@ from pfl_jax.methods import METHODS
 
 ROOT = Path(pfl_jax.__file__).parent
 
-INTERNAL = {"affinity", "cohorts", "engine", "host", "interior_point", "mapping", "placement", "reporting", "writing"}
+INTERNAL = {
+    "affinity",
+    "cohorts",
+    "engine",
+    "host",
+    "interior_point",
+    "mapping",
+    "placement",
+    "reporting",
+    "streams",
+    "writing",
+}
 """Modules that are imported by others here, and promise nothing to users."""
 
 PUBLIC = [name for name in pfl_jax.__all__ if isinstance(getattr(pfl_jax, name), types.ModuleType)]

@@ -5,10 +5,8 @@ import jax
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.losses import cross_entropy, proximal
 from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.streams import PERSONAL_MODEL
 from pfl_jax.training import fit, sgd
-
-PERSONAL_STREAM = 2**32 - 1
-"""Stream of the personal training's key; epochs count from 0 and never get there."""
 
 
 def ditto(
@@ -58,7 +56,7 @@ def ditto(
             return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask) + lam * proximal(params, server)
 
         personal = fit(
-            jax.random.fold_in(key, PERSONAL_STREAM),
+            jax.random.fold_in(key, PERSONAL_MODEL),
             client,
             data,
             loss,

@@ -9,6 +9,7 @@ import optax
 from pfl_jax.base import LocalResult, Method, Model, Params, PyTree
 from pfl_jax.losses import cross_entropy
 from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.streams import AGGREGATION_WEIGHTS
 from pfl_jax.subsets import fixed_subset
 from pfl_jax.training import fit, map_examples, sgd
 from pfl_jax.trees import interpolate
@@ -138,7 +139,7 @@ def fedala(
         return jax.tree.map(lambda a, r: jnp.where(client.trained, a, r), adapted, received), weights
 
     def train(key, server, client, data):
-        start, weights = adapt(jax.random.fold_in(key, 1), server, client, data)
+        start, weights = adapt(jax.random.fold_in(key, AGGREGATION_WEIGHTS), server, client, data)
         result = base.local(key, start, (), data)
         return LocalResult(
             client=FedALAClient(result.message, weights, jnp.ones((), bool), client.trained),
