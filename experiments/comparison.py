@@ -13,7 +13,7 @@ from experiments.options import flag
 from experiments.paper import Published
 from experiments.presets import DEFAULT_PRESET
 from experiments.results import Score, accuracy, read_config
-from experiments.study import Cell, bearing, inspect
+from experiments.study import Cell, bearing, filled, inspect
 from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import Protocol
 
@@ -183,7 +183,7 @@ def _is_finished(cell: Cell, folder: Path) -> bool:
 
 def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What a finished run had otherwise than the paper's setting."""
-    had = config["options"] | config["hyper_parameters"]
+    had = filled(config["options"] | config["hyper_parameters"])
     paper = bearing(Cell(cell.dataset, row.arguments).request())
     # The papers do not say how often they evaluated.
     names = (name for name in paper if name in had and name != "eval_every")
