@@ -20,7 +20,7 @@ STRAGGLERS = LARGEST - 3
 DROPOUTS = LARGEST - 4
 NEWCOMERS = LARGEST - 5
 
-# Of the key of a client's local work, beside the epochs of `pfl_jax.training.fold_batches`.
+# Of the key of a client's local work, beside the epochs of `pfl_jax.primitives.local_sgd.fold_batches`.
 PERSONAL_MODEL = LARGEST
 AUGMENTATION = LARGEST - 6
 AGGREGATION_WEIGHTS = LARGEST - 7

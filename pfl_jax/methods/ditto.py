@@ -3,10 +3,10 @@
 import jax
 
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.losses import cross_entropy, proximal
 from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.losses import cross_entropy, proximal
 from pfl_jax.streams import PERSONAL_MODEL
-from pfl_jax.training import fit, sgd
 
 
 def ditto(

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, Method, Model, Params
 from pfl_jax.errors import InvalidInput
-from pfl_jax.losses import masked_mean
 from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.subsets import fixed_subset
-from pfl_jax.training import map_examples
+from pfl_jax.primitives.holdout import fixed_subset
+from pfl_jax.primitives.local_sgd import map_examples
+from pfl_jax.primitives.losses import masked_mean
 
 Kernel = Literal["exponential", "gaussian"]
 
