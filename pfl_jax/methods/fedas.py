@@ -60,12 +60,11 @@ def trace_weights(
     """
     present = jnp.ones(traces.shape, bool) if present is None else present
     if normalization == "proportional":
-        return normalize(jnp.where(present, jnp.maximum(traces, LEAST_TRACE), 0.0))
+        return normalize(traces, present)
     if normalization == "softmax":
         return jax.nn.softmax(jnp.where(present, traces, -jnp.inf))
     if normalization == "min_max":
-        above = jnp.maximum(traces - jnp.min(jnp.where(present, traces, jnp.inf)), LEAST_TRACE)
-        return normalize(jnp.where(present, above, 0.0))
+        return normalize(traces - jnp.min(jnp.where(present, traces, jnp.inf)), present)
     raise ValueError(f"normalization must be proportional, softmax or min_max, not {normalization!r}")
 
 

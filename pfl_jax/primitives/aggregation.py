@@ -7,8 +7,12 @@ import jax.numpy as jnp
 from pfl_jax.base import ClientData, Mean, PyTree
 
 
-def normalize(weights: jax.Array) -> jax.Array:
+def normalize(weights: jax.Array, present: jax.Array | None = None) -> jax.Array:
     """Nonnegative weights [M] scaled to sum to one; equal weights where all of them are zero.
+
+    Args:
+      weights: [M].
+      present: [M], bool; the others get no weight. None is everyone.
 
     Example:
       >>> import jax.numpy as jnp
@@ -16,8 +20,10 @@ def normalize(weights: jax.Array) -> jax.Array:
       >>> print(aggregation.normalize(jnp.array([1.0, 3.0])), aggregation.normalize(jnp.zeros(2)))
       [0.25 0.75] [0.5 0.5]
     """
+    present = jnp.ones(weights.shape, bool) if present is None else present
+    weights = jnp.where(present, weights, 0.0)
     total = jnp.sum(weights)
-    return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1.0), 1.0 / weights.shape[0])
+    return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1.0), present / jnp.sum(present))
 
 
 def size_weights(counts: jax.Array) -> jax.Array:
