@@ -45,11 +45,14 @@ _NOT_DATASETS = (
     "paper",
     "parsing",
     "presets",
+    "committed",
     "programs",
     "progress",
+    "queue",
     "records",
     "report",
     "results",
+    "results_page",
     "run",
     "signals",
     "sizes",
@@ -59,6 +62,7 @@ _NOT_DATASETS = (
     "tables",
     "together",
     "tracking",
+    "version",
 )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import catalogue
+from experiments.committed import Library
 from experiments.options import flag
 from experiments.paper import Published
 from experiments.presets import DEFAULT_PRESET
@@ -118,25 +119,37 @@ class Comparison(NamedTuple):
         return next((figure for figure in self.figures if (figure.column, figure.row.method) == (column, method)), None)
 
 
-def figure(row: Published, runs: Sequence[tuple[Cell, Path]], protocol: Protocol, score: Score) -> Figure:
+def figure(
+    row: Published,
+    runs: Sequence[tuple[Cell, Path | None]],
+    protocol: Protocol,
+    score: Score,
+    library: Library | None = None,
+) -> Figure:
     """Gathers what there is of one place of a table.
 
     Args:
       row: what is published there.
-      runs: its cells, one for each seed, with their folders. A folder with anything else counts as empty.
+      runs: its cells, one for each seed, with their folders, if they have any. A folder with anything else counts as
+        empty.
       protocol, score: which accuracy counts.
+      library: committed results, for the runs that no folder holds.
 
     Raises:
       InvalidInput: a result cannot be read, or some are on the dataset and some on a stand-in.
     """
     accuracies, configs = {}, []
     for cell, folder in runs:
-        if not _is_finished(cell, folder):
+        committed = None if library is None else library.find(cell)
+        if folder is not None and _is_finished(cell, folder):
+            mean, config = accuracy(folder, protocol, score), read_config(folder)
+        elif committed is not None:
+            mean, config = committed.accuracy(protocol, score), committed.config
+        else:
             continue
-        mean = accuracy(folder, protocol, score)
         if mean is not None:
             accuracies[cell.seed] = mean
-        configs.append((cell, read_config(folder)))
+        configs.append((cell, config))
     if not configs:
         return Figure(row, {}, None, None, {})
     descriptions = dict.fromkeys(config["data"]["description"] for _, config in configs)

@@ -132,12 +132,12 @@ def inspect(cell: Cell, folder: str | Path) -> State:
         return "absent"
     if (folder / CONFIG).exists():
         try:
-            difference = _difference(cell.request(), read_config(folder))
+            differs = difference(cell.request(), read_config(folder))
         except KeyError as error:
             raise InvalidInput(f"{folder / CONFIG} has no {error}: give --out another folder") from None
-        if difference:
+        if differs:
             raise InvalidInput(
-                f"{folder} holds another run ({difference}), which is never overwritten: give --out another"
+                f"{folder} holds another run ({differs}), which is never overwritten: give --out another"
             )
     elif (folder / SUMMARY).exists():
         raise InvalidInput(f"{folder} holds a {SUMMARY} without its {CONFIG}: give --out another folder")
@@ -155,17 +155,24 @@ def bearing(request: Request) -> dict[str, Any]:
     return {name: value for name, value in every.items() if name not in WITHOUT_BEARING | unread | {"seed"}}
 
 
-def say_state(cell: Cell, folder: Path, console: Console) -> None:
-    """Prints a cell's command and what its folder holds of it."""
+def say_state(cell: Cell, folder: Path, console: Console, kept: Path | None = None) -> None:
+    """Prints a cell's command and what its folder holds of it, or where else its result is kept."""
     try:
         state: str = inspect(cell, folder)
+        if kept is not None and state != "finished":
+            state = f"in {kept}"
     except InvalidInput as error:
         state = str(error)
     console.print(f"{cell.command(folder)}  # {state}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _difference(request: Request, config: dict[str, Any]) -> str:
-    """The first thing in which a stored configuration is not the requested one, in words; "" where they agree."""
+def difference(request: Request, config: dict[str, Any]) -> str:
+    """The first thing in which a stored configuration is not the requested one, in words; "" where they agree.
+
+    Args:
+      request: what is asked for.
+      config: content of a run's config.json, of this version or an earlier one.
+    """
     is_real = bool(config["data"]["is_real"])
     source = request.options.source
     if source != "auto" and is_real == (source == "embedded"):

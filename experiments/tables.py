@@ -6,6 +6,8 @@ The same command again goes on where it was stopped: finished runs stay, one tha
 --setting narrow what is run, --dry-run only shows it. All other words (--rounds 50, --train-size 100, --source
 embedded, ...) are options of `python -m experiments.DATASET`, go to every run, and are said in the table.
 
+Runs whose results the repository keeps, in results/, are finished too; --anew runs them all the same.
+
 Table 1 of FedPAC on Fashion-MNIST with 20 clients: 15 methods of 200 rounds for each seed.
 """
 
@@ -19,14 +21,15 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from experiments import catalogue, commands, comparison, layout, paper, results, study
+from experiments import catalogue, commands, committed, comparison, layout, paper, results, study
+from experiments.committed import Library
 from experiments.comparison import Comparison, Figure
 from experiments.options import flag
 from experiments.paper import Published
 from experiments.progress import duration
 from experiments.study import Cell
 from pfl_jax.errors import InvalidInput
-from pfl_jax.reporting import PROTOCOLS
+from pfl_jax.reporting import PROTOCOLS, SUMMARY
 
 ROOT = Path("runs/tables")
 
@@ -44,6 +47,7 @@ class Order(NamedTuple):
       protocol, score: which accuracy counts.
       out: folder of the runs and the table.
       dry_run: only say what there is to do.
+      anew: whether committed results do not count.
     """
 
     paper: str
@@ -57,19 +61,25 @@ class Order(NamedTuple):
     score: Any
     out: Path
     dry_run: bool
+    anew: bool
 
     def runs(self, row: Published) -> list[tuple[Cell, Path]]:
         """The cells of a place of the table, one for each seed, and their folders; none where it cannot be run."""
         if not comparison.is_runnable(row):
             return []
-        column = commands.slug(f"{row.dataset} {row.clients} clients {row.setting}")
-        folder = self.out / column / commands.slug(row.method.replace(" -", " no-"))
-        arguments = (*row.arguments, *self.words)
+        arguments, folder = (*row.arguments, *self.words), self.out / place(row)
         return [(Cell(row.dataset, arguments, seed), folder / f"seed-{seed}") for seed in range(self.seeds)]
+
+    def library(self) -> Library | None:
+        """The committed results that count as finished runs: none beside runs on a stand-in."""
+        if self.anew or any(not results.read_config(path.parent)["data"]["is_real"] for path in _summaries(self.out)):
+            return None
+        return Library(committed.ROOT)
 
     def compare(self) -> tuple[Comparison, Comparison]:
         """What was asked for of the table, and that together with all else that is there."""
-        figures = [comparison.figure(row, self.runs(row), self.protocol, self.score) for row in self.rows]
+        library = self.library()
+        figures = [comparison.figure(row, self.runs(row), self.protocol, self.score, library) for row in self.rows]
         there = [figure for figure in figures if figure.accuracies]
         columns = {figure.column for figure in there} | {comparison.column(row) for row in self.shown}
         methods = {figure.row.method for figure in there} | {row.method for row in self.shown}
@@ -93,6 +103,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return commands.command(arguments, parse, _say_what_there_is_to_do, _run)
 
 
+def place(row: Published) -> Path:
+    """Where the runs of a place of a table are, below the table's folder: a folder for each seed."""
+    return Path(
+        commands.slug(f"{row.dataset} {row.clients} clients {row.setting}"),
+        commands.slug(row.method.replace(" -", " no-")),
+    )
+
+
+def _summaries(folder: Path) -> list[Path]:
+    """Of the finished runs in a table's folder."""
+    return sorted(folder.glob(f"*/*/seed-*/{SUMMARY}"))
+
+
 def _parser() -> commands.Parser:
     parser = commands.Parser("experiments.tables", __doc__)
     tables = "; ".join(f"{name}: {', '.join(map(str, _numbers(name)))}" for name in catalogue.PAPERS)
@@ -107,6 +130,7 @@ def _parser() -> commands.Parser:
     parser.add_argument("--score", help="last or best: which round counts; by default as the paper has it")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of runs and table; by default in runs/tables")
     parser.add_argument("--dry-run", action="store_true", help="say each command and what is there, and run nothing")
+    parser.add_argument("--anew", action="store_true", help="run what only the committed results have, too")
     return parser
 
 
@@ -139,6 +163,7 @@ def parse(words: Sequence[str]) -> Order:
         score=own.score or catalogue.SCORE[own.paper],
         out=(own.out or ROOT / commands.folder_name(own.paper, own.table, rest)).expanduser(),
         dry_run=own.dry_run,
+        anew=own.anew,
     )
     _check_words(order)
     return order
@@ -181,9 +206,11 @@ def _check_words(order: Order) -> None:
 
 
 def _say_what_there_is_to_do(order: Order, console: Console) -> None:
+    library = order.library()
     for row in order.wanted:
         for cell, folder in order.runs(row):
-            study.say_state(cell, folder, console)
+            kept = None if library is None else library.find(cell)
+            study.say_state(cell, folder, console, None if kept is None else kept.path)
 
 
 def _run(order: Order, console: Console) -> None:
@@ -198,9 +225,17 @@ def _run(order: Order, console: Console) -> None:
     ]
     # All folders first: what is refused is refused before hours of work.
     states = {folder: study.inspect(cell, folder) for _, cell, folder in cells}
-    missing = [folder for folder, state in states.items() if state != "finished"]
-    console.print(f"{len(cells) - len(missing)} of {len(cells)} runs are there, in {order.out}", highlight=False)
     seconds = {folder: _seconds(folder) for folder, state in states.items() if state == "finished"}
+    there, library = len(seconds), order.library()
+    for _, cell, folder in cells:
+        kept = None if library is None else library.find(cell)
+        if kept is not None:
+            seconds.setdefault(folder, kept.seconds)
+    console.print(
+        f"{len(seconds)} of {len(cells)} runs are there, in {order.out}"
+        + (f" and {committed.ROOT.name} ({len(seconds) - there})" if len(seconds) > there else ""),
+        highlight=False,
+    )
     try:
         for number, (row, cell, folder) in enumerate(cells, start=1):
             if folder in seconds:
