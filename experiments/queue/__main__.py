@@ -5,12 +5,13 @@
     python -m experiments.queue --only table-1 seeds
     python -m experiments.queue --collect runs/tables
 
-Ctrl-C or SIGTERM ends the round in hand and writes a checkpoint; a checkpoint is written every 20 rounds besides, so that
-a machine that dies loses little. `kill -STOP PID` pauses the queue, `kill -CONT PID` lets it go on.
+Ctrl-C or SIGTERM ends the round in hand and writes a checkpoint; one is written every 20 rounds besides, so that a
+machine that dies loses little. `kill -STOP PID` pauses the queue, `kill -CONT PID` lets it go on; the pause counts as
+time that the run in hand took.
 
 What a finished run leaves is distilled into results/, to be committed: a run whose file is there is finished, on
-whatever machine it was. --collect does the same with folders of runs that other commands have finished, such as those of
-experiments.tables. Afterwards `python -m experiments.results_page` makes docs/results.md anew.
+whatever machine it was. --collect does the same with folders of runs that other commands have finished, such as
+those of experiments.tables. Afterwards `python -m experiments.results_page` makes docs/results.md anew.
 """
 
 import dataclasses
@@ -79,8 +80,8 @@ def parse(words: Sequence[str]) -> Order:
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"only these blocks ({blocks}) or methods")
     parser.add_argument("--list", action="store_true", help="say what is finished and what is left, and run nothing")
     parser.add_argument("--collect", nargs="+", type=Path, metavar="DIR", help="collect the finished runs below DIR")
-    parser.add_argument("--data-dir", metavar="DIR", help="folder of Fashion-MNIST's files; by default where Debian has it")
-    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="folder of the runs; by default runs/queue")
+    parser.add_argument("--data-dir", metavar="DIR", help="of Fashion-MNIST's files; by default where Debian has it")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="of the runs; by default runs/queue")
     parser.add_argument(
         "--results", type=Path, default=committed.ROOT, metavar="DIR", help="of committed results; by default results/"
     )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from experiments import catalogue, commands, paper
 from experiments.paper import Published
 from experiments.study import Cell, bearing
-from experiments.tables import place
+from experiments.tables import place as place_of
 
 DATASET = "fashion_mnist"
 
@@ -89,7 +89,9 @@ def fedas_jobs() -> Iterator[Job]:
     for beta in FEDAS_BETAS:
         for participation in FEDAS_PARTICIPATIONS:
             for method in FEDAS_METHODS:
-                yield Job("fedas", fedas_cell(beta, participation, method), method, _fedas_place(beta, participation, method))
+                yield Job(
+                    "fedas", fedas_cell(beta, participation, method), method, _fedas_place(beta, participation, method)
+                )
 
 
 def fedas_cell(beta: float, participation: float, method: str) -> Cell:
@@ -115,4 +117,4 @@ def _turn(row: Published) -> int:
 
 def _of(block: str, rows: Sequence[Published], seed: int) -> Iterator[Job]:
     for row in rows:
-        yield Job(block, Cell(row.dataset, row.arguments, seed), row.method, place(row) / f"seed-{seed}")
+        yield Job(block, Cell(row.dataset, row.arguments, seed), row.method, place_of(row) / f"seed-{seed}")

@@ -10,7 +10,7 @@ from experiments.committed import Committed, Library
 from experiments.figures.runs import examples_visited
 from experiments.queue.jobs import Job
 from pfl_jax.errors import InvalidInput
-from pfl_jax.reporting import METRICS
+from pfl_jax.reporting import METRICS, SUMMARY
 
 EXAMPLES_PER_SECOND = {"fedpac_cnn": 12_000.0, "fedavg_cnn": 8_000.0}
 """Network -> training examples per second on two quiet cores, until a run with it has finished."""
@@ -36,17 +36,17 @@ class Standing(NamedTuple):
         return self.kept is not None
 
 
-def standings(jobs: Sequence[Job], library: Library, out: Path) -> list[Standing]:
+def standings(jobs: Sequence[Job], library: Library, out: Path | None) -> list[Standing]:
     """Where each job stands.
 
     Args:
       jobs: which.
       library: the committed results.
-      out: folder of the runs.
+      out: folder of the runs; None looks at the committed results alone.
     """
     kept = [(job, library.find(job.cell)) for job in jobs]
     speeds = _Speeds((job, one) for job, one in kept if one is not None)
-    return [_standing(job, one, out / job.place, speeds) for job, one in kept]
+    return [_standing(job, one, None if out is None else out / job.place, speeds) for job, one in kept]
 
 
 def seconds_left(found: Iterable[Standing]) -> float:
@@ -54,16 +54,15 @@ def seconds_left(found: Iterable[Standing]) -> float:
     return sum(one.seconds for one in found if not one.is_finished)
 
 
-def _standing(job: Job, kept: Committed | None, folder: Path, speeds: "_Speeds") -> Standing:
+def _standing(job: Job, kept: Committed | None, folder: Path | None, speeds: "_Speeds") -> Standing:
     if kept is not None:
         return Standing(job, kept, "finished", kept.seconds)
     seconds, rounds = speeds.seconds(job), job.cell.request().options.rounds
     try:
-        state = study.inspect(job.cell, folder)
-        if state == "absent":
+        if folder is None or study.inspect(job.cell, folder) == "absent":
             return Standing(job, None, "not begun", seconds)
         # Its file is missing still: it is collected when the queue comes to it.
-        if state == "finished":
+        if (folder / SUMMARY).exists():
             return Standing(job, None, "finished, not collected", 0.0)
         lines = results.read_metrics(folder) if (folder / METRICS).exists() else []
         done = lines[-1]["round"] if lines else 0
