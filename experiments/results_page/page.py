@@ -44,7 +44,7 @@ command, commit, configuration and evaluations:
 FEDAS = """\
 ## FedAS's Dirichlet partitions, 20 clients, all of Fashion-MNIST
 
-FedAS's tables have CIFAR only, so nothing published stands beside these. Best round of 40, received / trained, one seed.
+FedAS's tables have CIFAR only, so nothing published stands beside these. Best of 40 rounds, received / trained, seed 0.
 """
 
 
