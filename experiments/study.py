@@ -183,15 +183,19 @@ def difference(request: Request, config: dict[str, Any]) -> str:
         return f"on {config['dataset']}, not {request.dataset}"
     wanted = bearing(request) | {"seed": request.options.seed}
     stored = config["options"] | config["hyper_parameters"]
-    # What was no option yet when the run was made had its default.
-    usual = {field.name: field.default for field in dataclasses.fields(Options)}
-    usual |= vars(method_config(request.options.method)())
+    usual = _defaults(request.options.method)
     for name, value in wanted.items():
         # As JSON: tuples come back as lists.
         found = stored.get(name, json.loads(json.dumps(usual[name], default=str)))
         if found != json.loads(json.dumps(value)):
             return f"{flag(name)} {found}, not {value}"
     return ""
+
+
+@functools.cache
+def _defaults(method: str) -> dict[str, Any]:
+    """What an option that did not exist yet when a run was made had."""
+    return {field.name: field.default for field in dataclasses.fields(Options)} | vars(method_config(method)())
 
 
 def remove_unfinished(folder: Path) -> None:

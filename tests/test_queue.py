@@ -127,44 +127,44 @@ def test_fedas_settings_are_fedas_own():
 
 
 def test_it_runs_what_is_missing_and_keeps_what_finishes(runs, words, nice, tmp_path, capsys):
-    assert queue.main([*words, "--only", "apfl", "fedavg"]) == 0
-    first = [job for job in JOBS if job.method in ("fedavg", "apfl")]
+    assert queue.main([*words, "--only", "apfl", "lg_fedavg"]) == 0
+    first = [job for job in JOBS if job.method in ("lg_fedavg", "apfl")]
     assert named(runs.done) == [(job.cell.request().options.method, job.cell.seed) for job in first]
     assert nice == [19]
     # Little is lost with a machine, and a stand-in never passes for the dataset.
     assert {(one.options.checkpoint_every, one.options.source) for one in runs.done} == {(20, "files")}
     assert len(list((tmp_path / "results").rglob("*.json"))) == len(first)
-    assert f"run 1 of {len(first)}: {MAIN} fedavg seed 0" in capsys.readouterr().out
+    assert f"run 1 of {len(first)}: {MAIN} lg_fedavg seed 0" in capsys.readouterr().out
     # On another machine: no folder of a run, only the committed results.
     shutil.rmtree(tmp_path / "runs")
     before = len(runs.done)
-    assert queue.main([*words, "--only", "apfl", "fedavg"]) == 0
+    assert queue.main([*words, "--only", "apfl", "lg_fedavg"]) == 0
     assert len(runs.done) == before
-    assert queue.main([*words, "--only", "fedper"]) == 0
-    assert {method for method, _ in named(runs.done[before:])} == {"fedper"}
+    assert queue.main([*words, "--only", "knn_per"]) == 0
+    assert {method for method, _ in named(runs.done[before:])} == {"knn_per"}
 
 
 def test_it_stops_and_goes_on(runs, words, capsys):
     runs.stop_at = 2
-    assert queue.main([*words, "--only", "fedavg"]) == 130
+    assert queue.main([*words, "--only", "lg_fedavg"]) == 130
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "2 of 4 runs are finished: the same command goes on" in err
     runs.stop_at = None
-    assert queue.main([*words, "--only", "fedavg"]) == 0
+    assert queue.main([*words, "--only", "lg_fedavg"]) == 0
     assert [(one.options.num_clients, one.options.seed) for one in runs.done] == [(20, 0), (20, 1), (20, 2), (100, 0)]
 
 
 def test_what_is_refused_does_not_stop_the_rest(runs, words, capsys):
-    runs.refused = "fedavg"
-    assert queue.main([*words, "--only", "fedavg", "apfl"]) == 2
+    runs.refused = "lg_fedavg"
+    assert queue.main([*words, "--only", "lg_fedavg", "apfl"]) == 2
     captured = capsys.readouterr()
     assert "left out: --lr 0.01 is too large" in captured.out
     assert "2 of 6 runs are finished, 4 could not be" in captured.err
 
 
 def test_the_list_says_what_is_left_and_runs_nothing(runs, words, tmp_path, nice, capsys):
-    assert queue.main([*words, "--only", "fedavg"]) == 0
+    assert queue.main([*words, "--only", "lg_fedavg"]) == 0
     done = len(runs.done)
     folder = tmp_path / "runs" / MAIN / "local" / "seed-0"
     study.run_cell(PLACES[f"{MAIN}/local/seed-0"].cell, folder, Console(quiet=True))
@@ -176,7 +176,7 @@ def test_the_list_says_what_is_left_and_runs_nothing(runs, words, tmp_path, nice
     assert len(runs.done) == done + 1
     assert nice == []
     assert f"{done} of {len(JOBS)} runs are finished" in out
-    (line,) = [line for line in out.splitlines() if line.endswith(f"{MAIN} fedavg seed 0")]
+    (line,) = [line for line in out.splitlines() if line.endswith(f"{MAIN} lg_fedavg seed 0")]
     assert line.split()[:3] == ["2.00", "h", "finished"]
     (line,) = [line for line in out.splitlines() if line.endswith(f"{MAIN} local seed 0")]
     assert "round 200 of 200" in line
@@ -203,8 +203,8 @@ def test_the_time_left_follows_what_has_finished(runs, words, tmp_path):
 
 
 def test_a_result_is_small_and_has_nothing_of_single_clients(runs, words, tmp_path):
-    job = PLACES[f"{MAIN}/fedavg/seed-0"]
-    assert queue.main([*words, "--only", "fedavg"]) == 0
+    job = PLACES[f"{MAIN}/lg_fedavg/seed-0"]
+    assert queue.main([*words, "--only", "lg_fedavg"]) == 0
     path = tmp_path / "results" / f"{job.place}.json"
     content = json.loads(path.read_text())
     assert "per_client" not in path.read_text()
@@ -222,8 +222,8 @@ def test_a_result_is_small_and_has_nothing_of_single_clients(runs, words, tmp_pa
 
 
 def test_only_the_same_run_counts(runs, words, tmp_path):
-    job = PLACES[f"{MAIN}/fedavg/seed-0"]
-    assert queue.main([*words, "--only", "fedavg"]) == 0
+    job = PLACES[f"{MAIN}/lg_fedavg/seed-0"]
+    assert queue.main([*words, "--only", "lg_fedavg"]) == 0
     library = Library(tmp_path / "results")
     found = library.find(job.cell)
     assert found is not None
@@ -239,14 +239,14 @@ def test_finished_runs_of_other_commands_are_collected(runs, words, tmp_path, mo
     monkeypatch.setattr(committed, "ROOT", tmp_path / "none")
     table = ["--paper", "fedpac", "--table", "1", "--dataset", "fashion_mnist", "--clients", "20"]
     for folder, more in (("whole", ()), ("short", ("--rounds", "5")), ("stand-in", ("--source", "embedded"))):
-        assert tables.main([*table, "--method", "fedavg", "local", *more, "--out", str(tmp_path / folder)]) == 0
+        assert tables.main([*table, "--method", "lg_fedavg", "local", *more, "--out", str(tmp_path / folder)]) == 0
     done = len(runs.done)
     assert queue.main([*words, "--collect", *(str(tmp_path / name) for name in ("short", "stand-in", "whole"))]) == 0
     out = capsys.readouterr().out
     assert out.count("not of the queue") == 4
     kept = {path.relative_to(tmp_path / "results").as_posix() for path in (tmp_path / "results").rglob("*.json")}
-    assert kept == {f"{MAIN}/fedavg/seed-0.json", f"{MAIN}/local/seed-0.json"}
-    assert queue.main([*words, "--only", "fedavg"]) == 0
+    assert kept == {f"{MAIN}/lg_fedavg/seed-0.json", f"{MAIN}/local/seed-0.json"}
+    assert queue.main([*words, "--only", "lg_fedavg"]) == 0
     assert [(one.options.num_clients, one.options.seed) for one in runs.done[done:]] == [(20, 1), (20, 2), (100, 0)]
 
 

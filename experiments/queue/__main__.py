@@ -28,6 +28,7 @@ from experiments.committed import Library
 from experiments.progress import duration
 from experiments.queue.jobs import BLOCKS, Job, jobs
 from experiments.queue.plan import Standing, seconds_left, standings
+from experiments.results import read_config
 from experiments.study import Cell
 from pfl_jax.errors import CannotWrite, InvalidInput
 from pfl_jax.reporting import SUMMARY
@@ -120,7 +121,7 @@ def _collect(order: Order, console: Console) -> None:
     library = Library(order.results)
     missing = [job for job in order.jobs if library.find(job.cell) is None]
     for folder in _finished(order.collect or ()):
-        job = next((job for job in missing if _holds(_cell(job, order), folder)), None)
+        job = next((job for job in missing if _holds(job.cell, folder)), None)
         if job is None:
             _say(console, f"{folder}: not of the queue, or there already")
             continue
@@ -135,9 +136,9 @@ def _finished(roots: Sequence[Path]) -> Iterator[Path]:
 
 
 def _holds(cell: Cell, folder: Path) -> bool:
-    """Whether a folder holds the finished run of a cell."""
+    """Whether a folder holds the finished run of a cell, on the dataset itself."""
     try:
-        return study.inspect(cell, folder) == "finished"
+        return study.inspect(cell, folder) == "finished" and read_config(folder)["data"]["is_real"]
     except InvalidInput:
         return False
 
