@@ -89,6 +89,9 @@ class Library:
 
     def find(self, cell: Cell) -> Committed | None:
         """The result of a cell; None if it is not there."""
+        # Before the arguments are parsed, which takes its time for the hundred places of a table.
+        if not any(dataset == cell.dataset and seed == cell.seed for dataset, *_, seed in self._by_kind):
+            return None
         request = cell.request()
         there = self._by_kind.get(_kind(cell.dataset, vars(request.options)), [])
         return next((one for one in there if not difference(request, one.config)), None)
