@@ -23,15 +23,16 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from experiments import commands, committed, study
-from experiments.committed import Library
-from experiments.progress import duration
+from experiments.commands import batch
+from experiments.execution import cached_runs, committed
+from experiments.execution.cached_runs import Cell
+from experiments.execution.committed import Library
 from experiments.queue.jobs import BLOCKS, Job, jobs
 from experiments.queue.plan import Standing, seconds_left, standings
-from experiments.results import read_config
-from experiments.study import Cell
+from experiments.results.load import read_config
+from experiments.results.run_folder import SUMMARY
+from experiments.runtime.progress import duration
 from pfl_jax.errors import CannotWrite, InvalidInput
-from pfl_jax.reporting import SUMMARY
 
 OUT = Path("runs/queue")
 NICENESS = 19
@@ -65,9 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: the words of the command line; by default those of this process.
 
     Returns:
-      The exit code, see `cli.exit_code`.
+      The exit code, see `main.exit_code`.
     """
-    return commands.command(arguments, parse, _without_running, _run)
+    return batch.command(arguments, parse, _without_running, _run)
 
 
 def parse(words: Sequence[str]) -> Order:
@@ -76,7 +77,7 @@ def parse(words: Sequence[str]) -> Order:
     Raises:
       InvalidInput: an unknown option, block or method, or a folder that is not there.
     """
-    parser = commands.Parser("experiments.queue", __doc__)
+    parser = batch.Parser("experiments.queue", __doc__)
     blocks = "; ".join(f"{name}: {words}" for name, words in BLOCKS.items())
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"only these blocks ({blocks}) or methods")
     parser.add_argument("--list", action="store_true", help="say what is finished and what is left, and run nothing")
@@ -89,7 +90,7 @@ def parse(words: Sequence[str]) -> Order:
     own = parser.parse_args(words)
     every = jobs()
     if own.only is not None:
-        commands.choose("block or method", own.only, dict.fromkeys([*BLOCKS, *(job.method for job in every)]))
+        batch.choose("block or method", own.only, dict.fromkeys([*BLOCKS, *(job.method for job in every)]))
         every = [job for job in every if {job.block, job.method} & set(own.only)]
     for folder in own.collect or ():
         if not folder.is_dir():
@@ -138,7 +139,7 @@ def _finished(roots: Sequence[Path]) -> Iterator[Path]:
 def _holds(cell: Cell, folder: Path) -> bool:
     """Whether a folder holds the finished run of a cell, on the dataset itself."""
     try:
-        return study.inspect(cell, folder) == "finished" and read_config(folder)["data"]["is_real"]
+        return cached_runs.inspect(cell, folder) == "finished" and read_config(folder)["data"]["is_real"]
     except InvalidInput:
         return False
 
@@ -181,7 +182,7 @@ def _run(order: Order, console: Console) -> None:
 
 def _run_one(one: Standing, order: Order, console: Console) -> None:
     folder = order.out / one.job.place
-    study.run_cell(_cell(one.job, order), folder, console)
+    cached_runs.run_cell(_cell(one.job, order), folder, console)
     _say(console, f"kept as {committed.keep(folder, one.job.place, order.results)}")
 
 

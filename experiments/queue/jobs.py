@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import catalogue, commands, paper
-from experiments.paper import Published
-from experiments.study import Cell, bearing
-from experiments.tables import place as place_of
+from experiments.commands.batch import slug
+from experiments.execution.cached_runs import Cell, bearing
+from experiments.papers import published, settings
+from experiments.papers.published import Published
+from experiments.tables.comparison import place as place_of
 
 DATASET = "fashion_mnist"
 
@@ -97,17 +98,17 @@ def fedas_jobs() -> Iterator[Job]:
 def fedas_cell(beta: float, participation: float, method: str) -> Cell:
     """The run of a method in one of FedAS's settings."""
     words = f"--preset fedas --method {method} --num-clients {FEDAS_CLIENTS} --eval-every 1"
-    return Cell(DATASET, (*words.split(), *catalogue.fedas_setting(beta, participation).split()))
+    return Cell(DATASET, (*words.split(), *settings.fedas_setting(beta, participation).split()))
 
 
 def _fedas_place(beta: float, participation: float, method: str) -> Path:
     setting = f"dirichlet beta={beta} participation={participation}"
-    return Path(commands.slug(f"{DATASET} {FEDAS_CLIENTS} clients {setting}"), method, "seed-0")
+    return Path(slug(f"{DATASET} {FEDAS_CLIENTS} clients {setting}"), method, "seed-0")
 
 
 def _rows(tables: Sequence[tuple[str, int]], clients: int) -> list[Published]:
     """The places of some tables, table after table."""
-    rows = [row for row in paper.load() if (row.dataset, row.clients) == (DATASET, clients)]
+    rows = [row for row in published.load() if (row.dataset, row.clients) == (DATASET, clients)]
     return [row for table in tables for row in rows if (row.paper, row.table) == table]
 
 

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import results, study
-from experiments.committed import Committed, Library
+from experiments.execution.cached_runs import inspect
+from experiments.execution.committed import Committed, Library
 from experiments.figures.runs import examples_visited
 from experiments.queue.jobs import Job
+from experiments.results.load import read_metrics
+from experiments.results.run_folder import METRICS, SUMMARY
 from pfl_jax.errors import InvalidInput
-from pfl_jax.reporting import METRICS, SUMMARY
 
 EXAMPLES_PER_SECOND = {"fedpac_cnn": 12_000.0, "fedavg_cnn": 8_000.0}
 """Network -> training examples per second on two quiet cores, until a run with it has finished."""
@@ -59,12 +60,12 @@ def _standing(job: Job, kept: Committed | None, folder: Path | None, speeds: "_S
         return Standing(job, kept, "finished", kept.seconds)
     seconds, rounds = speeds.seconds(job), job.cell.request().options.rounds
     try:
-        if folder is None or study.inspect(job.cell, folder) == "absent":
+        if folder is None or inspect(job.cell, folder) == "absent":
             return Standing(job, None, "not begun", seconds)
         # Its file is missing still: it is collected when the queue comes to it.
         if (folder / SUMMARY).exists():
             return Standing(job, None, "finished, not collected", 0.0)
-        lines = results.read_metrics(folder) if (folder / METRICS).exists() else []
+        lines = read_metrics(folder) if (folder / METRICS).exists() else []
         done = lines[-1]["round"] if lines else 0
         return Standing(job, None, f"round {done} of {rounds}", seconds * (1 - done / rounds))
     except InvalidInput as error:

@@ -13,14 +13,15 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from experiments import commands, committed
-from experiments.cli import exit_code
-from experiments.committed import Library
+from experiments.commands import batch
+from experiments.commands.main import exit_code
+from experiments.execution import committed
+from experiments.execution.committed import Library
 from experiments.results_page import places
 from experiments.results_page.page import Content, page, readme_table
 from experiments.results_page.picture import digest, picture
+from pfl_jax.atomic_write import write_whole
 from pfl_jax.errors import InvalidInput
-from pfl_jax.writing import write_whole
 
 ROOT = committed.ROOT.parent
 START, END = "<!-- results:start -->\n", "<!-- results:end -->\n"
@@ -48,11 +49,11 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
       root: of the checkout.
 
     Returns:
-      The exit code, see `cli.exit_code`.
+      The exit code, see `main.exit_code`.
     """
 
     def work() -> None:
-        parser = commands.Parser("experiments.results_page", __doc__)
+        parser = batch.Parser("experiments.results_page", __doc__)
         parser.add_argument("--check", action="store_true", help="write nothing, and say what is not up to date")
         own = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
         if own.check:

@@ -3,11 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from experiments.committed import Library
-from experiments.comparison import NOTHING, Figure
-from experiments.progress import duration
+from experiments.execution.committed import Library
 from experiments.queue.jobs import FEDAS_BETAS, FEDAS_METHODS, FEDAS_PARTICIPATIONS, fedas_cell, jobs
 from experiments.queue.plan import Standing, seconds_left, standings
+from experiments.results.run_folder import PROTOCOLS
 from experiments.results_page.picture import chosen
 from experiments.results_page.places import (
     CLOSE,
@@ -21,7 +20,8 @@ from experiments.results_page.places import (
     places,
     runs,
 )
-from pfl_jax.reporting import PROTOCOLS
+from experiments.runtime.progress import duration
+from experiments.tables.comparison import NOTHING, Figure
 
 INTRODUCTION = """\
 # Results

@@ -4,9 +4,9 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from experiments.committed import Committed, Library
+from experiments.execution.committed import Committed, Library
 from experiments.figures.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
-from experiments.paper import Published
+from experiments.papers.published import Published
 from experiments.results_page.places import SECTIONS, rows, runs
 
 METHODS = ("fedpac", "fedavg_ft", "ditto", "fedbabu", "fedrep", "fedper", "local", "fedavg")

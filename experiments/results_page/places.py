@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import catalogue, comparison, paper, results
-from experiments.committed import Committed, Library
-from experiments.comparison import Figure
-from experiments.paper import Published
+from experiments.execution.cached_runs import Cell
+from experiments.execution.committed import Committed, Library
+from experiments.papers import published, settings
+from experiments.papers.published import Published
 from experiments.queue.jobs import DATASET
-from experiments.results import Score
-from experiments.study import Cell
+from experiments.results.load import Score, read_json
+from experiments.results.run_folder import PROTOCOLS, Protocol
+from experiments.tables import comparison
+from experiments.tables.comparison import Figure
 from pfl_jax.errors import InvalidInput
-from pfl_jax.reporting import PROTOCOLS, Protocol
 
 SEEDS = (0, 1, 2)
 CLOSE = 1.0
@@ -32,8 +33,8 @@ class Section(NamedTuple):
 
     @property
     def title(self) -> str:
-        name = catalogue.TABLES[self.paper, self.table].title
-        return f"{catalogue.PAPERS[self.paper]}, Table {self.table}: {name}; {self.clients} clients"
+        name = settings.TABLES[self.paper, self.table].title
+        return f"{settings.PAPERS[self.paper]}, Table {self.table}: {name}; {self.clients} clients"
 
 
 SECTIONS = (
@@ -110,7 +111,7 @@ def places(section: Section, library: Library, causes: Sequence[Cause]) -> list[
 def rows(section: Section) -> list[Published]:
     """What is published in a section."""
     where = (section.paper, section.table, DATASET, section.clients)
-    return [row for row in paper.load() if (row.paper, row.table, row.dataset, row.clients) == where]
+    return [row for row in published.load() if (row.paper, row.table, row.dataset, row.clients) == where]
 
 
 def runs(row: Published, library: Library) -> list[Committed]:
@@ -134,7 +135,7 @@ def best_mean(cell: Cell, library: Library, protocol: Protocol, score: Score) ->
 
 def _place(row: Published, library: Library, causes: Sequence[Cause]) -> Place:
     cells = [(Cell(row.dataset, row.arguments, seed), None) for seed in SEEDS]
-    score: Score = "best" if catalogue.SCORE[row.paper] == "best" else "last"
+    score: Score = "best" if settings.SCORE[row.paper] == "best" else "last"
     received, trained = (comparison.figure(row, cells, protocol, score, library) for protocol in PROTOCOLS)
     return Place(received, trained.mean, next((cause for cause in causes if cause.holds(row)), None))
 
@@ -151,7 +152,7 @@ def load_causes(root: Path) -> list[Cause]:
     path = root / CAUSES
     shown = [row for section in SECTIONS for row in rows(section)]
     causes = []
-    for entry in results.read_json(path).get("causes", []):
+    for entry in read_json(path).get("causes", []):
         where = {name: value for name, value in entry.items() if name in Published._fields}
         unknown = sorted(entry.keys() - where.keys() - {"cause", "command"})
         if unknown:
@@ -169,9 +170,9 @@ def load_released(root: Path) -> list[Released]:
     """What is known of released code; InvalidInput if a file cannot be read."""
     found = []
     for path in sorted((root / RELEASED).glob("*.json")):
-        content = results.read_json(path)
+        content = read_json(path)
         where = {name: value for name, value in content.items() if name in Published._fields}
-        row = next((row for row in paper.load() if Cause(where, "", "").holds(row)), None)
+        row = next((row for row in published.load() if Cause(where, "", "").holds(row)), None)
         if row is None or not {"source", "round", *PROTOCOLS} <= content.keys():
             raise InvalidInput(f"{path} is not what released code reaches at a place of a paper's table")
         accuracies = {protocol: content[protocol] for protocol in PROTOCOLS}
