@@ -170,7 +170,7 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
     else:
         axes.set_xticks(range(len(panel.x_ticks)), [f"{tick:g}" for tick in panel.x_ticks])
     axes.margins(x=0.04, y=0.08)
-    if panel.least is not None:
+    if panel.least is not None and panel.series:
         axes.set_ylim(bottom=panel.least)
 
 
