@@ -16,7 +16,7 @@ from rich.console import Console
 
 from experiments import datasets, unknown_dataset
 from experiments.commands import batch
-from experiments.commands.main import exit_code
+from experiments.config.exit_codes import exit_code
 from experiments.config.presets import DEFAULT_PRESET
 from experiments.config.request import parse
 from pfl_jax.data.federated import FederatedData
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: the words of the command line; by default those of this process.
 
     Returns:
-      The exit code, see `main.exit_code`.
+      The exit code, see `exit_codes.exit_code`.
     """
     return exit_code(lambda: _print(sys.argv[1:] if arguments is None else arguments, Console()))
 

@@ -19,10 +19,26 @@ import docstring_parser
 import tyro
 
 from experiments.config import presets
-from experiments.config.options import MethodName, Options, PresetName, check_hyper_parameters, flag, mesh_devices
+from experiments.config.options import (
+    PARTITION_OPTIONS,
+    PROCESSES,
+    MethodName,
+    Options,
+    PresetName,
+    check_hyper_parameters,
+    flag,
+    mesh_devices,
+)
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
+
+RESULT_NEUTRAL = {
+    *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"),
+    *("checkpoint_every", "keep_checkpoints", "resume", "mesh", "tensorboard", "wandb", "plot"),
+    *PROCESSES,
+}
+"""Options that two runs with the same results may differ in; of the source only what it led to is compared."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +110,17 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
         raise InvalidInput(f"--augment is for colour images, and those of {dataset} are grey")
     check_hyper_parameters(hyper_parameters)
     return Request(dataset, options, hyper_parameters, frozenset(given))
+
+
+def relevant_options(request: Request) -> dict[str, Any]:
+    """Everything in a request that its results depend on, by name; seed and data apart.
+
+    What the chosen partition does not read is left out.
+    """
+    unread = {name for names in PARTITION_OPTIONS.values() for name in names}
+    unread -= set(PARTITION_OPTIONS[request.options.partition])
+    every = dataclasses.asdict(request.options) | request.hyper_parameters
+    return {name: value for name, value in every.items() if name not in RESULT_NEUTRAL | unread | {"seed"}}
 
 
 def method_config(name: str) -> type:

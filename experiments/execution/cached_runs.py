@@ -6,17 +6,15 @@ of cells.
 """
 
 import dataclasses
-import functools
 import json
-import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from experiments.config.options import PARTITION_OPTIONS, PROCESSES, Options, flag
-from experiments.config.request import Request, method_config, parse
+from experiments.config.cell import Cell
+from experiments.config.options import Options, flag
+from experiments.config.request import Request, method_config, relevant_options
 from experiments.execution import trackers
 from experiments.results.load import read_config, read_summary
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY
@@ -28,57 +26,6 @@ if TYPE_CHECKING:
     from experiments.execution.run import Observe
 
 State = Literal["absent", "unfinished", "finished"]
-
-WITHOUT_BEARING = {
-    *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"),
-    *("checkpoint_every", "keep_checkpoints", "resume", "mesh", "tensorboard", "wandb", "plot"),
-    *PROCESSES,
-}
-"""Options that two runs with the same results may differ in; of the source only what it led to is compared."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run.
-
-    Attributes:
-      dataset: which experiment, a key of `presets.DEFAULT_PRESET`.
-      arguments: its command line, without --seed and --out.
-      seed: of the run.
-    """
-
-    dataset: str
-    arguments: tuple[str, ...]
-    seed: int = 0
-
-    def request(self, folder: str | Path | None = None) -> Request:
-        """The checked command line.
-
-        Args:
-          folder: for the results.
-
-        Raises:
-          InvalidInput: the arguments cannot be used.
-        """
-        parsed = _parsed(self.dataset, self.arguments)
-        if parsed.options.distributed:
-            raise InvalidInput("--distributed is for single runs: a command of many runs has one process")
-        given = {"seed"} if folder is None else {"seed", "out"}
-        out = None if folder is None else str(folder)
-        options = dataclasses.replace(parsed.options, seed=self.seed, out=out)
-        options.check()
-        return dataclasses.replace(parsed, options=options, given=parsed.given | given)
-
-    def command(self, folder: str | Path) -> str:
-        """The command that makes the same run, for a shell."""
-        words = ["python", "-m", f"experiments.{self.dataset}", *self.arguments]
-        return shlex.join([*words, "--seed", str(self.seed), "--out", str(folder)])
-
-
-@functools.lru_cache(maxsize=4096)
-def _parsed(dataset: str, arguments: tuple[str, ...]) -> Request:
-    """Parsed once for all seeds: a table asks for each cell several times."""
-    return parse(dataset, arguments)
 
 
 def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe | None" = None) -> dict[str, Any]:
@@ -144,17 +91,6 @@ def inspect(cell: Cell, folder: str | Path) -> State:
     return "finished" if (folder / SUMMARY).exists() else "unfinished"
 
 
-def bearing(request: Request) -> dict[str, Any]:
-    """Everything in a request that its results depend on, by name; seed and data apart.
-
-    What the chosen partition does not read is left out.
-    """
-    unread = {name for names in PARTITION_OPTIONS.values() for name in names}
-    unread -= set(PARTITION_OPTIONS[request.options.partition])
-    every = dataclasses.asdict(request.options) | request.hyper_parameters
-    return {name: value for name, value in every.items() if name not in WITHOUT_BEARING | unread | {"seed"}}
-
-
 def say_state(cell: Cell, folder: Path, console: Console) -> None:
     """Prints a cell's command and what its folder holds of it."""
     try:
@@ -174,7 +110,7 @@ def _difference(request: Request, config: dict[str, Any]) -> str:
         request, _ = request.on_embedded_data()
     if config["dataset"] != request.dataset:
         return f"on {config['dataset']}, not {request.dataset}"
-    wanted = bearing(request) | {"seed": request.options.seed}
+    wanted = relevant_options(request) | {"seed": request.options.seed}
     stored = config["options"] | config["hyper_parameters"]
     # What was no option yet when the run was made had its default.
     usual = {field.name: field.default for field in dataclasses.fields(Options)}

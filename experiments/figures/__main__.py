@@ -20,9 +20,10 @@ from rich.console import Console
 
 from experiments import datasets
 from experiments.commands import batch
+from experiments.config.cell import Cell
 from experiments.config.options import flag
+from experiments.config.request import relevant_options
 from experiments.execution import cached_runs
-from experiments.execution.cached_runs import Cell
 from experiments.figures.catalogue import PLANS, numbers
 from experiments.figures.plan import Key, Plan, Results, Scope, arrays_path
 from experiments.figures.runs import examples_visited, is_real, run_with_arrays
@@ -81,8 +82,8 @@ class Order(NamedTuple):
         folders: dict[str, Path] = {}
         found = {}
         for key, cells in self.plan.cells(scope).items():
-            bearing = json.dumps(cached_runs.bearing(cells[0].request()), sort_keys=True)
-            folder = folders.setdefault(bearing, self.out / batch.slug(" ".join([scope.dataset, *key])))
+            relevant = json.dumps(relevant_options(cells[0].request()), sort_keys=True)
+            folder = folders.setdefault(relevant, self.out / batch.slug(" ".join([scope.dataset, *key])))
             found[key] = [(cell, folder / f"seed-{cell.seed}") for cell in cells]
         return found
 
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: the words of the command line; by default those of this process.
 
     Returns:
-      The exit code, see `main.exit_code`.
+      The exit code, see `exit_codes.exit_code`.
     """
     return batch.command(arguments, parse, _say_what_there_is_to_do, _make)
 

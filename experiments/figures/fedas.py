@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from experiments.execution.records import Experiment
+from experiments.execution.experiment import Experiment
 from experiments.figures.fedpac import line
 from experiments.figures.pictures import ACCURACY, ROUND, Bars, Lines, Series, over_seeds
 from experiments.figures.plan import Key, Panel, Plan, Results, Scope, Values

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from experiments.execution.records import Experiment
+from experiments.execution.experiment import Experiment
 from experiments.figures.pictures import ACCURACY, ROUND, Heat, Lines, Series, over_seeds
 from experiments.figures.plan import Key, Panel, Plan, Results, Scope, Values
 from pfl_jax.data.partition import dominant_classes

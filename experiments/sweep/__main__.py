@@ -21,11 +21,11 @@ from rich.console import Console
 
 from experiments import datasets, unknown_dataset
 from experiments.commands import batch
+from experiments.config.cell import Cell
 from experiments.config.options import flag
 from experiments.config.presets import DEFAULT_PRESET
-from experiments.config.request import Request
+from experiments.config.request import Request, relevant_options
 from experiments.execution import cached_runs
-from experiments.execution.cached_runs import Cell
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: the words of the command line; by default those of this process.
 
     Returns:
-      The exit code, see `main.exit_code`.
+      The exit code, see `exit_codes.exit_code`.
     """
     return batch.command(arguments, parse, _say_what_there_is_to_do, _run)
 
@@ -155,9 +155,7 @@ def groups(cells: Sequence[Cell]) -> list[list[int]]:
     found: dict[str, list[int]] = {}
     for index, cell in enumerate(cells):
         request = cell.request()
-        fixed = {
-            name: value for name, value in cached_runs.bearing(request).items() if name not in real_numbers(request)
-        }
+        fixed = {name: value for name, value in relevant_options(request).items() if name not in real_numbers(request)}
         found.setdefault(json.dumps(fixed, sort_keys=True), []).append(index)
     return list(found.values())
 

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from experiments.execution.cached_runs import Cell, run_cell
+from experiments.config.cell import Cell
+from experiments.execution.cached_runs import run_cell
 from experiments.sweep import execute
 from experiments.sweep.__main__ import groups, main, parse
 from pfl_jax.errors import InvalidInput
