@@ -32,7 +32,7 @@ from experiments.runtime.jax_config import prepare
 from experiments.runtime.locks import alone
 from experiments.runtime.progress import RoundProgress
 from experiments.runtime.signals import Stop, stoppable
-from experiments.sweep.__main__ import real_numbers
+from experiments.sweep.plan import real_numbers
 from pfl_jax import simulate, sweep
 from pfl_jax.base import State
 from pfl_jax.data import federated

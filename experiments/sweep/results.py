@@ -9,7 +9,7 @@ from rich.table import Table
 from experiments.figures.pictures import ACCURACY, ROUND, Lines, Picture, over_seeds
 from experiments.results import load
 from experiments.results.run_folder import PROTOCOLS, Protocol, rounded, strict_json
-from experiments.sweep.__main__ import Order
+from experiments.sweep.plan import Order
 from pfl_jax.atomic_write import write_whole
 
 NAME = "sweep"
