@@ -299,7 +299,7 @@ def _show(experiment: Experiment, folder: RunFolder, console: Console, history: 
         console.print(f"clients were left out {history.diverged} times because they had diverged", style="bold yellow")
     if options.plot:
         # Imported now: matplotlib takes seconds.
-        from experiments.report.curves import save_curves
+        from experiments.plots.curves import save_curves
 
         save_curves(folder.path)
     console.print(

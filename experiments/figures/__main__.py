@@ -221,8 +221,8 @@ def _make(order: Order, console: Console) -> None:
             "command goes on"
         ) from None
     # Imported now, so that errors and --help do not wait for matplotlib.
-    from experiments.figures import drawing
     from experiments.figures.compose import compose
+    from experiments.plots import drawing
 
     results = [
         Results(scope, {key: [folder for _, folder in of_key] for key, of_key in runs.items()})

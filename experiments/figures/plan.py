@@ -13,7 +13,7 @@ import numpy as np
 from experiments.config import presets
 from experiments.config.cell import Cell
 from experiments.config.options import flag
-from experiments.figures.pictures import Bars, Heat, Lines
+from experiments.plots.pictures import Bars, Heat, Lines
 from experiments.results import load
 from experiments.results.run_folder import Protocol
 from pfl_jax.errors import InvalidInput

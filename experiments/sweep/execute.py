@@ -192,7 +192,7 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
                     share = math.fsum(history.wasted) / len(history.wasted)
                     folder.write(SUMMARY, summary(experiment, history.evaluations, share))
                     if experiment.request.options.plot:
-                        from experiments.report.curves import save_curves
+                        from experiments.plots.curves import save_curves
 
                         save_curves(folder.path)
         except BaseException as error:
