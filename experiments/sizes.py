@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from experiments import datasets, unknown_dataset
+from experiments import DATASETS, unknown_dataset
 from experiments.commands import batch
 from experiments.config.exit_codes import exit_code
 from experiments.config.presets import DEFAULT_PRESET
@@ -96,7 +96,7 @@ def _shapes(spec: DatasetSpec, num_clients: int, train_size: int) -> FederatedDa
 
 def _print(words: Sequence[str], console: Console) -> None:
     parser = batch.Parser("experiments.sizes", __doc__)
-    parser.add_argument("--dataset", default="fashion_mnist", help=", ".join(datasets()))
+    parser.add_argument("--dataset", default="fashion_mnist", help=", ".join(DATASETS))
     parser.add_argument("--method", nargs="+", default=list(METHODS), metavar="NAME", help="by default all")
     parser.add_argument("--num-clients", type=int, default=1000, metavar="N", help="default 1000")
     parser.add_argument("--cohort", type=int, metavar="M", help="clients of a round; default a hundredth of all")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from experiments import datasets
+from experiments import DATASETS
 from experiments.commands import batch
 from experiments.config.cell import Cell
 from experiments.config.options import flag
@@ -128,7 +128,7 @@ def parse(words: Sequence[str]) -> Order:
     batch.choose("paper", [own.paper], PLANS)
     batch.choose("figure", [own.figure], numbers(own.paper), f" in {own.paper}")
     batch.choose("source", [own.source], ("auto", "tfds", "files", "embedded"))
-    batch.choose("dataset", own.dataset or [], datasets())
+    batch.choose("dataset", own.dataset or [], DATASETS)
     batch.choose("method", own.method or [], METHODS)
     plan = PLANS[own.paper][own.figure]
     if own.method and not plan.methods:

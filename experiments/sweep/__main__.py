@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments import datasets, unknown_dataset
+from experiments import DATASETS, unknown_dataset
 from experiments.commands import batch
 from experiments.config.options import flag
 from experiments.config.presets import DEFAULT_PRESET
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> batch.Parser:
     parser = batch.Parser("experiments.sweep", __doc__)
-    parser.add_argument("--dataset", required=True, help=", ".join(datasets()))
+    parser.add_argument("--dataset", required=True, help=", ".join(DATASETS))
     parser.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds 0 to K - 1 (default 1)")
     parser.add_argument(
         "--grid", action="append", default=[], metavar="NAME=V,V,...", help="values of an option; may be repeated"
