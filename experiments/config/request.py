@@ -28,6 +28,7 @@ from experiments.config.options import (
     check_hyper_parameters,
     flag,
     mesh_devices,
+    reads_pixel_normalization,
 )
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
@@ -115,12 +116,21 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
 def relevant_options(request: Request) -> dict[str, Any]:
     """Everything in a request that its results depend on, by name; seed and data apart.
 
-    What the chosen partition does not read is left out.
+    What the dataset or the chosen partition does not read is left out, and None that stands for another value is that.
     """
     unread = {name for names in PARTITION_OPTIONS.values() for name in names}
     unread -= set(PARTITION_OPTIONS[request.options.partition])
-    every = dataclasses.asdict(request.options) | request.hyper_parameters
+    if not reads_pixel_normalization(request.dataset):
+        unread.add("pixel_normalization")
+    every = filled(dataclasses.asdict(request.options) | request.hyper_parameters)
     return {name: value for name, value in every.items() if name not in RESULT_NEUTRAL | unread | {"seed"}}
+
+
+def filled(values: dict[str, Any]) -> dict[str, Any]:
+    """Options and hyper-parameters, with the epochs of fine-tuning where None says that they are those of training."""
+    if "finetune_epochs" in values and values["finetune_epochs"] is None:
+        return values | {"finetune_epochs": values["epochs"]}
+    return values
 
 
 def method_config(name: str) -> type:
@@ -185,8 +195,11 @@ def _description(dataset: str) -> str:
 
 
 def assignments(values: dict[str, Any]) -> str:
-    """Values as they would be given: "--rounds 30, --train-size 300"."""
-    return ", ".join(f"{flag(name)} {value}" for name, value in values.items())
+    """Values as they would be given: "--rounds 30, --train-size 300, --no-augment"."""
+    return ", ".join(
+        flag(name if value else f"no_{name}") if isinstance(value, bool) else f"{flag(name)} {value}"
+        for name, value in values.items()
+    )
 
 
 def _first_choice(name: str, arguments: Sequence[str], choices: Sequence[str], default: str) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from experiments.config.cell import Cell
 from experiments.config.options import Options, flag
-from experiments.config.request import Request, method_config, relevant_options
+from experiments.config.request import Request, filled, method_config, relevant_options
 from experiments.execution import trackers
 from experiments.results.load import read_config, read_summary
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY
@@ -111,7 +111,7 @@ def _difference(request: Request, config: dict[str, Any]) -> str:
     if config["dataset"] != request.dataset:
         return f"on {config['dataset']}, not {request.dataset}"
     wanted = relevant_options(request) | {"seed": request.options.seed}
-    stored = config["options"] | config["hyper_parameters"]
+    stored = filled(config["options"] | config["hyper_parameters"])
     # What was no option yet when the run was made had its default.
     usual = {field.name: field.default for field in dataclasses.fields(Options)}
     usual |= vars(method_config(request.options.method)())
@@ -120,7 +120,8 @@ def _difference(request: Request, config: dict[str, Any]) -> str:
         found = stored.get(name, json.loads(json.dumps(usual[name], default=str)))
         if found != json.loads(json.dumps(value)):
             return f"{flag(name)} {found}, not {value}"
-    return ""
+    gone = sorted(set(config["hyper_parameters"]) - set(request.hyper_parameters))
+    return f"{flag(gone[0])} {stored[gone[0]]}, which {request.options.method} no longer has" if gone else ""
 
 
 def remove_unfinished(folder: Path) -> None:
