@@ -26,7 +26,7 @@ from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import Federation
 from pfl_jax.errors import InvalidInput
 from pfl_jax.placement import PlacedData
-from pfl_jax.reporting import Evaluation, best, rounded
+from pfl_jax.reporting import AVERAGES, FIELD, PROTOCOLS, Average, Evaluation, best, rounded
 
 MOST_OF_A_TABLE = 20_000
 """Numbers in the table of classes by clients."""
@@ -50,6 +50,16 @@ class Experiment(NamedTuple):
     method: Method
     settings: simulate.Settings
     newcomers: Federation | None = None
+
+    @property
+    def test_counts(self) -> np.ndarray:
+        """[N], test examples of the clients that take part."""
+        return np.asarray(self.data.test_count)
+
+    @property
+    def newcomer_counts(self) -> np.ndarray | None:
+        """[N'], test examples of those that never do."""
+        return None if self.newcomers is None else np.asarray(self.newcomers.test_count)
 
 
 def devices(options: Options) -> list[Any]:
@@ -98,7 +108,7 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
         "hyper_parameters": request.hyper_parameters,
         "given": sorted(request.given),
         "train_examples": np.asarray(data.train_count).tolist(),
-        "test_examples": np.asarray(data.test_count).tolist(),
+        "test_examples": experiment.test_counts.tolist(),
         "class_table": _class_table(experiment),
         "bytes_per_client_and_round": traffic(experiment.method, data)._asdict(),
         "chunk": experiment.settings.chunk,
@@ -242,7 +252,7 @@ def _division(options: Options) -> str:
 
 
 def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: float) -> dict[str, Any]:
-    """The finished run in a few numbers; accuracies are means over clients in percent.
+    """The finished run in a few numbers; accuracies are in percent, means over clients unless they are called pooled.
 
     Args:
       experiment: what was run.
@@ -252,7 +262,7 @@ def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: f
     request, options, last = experiment.request, experiment.request.options, evaluations[-1]
     figure = paper.published(request, is_real=experiment.dataset.is_real)
     line = last.record()
-    top = best(evaluations, options.eval_protocol)
+    top = {average: best(evaluations, options.eval_protocol, average) for average in AVERAGES}
     # The first evaluation's rounds include compilation, unless they are all there is.
     steady = [evaluation.examples_per_second for evaluation in (evaluations[1:] or evaluations)]
     return {
@@ -265,18 +275,10 @@ def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: f
         "rounds_done": last.round,
         "num_clients": options.num_clients,
         "eval_protocol": options.eval_protocol,
-        "received_accuracy": rounded(last.summary("received").mean),
-        "trained_accuracy": rounded(last.summary("trained").mean),
-        **{
-            name: line[name]
-            for name in ("received", "trained", "new_clients", "bytes_up", "bytes_down")
-            if name in line
-        },
-        "best": {
-            "round": top.round,
-            "received_accuracy": rounded(top.summary("received").mean),
-            "trained_accuracy": rounded(top.summary("trained").mean),
-        },
+        **_accuracies(last, "clients"),
+        **{name: line[name] for name in (*PROTOCOLS, "new_clients", "bytes_up", "bytes_down") if name in line},
+        "best": {"round": top["clients"].round, **_accuracies(top["clients"], "clients")},
+        "best_pooled": {"round": top["examples"].round, **_accuracies(top["examples"], "examples")},
         "per_client_accuracy": line[f"{options.eval_protocol}_per_client"],
         **{name: values for name, values in line.items() if name.endswith("_per_client")},
         "paper_accuracy": None if figure is None else figure.accuracy_percent,
@@ -286,4 +288,12 @@ def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: f
         "wasted_step_share": round(wasted, 4),
         "jax_version": jax.__version__,
         "device": _device(options),
+    }
+
+
+def _accuracies(evaluation: Evaluation, average: Average) -> dict[str, float]:
+    """The accuracies of an evaluation by its protocols: "received_accuracy", ..."""
+    return {
+        f"{protocol}_accuracy": rounded(getattr(evaluation.summary(protocol), FIELD[average]))
+        for protocol in evaluation.protocols
     }

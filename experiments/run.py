@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import jax
 from rich.console import Console
 
-from experiments import assembly, paper
+from experiments import assembly, catalogue, paper
 from experiments.backend import prepare
 from experiments.cli import INTERRUPTED, INVALID
 from experiments.distributed import Processes
@@ -34,10 +34,11 @@ from experiments.records import (
 from experiments.signals import Stop, interruptible, stoppable
 from experiments.tracking import check, tracked
 from pfl_jax import host, simulate
+from pfl_jax.base import Scores
 from pfl_jax.checkpoint import FOLDER, Checkpoints
 from pfl_jax.communication import traffic
 from pfl_jax.errors import CannotWrite, Diverged, InvalidInput
-from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, results_table
+from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Evaluation, Newcomers, RunFolder, results_table
 
 Observe: TypeAlias = Callable[[Experiment, simulate.RoundResult], None]
 """Sees every round of a run, before the next one begins and, after the last, before the summary is written."""
@@ -120,7 +121,12 @@ def _carry_out(work: _Work, console: Console, observe: Observe | None) -> None:
             if options.resume:
                 check_data(folder.path, experiment.dataset.description)
                 like, log, same = _shapes(experiment), folder.path / METRICS, identity(experiment)
-                work.history = History.restore(work.checkpoints, like, log, same, notify, cut=processes.reports)
+                work.history = History.restore(
+                    *(work.checkpoints, like, log, same, notify),
+                    test_counts=experiment.test_counts,
+                    newcomer_counts=experiment.newcomer_counts,
+                    cut=processes.reports,
+                )
             elif processes.reports:
                 folder.write(CONFIG, configuration(experiment))
         history = work.history
@@ -229,7 +235,7 @@ def _rounds(
                 console.print(f"round {result.round}: left out as diverged: clients {result.diverged.tolist()}")
             reached = False
             if result.received is not None:
-                evaluation = history.evaluate(result.round, result.received, result.trained, result.newcomers)
+                evaluation = _evaluate(history, experiment, result, result.received)
                 with processes.together():
                     if track is not None:
                         folder.log(evaluation, **_further(result))
@@ -252,6 +258,19 @@ def _rounds(
                 raise KeyboardInterrupt
             if is_last:
                 break
+
+
+def _evaluate(history: History, experiment: Experiment, result: simulate.RoundResult, received: Scores) -> Evaluation:
+    """Adds a round's evaluation to the history."""
+    counts = experiment.newcomer_counts
+    return history.evaluate(
+        result.round,
+        received,
+        result.trained,
+        experiment.test_counts,
+        newcomers=None if result.newcomers is None or counts is None else Newcomers(*result.newcomers, counts),
+        before_aggregation=result.before_aggregation,
+    )
 
 
 def _further(result: simulate.RoundResult) -> dict[str, Any]:
@@ -290,7 +309,9 @@ def _show(experiment: Experiment, folder: RunFolder, console: Console, history: 
     figure = paper.published(request, is_real=experiment.dataset.is_real)
     beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
     title = f"{options.method} on {experiment.dataset.description}"
-    console.print(results_table(evaluations, title, options.eval_protocol, beside))
+    pooled = figure is not None and catalogue.MEASURES[figure.paper].average == "examples"
+    paper_is = "best pooled" if pooled else "last"
+    console.print(results_table(evaluations, title, options.eval_protocol, beside, paper_is=paper_is))
     if evaluations[-1].round < options.rounds:
         console.print(f"reached --target-accuracy {options.target_accuracy:g} in round {evaluations[-1].round}")
     if history.diverged:

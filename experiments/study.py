@@ -132,7 +132,8 @@ def inspect(cell: Cell, folder: str | Path) -> State:
         return "absent"
     if (folder / CONFIG).exists():
         try:
-            difference = _difference(cell.request(), read_config(folder))
+            request, config = cell.request(), read_config(folder)
+            difference = _difference(request, config) or _unmeasured(request, config, folder)
         except KeyError as error:
             raise InvalidInput(f"{folder / CONFIG} has no {error}: give --out another folder") from None
         if difference:
@@ -184,6 +185,20 @@ def _difference(request: Request, config: dict[str, Any]) -> str:
         found = stored.get(name, json.loads(json.dumps(usual[name], default=str)))
         if found != json.loads(json.dumps(value)):
             return f"{flag(name)} {found}, not {value}"
+    return ""
+
+
+def _unmeasured(request: Request, config: dict[str, Any], folder: Path) -> str:
+    """Whether a run is not measured as requested, in words; "" where it is.
+
+    Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
+    that goes on must be measured alike to its end.
+    """
+    optional, wanted = "before_aggregation", request.options.eval_protocol
+    found = config["options"].get("eval_protocol", Options.eval_protocol)
+    goes_on = found == optional and not (folder / SUMMARY).exists()
+    if found != wanted and (wanted == optional or goes_on):
+        return f"{flag('eval_protocol')} {found}, not {wanted}"
     return ""
 
 

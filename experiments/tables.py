@@ -15,18 +15,20 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, get_args
 
 from rich.console import Console
 
 from experiments import catalogue, commands, comparison, layout, paper, results, study
+from experiments.catalogue import Measure
 from experiments.comparison import Comparison, Figure
 from experiments.options import flag
 from experiments.paper import Published
 from experiments.progress import duration
+from experiments.results import Score
 from experiments.study import Cell
 from pfl_jax.errors import InvalidInput
-from pfl_jax.reporting import PROTOCOLS
+from pfl_jax.reporting import AVERAGES, PROTOCOLS
 
 ROOT = Path("runs/tables")
 
@@ -41,7 +43,7 @@ class Order(NamedTuple):
       shown: what is to be printed.
       seeds: how many, from 0.
       words: for every run.
-      protocol, score: which accuracy counts.
+      measure: which accuracy counts.
       out: folder of the runs and the table.
       dry_run: only say what there is to do.
     """
@@ -53,8 +55,7 @@ class Order(NamedTuple):
     shown: list[Published]
     seeds: int
     words: tuple[str, ...]
-    protocol: Any
-    score: Any
+    measure: Measure
     out: Path
     dry_run: bool
 
@@ -69,7 +70,7 @@ class Order(NamedTuple):
 
     def compare(self) -> tuple[Comparison, Comparison]:
         """What was asked for of the table, and that together with all else that is there."""
-        figures = [comparison.figure(row, self.runs(row), self.protocol, self.score) for row in self.rows]
+        figures = [comparison.figure(row, self.runs(row), self.measure) for row in self.rows]
         there = [figure for figure in figures if figure.accuracies]
         columns = {figure.column for figure in there} | {comparison.column(row) for row in self.shown}
         methods = {figure.row.method for figure in there} | {row.method for row in self.shown}
@@ -78,7 +79,7 @@ class Order(NamedTuple):
         return self._compare(shown), self._compare(saved)
 
     def _compare(self, figures: Sequence[Figure]) -> Comparison:
-        return comparison.compare(self.paper, self.table, figures, self.protocol, self.score, self.seeds)
+        return comparison.compare(self.paper, self.table, figures, self.measure, self.seeds)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,8 +104,15 @@ def _parser() -> commands.Parser:
     parser.add_argument("--setting", nargs="+", help="only settings with these words, such as beta=0.1")
     parser.add_argument("--method", nargs="+", action="extend", help="only these of its methods, as the table has them")
     parser.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds 0 to K - 1 (default 1)")
-    parser.add_argument("--eval-protocol", default="received", help="received (default) or trained: what is compared")
-    parser.add_argument("--score", help="last or best: which round counts; by default as the paper has it")
+    usual = "by default as the paper has it"
+    parser.add_argument(
+        "--eval-protocol",
+        metavar="PROTOCOL",
+        help=f"received, trained or before_aggregation: what is compared, {usual}. Runs measure the third by request "
+        "only, and all three then: with the same --out, tables of the other two are made of the same runs",
+    )
+    parser.add_argument("--score", help=f"last or best: which round counts, {usual}")
+    parser.add_argument("--average", help=f"clients or examples: whether each client counts the same, {usual}")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of runs and table; by default in runs/tables")
     parser.add_argument("--dry-run", action="store_true", help="say each command and what is there, and run nothing")
     return parser
@@ -120,9 +128,9 @@ def parse(words: Sequence[str]) -> Order:
     own, rest = parser.parse_known_args(words)
     commands.choose("paper", [own.paper], catalogue.PAPERS)
     commands.choose("table", [str(own.table)], [str(number) for number in _numbers(own.paper)], f" in {own.paper}")
-    commands.choose("eval-protocol", [own.eval_protocol], PROTOCOLS)
-    if own.score is not None:
-        commands.choose("score", [own.score], ("last", "best"))
+    measure = _measure(own)
+    if measure.protocol == "before_aggregation":
+        rest += ["--eval-protocol", measure.protocol]
     if own.seeds < 1:
         raise InvalidInput(f"--seeds must be at least 1, not {own.seeds}")
     rows = [row for row in paper.load() if (row.paper, row.table) == (own.paper, own.table)]
@@ -135,13 +143,27 @@ def parse(words: Sequence[str]) -> Order:
         shown=shown,
         seeds=own.seeds,
         words=tuple(rest),
-        protocol=own.eval_protocol,
-        score=own.score or catalogue.SCORE[own.paper],
+        measure=measure,
         out=(own.out or ROOT / commands.folder_name(own.paper, own.table, rest)).expanduser(),
         dry_run=own.dry_run,
     )
     _check_words(order)
     return order
+
+
+def _measure(own: argparse.Namespace) -> Measure:
+    """Which accuracy counts: the paper's, but for what was asked for."""
+    measure = catalogue.MEASURES[own.paper]
+    for field, name, choices in (
+        ("protocol", "eval-protocol", PROTOCOLS),
+        ("score", "score", get_args(Score)),
+        ("average", "average", AVERAGES),
+    ):
+        asked = getattr(own, name.replace("-", "_"))
+        if asked is not None:
+            commands.choose(name, [asked], choices)
+            measure = measure._replace(**{field: asked})
+    return measure
 
 
 def _numbers(name: str) -> list[int]:

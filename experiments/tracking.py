@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments.options import Options
 from pfl_jax.errors import InvalidInput
-from pfl_jax.reporting import PROTOCOLS, Evaluation, RunFolder
+from pfl_jax.reporting import Evaluation, RunFolder
 
 TENSORBOARD, WANDB = "tensorboard", "wandb"
 """Folders in that of the run."""
@@ -157,7 +157,7 @@ def _write_events(writer: Any, evaluation: Evaluation, began: float) -> None:
     kind: Any = event_pb2
     values = [value for name, number in scalars(evaluation).items() for value in summary.scalar(name, number).value]
     record = evaluation.record()
-    for protocol in PROTOCOLS:
+    for protocol in evaluation.protocols:
         clients = np.asarray(record[f"{protocol}_per_client"], np.float64)
         clients = clients[~np.isnan(clients)]
         if clients.size:
