@@ -57,7 +57,7 @@ def read_evaluations(folder: str | Path) -> list[dict[str, Any]]:
 
 def measured(line: dict[str, Any]) -> list[Protocol]:
     """The protocols of an evaluation."""
-    return [protocol for protocol in PROTOCOLS if protocol in line]
+    return [protocol for protocol in PROTOCOLS if isinstance(line.get(protocol), dict)]
 
 
 def read_json(path: str | Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a sweep has to show: a table over its settings, for people and programs, and the curves as a picture."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from rich.table import Table
 from experiments import results
 from experiments.figures.pictures import ACCURACY, ROUND, Lines, Picture, over_seeds
 from experiments.sweep import Order
-from pfl_jax.reporting import AVERAGES, PROTOCOLS, Average, Protocol, rounded, strict_json
+from pfl_jax.reporting import ALWAYS, AVERAGES, PROTOCOLS, Average, Protocol, rounded, strict_json
 from pfl_jax.writing import write_whole
 
 NAME = "sweep"
@@ -58,7 +59,7 @@ def save(order: Order, console: Console) -> None:
     config = results.read_config(order.runs(order.settings()[0])[0][1])
     protocol = order.runs(order.settings()[0])[0][0].request().options.eval_protocol
     # Finished runs may have one that was not asked for.
-    protocols = [name for name in PROTOCOLS if name in (protocol, "received", "trained")]
+    protocols: list[Protocol] = [name for name in PROTOCOLS if name in ALWAYS or name == protocol]
     rows = [_row(order, setting, protocols) for setting in order.settings()]
     best = max(rows, key=lambda row: row.mean(protocol))
     seeds = "seed 0" if order.seeds == 1 else f"seeds 0 to {order.seeds - 1}"
@@ -86,12 +87,13 @@ def _row(order: Order, setting: tuple[str, ...], protocols: Sequence[Protocol]) 
     folders = [folder for _, folder in order.runs(setting)]
     metrics = [results.read_metrics(folder) for folder in folders]
     rounds = [line["round"] for line in metrics[0]]
-    curves = {name: (rounds, [[line[name]["mean"] for line in run] for run in metrics]) for name in protocols}
-    accuracies = {
-        (name, average): [results.accuracy(folder, name, "last", average) for folder in folders]
-        for name in protocols
-        for average in AVERAGES
-    }
+    curves: dict[Protocol, tuple[list[int], list[list[float]]]] = {}
+    accuracies: dict[tuple[Protocol, Average], list[float]] = {}
+    for name in protocols:
+        curves[name] = (rounds, [[line[name]["mean"] for line in run] for run in metrics])
+        for average in AVERAGES:
+            found = [results.accuracy(folder, name, "last", average) for folder in folders]
+            accuracies[name, average] = [math.nan if value is None else value for value in found]
     return Row(order.name(setting), accuracies, curves)
 
 

@@ -235,9 +235,10 @@ def _rounds(
                 history.bytes_down += sent.down * result.cohorts.shape[1]
                 history.wasted.append(wasted_step_share(group.experiments[index], result.cohorts[index]))
                 if result.received is not None:
-                    *scores, before = gather((result.received, result.trained, result.before_aggregation), index)
+                    scores = (result.received, result.trained, result.before_aggregation)
+                    received, trained, middle = gather(scores, index)
                     counts = group.experiments[index].test_counts
-                    evaluation = history.evaluate(result.round, *scores, counts, before_aggregation=before)
+                    evaluation = history.evaluate(result.round, received, trained, counts, before_aggregation=middle)
                     folder.log(evaluation, cohort=result.cohorts[index].tolist())
                     track(evaluation)
             latest = [one.evaluations[-1].summary(options.eval_protocol).mean for one in histories if one.evaluations]

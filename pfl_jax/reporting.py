@@ -22,8 +22,10 @@ from pfl_jax.evaluation import Summary, summarize
 from pfl_jax.writing import append_line, cannot_write, write_whole
 
 Protocol = Literal["received", "trained", "before_aggregation"]
-PROTOCOLS: tuple[Protocol, ...] = ("received", "trained", "before_aggregation")
-"""The first two are measured in every run, the third where a run asks for it."""
+ALWAYS: tuple[Protocol, ...] = ("received", "trained")
+"""The protocols that every run is evaluated by."""
+PROTOCOLS: tuple[Protocol, ...] = (*ALWAYS, "before_aggregation")
+"""All there are; the last one where a run asks for it."""
 
 Average = Literal["clients", "examples"]
 AVERAGES: tuple[Average, ...] = ("clients", "examples")

@@ -10,14 +10,18 @@ from experiments.figures.palette import COLOURS
 from experiments.report import svg
 from experiments.report.gather import Group, Run
 from experiments.report.markup import Markup, tag
-from pfl_jax.reporting import PROTOCOLS, Protocol
+from pfl_jax.reporting import ALWAYS, PROTOCOLS, Protocol
 
 MOST_LINES = 8
 """Settings in a chart; the best ones, where there are more."""
 MOST_PARTITIONS = 4
 MOST_CLIENTS = 200
 """Columns of a partition's picture."""
-_AFTER = {"received": "after aggregation (received)", "trained": "after own training (trained)"}
+_AFTER: dict[Protocol, str] = {
+    "received": "after aggregation (received)",
+    "trained": "after own training (trained)",
+    "before_aggregation": "before the round's aggregation (before_aggregation)",
+}
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 
 
@@ -38,14 +42,17 @@ INFO = {
 """Name in Info -> how it is shown. What else rounds know stays in the metrics log."""
 
 
-def ordered(first: Protocol) -> list[Protocol]:
-    """Both protocols, one of them first."""
-    return sorted(PROTOCOLS, key=lambda name: name != first)
+def ordered(groups: Sequence[Group]) -> list[Protocol]:
+    """The protocols of some groups, that of the headline first; two of them always."""
+    first = headline(groups)
+    lines = [line for group in groups for run in group.counted for line in run.lines]
+    there: list[Protocol] = [name for name in PROTOCOLS if name in ALWAYS or any(name in line for line in lines)]
+    return sorted(there, key=lambda name: name != first)
 
 
 def headline(groups: Sequence[Group]) -> Protocol:
     """The protocol that most of the runs put first."""
-    names = [run.request.options.eval_protocol for group in groups for run in group.runs]
+    names = [run.headline for group in groups for run in group.runs]
     return max(PROTOCOLS, key=names.count)
 
 
@@ -80,15 +87,15 @@ def key(style: int) -> Markup:
 
 
 def curves(groups: Sequence[Group]) -> list[Markup]:
-    """Mean accuracy of each group: against rounds, and against bytes where runs count them, for both protocols."""
+    """Mean accuracy of each group: against rounds, and against bytes where runs count them, for each protocol."""
     some = shown(groups)
     charts = []
-    for protocol in ordered(headline(groups)):
+    for protocol in ordered(groups):
         made = [_curve(group, style, protocol) for style, group in some]
         kept = [line for line in made if line is not None]
         if kept:
             charts.append(svg.lines(f"Accuracy in % {_AFTER[protocol]}", kept, x_label="round", whole=True))
-    for protocol in ordered(headline(groups)):
+    for protocol in ordered(groups):
         chart = _by_bytes(some, protocol)
         if chart is not None:
             charts.append(chart)
