@@ -5,14 +5,14 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from experiments import catalogue
-from experiments.options import flag
-from experiments.paper import Published
-from experiments.progress import duration
+from experiments.config.options import flag
+from experiments.papers import settings
+from experiments.papers.published import Published
 from experiments.report.charts import key, ordered, styles
 from experiments.report.gather import Group, Run, mean_and_deviation, plain
 from experiments.report.markup import Content, Markup, join, tag
-from pfl_jax.reporting import FIELD, Protocol
+from experiments.results.run_folder import FIELD, Protocol
+from experiments.runtime.progress import duration
 
 NOTHING = "—"
 PROTOCOL_TITLES: dict[Protocol, str] = {
@@ -122,7 +122,7 @@ def _signed(difference: float) -> str:
 
 def _difference(group: Group, protocol: Protocol, figure: Published) -> Content:
     """Ours less the paper's: the mean after the last round, or what else the paper's tables have."""
-    measure = catalogue.MEASURES[figure.paper]
+    measure = settings.MEASURES[figure.paper]
     if measure.score == "last":
         found = _values(group, protocol, FIELD[measure.average])
         return _signed(statistics.fmean(found) - figure.accuracy_percent) if found else None

@@ -1,0 +1,151 @@
+"""The papers' tables as plain data: what each word of paper_results.csv means on the command line."""
+
+from typing import NamedTuple
+
+from experiments.results.load import Score
+from experiments.results.run_folder import Average, Protocol
+from pfl_jax.methods import METHODS
+
+PAPERS = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication", "fedas": "FedAS"}
+"""paper -> its name."""
+
+PRESET = {"fedpac": "fedpac", "fedpac_replication": "fedpac", "fedas": "fedas"}
+"""paper -> whose settings its tables have where they do not say otherwise."""
+
+
+class Measure(NamedTuple):
+    """Which accuracy of a run counts.
+
+    Attributes:
+      protocol: of the evaluation.
+      score: of which round.
+      average: over clients, or over all their test examples.
+    """
+
+    protocol: Protocol
+    score: Score
+    average: Average
+
+
+_FINAL = Measure("received", "last", "clients")
+
+MEASURES: dict[str, Measure] = {
+    "fedpac": _FINAL,
+    "fedpac_replication": _FINAL,
+    "fedas": Measure("trained", "best", "examples"),
+}
+"""paper -> what its tables have. FedPAC: "final test accuracy"; its released code takes the mean over clients. FedAS:
+"the highest top-1 accuracy" (4.1); its released code tests the clients' own trained models in every round, and counts
+each test example the same."""
+
+
+class Table(NamedTuple):
+    """A table of a paper.
+
+    Attributes:
+      title: what it compares.
+      notes: what the paper leaves open, and what is taken here.
+    """
+
+    title: str
+    notes: tuple[str, ...] = ()
+
+
+_ALL_LAST = "Everyone takes part in the last round, which FedPAC says for 100 clients of its default partition."
+_MODELS = "FedPAC does not say how many models HypCluster and FedEM have here; as many as by default: 3."
+_FOUND = "FedAS does not say which prototypes its FedProto has; the global ones of FedProto's own paper."
+
+TABLES: dict[tuple[str, int], Table] = {
+    ("fedpac", 1): Table("Main comparison (Section 6.2)"),
+    ("fedpac", 2): Table("Ablation (Section 6.2)"),
+    ("fedpac", 3): Table("Concept shift (Section 6.2)", ("FedPAC does not give its label permutations.",)),
+    ("fedpac", 4): Table("Single and multiple global models (C.4)"),
+    ("fedpac", 5): Table("FedProto (C.5)"),
+    ("fedpac", 6): Table("Clients of different sizes (C.6)", (_MODELS,)),
+    ("fedpac", 7): Table("Pathological partition (C.7)", (_MODELS,)),
+    ("fedpac", 8): Table("Dirichlet partition (C.8)", (_MODELS, _ALL_LAST)),
+    ("fedpac", 9): Table("1000 clients of 50 examples (C.9)", (_ALL_LAST,)),
+    ("fedpac", 10): Table("Feature skew (C.10)", ("FedPAC does not give its angles.",)),
+    ("fedpac_replication", 1): Table("Replication and prototype weights (Section 5)"),
+    ("fedas", 2): Table("CIFAR-100 (Section 4.2)", (_FOUND,)),
+    ("fedas", 3): Table("CIFAR-10 (Section 4.2)", (_FOUND,)),
+    ("fedas", 4): Table("Ablation (Section 4.3)"),
+}
+"""(paper, number) -> its table. Tables without accuracies are not among them."""
+
+_GROUPED = "--partition grouped --s 20"
+_EVERYONE = "--participation 1.0"
+
+SETTINGS: dict[str, str] = {
+    "grouped s=20": f"{_GROUPED} {_EVERYONE}",
+    "grouped s=20 participation=0.3": f"{_GROUPED} --participation 0.3 --full-last-round",
+    "concept shift": f"{_GROUPED} --shift labels {_EVERYONE}",
+    "feature skew (rotation)": f"{_GROUPED} --shift rotation {_EVERYONE}",
+    "grouped s=20 sizes {300,600,1200}": f"{_GROUPED} --size-choices 300 600 1200 {_EVERYONE}",
+    "grouped s=20 size=50 participation=0.03": f"{_GROUPED} --train-size 50 --participation 0.03 --full-last-round",
+    "pathological random": f"--partition pathological --pathological-protocol random {_EVERYONE}",
+    "pathological clustered": f"--partition pathological --pathological-protocol clustered {_EVERYONE}",
+    # The whole dataset, by FedPAC's own protocol.
+    "dirichlet beta=1.0 participation=0.3": (
+        "--partition dirichlet --dirichlet-protocol fedpac --beta 1.0 --train-size None --test-size None "
+        "--participation 0.3 --full-last-round"
+    ),
+} | {
+    f"dirichlet beta={beta} participation={participation}": (
+        f"--partition dirichlet --dirichlet-protocol fedas --beta {beta} --participation {participation}"
+    )
+    for beta in (0.1, 0.3, 0.5)
+    for participation in (0.2, 0.4, 0.6, 1.0)
+}
+"""setting -> its options; the preset has the rest."""
+
+ALIASES: dict[str, str] = {
+    "fedpac (replicated)": "fedpac",
+    "fedpac_proto (modified)": "fedpac_proto",
+    "fedproto": "fedproto_g",
+    "hypcluster_3": "hypcluster --clusters 3",
+    "hypcluster_5": "hypcluster --clusters 5",
+    "fedem_3": "fedem --learners 3",
+    "fedem_5": "fedem --learners 5",
+    "fedem_ft_3": "fedem_ft --learners 3",
+    "fedem_ft_5": "fedem_ft --learners 5",
+}
+"""Methods that a table calls otherwise than METHODS does -> name and options."""
+
+FIXED = frozenset(
+    {"method", "preset", "num_clients", "participation", "full_last_round", "seed", "out", "resume"}
+    | {"partition", "s", "beta", "dirichlet_protocol", "pathological_protocol", "size_choices", "shift"}
+    | {"clusters", "learners", "alignment", "collaboration", "synchronization"}
+)
+"""Options that make a cell what it is. All others may be given for a whole table, and are then said in it."""
+
+
+def arguments(paper: str, clients: int, setting: str, method: str) -> tuple[str, ...]:
+    """The command line of a published accuracy, without seed and results folder.
+
+    Args:
+      paper: a key of PAPERS.
+      clients: N.
+      setting: a key of SETTINGS.
+      method: as in the table, with "-OPTION" for each option that is switched off.
+    """
+    words = f"--preset {PRESET[paper]} --method {_method(method)} --num-clients {clients} {SETTINGS[setting]}"
+    if MEASURES[paper].score == "best":
+        words += " --eval-every 1"
+    return tuple(words.split())
+
+
+def method_name(method: str) -> str:
+    """The key of METHODS for a method of a table, whether it is there or not: "hypcluster" for "hypcluster_3"."""
+    return _method(method).split()[0]
+
+
+def has(method: str) -> bool:
+    """Whether the project has a method of a table."""
+    return method_name(method) in METHODS
+
+
+def _method(method: str) -> str:
+    if method in ALIASES:
+        return ALIASES[method]
+    return method.replace(" -", " --no-")

@@ -1,0 +1,108 @@
+"""Who takes part in a round: its settings, and the draws of cohorts, stragglers and drop-outs from the run's key."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.base import Cohort, PRNGKey
+from pfl_jax.errors import InvalidInput
+
+# Streams of the run's key beside its rounds, which count from 0 and never get there.
+INITIALIZATION, COHORT, EVALUATION, STRAGGLERS, DROPOUTS, NEWCOMERS = (2**32 - 1 - stream for stream in range(6))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a federation is run, whatever the method.
+
+    Attributes:
+      rounds: communication rounds.
+      participation: share of the N clients in each round's cohort, in (0, 1]; at least one client.
+      full_last_round: everyone takes part in the last round (FedPAC, Section 6.2).
+      straggler_fraction: share of the clients that are stragglers, the same ones throughout (FedAS, Fig. 4a).
+      straggler_rate: chance of a straggler to be drawn next, relative to that of another client, in (0, 1].
+      drop_rate: share of each cohort, drawn anew in every round, that trains and keeps what it has trained, but whose
+        message never arrives, in [0, 1); at least one arrives.
+      chunk: clients trained together under one vmap on each device: 1 is one after another, None all at once.
+      eval_every: rounds between two evaluations of `received`; the last round always has one.
+      before_aggregation: evaluate by the protocol of `pfl_jax.primitives.metrics.before_aggregation` too. It costs a
+        second pass over the clients in each evaluated round that follows one which is not, unless everyone takes part.
+
+    Example:
+      >>> from pfl_jax import Settings
+      >>> settings = Settings(rounds=100, participation=0.3, full_last_round=True)
+      >>> settings.cohort_size(20, 0), settings.cohort_size(20, 99)
+      (6, 20)
+    """
+
+    rounds: int
+    participation: float = 1.0
+    full_last_round: bool = False
+    straggler_fraction: float = 0.0
+    straggler_rate: float = 1.0
+    drop_rate: float = 0.0
+    chunk: int | None = 1
+    eval_every: int = 1
+    before_aggregation: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "eval_every"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("participation", "straggler_rate"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InvalidInput(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
+        if not 0 <= self.straggler_fraction <= 1:
+            raise InvalidInput(f"straggler_fraction must be between 0 and 1, not {self.straggler_fraction}")
+        if not 0 <= self.drop_rate < 1:
+            raise InvalidInput(f"drop_rate must be at least 0 and below 1, not {self.drop_rate}")
+        if self.chunk is not None and self.chunk < 1:
+            raise InvalidInput(f"chunk must be at least 1, not {self.chunk}")
+
+    def cohort_size(self, num_clients: int, round_index: int) -> int:
+        """M of the round with this index, counted from 0."""
+        if self.full_last_round and round_index == self.rounds - 1:
+            return num_clients
+        return max(1, round(self.participation * num_clients))
+
+    def is_evaluated(self, number: int) -> bool:
+        """Whether the round with this number, counted from 1, is evaluated."""
+        return number % self.eval_every == 0 or number == self.rounds
+
+    def arrivals(self, cohort_size: int) -> int:
+        """How many messages of a cohort arrive."""
+        return max(1, cohort_size - round(self.drop_rate * cohort_size))
+
+
+def stragglers(key: PRNGKey, num_clients: int, fraction: float) -> jax.Array:
+    """The fixed stragglers of a run: [N], bool, round(fraction * N) of them."""
+    ranks = jax.random.permutation(jax.random.fold_in(key, STRAGGLERS), num_clients)
+    return ranks < round(fraction * num_clients)
+
+
+def sample_cohort(key: PRNGKey, round_index: jax.Array, counts: jax.Array, size: int, settings: Settings) -> Cohort:
+    """Draws a round's cohort without replacement, largest clients first.
+
+    Args:
+      key: the run's key.
+      round_index: from 0.
+      counts: [N], training examples of each client.
+      size: M.
+      settings: who are stragglers, and how rare.
+    """
+    (num_clients,) = counts.shape
+    cohort_key = jax.random.fold_in(jax.random.fold_in(key, COHORT), round_index)
+    # The M largest of log weight + Gumbel noise are a weighted draw without replacement (Gumbel-top-k).
+    slow = stragglers(key, num_clients, settings.straggler_fraction)
+    scores = jnp.where(slow, jnp.log(settings.straggler_rate), 0.0) + jax.random.gumbel(cohort_key, (num_clients,))
+    _, clients = jax.lax.top_k(scores, size)
+    clients = jnp.sort(clients)
+    clients = clients[jnp.argsort(-counts[clients], stable=True)]
+    return Cohort(clients=clients.astype(jnp.int32), counts=counts[clients], num_clients=num_clients)
+
+
+def arriving(key: PRNGKey, round_index: jax.Array, size: int, settings: Settings) -> jax.Array:
+    """Positions [M'] in a cohort of `size` clients, in order, whose messages arrive; see `Settings.drop_rate`."""
+    drop_key = jax.random.fold_in(jax.random.fold_in(key, DROPOUTS), round_index)
+    return jnp.sort(jax.random.permutation(drop_key, size)[: settings.arrivals(size)])
