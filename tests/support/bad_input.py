@@ -205,7 +205,6 @@ def _many() -> Iterator[Case]:
         *(f"{table} --method fedsa", f"{table} --setting beta=7", f"{table} --seeds 0", f"{table} --seed 3"),
         *(f"{table} --resume run", f"{table} --rounds many", f"{table} --score mean", f"{table} --average median"),
         *(f"{table} --eval-protocol test", "sweep --dataset digits --grid eval_protocol=received,trained"),
-        *("report run --eval-protocol test", "report run --eval-protocol before_aggregation"),
         *("figures --paper fedpac --figure 99", "figures --paper fedpac --figure 2 --rounds 0"),
         *("figures --paper fedpac --figure 2 --source disk", "figures --paper fedpac --figure 2 --dataset mnist"),
         *("figures --paper fedpac --figure 2 --seed 1", "sweep --dataset digitz", "sweep --dataset digits --seeds 0"),
