@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.commands.batch import slug
 from experiments.config.options import flag
 from experiments.config.presets import DEFAULT_PRESET
-from experiments.execution.cached_runs import Cell, bearing, inspect
+from experiments.execution.cached_runs import Cell, bearing, filled, inspect
+from experiments.execution.committed import Library
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
@@ -39,6 +41,14 @@ class Column(NamedTuple):
 def column(row: Published) -> Column:
     """Where a published accuracy stands."""
     return Column(row.dataset, row.clients, row.setting)
+
+
+def place(row: Published) -> Path:
+    """Where the runs of a place of a table are, below the table's folder: a folder for each seed."""
+    return Path(
+        slug(f"{row.dataset} {row.clients} clients {row.setting}"),
+        slug(row.method.replace(" -", " no-")),
+    )
 
 
 class Figure(NamedTuple):
@@ -127,25 +137,36 @@ def in_words(measure: Measure) -> str:
     return ", ".join((PROTOCOL_WORDS[measure.protocol], SCORE_WORDS[measure.score], AVERAGE_WORDS[measure.average]))
 
 
-def figure(row: Published, runs: Sequence[tuple[Cell, Path]], measure: Measure) -> Figure:
+def figure(
+    row: Published,
+    runs: Sequence[tuple[Cell, Path | None]],
+    measure: Measure,
+    library: Library | None = None,
+) -> Figure:
     """Gathers what there is of one place of a table.
 
     Args:
       row: what is published there.
-      runs: its cells, one for each seed, with their folders. A folder with anything else counts as empty.
+      runs: its cells, one for each seed, with their folders, if they have any. A folder with anything else counts as
+        empty.
       measure: which accuracy counts.
+      library: committed results, for the runs that no folder holds.
 
     Raises:
       InvalidInput: a result cannot be read, or some are on the dataset and some on a stand-in.
     """
     accuracies, configs = {}, []
     for cell, folder in runs:
-        if not _is_finished(cell, folder):
+        committed = None if library is None else library.find(cell)
+        if folder is not None and _is_finished(cell, folder):
+            mean, config = accuracy(folder, *measure), read_config(folder)
+        elif committed is not None:
+            mean, config = committed.accuracy(*measure), committed.config
+        else:
             continue
-        mean = accuracy(folder, *measure)
         if mean is not None:
             accuracies[cell.seed] = mean
-        configs.append((cell, read_config(folder)))
+        configs.append((cell, config))
     if not configs:
         return Figure(row, {}, None, None, {})
     descriptions = dict.fromkeys(config["data"]["description"] for _, config in configs)
@@ -190,7 +211,7 @@ def _is_finished(cell: Cell, folder: Path) -> bool:
 
 def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What a finished run had otherwise than the paper's setting."""
-    had = config["options"] | config["hyper_parameters"]
+    had = filled(config["options"] | config["hyper_parameters"])
     paper = bearing(Cell(cell.dataset, row.arguments).request())
     # How often matters where the best round counts, and FedPAC does not say it.
     silent = set() if settings.MEASURES[row.paper].score == "best" else {"eval_every"}
