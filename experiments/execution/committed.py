@@ -42,7 +42,7 @@ class Committed(NamedTuple):
       commit: whose sources made it, see `commit_of`; None if it is not known.
       config: content of config.json without what is as long as there are clients.
       summary: content of summary.json, likewise.
-      rounds: "round" -> numbers of the evaluated rounds [R]; "received" and "trained" -> name -> [R], see
+      rounds: "round" -> numbers of the evaluated rounds [R]; each protocol's name -> name -> [R], see
         `pfl_jax.primitives.metrics.Summary`; "bytes_up", "bytes_down" and "seconds" -> [R].
     """
 
