@@ -179,6 +179,7 @@ def _checkpoints() -> Iterator[Case]:
     yield of("", words=" --num-clients 7")
     yield of("", words=" --method fedas")
     yield of("", words=" --method fedpac --lam 1")
+    yield of("", words=" --eval-protocol before_aggregation")
     yield Case(section, "cifar10 --resume run", "the run is on digits")
     yield of("config.json is cut off", lambda run: _file(run / "config.json", b'{"dataset": "dig'))
     yield of("config.json is another file", lambda run: _file(run / "config.json", b"{}"))
@@ -203,7 +204,8 @@ def _many() -> Iterator[Case]:
     for command in (
         *("tables --paper fedpacc --table 5", "tables --paper fedpac --table 99", f"{table} --clients 7"),
         *(f"{table} --method fedsa", f"{table} --setting beta=7", f"{table} --seeds 0", f"{table} --seed 3"),
-        *(f"{table} --resume run", f"{table} --rounds many", f"{table} --score mean"),
+        *(f"{table} --resume run", f"{table} --rounds many", f"{table} --score mean", f"{table} --average median"),
+        *(f"{table} --eval-protocol test", "sweep --dataset digits --grid eval_protocol=received,trained"),
         *("figures --paper fedpac --figure 99", "figures --paper fedpac --figure 2 --rounds 0"),
         *("figures --paper fedpac --figure 2 --source disk", "figures --paper fedpac --figure 2 --dataset mnist"),
         *("figures --paper fedpac --figure 2 --seed 1", "sweep --dataset digitz", "sweep --dataset digits --seeds 0"),
