@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from experiments.results.load import Score
+from experiments.results.run_folder import Average, Protocol
 from pfl_jax.methods import METHODS
 
 PAPERS = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication", "fedas": "FedAS"}
@@ -10,8 +12,31 @@ PAPERS = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication", "fedas
 PRESET = {"fedpac": "fedpac", "fedpac_replication": "fedpac", "fedas": "fedas"}
 """paper -> whose settings its tables have where they do not say otherwise."""
 
-SCORE = {"fedpac": "last", "fedpac_replication": "last", "fedas": "best"}
-"""paper -> the round that counts: FedPAC has "final test accuracy", FedAS "the highest top-1 accuracy" (4.1)."""
+
+class Measure(NamedTuple):
+    """Which accuracy of a run counts.
+
+    Attributes:
+      protocol: of the evaluation.
+      score: of which round.
+      average: over clients, or over all their test examples.
+    """
+
+    protocol: Protocol
+    score: Score
+    average: Average
+
+
+_FINAL = Measure("received", "last", "clients")
+
+MEASURES: dict[str, Measure] = {
+    "fedpac": _FINAL,
+    "fedpac_replication": _FINAL,
+    "fedas": Measure("trained", "best", "examples"),
+}
+"""paper -> what its tables have. FedPAC: "final test accuracy"; its released code takes the mean over clients. FedAS:
+"the highest top-1 accuracy" (4.1); its released code tests the clients' own trained models in every round, and counts
+each test example the same."""
 
 
 class Table(NamedTuple):
@@ -51,6 +76,12 @@ TABLES: dict[tuple[str, int], Table] = {
 _GROUPED = "--partition grouped --s 20"
 _EVERYONE = "--participation 1.0"
 
+
+def fedas_setting(beta: float, participation: float) -> str:
+    """The options of FedAS's Dirichlet partition."""
+    return f"--partition dirichlet --dirichlet-protocol fedas --beta {beta} --participation {participation}"
+
+
 SETTINGS: dict[str, str] = {
     "grouped s=20": f"{_GROUPED} {_EVERYONE}",
     "grouped s=20 participation=0.3": f"{_GROUPED} --participation 0.3 --full-last-round",
@@ -66,9 +97,7 @@ SETTINGS: dict[str, str] = {
         "--participation 0.3 --full-last-round"
     ),
 } | {
-    f"dirichlet beta={beta} participation={participation}": (
-        f"--partition dirichlet --dirichlet-protocol fedas --beta {beta} --participation {participation}"
-    )
+    f"dirichlet beta={beta} participation={participation}": fedas_setting(beta, participation)
     for beta in (0.1, 0.3, 0.5)
     for participation in (0.2, 0.4, 0.6, 1.0)
 }
@@ -105,6 +134,8 @@ def arguments(paper: str, clients: int, setting: str, method: str) -> tuple[str,
       method: as in the table, with "-OPTION" for each option that is switched off.
     """
     words = f"--preset {PRESET[paper]} --method {_method(method)} --num-clients {clients} {SETTINGS[setting]}"
+    if MEASURES[paper].score == "best":
+        words += " --eval-every 1"
     return tuple(words.split())
 
 

@@ -6,6 +6,8 @@ The same command again goes on where it was stopped: finished runs stay, one tha
 --setting narrow what is run, --dry-run only shows it. All other words (--rounds 50, --train-size 100, --source
 embedded, ...) are options of `python -m experiments.DATASET`, go to every run, and are said in the table.
 
+Runs whose results the repository keeps, in results/, are finished too; --anew runs them all the same.
+
 Table 1 of FedPAC on Fashion-MNIST with 20 clients: 15 methods of 200 rounds for each seed.
 """
 
@@ -15,19 +17,22 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, get_args
 
 from rich.console import Console
 
 from experiments.commands import batch
+from experiments.config.cell import Cell
 from experiments.config.options import flag
-from experiments.execution import cached_runs
-from experiments.execution.cached_runs import Cell
+from experiments.execution import cached_runs, committed
+from experiments.execution.committed import Library
 from experiments.papers import published
 from experiments.papers import settings as catalogue
 from experiments.papers.published import Published
+from experiments.papers.settings import Measure
 from experiments.results import load
-from experiments.results.run_folder import PROTOCOLS
+from experiments.results.load import Score
+from experiments.results.run_folder import AVERAGES, PROTOCOLS, SUMMARY
 from experiments.runtime.progress import duration
 from experiments.tables import comparison, layout
 from experiments.tables.comparison import Comparison, Figure
@@ -46,9 +51,10 @@ class Order(NamedTuple):
       shown: what is to be printed.
       seeds: how many, from 0.
       words: for every run.
-      protocol, score: which accuracy counts.
+      measure: which accuracy counts.
       out: folder of the runs and the table.
       dry_run: only say what there is to do.
+      anew: whether committed results do not count.
     """
 
     paper: str
@@ -58,23 +64,28 @@ class Order(NamedTuple):
     shown: list[Published]
     seeds: int
     words: tuple[str, ...]
-    protocol: Any
-    score: Any
+    measure: Measure
     out: Path
     dry_run: bool
+    anew: bool
 
     def runs(self, row: Published) -> list[tuple[Cell, Path]]:
         """The cells of a place of the table, one for each seed, and their folders; none where it cannot be run."""
         if not comparison.is_runnable(row):
             return []
-        column = batch.slug(f"{row.dataset} {row.clients} clients {row.setting}")
-        folder = self.out / column / batch.slug(row.method.replace(" -", " no-"))
-        arguments = (*row.arguments, *self.words)
+        arguments, folder = (*row.arguments, *self.words), self.out / comparison.place(row)
         return [(Cell(row.dataset, arguments, seed), folder / f"seed-{seed}") for seed in range(self.seeds)]
+
+    def library(self) -> Library | None:
+        """The committed results that count as finished runs: none beside runs on a stand-in."""
+        if self.anew or any(not load.read_config(path.parent)["data"]["is_real"] for path in _summaries(self.out)):
+            return None
+        return Library(committed.ROOT)
 
     def compare(self) -> tuple[Comparison, Comparison]:
         """What was asked for of the table, and that together with all else that is there."""
-        figures = [comparison.figure(row, self.runs(row), self.protocol, self.score) for row in self.rows]
+        library = self.library()
+        figures = [comparison.figure(row, self.runs(row), self.measure, library) for row in self.rows]
         there = [figure for figure in figures if figure.accuracies]
         columns = {figure.column for figure in there} | {comparison.column(row) for row in self.shown}
         methods = {figure.row.method for figure in there} | {row.method for row in self.shown}
@@ -83,7 +94,7 @@ class Order(NamedTuple):
         return self._compare(shown), self._compare(saved)
 
     def _compare(self, figures: Sequence[Figure]) -> Comparison:
-        return comparison.compare(self.paper, self.table, figures, self.protocol, self.score, self.seeds)
+        return comparison.compare(self.paper, self.table, figures, self.measure, self.seeds)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,9 +104,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: the words of the command line; by default those of this process.
 
     Returns:
-      The exit code, see `main.exit_code`.
+      The exit code, see `exit_codes.exit_code`.
     """
     return batch.command(arguments, parse, _say_what_there_is_to_do, _run)
+
+
+def _summaries(folder: Path) -> list[Path]:
+    """Of the finished runs in a table's folder."""
+    return sorted(folder.glob(f"*/*/seed-*/{SUMMARY}"))
 
 
 def _parser() -> batch.Parser:
@@ -108,10 +124,18 @@ def _parser() -> batch.Parser:
     parser.add_argument("--setting", nargs="+", help="only settings with these words, such as beta=0.1")
     parser.add_argument("--method", nargs="+", action="extend", help="only these of its methods, as the table has them")
     parser.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds 0 to K - 1 (default 1)")
-    parser.add_argument("--eval-protocol", default="received", help="received (default) or trained: what is compared")
-    parser.add_argument("--score", help="last or best: which round counts; by default as the paper has it")
+    usual = "by default as the paper has it"
+    parser.add_argument(
+        "--eval-protocol",
+        metavar="PROTOCOL",
+        help=f"received, trained or before_aggregation: what is compared, {usual}. Runs measure the third by request "
+        "only, and all three then: with the same --out, tables of the other two are made of the same runs",
+    )
+    parser.add_argument("--score", help=f"last or best: which round counts, {usual}")
+    parser.add_argument("--average", help=f"clients or examples: whether each client counts the same, {usual}")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of runs and table; by default in runs/tables")
     parser.add_argument("--dry-run", action="store_true", help="say each command and what is there, and run nothing")
+    parser.add_argument("--anew", action="store_true", help="run what only the committed results have, too")
     return parser
 
 
@@ -125,9 +149,9 @@ def parse(words: Sequence[str]) -> Order:
     own, rest = parser.parse_known_args(words)
     batch.choose("paper", [own.paper], catalogue.PAPERS)
     batch.choose("table", [str(own.table)], [str(number) for number in _numbers(own.paper)], f" in {own.paper}")
-    batch.choose("eval-protocol", [own.eval_protocol], PROTOCOLS)
-    if own.score is not None:
-        batch.choose("score", [own.score], ("last", "best"))
+    measure = _measure(own)
+    if measure.protocol == "before_aggregation":
+        rest += ["--eval-protocol", measure.protocol]
     if own.seeds < 1:
         raise InvalidInput(f"--seeds must be at least 1, not {own.seeds}")
     rows = [row for row in published.load() if (row.paper, row.table) == (own.paper, own.table)]
@@ -140,13 +164,28 @@ def parse(words: Sequence[str]) -> Order:
         shown=shown,
         seeds=own.seeds,
         words=tuple(rest),
-        protocol=own.eval_protocol,
-        score=own.score or catalogue.SCORE[own.paper],
+        measure=measure,
         out=(own.out or ROOT / batch.folder_name(own.paper, own.table, rest)).expanduser(),
         dry_run=own.dry_run,
+        anew=own.anew,
     )
     _check_words(order)
     return order
+
+
+def _measure(own: argparse.Namespace) -> Measure:
+    """Which accuracy counts: the paper's, but for what was asked for."""
+    measure = catalogue.MEASURES[own.paper]
+    for field, name, choices in (
+        ("protocol", "eval-protocol", PROTOCOLS),
+        ("score", "score", get_args(Score)),
+        ("average", "average", AVERAGES),
+    ):
+        asked = getattr(own, name.replace("-", "_"))
+        if asked is not None:
+            batch.choose(name, [asked], choices)
+            measure = measure._replace(**{field: asked})
+    return measure
 
 
 def _numbers(name: str) -> list[int]:
@@ -186,9 +225,11 @@ def _check_words(order: Order) -> None:
 
 
 def _say_what_there_is_to_do(order: Order, console: Console) -> None:
+    library = order.library()
     for row in order.wanted:
         for cell, folder in order.runs(row):
-            cached_runs.say_state(cell, folder, console)
+            kept = None if library is None else library.find(cell)
+            cached_runs.say_state(cell, folder, console, None if kept is None else kept.path)
 
 
 def _run(order: Order, console: Console) -> None:
@@ -203,9 +244,17 @@ def _run(order: Order, console: Console) -> None:
     ]
     # All folders first: what is refused is refused before hours of work.
     states = {folder: cached_runs.inspect(cell, folder) for _, cell, folder in cells}
-    missing = [folder for folder, state in states.items() if state != "finished"]
-    console.print(f"{len(cells) - len(missing)} of {len(cells)} runs are there, in {order.out}", highlight=False)
     seconds = {folder: _seconds(folder) for folder, state in states.items() if state == "finished"}
+    there, library = len(seconds), order.library()
+    for _, cell, folder in cells:
+        kept = None if library is None else library.find(cell)
+        if kept is not None:
+            seconds.setdefault(folder, kept.seconds)
+    console.print(
+        f"{len(seconds)} of {len(cells)} runs are there, in {order.out}"
+        + (f" and {committed.ROOT.name} ({len(seconds) - there})" if len(seconds) > there else ""),
+        highlight=False,
+    )
     try:
         for number, (row, cell, folder) in enumerate(cells, start=1):
             if folder in seconds:

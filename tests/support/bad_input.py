@@ -179,6 +179,7 @@ def _checkpoints() -> Iterator[Case]:
     yield of("", words=" --num-clients 7")
     yield of("", words=" --method fedas")
     yield of("", words=" --method fedpac --lam 1")
+    yield of("", words=" --eval-protocol before_aggregation")
     yield Case(section, "cifar10 --resume run", "the run is on digits")
     yield of("config.json is cut off", lambda run: _file(run / "config.json", b'{"dataset": "dig'))
     yield of("config.json is another file", lambda run: _file(run / "config.json", b"{}"))
@@ -203,7 +204,8 @@ def _many() -> Iterator[Case]:
     for command in (
         *("tables --paper fedpacc --table 5", "tables --paper fedpac --table 99", f"{table} --clients 7"),
         *(f"{table} --method fedsa", f"{table} --setting beta=7", f"{table} --seeds 0", f"{table} --seed 3"),
-        *(f"{table} --resume run", f"{table} --rounds many", f"{table} --score mean"),
+        *(f"{table} --resume run", f"{table} --rounds many", f"{table} --score mean", f"{table} --average median"),
+        *(f"{table} --eval-protocol test", "sweep --dataset digits --grid eval_protocol=received,trained"),
         *("figures --paper fedpac --figure 99", "figures --paper fedpac --figure 2 --rounds 0"),
         *("figures --paper fedpac --figure 2 --source disk", "figures --paper fedpac --figure 2 --dataset mnist"),
         *("figures --paper fedpac --figure 2 --seed 1", "sweep --dataset digitz", "sweep --dataset digits --seeds 0"),
@@ -211,6 +213,7 @@ def _many() -> Iterator[Case]:
         *("sweep --dataset digits --grid momentun=0.1", "sweep --dataset digits --grid lr=0.1 --lr 0.2"),
         *("sweep --dataset digits --grid epochs=1,x", "sweep --dataset digits --seed 3"),
         *("sweep --dataset digits --state-on host", "benchmark --chunks 0"),
+        *("queue --only table-9", "queue --collect nowhere", "results_page --chek"),
     ):
         yield Case(section, command)
     yield Case(section, f"{table} --out run", "run is the folder of a single run")
@@ -367,11 +370,14 @@ def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
     from experiments.benchmark.__main__ import main as benchmark
     from experiments.commands import main as cli
     from experiments.figures.__main__ import main as figure
+    from experiments.queue.__main__ import main as queue
+    from experiments.results_page.__main__ import main as results_page
     from experiments.sweep import __main__ as sweep
     from experiments.tables import __main__ as tables
     from pfl_jax.data import files, tfds
 
     commands = {"tables": tables.main, "figures": figure, "sweep": sweep.main, "benchmark": benchmark}
+    commands |= {"queue": queue, "results_page": results_page}
     assert figures
     shutil.copytree(run, here / "run")
     if case.prepare is not None:
