@@ -104,7 +104,8 @@ def fedproto_g(
         return LocalResult(client=params, message=Mean(*own), personal=params)
 
     def aggregate(key, server, clients, messages, cohort):
-        merged = Prototypes(*merge_centroids(*server.prototypes, messages))
+        old = server.prototypes
+        merged = Prototypes(*merge_centroids(old.centroids, old.counts, messages))
         return ProtoState(server.params, merged), clients, {"counts": messages.weight}
 
     return Method(
