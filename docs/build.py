@@ -110,7 +110,7 @@ def build_api(folder: Path) -> None:
     jax.Array.__qualname__ = "Array"
     jax.sharding.Mesh.__module__ = "jax.sharding"
     optax.GradientTransformation.__module__ = "optax"
-    pdoc.render.configure(docformat="google", template_directory=HERE / "assets", footer_text=f"{pfl_jax.__version__}")
+    pdoc.render.configure(docformat="google", template_directory=HERE / "theme", footer_text=f"{pfl_jax.__version__}")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pdoc.pdoc("pfl_jax", output_directory=folder)
