@@ -12,8 +12,8 @@ import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 import pfl_jax
-from experiments.parsing import parse
-from experiments.presets import DEFAULT_PRESET
+from experiments.config.presets import DEFAULT_PRESET
+from experiments.config.request import parse
 from pfl_jax.base import Cohort
 from pfl_jax.data.federated import client_data
 from pfl_jax.methods import METHODS
