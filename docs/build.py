@@ -8,6 +8,7 @@ shows it with its search; index.html also opens without a server.
 import importlib
 import inspect
 import json
+import logging
 import os
 import re
 import shutil
@@ -126,6 +127,7 @@ def _hide_fields(module: Any) -> None:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "site"
     build(target)
     print(target / "index.html")
