@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 
 from experiments.execution.committed import Committed, Library
-from experiments.figures.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
+from experiments.plots.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
 from experiments.papers.published import Published
 from experiments.results_page.places import SECTIONS, rows, runs
 
