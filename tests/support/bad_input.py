@@ -416,15 +416,16 @@ def page(rows: dict[Case, str]) -> str:
     lines = [
         "# Bad input",
         "",
-        "What cannot be used is refused in one line on stderr that says what was wrong and what to do; the exit code",
-        "is 2, and no file of a finished run is touched. Inputs are words after `python -m experiments.`; `run` is the",
-        f"folder of `digits {RUN}`,",
-        "cut off after a round. Made by `python tests/support/bad_input.py`;",
-        "`tests/experiments/test_bad_input.py` holds us to it.",
+        "Bad input ends with one line on stderr that says what is wrong and what to do, and with exit code 2. Files",
+        "of finished runs are not changed. In the tables, inputs are the words after `python -m experiments.`, and",
+        "`run` is the folder of an interrupted run of",
+        f"`digits {RUN}`.",
         "",
-        "Also one line, and not in the list because it takes more than words: a full disk (`cannot write ...; make",
-        "room`, exit code 2), too little memory (`use --chunk ...`, exit code 2), Ctrl-C (`interrupted ...`, exit code",
-        "130). Where the kernel ends the process for want of memory (`Killed`, exit code 137) nothing can be said.",
+        "This page is written by `python tests/support/bad_input.py`; `tests/experiments/test_bad_input.py` checks it.",
+        "",
+        "Cases that need more than a command also end with one line: a full disk (`cannot write ...; make room`, exit",
+        "code 2), too little memory (`use --chunk ...`, exit code 2), Ctrl-C (`interrupted ...`, exit code 130). If",
+        "the kernel kills the process for lack of memory (`Killed`, exit code 137), there is no message.",
     ]
     for section in dict.fromkeys(case.section for case in rows):
         lines += ["", f"## {section}", "", "| input | message | exit code |", "| --- | --- | --- |"]
