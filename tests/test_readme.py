@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
+from pfl_jax.base import Cohort
 from pfl_jax.engine.simulate import Settings
 
 ROOT = Path(__file__).parents[1]
