@@ -15,7 +15,7 @@ from experiments.options import PARTITION_OPTIONS, Options, without_effect
 from experiments.parsing import Request, assignments
 from experiments.records import Experiment, devices
 from pfl_jax import placement, scheduling, simulate
-from pfl_jax.base import Method
+from pfl_jax.base import Batches, Method
 from pfl_jax.data import dealing, federated, partition, sources
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
@@ -46,7 +46,7 @@ def build(request: Request, console: Console, processes: Processes | None = None
         on_host = jax.local_devices(backend="cpu")[0] if options.distributed else None
         with jax.default_device(on_host):
             parts, shift = divide(options, dataset), shift_of(options, dataset)
-            data = federated.federate(dataset, parts, **shift, seed=options.seed, augment=options.augment)
+            data = federated.federate(dataset, parts, **shift, **training_of(options), seed=options.seed)
         if not options.distributed:
             return assemble(request, dataset, data)
         return assemble(request, placement.without_pixels(dataset), data, simulate.client_mesh(devices(options)))
@@ -138,6 +138,11 @@ def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
     return {"shift": options.shift, "num_groups": partition.num_groups(options.partition, dataset.num_classes)}
 
 
+def training_of(options: Options) -> dict[str, Any]:
+    """What local training does with its examples, as `federated.federate` takes it."""
+    return {"augment": options.augment, "batches": Batches(options.drop_last, options.shuffle)}
+
+
 def divide(options: Options, dataset: Dataset) -> partition.Partition:
     """The partition that the options ask for.
 
@@ -178,4 +183,5 @@ def _chunk(request: Request, counts: np.ndarray, settings: simulate.Settings) ->
         devices=len(devices(options)),
         backend=jax.default_backend(),
         convolutional=options.model in CONVOLUTIONAL,
+        drop_last=options.drop_last,
     )

@@ -108,7 +108,7 @@ def _group(runs: Sequence[Run], request: Request, dataset: Dataset, root: Path) 
         [assembly.divide(one.options, dataset) for one in requests],
         **assembly.shift_of(request.options, dataset),
         seeds=[one.options.seed for one in requests],
-        augment=request.options.augment,
+        **assembly.training_of(request.options),
     )
     experiments = [
         assembly.assemble(one, dataset, federated.select_run(data, index)) for index, one in enumerate(requests)

@@ -100,7 +100,8 @@ def scaffold(
             epochs=epochs,
             batch_size=batch_size,
         )
-        steps = effective_steps(num_steps(jnp.sum(data.mask), batch_size, epochs), momentum)
+        taken = num_steps(jnp.sum(data.mask), batch_size, epochs, drop_last=data.batches.drop_last)
+        steps = effective_steps(taken, momentum)
         # A client without a step has learned nothing: its control variate stays.
         change = jax.tree.map(
             lambda old, new, c: jnp.where(steps > 0, (old - new) / (jnp.maximum(steps, 1) * lr) - c, 0),
