@@ -36,6 +36,8 @@ _NOT_DATASETS = (
     "commands",
     "comparison",
     "distributed",
+    "fedas_released",
+    "fedas_study",
     "figures",
     "history",
     "layout",
