@@ -4,15 +4,17 @@ import json
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
 from problems import tiny_federation, tiny_model
 
 from experiments import fedas_released
-from pfl_jax import simulate
+from pfl_jax import simulate, training
 from pfl_jax.base import Batches
 from pfl_jax.cohorts import Settings
+from pfl_jax.data.federated import client_data
 from pfl_jax.methods import METHODS
 
 KEY = jax.random.key(4)
@@ -80,6 +82,85 @@ def test_each_client_receives_what_the_one_before_has_aligned():
     for name, value in got.items():
         expected = want[name] if name.startswith("backbone") else start[name]
         np.testing.assert_allclose(value, expected, rtol=2e-4, atol=2e-5)
+
+
+def batches_of(data, client, batch_size):
+    """Each mini-batch of the fixed order, as float64 x and integer y, incomplete ones left out."""
+    examples = client_data(data, client, "train")
+    start = (jnp.full((9, batch_size), -1), jnp.zeros((), jnp.int32))
+    numbered = examples._replace(x=jnp.arange(examples.mask.shape[0]))
+
+    def step(carry, batch):
+        rows, index = carry
+        return rows.at[index].set(batch.x), index + 1
+
+    rows, steps = training.fold_batches(KEY, start, numbered, step, epochs=1, batch_size=batch_size)
+    x, y = np.float64(examples.x), np.asarray(examples.y)
+    return [(x[row], y[row]) for row in np.asarray(rows)[: int(steps)]]
+
+
+def summed_over_classes(w, x, y, means):
+    """Gradient of sum_k mean over the class of (1/d) ||f(x) - means[k]||^2, class by class."""
+    total = {}
+    for label in np.unique(y):
+        targets = np.tile(means[label], ((y == label).sum(), 1))
+        for name, value in reference.alignment_gradient(w, x[y == label], targets).items():
+            total[name] = total.get(name, 0.0) + value
+    return total
+
+
+def test_the_released_choices_against_numpy():
+    """Three rounds of everyone, one mini-batch after another, clients one after another on copies of their own."""
+    data = tiny_federation((9, 21, 14))._replace(batches=Batches(drop_last=True, shuffle=False))
+    method, _ = both(Settings(rounds=1))
+    results = list(simulate.run(method, data, Settings(rounds=3), KEY))
+    start = reference.to_numpy(simulate.build(method, Settings(rounds=1)).init(data, KEY).server)
+    clients = [batches_of(data, client, 4) for client in range(3)]
+    assert [len(batches) for batches in clients] == [2, 5, 3]
+    previous, server = [start] * 3, start
+    for result in results:
+        trained, traces = [], []
+        for own, batches in zip(previous, clients, strict=True):
+            every_x, every_y = (np.concatenate(leaves) for leaves in zip(*batches, strict=True))
+            embeddings = reference.features(own, every_x)
+            means = {label: embeddings[every_y == label].mean(0) for label in np.unique(every_y)}
+            w = {name: server[name] if name.startswith("backbone") else own[name] for name in server}
+            for x, y in batches:
+                w = reference.descend(w, lambda w: summed_over_classes(w, x, y, means), 1, 0.3)  # noqa: B023
+            for x, y in batches * 2:
+                w = reference.descend(w, lambda w: reference.cross_entropy_gradient(w, x, y), 1, 0.2)  # noqa: B023
+            gradients = [reference.cross_entropy_gradient(w, x, y) for x, y in batches]
+            traces.append(sum((value**2).sum() for gradient in gradients for value in gradient.values()))
+            trained.append(w)
+        weights = np.array(traces) / sum(traces)
+        mean = reference.mean(weights, trained)
+        server = {name: mean[name] if name.startswith("backbone") else start[name] for name in start}
+        previous = trained
+        np.testing.assert_allclose(np.asarray(result.info["trace"])[np.argsort(result.cohort)], traces, rtol=2e-3)
+    got = reference.to_numpy({name: results[-1].state.server[name] for name in ("backbone", "head")})
+    for name, value in got.items():
+        np.testing.assert_allclose(value, server[name], rtol=5e-4, atol=5e-5)
+
+
+def test_the_first_alignment_is_with_the_initial_backbone():
+    """Nobody has trained: the received backbone moves towards the initial one, or with the option off not at all."""
+    data = client_data(tiny_federation((9,)), 0, "train")
+    received = {}
+    for on in (False, True):
+        method, _ = both(
+            Settings(rounds=1), first_alignment=on, target="example", align_loss="mean", align_batch_size=16
+        )
+        server = method.init_server(KEY)
+        client = method.init_client(KEY, server, data)
+        moved = {**server, "backbone": jax.tree.map(lambda leaf: leaf + 0.5, server["backbone"])}
+        received[on] = method.personalize(KEY, moved, client, data)["backbone"]
+    chex.assert_trees_all_equal(received[False], moved["backbone"])
+    start = reference.to_numpy({"backbone": moved["backbone"], "head": server["head"]})
+    x, own = np.float64(data.x), reference.to_numpy({"backbone": server["backbone"], "head": server["head"]})
+    want = reference.descend(start, lambda w: reference.alignment_gradient(w, x, reference.features(own, x)), 1, 0.3)
+    got = reference.to_numpy({"backbone": received[True], "head": server["head"]})
+    for name, value in got.items():
+        np.testing.assert_allclose(value, want[name], rtol=2e-4, atol=2e-5)
 
 
 def test_a_run_leaves_an_ordinary_folder(tmp_path, capsys):

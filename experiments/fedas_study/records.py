@@ -11,9 +11,10 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.reporting import rounded, strict_json
 from pfl_jax.writing import cannot_write, write_whole
 
-MEASURES = ("received", "trained", "before_aggregation")
-"""`received` and `trained` as everywhere; before_aggregation is how the released FedPer is tested: members of the round's
-cohort with the model that they have trained, all others with what they received at the start of the round."""
+MEASURES = ("received", "received_of_trained", "trained", "before_aggregation")
+"""`received` and `trained` as everywhere; received_of_trained is `received` of the clients that `trained` is of, those
+with a training behind them; before_aggregation is how the released FedPer is tested: members of the round's cohort with
+the model that they have trained, all others with what they received at the start of the round."""
 
 Record: TypeAlias = dict[str, Any]
 
@@ -40,8 +41,7 @@ def from_run(place: Place, folder: Path) -> Record:
         "step": place.step.name,
         "participation": place.participation,
         "seed": place.seed,
-        "arguments": list(place.cell.arguments),
-        "command": place.command(Path("runs") / place.name),
+        "command": _command(place),
         "data": config["data"]["description"],
         "versions": {name: config["versions"][name] for name in ("pfl_jax", "jax", "jaxlib", "python")},
         "test_examples": int(sizes.sum()),
@@ -61,7 +61,13 @@ def _curves(lines: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     before = np.concatenate([np.full((1, received.shape[1]), np.nan), received[:-1]])
     for row, line in zip(range(len(lines)), lines, strict=True):
         before[row, line["cohort"]] = trained[row, line["cohort"]]
-    return {"received": received, "trained": trained, "before_aggregation": before}
+    of_trained = np.where(np.isnan(trained), np.nan, received)
+    return dict(zip(MEASURES, (received, of_trained, trained, before), strict=True))
+
+
+def _command(place: Place) -> str:
+    """The command that makes the run, wherever it was made."""
+    return place.command(Path("runs") / place.name)
 
 
 def _means(rows: np.ndarray, sizes: np.ndarray | None = None) -> list[float | None]:
@@ -86,8 +92,8 @@ def read(place: Place, folder: Path) -> Record | None:
     if not path.exists():
         return None
     record = results.read_json(path)
-    if record.get("arguments") != list(place.cell.arguments):
-        raise InvalidInput(f"{path} is of another run than {' '.join(place.cell.arguments)}: remove it")
+    if record.get("command") != _command(place):
+        raise InvalidInput(f"{path} is of another run than {_command(place)}: remove it")
     return record
 
 
