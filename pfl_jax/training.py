@@ -1,7 +1,7 @@
 """Local stochastic gradient descent on one client's masked examples."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +74,7 @@ def num_steps(count: Count, batch_size: int, epochs: int | jax.Array = 1, *, dro
     """
     steps = count // batch_size
     # One more where examples are left, or with drop_last where they are all there is.
-    return epochs * (steps + ((count % batch_size > 0) & (not drop_last or steps == 0)))
+    return cast(Count, epochs * (steps + ((count % batch_size > 0) & (not drop_last or steps == 0))))
 
 
 FIXED_ORDER = 0

@@ -61,6 +61,9 @@ def _curves(lines: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     before = np.concatenate([np.full((1, received.shape[1]), np.nan), received[:-1]])
     for row, line in zip(range(len(lines)), lines, strict=True):
         before[row, line["cohort"]] = trained[row, line["cohort"]]
+    if np.isnan(before[0]).any():
+        # What the others had before the first round was not measured.
+        before[0] = np.nan
     of_trained = np.where(np.isnan(trained), np.nan, received)
     return dict(zip(MEASURES, (received, of_trained, trained, before), strict=True))
 
