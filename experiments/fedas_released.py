@@ -22,27 +22,28 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from experiments import assembly, unknown_dataset
-from experiments.backend import prepare
-from experiments.cli import exit_code
-from experiments.history import History
-from experiments.locks import alone
-from experiments.options import PROCESSES, flag
-from experiments.parsing import Request, parse
-from experiments.presets import DEFAULT_PRESET
-from experiments.progress import RoundProgress, duration
-from experiments.records import Experiment, configuration, headline, info_record, summary
-from experiments.signals import Stop, interruptible, stoppable
+from experiments import unknown_dataset
+from experiments.commands.main import exit_code
+from experiments.config.options import PROCESSES, flag
+from experiments.config.presets import DEFAULT_PRESET
+from experiments.config.request import Request, parse
+from experiments.execution.build import build, make_method
+from experiments.execution.records import Experiment, configuration, headline, info_record, summary
+from experiments.execution.resume import History
+from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, results_table
+from experiments.runtime.jax_config import prepare
+from experiments.runtime.locks import alone
+from experiments.runtime.progress import RoundProgress, duration
+from experiments.runtime.signals import Stop, interruptible, stoppable
 from pfl_jax import simulate
 from pfl_jax.base import Cohort, Info, Method, Scores, State
-from pfl_jax.cohorts import EVALUATION, Settings
-from pfl_jax.communication import traffic
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.engine import next_state
+from pfl_jax.engine.cohort import EVALUATION, Settings
+from pfl_jax.engine.communication import traffic
+from pfl_jax.engine.rounds import next_state
 from pfl_jax.errors import Diverged, InvalidInput
-from pfl_jax.evaluation import score
-from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, RunFolder, results_table
-from pfl_jax.trees import all_finite, gather
+from pfl_jax.primitives.metrics import score
+from pfl_jax.primitives.tree import all_finite, gather
 
 PROCEDURE = "alignment in place"
 """What the configuration of such a run has under "procedure"."""
@@ -135,9 +136,9 @@ def procedure(aligned: Method, plain: Method, settings: Settings) -> Procedure:
     return Procedure(init, round_, evaluate)
 
 
-def build(experiment: Experiment) -> Procedure:
+def procedure_of(experiment: Experiment) -> Procedure:
     """The procedure of an experiment with FedAS."""
-    plain = assembly.make_method(experiment.request, experiment.dataset, alignment=False)
+    plain = make_method(experiment.request, experiment.dataset, alignment=False)
     return procedure(experiment.method, plain, experiment.settings)
 
 
@@ -170,7 +171,7 @@ def rounds(experiment: Experiment) -> Iterator[tuple[State, Cohort, Info, Scores
     settings, data = experiment.settings, experiment.data
     if not isinstance(data, FederatedData):
         raise InvalidInput("alignment in place has one process")
-    pure, count = build(experiment), data.num_clients
+    pure, count = procedure_of(experiment), data.num_clients
     round_, evaluate = jax.jit(pure.round, static_argnums=2, donate_argnums=1), jax.jit(pure.evaluate, static_argnums=2)
     finite = jax.jit(all_finite)
     state = jax.jit(pure.init)(data, jax.random.key(experiment.request.options.seed))
@@ -200,7 +201,7 @@ def run(request: Request, console: Console) -> None:
     folder = RunFolder.claim(request.options.out, f"{request.dataset}-fedas-released-seed{request.options.seed}")
     try:
         with interruptible(), alone(folder.path / METRICS):
-            experiment = assembly.build(request, console)
+            experiment = build(request, console)
             folder.write(CONFIG, configuration(experiment) | {"procedure": PROCEDURE})
             console.print(f"{headline(experiment)}; {PROCEDURE}", soft_wrap=True, highlight=False)
             with stoppable(console) as stop:

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from experiments import commands, study
+from experiments.commands import batch
+from experiments.execution import cached_runs
 from experiments.fedas_study import ladder, page, records
 from experiments.fedas_study.ladder import Place
 from pfl_jax.errors import InvalidInput
@@ -50,7 +51,7 @@ def parse(words: Sequence[str]) -> Order:
     Raises:
       InvalidInput: an unknown option, data set, step or number.
     """
-    parser = commands.Parser("experiments.fedas_study", __doc__)
+    parser = batch.Parser("experiments.fedas_study", __doc__)
     steps = [step.name for step in ladder.LADDER]
     parser.add_argument("--dataset", nargs="+", default=list(ladder.SOURCES), help=", ".join(ladder.SOURCES))
     parser.add_argument("--participation", nargs="+", default=[f"{share:g}" for share in ladder.PARTICIPATION])
@@ -63,9 +64,9 @@ def parse(words: Sequence[str]) -> Order:
     parser.add_argument("--dry-run", action="store_true", help="only say which runs are missing")
     own: argparse.Namespace = parser.parse_args(list(words))
     shares = {f"{share:g}": share for share in ladder.PARTICIPATION}
-    commands.choose("dataset", own.dataset, ladder.SOURCES)
-    commands.choose("participation", own.participation, shares)
-    commands.choose("step", own.step, steps)
+    batch.choose("dataset", own.dataset, ladder.SOURCES)
+    batch.choose("participation", own.participation, shares)
+    batch.choose("step", own.step, steps)
     if own.seeds < 1:
         raise InvalidInput(f"--seeds must be at least 1, not {own.seeds}")
     chosen = [step for step in ladder.LADDER if step.name in own.step]
@@ -104,13 +105,13 @@ def measure(place: Place, folder: Path, console: Console) -> records.Record:
       KeyboardInterrupt: after SIGINT.
     """
     if not place.step.in_place:
-        study.run_cell(place.cell, folder, console)
-    elif study.inspect(place.cell, folder) != "finished":
+        cached_runs.run_cell(place.cell, folder, console)
+    elif cached_runs.inspect(place.cell, folder) != "finished":
         import jax
 
         from experiments import fedas_released
 
-        study.remove_unfinished(folder)
+        cached_runs.remove_unfinished(folder)
         words = [*place.cell.arguments, "--seed", str(place.seed), "--out", str(folder)]
         try:
             fedas_released.run(fedas_released.released_request(place.dataset, words), console)
@@ -121,7 +122,7 @@ def measure(place: Place, folder: Path, console: Console) -> records.Record:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs the study; returns the exit code, see `cli.exit_code`."""
-    return commands.command(words, parse, _say, _make)
+    return batch.command(words, parse, _say, _make)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.study import Cell
+from experiments.execution.cached_runs import Cell
 
 PARTICIPATION = (0.2, 1.0)
 

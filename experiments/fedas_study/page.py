@@ -7,12 +7,13 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from experiments import paper, presets
+from experiments.config import presets
 from experiments.fedas_study import ladder, records
 from experiments.fedas_study.ladder import LADDER, PARTICIPATION, SOURCES, Place, Step
 from experiments.figures import drawing
 from experiments.figures.pictures import ACCURACY, Lines, Picture, Series, over_seeds
-from pfl_jax.writing import cannot_write, write_whole
+from experiments.papers import published
+from pfl_jax.atomic_write import cannot_write, write_whole
 
 TEMPLATE = Path(__file__).with_name("page.md")
 """The page's sentences; their numbers come from the records."""
@@ -130,7 +131,7 @@ def text(study: Study) -> str:
 
 def _papers_lead() -> str:
     """FedAS minus FedPer in the paper's Table 2, least to most."""
-    rows = [row for row in paper.load() if (row.paper, row.table, row.dataset) == ("fedas", 2, "cifar100")]
+    rows = [row for row in published.load() if (row.paper, row.table, row.dataset) == ("fedas", 2, "cifar100")]
     both = {
         name: {row.setting: row.accuracy_percent for row in rows if row.method == name} for name in ("fedas", "fedper")
     }

@@ -5,11 +5,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from experiments import results
 from experiments.fedas_study.ladder import Place
+from experiments.results import load
+from experiments.results.run_folder import rounded, strict_json
+from pfl_jax.atomic_write import cannot_write, write_whole
 from pfl_jax.errors import InvalidInput
-from pfl_jax.reporting import rounded, strict_json
-from pfl_jax.writing import cannot_write, write_whole
 
 MEASURES = ("received", "received_of_trained", "trained", "before_aggregation")
 """`received` and `trained` as everywhere; received_of_trained is `received` of the clients that `trained` is of, those
@@ -29,7 +29,7 @@ def from_run(place: Place, folder: Path) -> Record:
     Raises:
       InvalidInput: the folder cannot be read, or lacks rounds.
     """
-    config, lines = results.read_config(folder), results.read_metrics(folder)
+    config, lines = load.read_config(folder), load.read_metrics(folder)
     rounds = [line["round"] for line in lines]
     if rounds != list(range(1, config["options"]["rounds"] + 1)):
         raise InvalidInput(f"{folder} has not every round: remove it, and it is made again")
@@ -94,7 +94,7 @@ def read(place: Place, folder: Path) -> Record | None:
     path = path_of(place, folder)
     if not path.exists():
         return None
-    record = results.read_json(path)
+    record = load.read_json(path)
     if record.get("command") != _command(place):
         raise InvalidInput(f"{path} is of another run than {_command(place)}: remove it")
     return record

@@ -5,13 +5,13 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.aggregation import normalize, size_weights, weighted_mean
 from pfl_jax.base import Backbone, Head, LocalResult, Method, Model
-from pfl_jax.fisher import batch_fisher_trace, fisher_trace
-from pfl_jax.losses import classwise_alignment, cross_entropy, feature_alignment
-from pfl_jax.statistics import class_centroids, merge_centroids
-from pfl_jax.training import always_visited, fit, map_examples, sgd
-from pfl_jax.trees import merge
+from pfl_jax.primitives.aggregation import normalize, size_weights, weighted_mean
+from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
+from pfl_jax.primitives.fisher import batch_fisher_trace, fisher_trace
+from pfl_jax.primitives.local_sgd import always_visited, fit, map_examples, sgd
+from pfl_jax.primitives.losses import classwise_alignment, cross_entropy, feature_alignment
+from pfl_jax.primitives.tree import merge
 
 
 class FedASClient(NamedTuple):
@@ -113,7 +113,7 @@ def fedas(
       first_alignment: align clients that have never trained too, with the initial backbone.
       normalization: how traces become weights.
       reduction: mean or sum of the examples' squared gradient norms, of which the sum grows with the client's size; or
-        the sum of the squared norms of the gradients of mini-batches (batch_means), see `pfl_jax.fisher`.
+        the sum of the squared norms of the gradients of mini-batches (batch_means), see `pfl_jax.primitives.fisher`.
 
     Returns:
       A `Method`. The server keeps the shared backbone, the head that every client starts from and, where clients are
@@ -130,7 +130,7 @@ def fedas(
       that factor is dropped, as in the released code. A client that has never trained has no previous backbone, and
       the text does not say what it does: here it takes the received backbone as it is.
       The released code is `target="class_mean"`, `align_loss="class_sum"`, `first_alignment=True` and
-      `reduction="batch_means"`, on batches that are `pfl_jax.base.Batches(drop_last=True, shuffle=False)`. Moreover it
+      `reduction="batch_means"`, on data with `Batches(drop_last=True, shuffle=False)`. Moreover it
       aligns one shared model in place, client after client, where here every client aligns its own copy: that is no
       method of single clients any more, and `python -m experiments.fedas_released` runs it. The other ways to align of
       Fig. 4b have no equations: the parallel manner adds the loss of Eq. 4, times lam, to the cross entropy; the global
