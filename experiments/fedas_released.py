@@ -148,10 +148,12 @@ def released_request(dataset: str, words: Sequence[str]) -> Request:
     Raises:
       InvalidInput: an option that cannot be used here.
     """
+    # The choices of the release are options of this method alone.
+    method = parse(dataset, ["--preset", "fedas", "--method", "fedas", *words]).options.method
+    if method != "fedas":
+        raise InvalidInput(f"experiments.fedas_released runs fedas, not {method}")
     request = parse(dataset, [*RELEASED, *words])
     own = request.hyper_parameters
-    if request.options.method != "fedas":
-        raise InvalidInput(f"experiments.fedas_released runs fedas, not {request.options.method}")
     idle = sorted(request.given & UNKNOWN_HERE)
     if idle:
         raise InvalidInput(f"{flag(idle[0])} is not an option of experiments.fedas_released")
