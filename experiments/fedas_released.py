@@ -38,12 +38,13 @@ from experiments.runtime.signals import Stop, interruptible, stoppable
 from pfl_jax import simulate
 from pfl_jax.base import Cohort, Info, Method, Scores, State
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.engine.cohort import EVALUATION, Settings
+from pfl_jax.engine.cohort import Settings
 from pfl_jax.engine.communication import traffic
 from pfl_jax.engine.rounds import next_state
 from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.primitives.metrics import score
 from pfl_jax.primitives.tree import all_finite, gather
+from pfl_jax.streams import EVALUATION
 
 PROCEDURE = "alignment in place"
 """What the configuration of such a run has under "procedure"."""

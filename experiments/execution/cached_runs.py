@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from experiments.config.options import PARTITION_OPTIONS, PROCESSES, Options, flag
+from experiments.config.options import PARTITION_OPTIONS, PROCESSES, Options, flag, reads_pixel_normalization
 from experiments.config.request import Request, method_config, parse
 from experiments.execution import trackers
 from experiments.results.load import read_config, read_summary
@@ -147,12 +147,21 @@ def inspect(cell: Cell, folder: str | Path) -> State:
 def bearing(request: Request) -> dict[str, Any]:
     """Everything in a request that its results depend on, by name; seed and data apart.
 
-    What the chosen partition does not read is left out.
+    What the dataset or the chosen partition does not read is left out, and None that stands for another value is that.
     """
     unread = {name for names in PARTITION_OPTIONS.values() for name in names}
     unread -= set(PARTITION_OPTIONS[request.options.partition])
-    every = dataclasses.asdict(request.options) | request.hyper_parameters
+    if not reads_pixel_normalization(request.dataset):
+        unread.add("pixel_normalization")
+    every = filled(dataclasses.asdict(request.options) | request.hyper_parameters)
     return {name: value for name, value in every.items() if name not in WITHOUT_BEARING | unread | {"seed"}}
+
+
+def filled(values: dict[str, Any]) -> dict[str, Any]:
+    """Options and hyper-parameters, with the epochs of fine-tuning where None says that they are those of training."""
+    if "finetune_epochs" in values and values["finetune_epochs"] is None:
+        return values | {"finetune_epochs": values["epochs"]}
+    return values
 
 
 def say_state(cell: Cell, folder: Path, console: Console) -> None:
@@ -175,7 +184,7 @@ def _difference(request: Request, config: dict[str, Any]) -> str:
     if config["dataset"] != request.dataset:
         return f"on {config['dataset']}, not {request.dataset}"
     wanted = bearing(request) | {"seed": request.options.seed}
-    stored = config["options"] | config["hyper_parameters"]
+    stored = filled(config["options"] | config["hyper_parameters"])
     # What was no option yet when the run was made had its default.
     usual = {field.name: field.default for field in dataclasses.fields(Options)}
     usual |= vars(method_config(request.options.method)())
@@ -184,7 +193,8 @@ def _difference(request: Request, config: dict[str, Any]) -> str:
         found = stored.get(name, json.loads(json.dumps(usual[name], default=str)))
         if found != json.loads(json.dumps(value)):
             return f"{flag(name)} {found}, not {value}"
-    return ""
+    gone = sorted(set(config["hyper_parameters"]) - set(request.hyper_parameters))
+    return f"{flag(gone[0])} {stored[gone[0]]}, which {request.options.method} no longer has" if gone else ""
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from experiments.config.options import flag
 from experiments.config.presets import DEFAULT_PRESET
-from experiments.execution.cached_runs import Cell, bearing, inspect
+from experiments.execution.cached_runs import Cell, bearing, filled, inspect
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.results.load import Score, accuracy, read_config
@@ -183,7 +183,7 @@ def _is_finished(cell: Cell, folder: Path) -> bool:
 
 def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What a finished run had otherwise than the paper's setting."""
-    had = config["options"] | config["hyper_parameters"]
+    had = filled(config["options"] | config["hyper_parameters"])
     paper = bearing(Cell(cell.dataset, row.arguments).request())
     # The papers do not say how often they evaluated.
     names = (name for name in paper if name in had and name != "eval_every")

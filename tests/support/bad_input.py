@@ -66,6 +66,7 @@ def _options() -> Iterator[Case]:
         *("--drop-rate 1", "--held-out-clients 20", "--target-accuracy 101", "--on-nan go"),
         *("--epochs 0", "--lam -1", "--method apfl --alpha 1.5", "--method fedfomo --epsilon 2"),
         *("--method hypcluster --clusters 0", "--method fedas --target class_men"),
+        *("--pixel-normalization imagenet", "--method knn_per --kernel gaussain"),
     ):
         yield Case("Options and values", f"digits {words}")
     yield Case("Options and values", "digitz")
