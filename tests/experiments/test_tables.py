@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from experiments.config.request import parse
-from experiments.execution import cached_runs, run
+from experiments.execution import cached_runs, committed, run
 from experiments.execution.cached_runs import Cell
 from experiments.papers import published, settings
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
@@ -61,6 +61,12 @@ def accuracies(method, seed):
     """Two evaluations, the first one better."""
     last = {"local": 0.5, "fedavg_ft": 0.75}.get(method, 0.25) + 0.02 * seed
     return [last + 0.1, last]
+
+
+@pytest.fixture(autouse=True)
+def _no_committed_results(monkeypatch, tmp_path):
+    """Those of the checkout would count as finished runs."""
+    monkeypatch.setattr(committed, "ROOT", tmp_path / "none")
 
 
 @pytest.fixture
