@@ -23,12 +23,13 @@ import numpy as np
 from rich.console import Console
 
 from experiments import unknown_dataset
-from experiments.commands.main import exit_code
+from experiments.config.exit_codes import exit_code
 from experiments.config.options import PROCESSES, flag
 from experiments.config.presets import DEFAULT_PRESET
 from experiments.config.request import Request, parse
 from experiments.execution.build import build, make_method
-from experiments.execution.records import Experiment, configuration, headline, info_record, summary
+from experiments.execution.experiment import Experiment
+from experiments.execution.records import configuration, headline, info_record, summary
 from experiments.execution.resume import History
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, results_table
 from experiments.runtime.jax_config import prepare

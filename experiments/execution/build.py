@@ -12,7 +12,8 @@ from rich.console import Console
 
 from experiments.config.options import PARTITION_OPTIONS, Options, without_effect
 from experiments.config.request import Request, assignments
-from experiments.execution.records import Experiment, devices
+from experiments.execution.experiment import Experiment
+from experiments.runtime.devices import devices
 from experiments.runtime.distributed import Processes
 from pfl_jax import simulate
 from pfl_jax.base import Batches, Method

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.config.cell import Cell
 from experiments.config.options import flag
-from experiments.execution.cached_runs import WITHOUT_BEARING, Cell, difference
+from experiments.config.request import RESULT_NEUTRAL
+from experiments.execution.cached_runs import difference
 from experiments.results import load
 from experiments.results.load import Score
 from experiments.results.run_folder import PROTOCOLS, Protocol, strict_json
@@ -143,7 +145,7 @@ def distilled(folder: Path) -> dict[str, Any]:
 def command(config: dict[str, Any]) -> str:
     """The command line of a stored run, without what does not bear on its results."""
     values = config["options"] | config["hyper_parameters"]
-    given = [name for name in values if name in config["given"] and name not in WITHOUT_BEARING]
+    given = [name for name in values if name in config["given"] and name not in RESULT_NEUTRAL]
     words = ["python", "-m", f"experiments.{config['dataset']}"]
     for name in given:
         value = values[name]

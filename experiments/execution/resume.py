@@ -12,8 +12,7 @@ import numpy as np
 from experiments import unknown_dataset
 from experiments.config.options import PROCESSES, flag
 from experiments.config.presets import DEFAULT_PRESET
-from experiments.config.request import Request, parse
-from experiments.execution.cached_runs import WITHOUT_BEARING
+from experiments.config.request import RESULT_NEUTRAL, Request, parse
 from experiments.results.load import read_config
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation
 from pfl_jax.base import Scores, State
@@ -205,13 +204,13 @@ def resumed(request: Request) -> Request:
     stored = {**vars(found.options), **found.hyper_parameters}
     given = {**vars(options), **request.hyper_parameters}
     # The method first: it decides which other options there are.
-    for name in sorted(request.given - CONTINUING - WITHOUT_BEARING, key=lambda name: (name != "method", name)):
+    for name in sorted(request.given - CONTINUING - RESULT_NEUTRAL, key=lambda name: (name != "method", name)):
         if name not in stored:
             raise InvalidInput(f"--resume {folder}: the run's method {found.options.method} has no {flag(name)}")
         if stored[name] != given[name]:
             raise InvalidInput(f"--resume {folder}: the run has {flag(name)} {stored[name]}, not {given[name]}")
     # Never the processes that began it.
-    taken = PROCESSES | request.given & (CONTINUING | WITHOUT_BEARING)
+    taken = PROCESSES | request.given & (CONTINUING | RESULT_NEUTRAL)
     changed = {name: getattr(options, name) for name in taken}
     restored = dataclasses.replace(found.options, **changed | {"resume": str(folder), "out": str(folder)})
     return dataclasses.replace(found, options=restored)

@@ -10,15 +10,14 @@ from typing import Any, TypeAlias
 import jax
 from rich.console import Console
 
-from experiments.commands.main import INTERRUPTED, INVALID
+from experiments.config.exit_codes import INTERRUPTED, INVALID
 from experiments.config.options import Options, flag
 from experiments.config.request import Request
 from experiments.execution import build
+from experiments.execution.experiment import Experiment
 from experiments.execution.memory import advice, is_shortage, state_place
 from experiments.execution.records import (
-    Experiment,
     configuration,
-    devices,
     headline,
     identity,
     info_record,
@@ -30,6 +29,7 @@ from experiments.execution.trackers import check, tracked
 from experiments.papers import published
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, results_table
 from experiments.runtime.compilation_cache import tended
+from experiments.runtime.devices import devices
 from experiments.runtime.distributed import Processes
 from experiments.runtime.jax_config import prepare
 from experiments.runtime.locks import alone
@@ -299,7 +299,7 @@ def _show(experiment: Experiment, folder: RunFolder, console: Console, history: 
         console.print(f"clients were left out {history.diverged} times because they had diverged", style="bold yellow")
     if options.plot:
         # Imported now: matplotlib takes seconds.
-        from experiments.report.curves import save_curves
+        from experiments.plots.curves import save_curves
 
         save_curves(folder.path)
     console.print(

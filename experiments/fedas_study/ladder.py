@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.execution.cached_runs import Cell
+from experiments.config.cell import Cell
 
 PARTICIPATION = (0.2, 1.0)
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from experiments.config import presets
 from experiments.fedas_study import ladder, records
 from experiments.fedas_study.ladder import LADDER, PARTICIPATION, SOURCES, Place, Step
-from experiments.figures import drawing
-from experiments.figures.pictures import ACCURACY, Lines, Picture, Series, over_seeds
 from experiments.papers import published
+from experiments.plots import drawing
+from experiments.plots.pictures import ACCURACY, Lines, Picture, Series, over_seeds
 from pfl_jax.atomic_write import cannot_write, write_whole
 
 TEMPLATE = Path(__file__).with_name("page.md")

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.commands.batch import Parser
-from experiments.commands.main import exit_code
+from experiments.config.exit_codes import exit_code
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, write_whole
 from pfl_jax.errors import InvalidInput
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: the words of the command line; by default those of this process.
 
     Returns:
-      The exit code, see `experiments.commands.main.exit_code`.
+      The exit code, see `exit_codes.exit_code`.
     """
 
     def work() -> None:
@@ -68,7 +68,8 @@ def _check(out: Path, plot: Path | None) -> None:
 
 def _write(folders: Sequence[Path], out: Path, plot: Path | None, console: Console) -> None:
     # Imported now, so that errors and --help do not wait for it.
-    from experiments.report import gather, page
+    from experiments.report import page
+    from experiments.results import gather
 
     groups, repeated = gather.group([gather.read(folder) for folder in gather.find(folders)])
     if plot is None:
@@ -79,8 +80,8 @@ def _write(folders: Sequence[Path], out: Path, plot: Path | None, console: Conso
             raise InvalidInput(f"--plot draws one kind of data, and these are {'; '.join(data)}")
         if not any(group.rounds for group in groups):
             raise InvalidInput("no run has been evaluated yet: there is nothing to draw")
-        from experiments.figures import drawing
-        from experiments.report.curves import picture
+        from experiments.plots import drawing
+        from experiments.plots.curves import picture
 
         drawing.save_as(picture(groups), plot.expanduser())
     runs, saved = sum(len(group.runs) for group in groups), out if plot is None else plot

@@ -6,14 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.figures.palette import COLOURS
+from experiments.plots.selection import headline, ordered, shown
 from experiments.report import svg
-from experiments.report.gather import Group, Run
 from experiments.report.markup import Markup, tag
-from experiments.results.run_folder import PROTOCOLS, Protocol
+from experiments.results.gather import Group, Run
+from experiments.results.run_folder import Protocol
 
-MOST_LINES = 8
-"""Settings in a chart; the best ones, where there are more."""
 MOST_PARTITIONS = 4
 MOST_CLIENTS = 200
 """Columns of a partition's picture."""
@@ -36,30 +34,6 @@ INFO = {
     "alpha": _Kind("Share of the own model", "In each client's mixture of its own model with the common one."),
 }
 """Name in Info -> how it is shown. What else rounds know stays in the metrics log."""
-
-
-def ordered(first: Protocol) -> list[Protocol]:
-    """Both protocols, one of them first."""
-    return sorted(PROTOCOLS, key=lambda name: name != first)
-
-
-def headline(groups: Sequence[Group]) -> Protocol:
-    """The protocol that most of the runs put first."""
-    names = [run.request.options.eval_protocol for group in groups for run in group.runs]
-    return max(PROTOCOLS, key=names.count)
-
-
-def shown(groups: Sequence[Group]) -> list[tuple[int, Group]]:
-    """The groups that a chart has room for, each with its style: its place among those, in the order of the page."""
-    first = headline(groups)
-
-    def last(group: Group) -> float:
-        values = group.values(group.rounds[-1], first, "mean")
-        return float(np.mean(values)) if values else -1.0
-
-    there = [group for group in groups if group.rounds]
-    best = sorted(there, key=last, reverse=True)[: min(MOST_LINES, len(COLOURS))]
-    return list(enumerate(group for group in there if group in best))
 
 
 def styles(groups: Sequence[Group]) -> dict[str, int]:

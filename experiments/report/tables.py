@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from experiments.config.options import flag
-from experiments.report.charts import headline, key, ordered, styles
-from experiments.report.gather import Group, Run, mean_and_deviation, plain
+from experiments.plots.selection import headline, ordered
+from experiments.report.charts import key, styles
 from experiments.report.markup import Content, Markup, join, tag
+from experiments.results.gather import Group, Run, mean_and_deviation, plain
 from experiments.results.run_folder import Protocol
 from experiments.runtime.progress import duration
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.execution.cached_runs import Cell
+from experiments.config.cell import Cell
 from experiments.execution.committed import Committed, Library
 from experiments.papers import published, settings
 from experiments.papers.published import Published

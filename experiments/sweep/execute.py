@@ -15,29 +15,24 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
+from experiments.config.cell import Cell
 from experiments.config.request import Request
 from experiments.execution import build
-from experiments.execution.cached_runs import Cell, remove_unfinished
+from experiments.execution.cached_runs import remove_unfinished
+from experiments.execution.experiment import Experiment
 from experiments.execution.memory import advice, free_bytes, is_shortage
-from experiments.execution.records import (
-    Experiment,
-    configuration,
-    devices,
-    headline,
-    identity,
-    summary,
-    wasted_step_share,
-)
+from experiments.execution.records import configuration, headline, identity, summary, wasted_step_share
 from experiments.execution.resume import History, check_data, check_identity, cut_log
 from experiments.execution.trackers import tracked
 from experiments.results import load
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, strict_json, write_whole
 from experiments.runtime.compilation_cache import tended
+from experiments.runtime.devices import devices
 from experiments.runtime.jax_config import prepare
 from experiments.runtime.locks import alone
 from experiments.runtime.progress import RoundProgress
 from experiments.runtime.signals import Stop, stoppable
-from experiments.sweep.__main__ import real_numbers
+from experiments.sweep.plan import real_numbers
 from pfl_jax import simulate, sweep
 from pfl_jax.base import State
 from pfl_jax.data import federated
@@ -197,7 +192,7 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
                     share = math.fsum(history.wasted) / len(history.wasted)
                     folder.write(SUMMARY, summary(experiment, history.evaluations, share))
                     if experiment.request.options.plot:
-                        from experiments.report.curves import save_curves
+                        from experiments.plots.curves import save_curves
 
                         save_curves(folder.path)
         except BaseException as error:

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from experiments.figures.pictures import ACCURACY, ROUND, Lines, Picture, over_seeds
+from experiments.plots.pictures import ACCURACY, ROUND, Lines, Picture, over_seeds
 from experiments.results import load
 from experiments.results.run_folder import PROTOCOLS, Protocol, rounded, strict_json
-from experiments.sweep.__main__ import Order
+from experiments.sweep.plan import Order
 from pfl_jax.atomic_write import write_whole
 
 NAME = "sweep"
@@ -68,7 +68,7 @@ def save(order: Order, console: Console) -> None:
     write_whole(order.out / f"{NAME}.json", strict_json(record))
     write_whole(order.out / f"{NAME}.md", _markdown(rows, best, title, protocol))
     # Imported now: matplotlib takes seconds, and what is saved above does not need it.
-    from experiments.figures import drawing
+    from experiments.plots import drawing
 
     paths = drawing.save(_picture(rows, title, protocol, config), order.out, NAME)
     for path in (order.out / f"{NAME}.json", order.out / f"{NAME}.md", *paths):

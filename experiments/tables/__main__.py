@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from experiments.commands import batch
+from experiments.config.cell import Cell
 from experiments.config.options import flag
 from experiments.execution import cached_runs, committed
-from experiments.execution.cached_runs import Cell
 from experiments.execution.committed import Library
 from experiments.papers import published
 from experiments.papers import settings as catalogue
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: the words of the command line; by default those of this process.
 
     Returns:
-      The exit code, see `main.exit_code`.
+      The exit code, see `exit_codes.exit_code`.
     """
     return batch.command(arguments, parse, _say_what_there_is_to_do, _run)
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.commands.batch import slug
+from experiments.config.cell import Cell
 from experiments.config.options import flag
 from experiments.config.presets import DEFAULT_PRESET
-from experiments.execution.cached_runs import Cell, bearing, filled, inspect
+from experiments.config.request import filled, relevant_options
+from experiments.execution.cached_runs import inspect
 from experiments.execution.committed import Library
 from experiments.papers import settings
 from experiments.papers.published import Published
@@ -206,7 +208,7 @@ def _is_finished(cell: Cell, folder: Path) -> bool:
 def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What a finished run had otherwise than the paper's setting."""
     had = filled(config["options"] | config["hyper_parameters"])
-    paper = bearing(Cell(cell.dataset, row.arguments).request())
+    paper = relevant_options(Cell(cell.dataset, row.arguments).request())
     # The papers do not say how often they evaluated.
     names = (name for name in paper if name in had and name != "eval_every")
     return {name: (had[name], paper[name]) for name in names if not _equal(had[name], paper[name])}

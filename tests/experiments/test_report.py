@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from run_folders import SMALL, write_run
 
-from experiments.report import charts, gather, page, svg, tables
+from experiments.plots.curves import picture
+from experiments.plots.selection import shown
+from experiments.report import charts, page, svg, tables
 from experiments.report.__main__ import main
-from experiments.report.curves import picture
 from experiments.report.markup import Markup, join, tag
+from experiments.results import gather
 from pfl_jax.errors import InvalidInput
 
 PAPER = ("--method", "fedper", "--num-clients", "20")
@@ -295,7 +297,7 @@ def test_many_settings_show_the_best_lines(tmp_path):
     for number in range(10):
         write_run(tmp_path / str(number), (*SMALL, "--lam", str(number)), level=40.0 + 5 * number)
     groups, _ = groups_of(tmp_path)
-    assert [group.label for _, group in charts.shown(groups)] == [f"fedpac lam={number}" for number in range(2, 10)]
+    assert [group.label for _, group in shown(groups)] == [f"fedpac lam={number}" for number in range(2, 10)]
     assert "The best 8 of 10 settings." in page.page(groups)
     assert "The best 8 of 10 settings." in picture(groups).caption
 

@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from experiments.execution.cached_runs import Cell, run_cell
+from experiments.config.cell import Cell
+from experiments.execution.cached_runs import run_cell
 from experiments.sweep import execute
-from experiments.sweep.__main__ import groups, main, parse
+from experiments.sweep.__main__ import main, parse
+from experiments.sweep.plan import groups
 from pfl_jax.errors import InvalidInput
 
 SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--batch-size", "10", "--rounds", "2"]

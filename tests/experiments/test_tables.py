@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from experiments.config.cell import Cell
 from experiments.config.request import parse
 from experiments.execution import cached_runs, committed, run
-from experiments.execution.cached_runs import Cell
 from experiments.papers import published, settings
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
 from experiments.runtime.locks import exclusive

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.figures import drawing
-from experiments.figures.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
-from experiments.report.charts import headline, ordered, shown
-from experiments.report.gather import Group, group, read
+from experiments.plots import drawing
+from experiments.plots.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
+from experiments.plots.selection import headline, ordered, shown
+from experiments.results.gather import Group, group, read
 from experiments.results.run_folder import Protocol
 
 NAME = "curves.png"
@@ -28,7 +28,7 @@ def save_curves(folder: Path) -> Path:
 
 
 def picture(groups: Sequence[Group]) -> Picture:
-    """Both protocols over the rounds, as `experiments.figures` draws it.
+    """Both protocols over the rounds, as the papers' figures are drawn.
 
     One run has the spread over its clients and the paper's figure around it; several settings have a line each, with
     the range over seeds.

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from experiments.config.options import Options, flag
-from experiments.config.request import Request
-from experiments.execution.cached_runs import bearing
+from experiments.config.request import Request, relevant_options
 from experiments.papers import published as paper
 from experiments.results import load
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Protocol
@@ -193,7 +192,7 @@ def read(folder: Path) -> Run:
     config = load.read_config(folder)
     try:
         request = _request(config)
-        setting = {"dataset": request.dataset} | bearing(request)
+        setting = {"dataset": request.dataset} | relevant_options(request)
         data, is_real = config["data"]["description"], config["data"]["is_real"]
     except (KeyError, TypeError, AttributeError):
         raise InvalidInput(f"{folder / CONFIG} is not the configuration of a run") from None
