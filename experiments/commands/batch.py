@@ -99,7 +99,10 @@ def folder_name(name: str, number: int, words: Sequence[str]) -> str:
             parts.append([])
         parts[-1].append(word)
     without = RESULT_NEUTRAL - {"source"}
-    relevant = sorted(" ".join(part) for part in parts if not given(part) & without)
+    # One protocol of evaluation is measured by request only.
+    relevant = sorted(
+        " ".join(part) for part in parts if not given(part) & without or "before_aggregation" in " ".join(part)
+    )
     return slug(" ".join([f"{name}-{number}", *relevant]))
 
 

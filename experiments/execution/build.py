@@ -110,6 +110,7 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
         straggler_rate=options.straggler_rate,
         drop_rate=options.drop_rate,
         eval_every=options.eval_every,
+        before_aggregation=options.eval_protocol == "before_aggregation",
     )
     newcomers = None
     if options.held_out_clients:

@@ -80,7 +80,8 @@ def inspect(cell: Cell, folder: str | Path) -> State:
         return "absent"
     if (folder / CONFIG).exists():
         try:
-            differs = difference(cell.request(), read_config(folder))
+            request, config = cell.request(), read_config(folder)
+            differs = difference(request, config) or unmeasured(request, config, finished=(folder / SUMMARY).exists())
         except KeyError as error:
             raise InvalidInput(f"{folder / CONFIG} has no {error}: give --out another folder") from None
         if differs:
@@ -134,6 +135,24 @@ def difference(request: Request, config: dict[str, Any]) -> str:
 def _defaults(method: str) -> dict[str, Any]:
     """What an option that did not exist yet when a run was made had."""
     return {field.name: field.default for field in dataclasses.fields(Options)} | vars(method_config(method)())
+
+
+def unmeasured(request: Request, config: dict[str, Any], *, finished: bool) -> str:
+    """Whether a run is not measured as requested, in words; "" where it is.
+
+    Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
+    that goes on must be measured alike to its end.
+
+    Args:
+      request: what is wanted.
+      config: content of the run's config.json.
+      finished: whether the run is.
+    """
+    optional, wanted = "before_aggregation", request.options.eval_protocol
+    found = config["options"].get("eval_protocol", Options.eval_protocol)
+    if found != wanted and (wanted == optional or (found == optional and not finished)):
+        return f"{flag('eval_protocol')} {found}, not {wanted}"
+    return ""
 
 
 def remove_unfinished(folder: Path) -> None:

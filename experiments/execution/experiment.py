@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 from experiments.config.request import Request
 from pfl_jax import simulate
 from pfl_jax.base import Method
@@ -27,3 +29,13 @@ class Experiment(NamedTuple):
     method: Method
     settings: simulate.Settings
     newcomers: Federation | None = None
+
+    @property
+    def test_counts(self) -> np.ndarray:
+        """[N], test examples of the clients that take part."""
+        return np.asarray(self.data.test_count)
+
+    @property
+    def newcomer_counts(self) -> np.ndarray | None:
+        """[N'], test examples of those that never do."""
+        return None if self.newcomers is None else np.asarray(self.newcomers.test_count)

@@ -14,7 +14,7 @@ from experiments.config.options import Options, flag
 from experiments.config.request import relevant_options
 from experiments.execution.experiment import Experiment
 from experiments.papers import published
-from experiments.results.run_folder import Evaluation, best, rounded
+from experiments.results.run_folder import AVERAGES, FIELD, PROTOCOLS, Average, Evaluation, best, rounded
 from experiments.results.version import own_version
 from experiments.runtime.devices import devices
 from pfl_jax.base import Info
@@ -38,7 +38,7 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
         "hyper_parameters": request.hyper_parameters,
         "given": sorted(request.given),
         "train_examples": np.asarray(data.train_count).tolist(),
-        "test_examples": np.asarray(data.test_count).tolist(),
+        "test_examples": experiment.test_counts.tolist(),
         "class_table": _class_table(experiment),
         "bytes_per_client_and_round": traffic(experiment.method, data)._asdict(),
         "chunk": experiment.settings.chunk,
@@ -177,7 +177,7 @@ def _division(options: Options) -> str:
 
 
 def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: float) -> dict[str, Any]:
-    """The finished run in a few numbers; accuracies are means over clients in percent.
+    """The finished run in a few numbers; accuracies are in percent, means over clients unless they are called pooled.
 
     Args:
       experiment: what was run.
@@ -187,7 +187,7 @@ def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: f
     request, options, last = experiment.request, experiment.request.options, evaluations[-1]
     figure = published.published(request, is_real=experiment.dataset.is_real)
     line = last.record()
-    top = best(evaluations, options.eval_protocol)
+    top = {average: best(evaluations, options.eval_protocol, average) for average in AVERAGES}
     # The first evaluation's rounds include compilation, unless they are all there is.
     steady = [evaluation.examples_per_second for evaluation in (evaluations[1:] or evaluations)]
     return {
@@ -200,18 +200,10 @@ def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: f
         "rounds_done": last.round,
         "num_clients": options.num_clients,
         "eval_protocol": options.eval_protocol,
-        "received_accuracy": rounded(last.summary("received").mean),
-        "trained_accuracy": rounded(last.summary("trained").mean),
-        **{
-            name: line[name]
-            for name in ("received", "trained", "new_clients", "bytes_up", "bytes_down")
-            if name in line
-        },
-        "best": {
-            "round": top.round,
-            "received_accuracy": rounded(top.summary("received").mean),
-            "trained_accuracy": rounded(top.summary("trained").mean),
-        },
+        **_accuracies(last, "clients"),
+        **{name: line[name] for name in (*PROTOCOLS, "new_clients", "bytes_up", "bytes_down") if name in line},
+        "best": {"round": top["clients"].round, **_accuracies(top["clients"], "clients")},
+        "best_pooled": {"round": top["examples"].round, **_accuracies(top["examples"], "examples")},
         "per_client_accuracy": line[f"{options.eval_protocol}_per_client"],
         **{name: values for name, values in line.items() if name.endswith("_per_client")},
         "paper_accuracy": None if figure is None else figure.accuracy_percent,
@@ -221,4 +213,12 @@ def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: f
         "wasted_step_share": round(wasted, 4),
         "jax_version": jax.__version__,
         "device": _device(options),
+    }
+
+
+def _accuracies(evaluation: Evaluation, average: Average) -> dict[str, float]:
+    """The accuracies of an evaluation by its protocols: "received_accuracy", ..."""
+    return {
+        f"{protocol}_accuracy": rounded(getattr(evaluation.summary(protocol), FIELD[average]))
+        for protocol in evaluation.protocols
     }

@@ -34,7 +34,7 @@ from pfl_jax.methods import METHODS
 
 ROOT = Path("runs/figures")
 SPEED = 11_000
-"""Training examples a second, see the README's Performance."""
+"""Training examples a second, see docs/performance.md."""
 
 
 class Order(NamedTuple):

@@ -6,20 +6,23 @@ import numpy as np
 
 from experiments.plots.palette import COLOURS
 from experiments.results.gather import Group
-from experiments.results.run_folder import PROTOCOLS, Protocol
+from experiments.results.run_folder import ALWAYS, PROTOCOLS, Protocol
 
 MOST_LINES = 8
 """Settings in a chart; the best ones, where there are more."""
 
 
-def ordered(first: Protocol) -> list[Protocol]:
-    """Both protocols, one of them first."""
-    return sorted(PROTOCOLS, key=lambda name: name != first)
+def ordered(groups: Sequence[Group]) -> list[Protocol]:
+    """The protocols of some groups, that of the headline first; two of them always."""
+    first = headline(groups)
+    lines = [line for group in groups for run in group.counted for line in run.lines]
+    there: list[Protocol] = [name for name in PROTOCOLS if name in ALWAYS or any(name in line for line in lines)]
+    return sorted(there, key=lambda name: name != first)
 
 
 def headline(groups: Sequence[Group]) -> Protocol:
     """The protocol that most of the runs put first."""
-    names = [run.request.options.eval_protocol for group in groups for run in group.runs]
+    names = [run.headline for group in groups for run in group.runs]
     return max(PROTOCOLS, key=names.count)
 
 

@@ -15,7 +15,11 @@ from experiments.results.run_folder import Protocol
 MOST_PARTITIONS = 4
 MOST_CLIENTS = 200
 """Columns of a partition's picture."""
-_AFTER = {"received": "after aggregation (received)", "trained": "after own training (trained)"}
+_AFTER: dict[Protocol, str] = {
+    "received": "after aggregation (received)",
+    "trained": "after own training (trained)",
+    "before_aggregation": "before the round's aggregation (before_aggregation)",
+}
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 
 
@@ -54,15 +58,15 @@ def key(style: int) -> Markup:
 
 
 def curves(groups: Sequence[Group]) -> list[Markup]:
-    """Mean accuracy of each group: against rounds, and against bytes where runs count them, for both protocols."""
+    """Mean accuracy of each group: against rounds, and against bytes where runs count them, for each protocol."""
     some = shown(groups)
     charts = []
-    for protocol in ordered(headline(groups)):
+    for protocol in ordered(groups):
         made = [_curve(group, style, protocol) for style, group in some]
         kept = [line for line in made if line is not None]
         if kept:
             charts.append(svg.lines(f"Accuracy in % {_AFTER[protocol]}", kept, x_label="round", whole=True))
-    for protocol in ordered(headline(groups)):
+    for protocol in ordered(groups):
         chart = _by_bytes(some, protocol)
         if chart is not None:
             charts.append(chart)

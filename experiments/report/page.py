@@ -140,6 +140,7 @@ def _results(groups: Sequence[Group]) -> Markup:
     several = any(len(group.counted) > 1 for group in groups)
     words = ["Accuracy, F1 and AUC in percent, means over clients after the last round"]
     words.append(" and over seeds, ± the standard deviation over seeds. " if several else ". ")
+    words.append("Pooled accuracies are over the test examples of all clients, each counting the same. ")
     if any(not group.is_finished for group in groups):
         words.append("What is not finished stands as far as it got. ")
     if not any(group.published for group in groups):

@@ -90,6 +90,8 @@ def parse(words: Sequence[str]) -> Order:
     for name, hint in hints.items():
         if name in grid or name in batch.given(rest):
             raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {hint}")
+    if "eval_protocol" in grid:
+        raise InvalidInput("--eval-protocol cannot be in the grid: it is what all settings are compared by")
     twice = sorted(batch.given(rest) & set(grid))
     if twice:
         raise InvalidInput(f"{flag(twice[0])} is in the grid already")

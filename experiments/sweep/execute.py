@@ -239,8 +239,10 @@ def _rounds(
                 history.bytes_down += sent.down * result.cohorts.shape[1]
                 history.wasted.append(wasted_step_share(group.experiments[index], result.cohorts[index]))
                 if result.received is not None:
-                    scores = gather((result.received, result.trained), index)
-                    evaluation = history.evaluate(result.round, *scores)
+                    scores = (result.received, result.trained, result.before_aggregation)
+                    received, trained, middle = gather(scores, index)
+                    counts = group.experiments[index].test_counts
+                    evaluation = history.evaluate(result.round, received, trained, counts, before_aggregation=middle)
                     folder.log(evaluation, cohort=result.cohorts[index].tolist())
                     track(evaluation)
             latest = [one.evaluations[-1].summary(options.eval_protocol).mean for one in histories if one.evaluations]
@@ -307,7 +309,7 @@ def _restore(group: Group, notify: Callable[[str], None]) -> tuple[list[History]
         cut_log(folder / METRICS, size)
         mark = f"{index}-"
         own = {name.removeprefix(mark): a for name, a in found.arrays.items() if name.startswith(mark)}
-        histories.append(History.from_arrays(own))
+        histories.append(History.from_arrays(own, group.experiments[index].test_counts))
     return histories, found.state
 
 

@@ -58,7 +58,10 @@ class Runs:
         )
         for number in (100, 200):
             scores = [Scores(*[np.linspace(low, low + 0.1, 20)] * 4) for low in (0.6 + number / 1000, 0.5)]
-            folder.log(Evaluation(number, *scores, 36.0 * number, 1000.0), info={"weights": [[0.5] * 20] * 20})
+            folder.log(
+                Evaluation(number, *scores, np.full(20, 600), 36.0 * number, 1000.0),
+                info={"weights": [[0.5] * 20] * 20},
+            )
         folder.write(SUMMARY, {"seconds": 7200.0, "per_client_accuracy": [85.0] * 20, "received_accuracy": 85.0})
 
 

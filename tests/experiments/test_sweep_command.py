@@ -47,6 +47,8 @@ def test_a_sweep_is_its_runs_and_goes_on(tmp_path, capsys, monkeypatch):
     assert summary.keys() == json.loads((alone / "summary.json").read_text()).keys()
     row = record["settings"][1]
     assert row["received"]["per_seed"][1] == summary["received_accuracy"]
+    assert row["trained_pooled"]["per_seed"][1] == summary["trained"]["pooled"]
+    assert "| setting | received | received, pooled | trained | trained, pooled |" in (out / "sweep.md").read_text()
 
     # What was cut off is made anew, alone, with the same result; and then nothing is.
     (folder / "summary.json").unlink()
@@ -127,6 +129,7 @@ def test_runs_of_one_shape_are_a_group():
         ([*SWEEP, "--grid", "momentun=0.1"], "did you mean --momentum?"),
         ([*SWEEP, "--lr", "0.2"], "--lr is in the grid already"),
         ([*SWEEP, "--grid", "epochs=1,x"], "--epochs must be a whole number, not 'x'"),
+        ([*SWEEP, "--grid", "eval_protocol=received,trained"], "--eval-protocol cannot be in the grid"),
         ([*SWEEP, "--seed", "3"], "--seed cannot be given for a sweep: use --seeds"),
         ([*SWEEP, "--wandb"], "--wandb cannot be given for a sweep: its runs go side by side"),
         ([*SWEEP, "--resume", "run"], "--resume cannot be given for a sweep: the same command goes on"),

@@ -130,7 +130,7 @@ def test_chunks_and_padding_change_nothing(name):
 
 def test_devices_change_nothing(name):
     data, alone, shared = tiny_federation(), compiled(name), compiled(name, shared=True)
-    # A cohort of three does not divide by two devices, nor by the eight that README.md has a command for.
+    # A cohort of three does not divide by two devices, nor by the eight that docs/distributed.md has a command for.
     got, want = play(shared), play(alone)
     assert_close(got, want)
     np.testing.assert_allclose(shared.evaluate(data, got).accuracy, alone.evaluate(data, want).accuracy, atol=1e-6)
