@@ -156,6 +156,8 @@ def released_request(dataset: str, words: Sequence[str]) -> Request:
         raise InvalidInput(f"experiments.fedas_released runs fedas, not {method}")
     request = parse(dataset, [*RELEASED, *words])
     own = request.hyper_parameters
+    if request.options.eval_protocol == "before_aggregation":
+        raise InvalidInput("experiments.fedas_released measures received and trained")
     idle = sorted(request.given & UNKNOWN_HERE)
     if idle:
         raise InvalidInput(f"{flag(idle[0])} is not an option of experiments.fedas_released")
@@ -226,6 +228,7 @@ def _log(experiment: Experiment, folder: RunFolder, console: Console, stop: Stop
     options, history, began = experiment.request.options, History(), time.perf_counter()
     sent, epochs = traffic(experiment.method, experiment.data), experiment.request.hyper_parameters["epochs"]
     accuracy: float | None = None
+    test_counts = np.asarray(experiment.data.test_count)
     with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
         for number, (state, cohort, info, received) in enumerate(rounds(experiment), start=1):
             clients, visits = np.asarray(cohort.clients), int(np.sum(np.asarray(cohort.counts))) * epochs
@@ -236,7 +239,7 @@ def _log(experiment: Experiment, folder: RunFolder, console: Console, stop: Stop
             history.bytes_up += sent.up * len(clients)
             history.bytes_down += sent.down * len(clients)
             if received is not None:
-                evaluation = history.evaluate(number, received, jax.tree.map(np.array, state.trained))
+                evaluation = history.evaluate(number, received, jax.tree.map(np.array, state.trained), test_counts)
                 further: dict[str, Any] = {"cohort": clients.tolist(), "info": info_record(info)}
                 folder.log(evaluation, **further)
                 accuracy = evaluation.summary(options.eval_protocol).mean

@@ -188,6 +188,7 @@ def test_a_run_leaves_an_ordinary_folder(tmp_path, capsys):
         ("digits --no-alignment", "alignment in place needs --alignment"),
         ("digits --manner parallel", "--manner serial"),
         ("digits --target global_class_mean", "--target example or class_mean"),
+        ("digits --eval-protocol before_aggregation", "measures received and trained"),
         ("digits --drop-rate 0.5", "--drop-rate is not an option of experiments.fedas_released"),
         ("digits --resume run", "--resume is not an option of experiments.fedas_released"),
     ],
