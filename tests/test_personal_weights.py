@@ -198,6 +198,19 @@ def test_without_personal_channels_is_fedavg(factory):
     assert run(factory, rounds=1, growth_rounds=0, **align).info["share"] == 0.5
 
 
+@pytest.mark.parametrize("factory", [cd2pfed, fedas_cd2])
+def test_clients_never_trained_take_the_received_model(factory):
+    # A model that has moved since the client's first: entries of that one, or aligning with it, would be seen.
+    method, data = factory(tiny_model(), growth_rounds=0), client_data(tiny_federation(SIZES), 1, "train")
+    first, later = (method.init_server(jax.random.key(seed)) for seed in (0, 1))
+    client = method.init_client(jax.random.key(2), first, data)
+    personalize = jax.jit(method.personalize)
+    jax.tree.map(np.testing.assert_array_equal, personalize(jax.random.key(3), later, client, data), later.params)
+    trained = personalize(jax.random.key(3), later, client._replace(trained=jnp.ones((), bool)), data)
+    for part in ("backbone", "head"):
+        assert float(jnp.abs(trained[part]["kernel"] - later.params[part]["kernel"]).max()) > 1e-2
+
+
 def test_personal_entries():
     params = tiny_model().init(jax.random.key(0))
     for share, channels in ((0.0, 0), (0.25, 1), (0.49, 1), (0.5, 2), (1.0, 4)):

@@ -127,6 +127,14 @@ def test_the_interior_point_chooses_the_analytic_centre():
     np.testing.assert_allclose(weights, candidates[np.log(candidates).sum(1).argmax()], atol=0.03)
 
 
+def test_only_the_symmetric_part_counts():
+    matrices = jnp.asarray(random_matrices(2, 6), jnp.float32)
+    upper = jnp.triu(matrices, 1)
+    want = solve_simplex_qp(matrices, solver="interior_point").weights
+    got = solve_simplex_qp(matrices + upper - upper.mT, solver="interior_point").weights
+    np.testing.assert_allclose(got, want, atol=1e-4)
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e30])
 def test_weights_do_not_depend_on_the_scale(scale):
     matrices = np.concatenate([groups_of_clients(6), random_matrices(2, 6)])
