@@ -54,13 +54,11 @@ def _fingerprints(names):
 
 def _text(stored):
     """JSON with one line for each name of each method."""
-    methods = (
-        ",\n".join(f"  {json.dumps(name)}: {json.dumps(values)}" for name, values in numbers.items())
-        for numbers in stored.values()
-    )
-    return (
-        "{\n" + ",\n".join(f" {json.dumps(name)}: {{\n{lines}\n }}" for name, lines in zip(stored, methods)) + "\n}\n"
-    )  # noqa: B905
+    methods = []
+    for method, numbers in stored.items():
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(values)}" for name, values in numbers.items())
+        methods.append(f" {json.dumps(method)}: {{\n{lines}\n }}")
+    return "{\n" + ",\n".join(methods) + "\n}\n"
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def _run(root, tests, limit):
 
         status = 3
         try:
-            status = pytest.main(["-n", "0", "-x", "-q", "--tb=line", "-m", "", "-p", "no:cacheprovider", *tests])
+            status = pytest.main(["-n", "0", "-x", "-q", "--tb=short", "-m", "", "-p", "no:cacheprovider", *tests])
         finally:
             os._exit(int(status))
     end = time.monotonic() + limit
@@ -83,9 +83,8 @@ def outcome(root, mutant, limit):
         status, output = _run(root, [mutant.test], limit)
     finally:
         file.write_text(text)
-    why = next(
-        (line for line in reversed(output.splitlines()) if re.search(r"Error|Exception|passed|failed", line)), ""
-    )
+    telling = [line for line in output.splitlines() if re.search(r"Error|Exception|passed|failed", line)]
+    why = telling[-1] if telling else ""
     if status == 0:
         return "survived", why
     if status not in (1, None) or any(f"{name}:" in output for name in BROKEN):
@@ -110,7 +109,7 @@ def _prepare():
     import jax  # noqa: F401
     import optax  # noqa: F401
     import pytest  # noqa: F401
-    import scipy.optimize
+    import scipy.optimize  # noqa: F401
     import sklearn.metrics  # noqa: F401
 
     return root
