@@ -83,8 +83,8 @@ def outcome(root, mutant, limit):
         status, output = _run(root, [mutant.test], limit)
     finally:
         file.write_text(text)
-    telling = [line for line in output.splitlines() if re.search(r"Error|Exception|passed|failed", line)]
-    why = telling[-1] if telling else ""
+    telling = re.findall(r"^E +\S.*|.*\b(?:passed|failed|error)\b.*", output, re.MULTILINE)
+    why = telling[0] if telling else ""
     if status == 0:
         return "survived", why
     if status not in (1, None) or any(f"{name}:" in output for name in BROKEN):
