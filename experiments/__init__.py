@@ -22,43 +22,24 @@ if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_
 # when NumPy, SciPy or JAX is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # XLA takes two of its own tuning flags for CPU features when it loads a cached program, and fills the screen with false
-# alarms; the cache is kept apart for each kind of CPU (`backend.cache_folder`), so there is no true one. Read when jax
-# is imported.
+# alarms; the cache is kept apart for each kind of CPU (`jax_config.cache_folder`), so there is no true one. Read when
+# jax is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _NOT_DATASETS = (
     "__main__",
-    "assembly",
-    "backend",
     "benchmark",
-    "catalogue",
-    "cli",
     "commands",
-    "comparison",
-    "distributed",
+    "config",
+    "execution",
     "figures",
-    "history",
-    "layout",
-    "locks",
-    "memory",
-    "options",
-    "paper",
-    "parsing",
-    "presets",
-    "programs",
-    "progress",
-    "records",
+    "papers",
     "report",
     "results",
-    "run",
-    "signals",
+    "runtime",
     "sizes",
-    "study",
     "sweep",
-    "sweep_results",
     "tables",
-    "together",
-    "tracking",
 )
 
 

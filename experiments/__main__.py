@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 import experiments
-from experiments.cli import main
+from experiments.commands.main import main
 
 
 def commands() -> dict[str, str]:
@@ -16,8 +16,9 @@ def commands() -> dict[str, str]:
     found = {}
     for module in pkgutil.iter_modules(experiments.__path__):
         place = Path(experiments.__path__[0], module.name)
-        text = (place / "__main__.py" if module.ispkg else place.with_suffix(".py")).read_text()
-        if module.name != "__main__" and (module.ispkg or 'if __name__ == "__main__":' in text):
+        path = place / "__main__.py" if module.ispkg else place.with_suffix(".py")
+        text = path.read_text() if path.exists() else ""
+        if module.name != "__main__" and 'if __name__ == "__main__":' in text:
             found[module.name] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
     return found
 

@@ -9,7 +9,7 @@ The paper: 81.13 %.
 
 import sys
 
-from experiments.cli import main
+from experiments.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main("cifar10"))

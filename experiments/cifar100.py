@@ -9,7 +9,7 @@ Embedded digit pairs in its shape: 56.5 % received after 20 rounds, in about two
 
 import sys
 
-from experiments.cli import main
+from experiments.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main("cifar100"))

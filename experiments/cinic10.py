@@ -10,7 +10,7 @@ The paper: 74.96
 
 import sys
 
-from experiments.cli import main
+from experiments.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main("cinic10"))

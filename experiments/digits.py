@@ -7,7 +7,7 @@
 
 import sys
 
-from experiments.cli import main
+from experiments.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main("digits"))

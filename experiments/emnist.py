@@ -8,7 +8,7 @@ The paper: 86.46 %.
 
 import sys
 
-from experiments.cli import main
+from experiments.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main("emnist"))

@@ -9,7 +9,7 @@ Here: 90.6 % received after 50 rounds, in seven minutes on two cores that were b
 
 import sys
 
-from experiments.cli import main
+from experiments.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main("fashion_mnist"))

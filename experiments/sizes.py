@@ -14,19 +14,20 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from experiments import commands, datasets, unknown_dataset
-from experiments.cli import exit_code
-from experiments.parsing import parse
-from experiments.presets import DEFAULT_PRESET
-from pfl_jax import communication
-from pfl_jax.cohorts import Settings
+from experiments import datasets, unknown_dataset
+from experiments.commands import batch
+from experiments.commands.main import exit_code
+from experiments.config.presets import DEFAULT_PRESET
+from experiments.config.request import parse
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.data.specs import SPECS, DatasetSpec
-from pfl_jax.engine import pieces
+from pfl_jax.engine import communication
+from pfl_jax.engine.cohort import Settings
+from pfl_jax.engine.rounds import pieces
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
-from pfl_jax.models import MODELS
-from pfl_jax.trees import byte_count
+from pfl_jax.networks.models import MODELS
+from pfl_jax.primitives.tree import byte_count
 
 
 class Sizes(NamedTuple):
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: the words of the command line; by default those of this process.
 
     Returns:
-      The exit code, see `cli.exit_code`.
+      The exit code, see `main.exit_code`.
     """
     return exit_code(lambda: _print(sys.argv[1:] if arguments is None else arguments, Console()))
 
@@ -94,7 +95,7 @@ def _shapes(spec: DatasetSpec, num_clients: int, train_size: int) -> FederatedDa
 
 
 def _print(words: Sequence[str], console: Console) -> None:
-    parser = commands.Parser("experiments.sizes", __doc__)
+    parser = batch.Parser("experiments.sizes", __doc__)
     parser.add_argument("--dataset", default="fashion_mnist", help=", ".join(datasets()))
     parser.add_argument("--method", nargs="+", default=list(METHODS), metavar="NAME", help="by default all")
     parser.add_argument("--num-clients", type=int, default=1000, metavar="N", help="default 1000")
@@ -103,7 +104,7 @@ def _print(words: Sequence[str], console: Console) -> None:
     own = parser.parse_args(list(words))
     if own.dataset not in DEFAULT_PRESET:
         raise InvalidInput(unknown_dataset(own.dataset))
-    commands.choose("method", own.method, METHODS)
+    batch.choose("method", own.method, METHODS)
     cohort = max(1, own.num_clients // 100) if own.cohort is None else own.cohort
     for name, value in (("--num-clients", own.num_clients), ("--train-size", own.train_size), ("--cohort", cohort)):
         if value < 1:

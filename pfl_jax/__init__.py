@@ -21,11 +21,12 @@ What is here under a name of its own is what most programs use:
 - `run`, `Settings`, `RoundResult`, `Scores`, `client_mesh`: a federation, round by round, on one device or several.
 - `InvalidInput` for input that cannot be used, and `Diverged`, a kind of it, for a run that became NaN or infinite.
 
-Everything else is in a module: `pfl_jax.sweep` trains many runs as one program (`pfl_jax.sweep.run`), `pfl_jax.data`
-has data sets and partitions, `pfl_jax.models` the networks; methods are made of `pfl_jax.training`, `pfl_jax.losses`,
-`pfl_jax.aggregation`, `pfl_jax.statistics`, `pfl_jax.simplex`, `pfl_jax.fisher`, `pfl_jax.ensembles`,
-`pfl_jax.subsets` and `pfl_jax.trees`. Names are loaded when they are first used: importing this package alone imports
-nothing else.
+Everything else is in a module: `pfl_jax.engine` runs rounds (`pfl_jax.simulate`), and many runs as one program
+(`pfl_jax.sweep`); `pfl_jax.data` has data sets and partitions, `pfl_jax.networks` the networks (`pfl_jax.models`);
+methods are made of `pfl_jax.primitives`: `pfl_jax.primitives.local_sgd`, `pfl_jax.primitives.losses`,
+`pfl_jax.primitives.aggregation`, `pfl_jax.primitives.feature_statistics`, `pfl_jax.primitives.simplex_qp`,
+`pfl_jax.primitives.fisher`, `pfl_jax.primitives.ensembles`, `pfl_jax.primitives.holdout` and
+`pfl_jax.primitives.tree`. Names are loaded when they are first used: importing this package alone imports nothing else.
 
 `docs/tutorial.ipynb` goes through all of it; read `pfl_jax.base` before you write a method.
 """
@@ -34,36 +35,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pfl_jax import (
-        aggregation,
-        base,
-        checkpoint,
-        communication,
-        convolution,
-        data,
-        ensembles,
-        errors,
-        evaluation,
-        fingerprint,
-        fisher,
-        losses,
-        methods,
-        models,
-        pooling,
-        precision,
-        scheduling,
-        simplex,
-        simulate,
-        statistics,
-        subsets,
-        sweep,
-        training,
-        trees,
-    )
+    from pfl_jax import base, data, engine, errors, methods, networks, primitives
     from pfl_jax.base import ClientData, Cohort, LocalResult, Method, Model, Scores, State
+    from pfl_jax.engine import simulate, sweep
+    from pfl_jax.engine.simulate import RoundResult, Settings, client_mesh, run
     from pfl_jax.errors import Diverged, InvalidInput
     from pfl_jax.methods import METHODS
-    from pfl_jax.simulate import RoundResult, Settings, client_mesh, run
+    from pfl_jax.networks import models
 
 __version__ = "0.1.0"
 """Of this package."""
@@ -82,48 +60,37 @@ __all__ = [
     "Settings",
     "State",
     "__version__",
-    "aggregation",
     "base",
-    "checkpoint",
     "client_mesh",
-    "communication",
-    "convolution",
     "data",
-    "ensembles",
+    "engine",
     "errors",
-    "evaluation",
-    "fingerprint",
-    "fisher",
-    "losses",
     "methods",
     "models",
-    "pooling",
-    "precision",
+    "networks",
+    "primitives",
     "run",
-    "scheduling",
-    "simplex",
     "simulate",
-    "statistics",
-    "subsets",
     "sweep",
-    "training",
-    "trees",
 ]
 
 # Where the names live that are no modules.
 _HOME = {
     **dict.fromkeys(("ClientData", "Cohort", "LocalResult", "Method", "Model", "Scores", "State"), "base"),
-    **dict.fromkeys(("RoundResult", "Settings", "client_mesh", "run"), "simulate"),
+    **dict.fromkeys(("RoundResult", "Settings", "client_mesh", "run"), "engine.simulate"),
     **dict.fromkeys(("Diverged", "InvalidInput"), "errors"),
     "METHODS": "methods",
 }
+
+# Modules that programs use often, as names of this package.
+_MODULES = {"models": "networks.models", "simulate": "engine.simulate", "sweep": "engine.sweep"}
 
 
 def __getattr__(name: str) -> Any:
     """Loads a name of `__all__` when it is first used: JAX and flax alone take seconds."""
     if name not in __all__:
         raise AttributeError(f"module 'pfl_jax' has no attribute '{name}'")
-    module = importlib.import_module(f"pfl_jax.{_HOME.get(name, name)}")
+    module = importlib.import_module(f"pfl_jax.{_HOME.get(name) or _MODULES.get(name, name)}")
     value = getattr(module, name) if name in _HOME else module
     globals()[name] = value
     return value

@@ -1,6 +1,6 @@
 """The types everything else is written in. Read this file first.
 
-A method is a `Method`: a NamedTuple of pure functions, written for one client. `pfl_jax.simulate` maps
+A method is a `Method`: a NamedTuple of pure functions, written for one client. `pfl_jax.engine.simulate` maps
 them over all clients of a round, in chunks, on one device or many; a method never sees jit, vmap or batching.
 
 Shapes use these letters throughout the package:
@@ -29,7 +29,7 @@ Head: TypeAlias = PyTree
 """Parameters phi of the classifier on top of the features."""
 
 Params: TypeAlias = dict[str, PyTree]
-"""A whole model: {"backbone": Backbone, "head": Head}. `pfl_jax.trees` splits and merges it."""
+"""A whole model: {"backbone": Backbone, "head": Head}. `pfl_jax.primitives.tree` splits and merges it."""
 
 Server: TypeAlias = PyTree
 """What the server keeps between rounds; each method's own."""
@@ -83,9 +83,9 @@ class ClientData(NamedTuple):
       x: inputs [n, ...], float32.
       y: labels [n], int32.
       mask: [n], bool; True where the row is a real example.
-      augment: what `pfl_jax.training.fold_batches` does to the inputs of every mini-batch it draws, None for nothing:
-        (key, x [B, ...]) -> x of the same shape, a hashable pytree without leaves. It changes images only, and
-        returns features that a step has put in their place as they are. Forward passes over the data never use it.
+      augment: what `pfl_jax.primitives.local_sgd.fold_batches` does to the inputs of every mini-batch it draws, None
+        for nothing: (key, x [B, ...]) -> x of the same shape, a hashable pytree without leaves. It changes images only,
+        and returns features that a step has put in their place as they are. Forward passes over the data never use it.
     """
 
     x: PyTree

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pfl_jax import evaluation
+from pfl_jax.primitives import metrics
 
 # Many tests compile the same program anew; each of pytest-xdist's workers keeps what it has compiled.
 _programs = Path(tempfile.gettempdir()) / f"pfl_jax_tests_{os.environ.setdefault('PFL_JAX_TESTS', str(os.getpid()))}"
@@ -69,7 +69,7 @@ def _no_f1_no_auc(request):
     with pytest.MonkeyPatch.context() as patch:
         if request.module.__name__.removeprefix("test_") in OF_METHODS:
             for name in ("macro_f1", "macro_auc"):
-                patch.setattr(evaluation, name, lambda *_: jnp.float32(0))
+                patch.setattr(metrics, name, lambda *_: jnp.float32(0))
         yield
 
 

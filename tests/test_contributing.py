@@ -42,7 +42,7 @@ def copy(tmp_path_factory):
     methods = root / "pfl_jax/methods/__init__.py"
     insert(methods, "from pfl_jax.methods.fedavg import", block("python", "from pfl_jax.methods.fedavgm import"))
     insert(methods, "METHODS:", block("python", '"fedavgm": fedavgm'))
-    insert(root / "tests/test_limits.py", "SAME = [", block("python", '("fedavgm", {'))
+    insert(root / "tests/methods/test_limits.py", "SAME = [", block("python", '("fedavgm", {'))
     insert(root / "README.md", "| `fedavg` | one model |", block("markdown", "`fedavgm`"))
     return root
 
@@ -71,6 +71,6 @@ def test_the_walk_through(copy):
     assert "Factor of the server's velocity v" in printed["--help"]
     # Style left the page's code as it is, and only the new method's golden values were written.
     assert (copy / "pfl_jax/methods/fedavgm.py").read_text() == block("python", "def fedavgm(")
-    stored, was = (json.loads((root / "tests/golden.json").read_text()) for root in (copy, ROOT))
+    stored, was = (json.loads((root / "tests/support/golden.json").read_text()) for root in (copy, ROOT))
     assert stored.pop("fedavgm")["received"]
     assert stored == was

@@ -33,6 +33,8 @@ def test_example(example):
 
 def test_the_entry_points_and_primitives_have_examples():
     names = {example.name.removeprefix("pfl_jax.") for example in examples()}
-    modules = "aggregation losses trees statistics simplex fisher training convolution data.partition data.federated"
-    assert {"pfl_jax", "sweep.run", "models.mlp", "data.sources.load"} <= names
-    assert all(any(name.startswith(f"{module}.") for name in names) for module in modules.split())
+    modules = "aggregation losses tree feature_statistics simplex_qp fisher local_sgd"
+    modules = [f"primitives.{name}" for name in modules.split()]
+    modules += ["networks.convolution", "data.partition", "data.federated"]
+    assert {"pfl_jax", "engine.sweep.run", "networks.models.mlp", "data.sources.load"} <= names
+    assert all(any(name.startswith(f"{module}.") for name in names) for module in modules)

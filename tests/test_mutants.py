@@ -1,4 +1,4 @@
-"""mutants.toml against the code and the tests that it names; `python tests/mutation.py` makes the mistakes."""
+"""mutants.toml against the code and the tests that it names; `python tests/support/mutation.py` makes the mistakes."""
 
 import re
 from pathlib import Path

@@ -10,8 +10,8 @@ import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
+from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import METHODS
-from pfl_jax.simulate import Settings
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments import programs
-from experiments.programs import tended
+from experiments.runtime import compilation_cache
+from experiments.runtime.compilation_cache import tended
+from pfl_jax.atomic_write import append_line, write_binary_whole, write_whole
 from pfl_jax.errors import CannotWrite
-from pfl_jax.writing import append_line, write_binary_whole, write_whole
 
 
 def test_a_full_disk_leaves_no_half_a_line(tmp_path, full_disk):
@@ -78,7 +78,7 @@ def test_half_programs_in_the_cache_are_removed_and_told_once(tmp_path, monkeypa
     for name in ("jit_init-1f-cache", "jit_init-2e-cache", "jit_round-3d-cache"):
         (tmp_path / name).write_bytes(b"half")
     said, full = [], OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(programs, "folder", lambda: tmp_path)
+    monkeypatch.setattr(compilation_cache, "folder", lambda: tmp_path)
     with tended(said.append):
         for _ in range(2):
             warnings.warn(f"Error writing persistent compilation cache entry for 'jit_init': OSError: {full}")  # noqa: B028

@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from experiments.cli import INTERRUPTED, INVALID
-from experiments.signals import interruptible
+from experiments.commands.main import INTERRUPTED, INVALID
+from experiments.runtime.signals import interruptible
+from pfl_jax.atomic_write import write_whole
 from pfl_jax.errors import InvalidInput
-from pfl_jax.writing import write_whole
 
 SECTIONS = (
     "training",
@@ -113,11 +113,11 @@ def benchmark(request: argparse.Namespace, console: Console) -> dict[str, Any]:
     """
     began = time.perf_counter()
     # Imported now, so that errors and --help do not wait for it.
-    from experiments import backend
     from experiments.benchmark import report, sections, workload
     from experiments.benchmark.everyday import everyday
+    from experiments.runtime import jax_config
 
-    backend.prepare_jax()
+    jax_config.prepare_jax()
     machine = _machine()
     console.print(_headline(machine), soft_wrap=True, highlight=False, markup=False)
 

@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-import pfl_jax.sweep
-from experiments import backend
+import pfl_jax.engine.sweep
 from experiments.benchmark import measure, workload
 from experiments.benchmark.jax_rounds import Rounds, local_training
 from experiments.benchmark.workload import Scale
+from experiments.runtime import jax_config
 from pfl_jax import models, simulate
 from pfl_jax.methods import METHODS
-from pfl_jax.trees import byte_count
+from pfl_jax.primitives.tree import byte_count
 
 
 def growth(scale: Scale, clients: int, participation: float, repetitions: int) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def sweep(scale: Scale, together: bool) -> dict[str, Any]:
     if together:
         keys = jnp.stack([jax.random.key(seed) for seed in seeds])
         values = {"lam": jnp.asarray(strengths)}
-        results = list(pfl_jax.sweep.run(make, data, settings, keys, values, chunk=settings.chunk, mesh=mesh))
+        results = list(pfl_jax.engine.sweep.run(make, data, settings, keys, values, chunk=settings.chunk, mesh=mesh))
         later = sum(result.seconds for result in results[1:])
     else:
         for lam, seed in zip(strengths, seeds, strict=True):
@@ -158,7 +158,7 @@ def start(words: list[str]) -> dict[str, Any]:
     Returns:
       programs: that were needed; compiled: those that the persistent cache did not have.
     """
-    from experiments.cli import main
+    from experiments.commands.main import main
 
     counts = {"programs": 0, "cached": 0}
 
@@ -187,7 +187,7 @@ def main(kind: str, request: dict[str, Any]) -> dict[str, Any]:
     if kind == "start":
         return start(request["words"])
     # What is compiled again and again is a part of what sweeps save.
-    backend.prepare_jax(compilation_cache=kind != "sweep")
+    jax_config.prepare_jax(compilation_cache=kind != "sweep")
     names = {field.name for field in dataclasses.fields(Scale)}
     scale = Scale(**{name: value for name, value in request.pop("scale").items() if name in names})
     return {"growth": growth, "endurance": endurance, "crowd": crowd, "sweep": sweep}[kind](scale, **request)

@@ -14,13 +14,13 @@ import numpy as np
 from experiments.benchmark import measure, workload
 from experiments.benchmark.jax_rounds import Rounds
 from experiments.benchmark.sections import Record, Setup
-from experiments.history import History
-from experiments.records import info_record
-from pfl_jax import engine
+from experiments.execution.records import info_record
+from experiments.execution.resume import History
+from experiments.results.run_folder import Evaluation
 from pfl_jax.base import ClientData, Scores
-from pfl_jax.checkpoint import Checkpoints
-from pfl_jax.reporting import Evaluation
-from pfl_jax.training import map_examples
+from pfl_jax.engine import rounds as engine
+from pfl_jax.engine.checkpoint import Checkpoints
+from pfl_jax.primitives.local_sgd import map_examples
 
 
 def everyday(setup: Setup) -> Record:

@@ -13,11 +13,11 @@ from experiments.benchmark import workload
 from experiments.benchmark.workload import Scale
 from pfl_jax import simulate
 from pfl_jax.base import Method, Model, Params, Scores, State
-from pfl_jax.convolution import conv2d
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.engine import Outcome
-from pfl_jax.losses import cross_entropy
-from pfl_jax.training import fit, sgd
+from pfl_jax.engine.rounds import Outcome
+from pfl_jax.networks.convolution import conv2d
+from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.losses import cross_entropy
 
 
 def everywhere(mesh: Mesh | None, tree: Any) -> Any:
@@ -27,7 +27,7 @@ def everywhere(mesh: Mesh | None, tree: Any) -> Any:
 
 @contextlib.contextmanager
 def convolutions(form: str) -> Iterator[None]:
-    """Models traced inside compute their convolutions in this form, see `pfl_jax.convolution`."""
+    """Models traced inside compute their convolutions in this form, see `pfl_jax.networks.convolution`."""
 
     def intercept(call, args, kwargs, context):
         return conv2d(*args, **kwargs, form=form) if context.method_name == "convolve" else call(*args, **kwargs)

@@ -13,13 +13,13 @@ from experiments.benchmark import measure, workload
 from experiments.benchmark.jax_rounds import convolutions
 from experiments.benchmark.workload import Scale
 from pfl_jax.base import ClientData, PyTree
-from pfl_jax.convolution import conv2d
 from pfl_jax.data.federated import client_data
-from pfl_jax.fisher import MICROBATCH, fisher_trace, squared_gradient_norms
-from pfl_jax.losses import cross_entropy, feature_alignment
-from pfl_jax.pooling import max_pool
-from pfl_jax.statistics import class_centroids
-from pfl_jax.training import fit, map_examples, sgd
+from pfl_jax.networks.convolution import conv2d
+from pfl_jax.networks.pooling import max_pool
+from pfl_jax.primitives.feature_statistics import class_centroids
+from pfl_jax.primitives.fisher import MICROBATCH, fisher_trace, squared_gradient_norms
+from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
+from pfl_jax.primitives.losses import cross_entropy, feature_alignment
 
 
 class Optimization(NamedTuple):

@@ -17,8 +17,9 @@ from experiments.benchmark import measure, workload
 from experiments.benchmark.jax_rounds import Rounds, local_training
 from experiments.benchmark.optimizations import compare
 from experiments.benchmark.workload import Scale
-from experiments.options import MATMUL_PRECISION
-from pfl_jax import models, scheduling, simulate
+from experiments.config.options import MATMUL_PRECISION
+from pfl_jax import models, simulate
+from pfl_jax.engine import chunking
 
 Record: TypeAlias = dict[str, Any]
 
@@ -227,11 +228,11 @@ def waste(setup: Setup) -> list[Record]:
             "devices": devices,
         }
         record["by_chunk"] = {
-            str(chunk or "all"): scheduling.wasted_step_share(counts, batch_size=batch, chunk=chunk, devices=devices)
+            str(chunk or "all"): chunking.wasted_step_share(counts, batch_size=batch, chunk=chunk, devices=devices)
             for chunk in (1, 2, 3, 5, 10, None)
         }
         record["auto"] = {
-            kind: scheduling.choose_chunk(counts, batch_size=batch, devices=number, backend=kind)
+            kind: chunking.choose_chunk(counts, batch_size=batch, devices=number, backend=kind)
             for kind, number in (("cpu", devices), ("gpu", 1))
         }
         rows.append(record)

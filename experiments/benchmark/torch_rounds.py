@@ -61,7 +61,7 @@ def clients(data: FederatedData) -> list[tuple[Examples, Examples]]:
 
 
 class Network(nn.Module):
-    """FedPAC's network for grey pictures; see `pfl_jax.models.fedpac_cnn`."""
+    """FedPAC's network for grey pictures; see `pfl_jax.networks.models.fedpac_cnn`."""
 
     def __init__(self, params: Params):
         """Starts from the weights of `fedpac_cnn(...).init`."""

@@ -18,16 +18,18 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from experiments import commands, datasets, study
+from experiments import datasets
+from experiments.commands import batch
+from experiments.config.options import flag
+from experiments.execution import cached_runs
+from experiments.execution.cached_runs import Cell
 from experiments.figures.catalogue import PLANS, numbers
 from experiments.figures.plan import Key, Plan, Results, Scope, arrays_path
 from experiments.figures.runs import examples_visited, is_real, run_with_arrays
-from experiments.options import flag
-from experiments.progress import duration
-from experiments.study import Cell
+from experiments.results.run_folder import RunFolder
+from experiments.runtime.progress import duration
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
-from pfl_jax.reporting import RunFolder
 
 ROOT = Path("runs/figures")
 SPEED = 11_000
@@ -79,8 +81,8 @@ class Order(NamedTuple):
         folders: dict[str, Path] = {}
         found = {}
         for key, cells in self.plan.cells(scope).items():
-            bearing = json.dumps(study.bearing(cells[0].request()), sort_keys=True)
-            folder = folders.setdefault(bearing, self.out / commands.slug(" ".join([scope.dataset, *key])))
+            bearing = json.dumps(cached_runs.bearing(cells[0].request()), sort_keys=True)
+            folder = folders.setdefault(bearing, self.out / batch.slug(" ".join([scope.dataset, *key])))
             found[key] = [(cell, folder / f"seed-{cell.seed}") for cell in cells]
         return found
 
@@ -92,13 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: the words of the command line; by default those of this process.
 
     Returns:
-      The exit code, see `cli.exit_code`.
+      The exit code, see `main.exit_code`.
     """
-    return commands.command(arguments, parse, _say_what_there_is_to_do, _make)
+    return batch.command(arguments, parse, _say_what_there_is_to_do, _make)
 
 
-def _parser() -> commands.Parser:
-    parser = commands.Parser("experiments.figures", __doc__)
+def _parser() -> batch.Parser:
+    parser = batch.Parser("experiments.figures", __doc__)
     figures = "; ".join(f"{paper}: {', '.join(numbers(paper))}" for paper in PLANS)
     parser.add_argument("--paper", required=True, help=", ".join(PLANS))
     parser.add_argument("--figure", required=True, metavar="NUMBER", help=figures)
@@ -122,11 +124,11 @@ def parse(words: Sequence[str]) -> Order:
       InvalidInput: an unknown paper, figure, dataset, method or option, or one that the figure cannot take.
     """
     own, rest = _parser().parse_known_args(words)
-    commands.choose("paper", [own.paper], PLANS)
-    commands.choose("figure", [own.figure], numbers(own.paper), f" in {own.paper}")
-    commands.choose("source", [own.source], ("auto", "tfds", "files", "embedded"))
-    commands.choose("dataset", own.dataset or [], datasets())
-    commands.choose("method", own.method or [], METHODS)
+    batch.choose("paper", [own.paper], PLANS)
+    batch.choose("figure", [own.figure], numbers(own.paper), f" in {own.paper}")
+    batch.choose("source", [own.source], ("auto", "tfds", "files", "embedded"))
+    batch.choose("dataset", own.dataset or [], datasets())
+    batch.choose("method", own.method or [], METHODS)
     plan = PLANS[own.paper][own.figure]
     if own.method and not plan.methods:
         raise InvalidInput(f"--method has no effect: {plan.title} compares no methods")
@@ -144,9 +146,7 @@ def parse(words: Sequence[str]) -> Order:
         source=own.source,
         data_dir=own.data_dir,
         words=tuple(rest),
-        out=(
-            own.out or ROOT / commands.folder_name(own.paper, int(own.figure), [*rounds, *source, *rest])
-        ).expanduser(),
+        out=(own.out or ROOT / batch.folder_name(own.paper, int(own.figure), [*rounds, *source, *rest])).expanduser(),
         dry_run=own.dry_run,
     )
     _check_words(order)
@@ -160,7 +160,7 @@ def _check_words(order: Order) -> None:
     for dataset in order.datasets:
         scope = order.scope(dataset, real=True)
         own = order.plan.varied(scope) | {"seed", "out", "resume", "method", "preset"}
-        fixed = sorted(commands.given(order.words) & own)
+        fixed = sorted(batch.given(order.words) & own)
         if fixed:
             raise InvalidInput(f"{flag(fixed[0])} cannot be given for {order.plan.title}, which sets it itself")
         # What a word means depends on the dataset and the method, not on what else the runs differ in.
@@ -185,7 +185,7 @@ def _scopes(order: Order, console: Console) -> list[Scope]:
 def _say_what_there_is_to_do(order: Order, console: Console) -> None:
     examples, count = 0, 0
     for cell, folder in _distinct(order.runs(scope) for scope in _scopes(order, console)):
-        study.say_state(cell, folder, console)
+        cached_runs.say_state(cell, folder, console)
         examples, count = examples + examples_visited(cell.request()), count + 1
     console.print(
         f"{count} runs, {examples / 1e6:,.1f} million training examples: {duration(examples / SPEED)} at {SPEED:,} a "
@@ -243,7 +243,7 @@ def _distinct(scopes: Iterable[dict[Key, list[tuple[Cell, Path]]]]) -> list[tupl
 
 def _is_there(plan: Plan, cell: Cell, folder: Path) -> bool:
     """Whether a run is finished, its arrays included."""
-    if study.inspect(cell, folder) != "finished":
+    if cached_runs.inspect(cell, folder) != "finished":
         return False
     path = arrays_path(folder)
     if plan.observe is None or path.exists():

@@ -3,16 +3,16 @@
 import jax
 import numpy as np
 
+from experiments.execution.records import Experiment
 from experiments.figures.fedpac import line
 from experiments.figures.pictures import ACCURACY, ROUND, Bars, Lines, Series, over_seeds
 from experiments.figures.plan import Key, Panel, Plan, Results, Scope, Values
 from experiments.figures.substitution import accuracies_after_replacement
-from experiments.records import Experiment
 from pfl_jax import simulate
 from pfl_jax.data.federated import FederatedData
-from pfl_jax.models import MODELS
-from pfl_jax.simulate import RoundResult
-from pfl_jax.trees import merge
+from pfl_jax.engine.simulate import RoundResult
+from pfl_jax.networks.models import MODELS
+from pfl_jax.primitives.tree import merge
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 """Of the parameters that are replaced; the paper has 5 %."""

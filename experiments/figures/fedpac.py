@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from experiments.execution.records import Experiment
 from experiments.figures.pictures import ACCURACY, ROUND, Heat, Lines, Series, over_seeds
 from experiments.figures.plan import Key, Panel, Plan, Results, Scope, Values
-from experiments.records import Experiment
 from pfl_jax.data.partition import dominant_classes
-from pfl_jax.simulate import RoundResult
+from pfl_jax.engine.simulate import RoundResult
 
 HETEROGENEITY = (0, 20, 40, 60, 80)
 """s in percent (Section 6.2 names its ends)."""

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from experiments import presets, results
+from experiments.config import presets
+from experiments.config.options import flag
+from experiments.execution.cached_runs import Cell
 from experiments.figures.pictures import Bars, Heat, Lines
-from experiments.options import flag
-from experiments.study import Cell
+from experiments.results import load
+from experiments.results.run_folder import Protocol
 from pfl_jax.errors import InvalidInput
-from pfl_jax.reporting import Protocol
 
 if TYPE_CHECKING:
-    from experiments.records import Experiment
-    from pfl_jax.simulate import RoundResult
+    from experiments.execution.records import Experiment
+    from pfl_jax.engine.simulate import RoundResult
 
 Key: TypeAlias = tuple[str, ...]
 """What tells the runs of a figure on one dataset apart, seeds aside; it also names their folders."""
@@ -165,11 +166,11 @@ class Results:
 
     def config(self, key: Key) -> dict[str, Any]:
         """The configuration of a run, that of its first seed."""
-        return results.read_config(self._folders[key][0])
+        return load.read_config(self._folders[key][0])
 
     def curve(self, key: Key, protocol: Protocol = "received") -> tuple[list[int], list[list[float]]]:
         """The rounds [R] of a run's evaluations, and the mean accuracy over clients in percent for each seed [R]."""
-        metrics = [results.read_metrics(folder) for folder in self._folders[key]]
+        metrics = [load.read_metrics(folder) for folder in self._folders[key]]
         return [line["round"] for line in metrics[0]], [[line[protocol]["mean"] for line in run] for run in metrics]
 
     def final(self, key: Key, protocol: Protocol = "received") -> list[float]:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
-from experiments import study
+from experiments.config.request import Request
+from experiments.execution import cached_runs
+from experiments.execution.cached_runs import Cell
 from experiments.figures.plan import arrays_path
-from experiments.parsing import Request
-from experiments.study import Cell
+from pfl_jax.atomic_write import write_binary_whole
 from pfl_jax.data.specs import SPECS
-from pfl_jax.writing import write_binary_whole
 
 if TYPE_CHECKING:
-    from experiments.records import Experiment
-    from pfl_jax.simulate import RoundResult
+    from experiments.execution.records import Experiment
+    from pfl_jax.engine.simulate import RoundResult
 
 
 def is_real(
@@ -77,7 +77,7 @@ def run_with_arrays(
       keep: arrays of one round by name, different names in different rounds; None keeps nothing.
 
     Raises:
-      InvalidInput, KeyboardInterrupt: see `study.run_cell`.
+      InvalidInput, KeyboardInterrupt: see `cached_runs.run_cell`.
     """
     arrays: dict[str, Any] = {}
 
@@ -89,4 +89,4 @@ def run_with_arrays(
         if result.round == experiment.settings.rounds:
             write_binary_whole(arrays_path(folder), lambda file: np.savez_compressed(file, **arrays))
 
-    study.run_cell(cell, folder, console, observe)
+    cached_runs.run_cell(cell, folder, console, observe)

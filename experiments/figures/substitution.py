@@ -9,9 +9,9 @@ from jax.flatten_util import ravel_pytree
 
 from pfl_jax.base import Model, Params, PRNGKey, PyTree
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.evaluation import score
-from pfl_jax.fisher import fisher_diagonal
-from pfl_jax.trees import gather
+from pfl_jax.primitives.fisher import fisher_diagonal
+from pfl_jax.primitives.metrics import score
+from pfl_jax.primitives.tree import gather
 
 
 def replace_first(params: PyTree, fresh: PyTree, scores: PyTree, share: jax.Array | float) -> PyTree:

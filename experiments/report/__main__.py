@@ -14,10 +14,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.cli import exit_code
-from experiments.commands import Parser
+from experiments.commands.batch import Parser
+from experiments.commands.main import exit_code
+from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, write_whole
 from pfl_jax.errors import InvalidInput
-from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, write_whole
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: the words of the command line; by default those of this process.
 
     Returns:
-      The exit code, see `experiments.cli.exit_code`.
+      The exit code, see `experiments.commands.main.exit_code`.
     """
 
     def work() -> None:

@@ -10,7 +10,7 @@ from experiments.figures.palette import COLOURS
 from experiments.report import svg
 from experiments.report.gather import Group, Run
 from experiments.report.markup import Markup, tag
-from pfl_jax.reporting import PROTOCOLS, Protocol
+from experiments.results.run_folder import PROTOCOLS, Protocol
 
 MOST_LINES = 8
 """Settings in a chart; the best ones, where there are more."""

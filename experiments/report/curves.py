@@ -9,7 +9,7 @@ from experiments.figures import drawing
 from experiments.figures.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
 from experiments.report.charts import headline, ordered, shown
 from experiments.report.gather import Group, group, read
-from pfl_jax.reporting import Protocol
+from experiments.results.run_folder import Protocol
 
 NAME = "curves.png"
 SPREAD = (10, 90)

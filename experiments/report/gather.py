@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from experiments import paper, results
-from experiments.options import Options, flag
-from experiments.parsing import Request
-from experiments.study import bearing
-from pfl_jax.checkpoint import FOLDER
+from experiments.config.options import Options, flag
+from experiments.config.request import Request
+from experiments.execution.cached_runs import bearing
+from experiments.papers import published as paper
+from experiments.results import load
+from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Protocol
+from pfl_jax.engine.checkpoint import FOLDER
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
-from pfl_jax.reporting import CONFIG, METRICS, SUMMARY, Protocol
 
 _NOT_SEARCHED = {FOLDER, "tensorboard", "wandb"}
 
@@ -35,7 +36,7 @@ class Run:
       setting: every option and hyper-parameter that its results depend on, the seed apart.
       data: what the data really was.
       is_real: whether that is the dataset itself.
-      lines: its evaluations, see `pfl_jax.reporting.Evaluation.record`.
+      lines: its evaluations, see `experiments.results.run_folder.Evaluation.record`.
       summary: content of summary.json; None of a run that is not finished.
     """
 
@@ -189,17 +190,17 @@ def find(paths: Iterable[Path]) -> list[Path]:
 
 def read(folder: Path) -> Run:
     """The run in a folder; InvalidInput if it cannot be read."""
-    config = results.read_config(folder)
+    config = load.read_config(folder)
     try:
         request = _request(config)
         setting = {"dataset": request.dataset} | bearing(request)
         data, is_real = config["data"]["description"], config["data"]["is_real"]
     except (KeyError, TypeError, AttributeError):
         raise InvalidInput(f"{folder / CONFIG} is not the configuration of a run") from None
-    lines = results.read_metrics(folder)
+    lines = load.read_metrics(folder)
     if not all(isinstance(line, dict) and "round" in line and "received" in line for line in lines):
         raise InvalidInput(f"{folder / METRICS} is not the log of a run")
-    summary = results.read_summary(folder) if (folder / SUMMARY).exists() else None
+    summary = load.read_summary(folder) if (folder / SUMMARY).exists() else None
     return Run(folder, config, request, setting, data, bool(is_real), lines, summary)
 
 

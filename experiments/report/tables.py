@@ -5,12 +5,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from experiments.options import flag
-from experiments.progress import duration
+from experiments.config.options import flag
 from experiments.report.charts import headline, key, ordered, styles
 from experiments.report.gather import Group, Run, mean_and_deviation, plain
 from experiments.report.markup import Content, Markup, join, tag
-from pfl_jax.reporting import Protocol
+from experiments.results.run_folder import Protocol
+from experiments.runtime.progress import duration
 
 NOTHING = "—"
 PROTOCOL_TITLES = {"received": "After aggregation (received)", "trained": "After own training (trained)"}

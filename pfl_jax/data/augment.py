@@ -1,8 +1,9 @@
 """Random changes to training images: applied to every mini-batch anew, and to nothing else.
 
-`pfl_jax.data.client_data` hangs an augmentation onto a client's training data, and `pfl_jax.training.fold_batches`
-applies it; methods know nothing of it. Statistics, Fisher traces, embeddings and test examples come from the images as
-they are, and so do heads that are trained on features computed beforehand.
+`pfl_jax.data.client_data` hangs an augmentation onto a client's training data, and
+`pfl_jax.primitives.local_sgd.fold_batches` applies it; methods know nothing of it. Statistics, Fisher
+traces, embeddings and test examples come from the images as they are, and so do heads that are trained on features
+computed beforehand.
 """
 
 from collections.abc import Sequence

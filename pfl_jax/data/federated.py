@@ -55,7 +55,7 @@ class FederatedData(NamedTuple):
 
 
 class OwnClients(NamedTuple):
-    """What `client_data` reads on a device that holds the examples of its own clients alone, see `pfl_jax.placement`.
+    """What `client_data` reads on a device that has its own clients' examples alone, see `pfl_jax.engine.sharding`.
 
     Attributes:
       data: those clients as a federation.
@@ -125,7 +125,7 @@ def federate_runs(
     seeds: Sequence[int] | None = None,
     augment: bool = False,
 ) -> FederatedData:
-    """Several federations of as many clients over one pool, for the runs of `pfl_jax.sweep`.
+    """Several federations of as many clients over one pool, for the runs of `pfl_jax.engine.sweep`.
 
     Args:
       dataset: the examples.

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pfl_jax.data import dealing, dirichlet_counts
-from pfl_jax.data.dealing import Partition, Sizes
+from pfl_jax.data import allocation, dirichlet_counts
+from pfl_jax.data.allocation import Partition, Sizes
 from pfl_jax.data.pathological import PATHOLOGICAL_CLASSES, pathological
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
@@ -80,7 +80,7 @@ def grouped(
       >>> np.bincount(y[parts.train[0]]).tolist()  # dominant classes 0, 1, 2, and two of each class besides
       [29, 29, 28, 2, 2, 2, 2, 2, 2, 2]
     """
-    dealing.check_clients(num_clients)
+    allocation.check_clients(num_clients)
     if not 0 <= s <= 100:
         raise InvalidInput(f"s is a percentage between 0 and 100, not {s:g}")
     num_classes = 1 + int(max(train_y.max(), test_y.max()))
@@ -96,11 +96,11 @@ def grouped(
         ("test", test_y, train_size if test_size is None else test_size, len(train_y)),
     ):
         wanted = np.zeros((num_clients, num_classes), np.int64)
-        for client, client_size in enumerate(dealing.check_sizes(size, num_clients, name)):
+        for client, client_size in enumerate(allocation.check_sizes(size, num_clients, name)):
             uniform = round(client_size * s / 100)
-            wanted[client] = dealing.share_out(uniform, extra_order[client], num_classes)
-            wanted[client] += dealing.share_out(client_size - uniform, dominant_order[client], num_classes)
-        parts.append(dealing.deal(y, wanted, rng, name, offset))
+            wanted[client] = allocation.share_out(uniform, extra_order[client], num_classes)
+            wanted[client] += allocation.share_out(client_size - uniform, dominant_order[client], num_classes)
+        parts.append(allocation.deal(y, wanted, rng, name, offset))
     return Partition(*parts)
 
 
@@ -156,7 +156,7 @@ def dirichlet(
       >>> sum(len(row) for row in parts.train)  # each example belongs to one client
       1000
     """
-    dealing.check_clients(num_clients)
+    allocation.check_clients(num_clients)
     if not (np.isfinite(beta) and beta > 0):
         raise InvalidInput(f"beta is a positive number, not {beta:g}")
     rng = np.random.default_rng(seed)
@@ -165,17 +165,17 @@ def dirichlet(
     if protocol == "fedpac":
         counts = dirichlet_counts.by_set(rng, *totals, num_clients, beta, 10 if min_size is None else min_size)
     elif protocol == "fedas":
-        least = round(FEDAS_BATCH / (1 - dealing.FEDAS_TRAIN_SHARE)) if min_size is None else min_size
+        least = round(FEDAS_BATCH / (1 - allocation.FEDAS_TRAIN_SHARE)) if min_size is None else min_size
         counts = dirichlet_counts.merged(rng, *totals, num_clients, beta, least)
     else:
         raise InvalidInput(f'protocol is "fedpac" or "fedas", not "{protocol}"')
     if protocol == "fedpac" or keep_split:
-        train = dealing.deal(train_y, counts.train, rng, "training", 0)
-        test = dealing.deal(test_y, counts.test, rng, "test", len(train_y))
+        train = allocation.deal(train_y, counts.train, rng, "training", 0)
+        test = allocation.deal(test_y, counts.test, rng, "test", len(train_y))
     else:
-        hands = dealing.deal(np.concatenate([train_y, test_y]), counts.train + counts.test, rng, "", 0)
-        train, test = dealing.divide(rng, hands)
-    return Partition(dealing.cap(rng, train, train_size, "training"), dealing.cap(rng, test, test_size, "test"))
+        hands = allocation.deal(np.concatenate([train_y, test_y]), counts.train + counts.test, rng, "", 0)
+        train, test = allocation.divide(rng, hands)
+    return Partition(allocation.cap(rng, train, train_size, "training"), allocation.cap(rng, test, test_size, "test"))
 
 
 def iid(
@@ -210,7 +210,7 @@ def iid(
       >>> [len(row) for row in partition.iid(y, y, num_clients=3).train]
       [34, 33, 33]
     """
-    dealing.check_clients(num_clients)
+    allocation.check_clients(num_clients)
     rng = np.random.default_rng(seed)
     parts = []
     for name, y, size, offset in (("training", train_y, train_size, 0), ("test", test_y, test_size, len(train_y))):
@@ -220,8 +220,8 @@ def iid(
             sizes = np.full(num_clients, len(y) // num_clients)
             sizes[: len(y) % num_clients] += 1
         else:
-            sizes = dealing.check_sizes(size, num_clients, name)
-        parts.append(dealing.deal(np.zeros(len(y), np.int64), sizes[:, None], rng, name, offset))
+            sizes = allocation.check_sizes(size, num_clients, name)
+        parts.append(allocation.deal(np.zeros(len(y), np.int64), sizes[:, None], rng, name, offset))
     return Partition(*parts)
 
 

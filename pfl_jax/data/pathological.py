@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from pfl_jax.data import dealing
-from pfl_jax.data.dealing import Partition, Sizes
+from pfl_jax.data import allocation
+from pfl_jax.data.allocation import Partition, Sizes
 from pfl_jax.errors import InvalidInput
 
 PATHOLOGICAL_CLASSES = (3, 3, 5, 5, 8)
@@ -56,7 +56,7 @@ def pathological(
       >>> [len(np.unique(y[row])) for row in parts.train]
       [3, 3, 5, 5, 8]
     """
-    dealing.check_clients(num_clients)
+    allocation.check_clients(num_clients)
     num_classes = 1 + int(max(train_y.max(), test_y.max()))
     if not classes_per_group or min(classes_per_group) < 1 or max(classes_per_group) > num_classes:
         wanted_classes = "/".join(map(str, classes_per_group))
@@ -78,12 +78,12 @@ def pathological(
         ("training", train_y, train_size, 0),
         ("test", test_y, train_size if test_size is None else test_size, len(train_y)),
     ):
-        sizes = dealing.check_sizes(size, num_clients, name)
+        sizes = allocation.check_sizes(size, num_clients, name)
         wanted = [
-            dealing.share_out(int(client_size), classes, num_classes)
+            allocation.share_out(int(client_size), classes, num_classes)
             for client_size, classes in zip(sizes, chosen, strict=True)
         ]
-        parts.append(dealing.deal(y, np.stack(wanted), rng, name, offset))
+        parts.append(allocation.deal(y, np.stack(wanted), rng, name, offset))
     return Partition(*parts)
 
 

@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from pfl_jax.atomic_write import write_binary_whole
 from pfl_jax.data import cinic10
 from pfl_jax.data.specs import Arrays, DatasetSpec
 from pfl_jax.errors import CannotWrite, InvalidInput
-from pfl_jax.writing import write_binary_whole
 
 Notify = Callable[[str], None]
 

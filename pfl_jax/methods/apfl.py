@@ -5,11 +5,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.aggregation import size_weights, weighted_mean
 from pfl_jax.base import LocalResult, Method, Model, Params
-from pfl_jax.losses import cross_entropy
-from pfl_jax.training import descend, fold_batches, sgd
-from pfl_jax.trees import interpolate
+from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.local_sgd import descend, fold_batches, sgd
+from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.tree import interpolate
 
 
 class APFLClient(NamedTuple):

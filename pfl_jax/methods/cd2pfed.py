@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.aggregation import size_weights, weighted_mean
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, PRNGKey, PyTree
-from pfl_jax.losses import cross_entropy, masked_mean
-from pfl_jax.training import fit, sgd
+from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.losses import cross_entropy, masked_mean
 
 Align = Callable[[PRNGKey, Params, PyTree, Params, ClientData, jax.Array], Params]
 """(key, received model, its personal entries, the client's last model, data, trained before) -> model to train."""

@@ -3,9 +3,9 @@
 import jax
 
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.losses import cross_entropy, proximal
 from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.training import fit, sgd
+from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.losses import cross_entropy, proximal
 
 PERSONAL_STREAM = 2**32 - 1
 """Stream of the personal training's key; epochs count from 0 and never get there."""

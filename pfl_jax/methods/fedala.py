@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import LocalResult, Method, Model, Params, PyTree
-from pfl_jax.losses import cross_entropy
 from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.subsets import fixed_subset
-from pfl_jax.training import fit, map_examples, sgd
-from pfl_jax.trees import interpolate
+from pfl_jax.primitives.holdout import fixed_subset
+from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
+from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.tree import interpolate
 
 WINDOW = 10
 """The weights have converged when the losses of so many passes hardly differ."""

@@ -5,13 +5,13 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.aggregation import normalize, size_weights, weighted_mean
 from pfl_jax.base import Backbone, Head, LocalResult, Method, Model
-from pfl_jax.fisher import fisher_trace
-from pfl_jax.losses import cross_entropy, feature_alignment
-from pfl_jax.statistics import class_centroids, merge_centroids
-from pfl_jax.training import fit, map_examples, sgd
-from pfl_jax.trees import merge
+from pfl_jax.primitives.aggregation import normalize, size_weights, weighted_mean
+from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
+from pfl_jax.primitives.fisher import fisher_trace
+from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
+from pfl_jax.primitives.losses import cross_entropy, feature_alignment
+from pfl_jax.primitives.tree import merge
 
 
 class FedASClient(NamedTuple):

@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 
 from pfl_jax.base import Method, Model
-from pfl_jax.losses import feature_alignment
 from pfl_jax.methods.cd2pfed import choose, decouple_channels
-from pfl_jax.training import fit, map_examples, sgd
+from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
+from pfl_jax.primitives.losses import feature_alignment
 
 
 def fedas_cd2(

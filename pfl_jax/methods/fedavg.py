@@ -1,9 +1,9 @@
 """Federated averaging: one global model (McMahan et al. 2017)."""
 
-from pfl_jax.aggregation import size_weights, weighted_mean
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.losses import cross_entropy
-from pfl_jax.training import fit, sgd
+from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.losses import cross_entropy
 
 
 def fedavg(

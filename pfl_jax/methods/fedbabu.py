@@ -1,11 +1,11 @@
 """A shared backbone under one head that is never trained, then fine-tuning (Oh, Kim, Yun 2022)."""
 
-from pfl_jax.aggregation import size_weights, weighted_mean
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.losses import cross_entropy
 from pfl_jax.methods.fedavg_ft import fedavg_ft
-from pfl_jax.training import fit, sgd
-from pfl_jax.trees import merge
+from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.tree import merge
 
 
 def fedbabu(

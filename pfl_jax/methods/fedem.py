@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.aggregation import size_weights, weighted_mean
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.ensembles import example_losses, init_models
-from pfl_jax.losses import masked_mean
-from pfl_jax.training import fit, sgd
+from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.ensembles import example_losses, init_models
+from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.losses import masked_mean
 
 
 def fedem(

@@ -5,16 +5,16 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.affinity import Affinity, choose, look_up, no_affinity, remember
-from pfl_jax.aggregation import normalize, weighted_mean
 from pfl_jax.base import ClientData, Method, Model, Params
-from pfl_jax.ensembles import example_losses
 from pfl_jax.errors import InvalidInput
-from pfl_jax.fingerprint import fingerprint
-from pfl_jax.losses import masked_mean, proximal
 from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.subsets import fixed_subset
-from pfl_jax.trees import gather
+from pfl_jax.primitives.affinity import Affinity, choose, look_up, no_affinity, remember
+from pfl_jax.primitives.aggregation import normalize, weighted_mean
+from pfl_jax.primitives.ensembles import example_losses
+from pfl_jax.primitives.fingerprint import fingerprint
+from pfl_jax.primitives.holdout import fixed_subset
+from pfl_jax.primitives.losses import masked_mean, proximal
+from pfl_jax.primitives.tree import gather
 
 
 class FedFomoServer(NamedTuple):

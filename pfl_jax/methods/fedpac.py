@@ -8,14 +8,14 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.aggregation import mix, size_weights, weighted_mean
 from pfl_jax.base import Backbone, ClientData, Head, Info, LocalResult, Method, Model, PyTree
-from pfl_jax.losses import cross_entropy, feature_alignment
-from pfl_jax.precision import in_float64
-from pfl_jax.simplex import SimplexSolution, Solver, solve_simplex_qp
-from pfl_jax.statistics import class_centroids, label_feature_statistics, merge_centroids
-from pfl_jax.training import fit, map_examples, sgd
-from pfl_jax.trees import merge
+from pfl_jax.primitives.aggregation import mix, size_weights, weighted_mean
+from pfl_jax.primitives.feature_statistics import class_centroids, label_feature_statistics, merge_centroids
+from pfl_jax.primitives.float64 import in_float64
+from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
+from pfl_jax.primitives.losses import cross_entropy, feature_alignment
+from pfl_jax.primitives.simplex_qp import SimplexSolution, Solver, solve_simplex_qp
+from pfl_jax.primitives.tree import merge
 
 NEGLIGIBLE_WEIGHT = 1e-3
 """Head weights below it are set to zero, and the rest scaled up to sum to 1."""
@@ -67,7 +67,7 @@ def head_weights(mu: jax.Array, variance: jax.Array, counts: jax.Array, *, solve
       mu: [M, K, d], each client's P(k) E[f(x) | y = k].
       variance: V [M], before the division by n.
       counts: n [M], examples of each client; a client without any gets no weight.
-      solver: see `pfl_jax.simplex.solve_simplex_qp`.
+      solver: see `pfl_jax.primitives.simplex_qp.solve_simplex_qp`.
 
     Returns:
       alpha [M, M], float32, rows on the simplex.

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Head, Method, Model
-from pfl_jax.losses import cross_entropy
 from pfl_jax.methods.fedpac import align_and_combine
+from pfl_jax.primitives.losses import cross_entropy
 
 
 def prototype_weights(model: Model, heads: Head, centroids: jax.Array, class_counts: jax.Array) -> jax.Array:

@@ -1,10 +1,10 @@
 """A shared backbone under personal heads (Arivazhagan et al. 2019)."""
 
-from pfl_jax.aggregation import size_weights, weighted_mean
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.losses import cross_entropy
-from pfl_jax.training import fit, sgd
-from pfl_jax.trees import merge
+from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.tree import merge
 
 
 def fedper(

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Method, Model, Params
-from pfl_jax.losses import cross_entropy, feature_alignment
-from pfl_jax.statistics import class_centroids, merge_centroids
-from pfl_jax.training import fit, map_examples, sgd
+from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
+from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
+from pfl_jax.primitives.losses import cross_entropy, feature_alignment
 
 
 class Prototypes(NamedTuple):

@@ -1,9 +1,9 @@
 """Federated averaging with a proximal term (Li et al. 2020)."""
 
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.losses import cross_entropy, proximal
 from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.training import fit, sgd
+from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.losses import cross_entropy, proximal
 
 
 def fedprox(

@@ -3,10 +3,10 @@
 import jax
 
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.losses import cross_entropy
 from pfl_jax.methods.fedper import fedper
-from pfl_jax.training import fit, map_examples, sgd
-from pfl_jax.trees import merge
+from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
+from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.tree import merge
 
 
 def fedrep(

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import jax
 
-from pfl_jax.aggregation import size_weights, weighted_mean
 from pfl_jax.base import Head, LocalResult, Method, Model, Params
-from pfl_jax.losses import balanced_softmax, cross_entropy
-from pfl_jax.statistics import class_counts
-from pfl_jax.training import fit, sgd
+from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.feature_statistics import class_counts
+from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.losses import balanced_softmax, cross_entropy
 
 
 class FedRoDModel(NamedTuple):

@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.aggregation import mix, size_weights
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.ensembles import example_losses, init_models
-from pfl_jax.losses import cross_entropy, masked_mean
-from pfl_jax.training import fit, sgd
-from pfl_jax.trees import gather
+from pfl_jax.primitives.aggregation import mix, size_weights
+from pfl_jax.primitives.ensembles import example_losses, init_models
+from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.losses import cross_entropy, masked_mean
+from pfl_jax.primitives.tree import gather
 
 
 def hypcluster(

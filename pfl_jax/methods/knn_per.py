@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, Method, Model, Params
-from pfl_jax.losses import masked_mean
 from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.subsets import fixed_subset
-from pfl_jax.training import map_examples
+from pfl_jax.primitives.holdout import fixed_subset
+from pfl_jax.primitives.local_sgd import map_examples
+from pfl_jax.primitives.losses import masked_mean
 
 CANDIDATES = (0.5, 0.6, 0.7, 0.8)
 """Weights of the neighbours that are tried (FedPAC, Appendix B.3)."""

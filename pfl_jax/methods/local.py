@@ -1,8 +1,8 @@
 """Every client for itself: the baseline that shows what federation is worth."""
 
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.losses import cross_entropy
-from pfl_jax.training import fit, sgd
+from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.losses import cross_entropy
 
 
 def local(

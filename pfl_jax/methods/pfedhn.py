@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from pfl_jax.base import LocalResult, Method, Model, PyTree
-from pfl_jax.fingerprint import fingerprint
-from pfl_jax.losses import cross_entropy
-from pfl_jax.training import fit, sgd
+from pfl_jax.primitives.fingerprint import fingerprint
+from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.losses import cross_entropy
 
 
 class PFedHNServer(NamedTuple):

@@ -1,0 +1,111 @@
+"""What the commands of many runs share: their words, their folders' names, and how they begin and end."""
+
+import argparse
+import sys
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from rich.console import Console
+
+from experiments.commands.main import exit_code
+from experiments.execution.cached_runs import WITHOUT_BEARING
+from experiments.runtime.locks import exclusive
+from experiments.runtime.signals import interruptible
+from pfl_jax.errors import InvalidInput
+
+
+class _Asked(typing.Protocol):
+    """What the words of a command of many runs ask for."""
+
+    @property
+    def dry_run(self) -> bool: ...
+
+    @property
+    def out(self) -> Path: ...
+
+
+_Order = TypeVar("_Order", bound=_Asked)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser for a command of many runs, whose errors are InvalidInput.
+
+    Args:
+      module: the command's, as after `python -m`.
+      description: its docstring.
+    """
+
+    def __init__(self, module: str, description: str | None):
+        super().__init__(
+            prog=f"python -m {module}",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidInput(f"{message}; see --help")
+
+
+def command(
+    words: Sequence[str] | None,
+    parse: Callable[[Sequence[str]], _Order],
+    say: Callable[[_Order, Console], None],
+    make: Callable[[_Order, Console], None],
+) -> int:
+    """A command of many runs.
+
+    Args:
+      words: of the command line; None takes those of this process.
+      parse: from the words to what is asked for, which has `dry_run` and `out`.
+      say: tells what there is to do, for --dry-run.
+      make: does it, while no other process is at work in `out`.
+
+    Returns:
+      The exit code, see `main.exit_code`.
+    """
+
+    def work() -> None:
+        order = parse(sys.argv[1:] if words is None else words)
+        console = Console()
+        if order.dry_run:
+            say(order, console)
+        else:
+            with interruptible(), exclusive(order.out):
+                make(order, console)
+
+    return exit_code(work)
+
+
+def slug(text: str) -> str:
+    """The text as a file name: letters, digits, "=" and "." as they are, the rest as single hyphens."""
+    kept = "".join(character if character.isalnum() or character in "=._" else "-" for character in text)
+    return "-".join(filter(None, kept.split("-")))
+
+
+def given(words: Iterable[str]) -> set[str]:
+    """Names of the options among words, switches by the name of what they switch."""
+    heads = (word.partition("=")[0] for word in words if word.startswith("--"))
+    return {head.removeprefix("--").replace("-", "_").removeprefix("no_") for head in heads}
+
+
+def folder_name(name: str, number: int, words: Sequence[str]) -> str:
+    """A folder for each set of options that bear on results: a trial does not stand in the way of the whole."""
+    parts: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not parts:
+            parts.append([])
+        parts[-1].append(word)
+    without = WITHOUT_BEARING - {"source"}
+    bearing = sorted(" ".join(part) for part in parts if not given(part) & without)
+    return slug(" ".join([f"{name}-{number}", *bearing]))
+
+
+def choose(name: str, asked: Iterable[str], choices: Iterable[str], where: str = "") -> None:
+    """Raises InvalidInput for the first word that is no choice, with all that are."""
+    choices = list(choices)
+    for word in asked:
+        if word not in choices:
+            raise InvalidInput(f"unknown {name} '{word}'{where} (there are {', '.join(choices)})")

@@ -1,0 +1,1 @@
+"""Options, presets and the command line of a run, checked."""

@@ -1,0 +1,287 @@
+"""From the words of the command line to checked options: a method's own options come from its factory's signature.
+
+tyro converts values and writes --help; its errors fill a box of several lines, so what a user can get wrong is found
+here first and said in one line.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import inspect
+import io
+import types
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import docstring_parser
+import tyro
+
+from experiments.config import presets
+from experiments.config.options import MethodName, Options, PresetName, check_hyper_parameters, flag, mesh_devices
+from pfl_jax.data.specs import SPECS
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked command line.
+
+    Attributes:
+      dataset: which experiment.
+      options: the common options.
+      hyper_parameters: the method's own, every one of them.
+      given: names of the options that the user gave; all others came from the preset or the method.
+    """
+
+    dataset: str
+    options: Options
+    hyper_parameters: dict[str, Any]
+    given: frozenset[str]
+
+    def on_embedded_data(self) -> tuple["Request", dict[str, Any]]:
+        """This request with the preset's reductions for embedded data, and what they changed."""
+        reduced = presets.values(self.options.preset, self.dataset, embedded=True)
+        changes = {
+            name: reduced[name]
+            for name, value in (dataclasses.asdict(self.options) | self.hyper_parameters).items()
+            if name not in self.given and name in reduced and reduced[name] != value and name != "method"
+        }
+        own = {name: value for name, value in changes.items() if name in self.hyper_parameters}
+        common = {name: value for name, value in changes.items() if name not in own}
+        request = dataclasses.replace(
+            self,
+            options=dataclasses.replace(self.options, **common),
+            hyper_parameters=self.hyper_parameters | own,
+        )
+        return request, changes
+
+
+def parse(dataset: str, arguments: Sequence[str]) -> Request:
+    """Parses and checks a command line; prints help and raises SystemExit(0) for --help.
+
+    Args:
+      dataset: a key of `presets.DEFAULT_PRESET`.
+      arguments: the words after the module's name.
+
+    Raises:
+      InvalidInput: an unknown option or choice, a value of the wrong kind or out of range.
+    """
+    preset = _first_choice("preset", arguments, get_args(PresetName), presets.DEFAULT_PRESET[dataset])
+    values = presets.values(preset, dataset)
+    method = _first_choice("method", arguments, get_args(MethodName), values["method"])
+    own = method_config(method)
+    hints = get_type_hints(Options) | get_type_hints(own)
+    given = _check_words(arguments, hints, method)
+
+    common_names, own_names = ({field.name for field in dataclasses.fields(kind)} for kind in (Options, own))
+    defaults: dict[str, Any] = values | {"method": method, "preset": preset}
+    common: Options = Options(**{name: value for name, value in defaults.items() if name in common_names})
+    config = own(**{name: value for name, value in defaults.items() if name in own_names})
+    parsed = _tyro(dataset, arguments, common, config)
+    options, hyper_parameters = parsed.common, dataclasses.asdict(getattr(parsed, method))
+    options.check()
+    if options.mesh is not None:
+        # Another word for --devices, and only that is kept.
+        number = mesh_devices(options.mesh)
+        if "devices" in given and options.devices != number:
+            raise InvalidInput(f"--mesh {options.mesh} and --devices {options.devices} disagree: give one of them")
+        options = dataclasses.replace(options, devices=number, mesh=None)
+        given = given - {"mesh"} | {"devices"}
+    if options.augment and SPECS[dataset].shape[-1] != 3:
+        raise InvalidInput(f"--augment is for colour images, and those of {dataset} are grey")
+    check_hyper_parameters(hyper_parameters)
+    return Request(dataset, options, hyper_parameters, frozenset(given))
+
+
+def method_config(name: str) -> type:
+    """The frozen dataclass of a method's hyper-parameters, from its factory's signature and docstring.
+
+    Every keyword-only argument becomes a field with its annotation, its default and its help text.
+
+    Args:
+      name: a key of METHODS.
+    """
+    factory = METHODS[name]
+    documentation = docstring_parser.parse(factory.__doc__ or "", docstring_parser.DocstringStyle.GOOGLE)
+    texts = {parameter.arg_name: " ".join((parameter.description or "").split()) for parameter in documentation.params}
+    fields = []
+    for parameter in inspect.signature(factory, eval_str=True).parameters.values():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            kind = Annotated[parameter.annotation, tyro.conf.arg(help=_sentence(texts.get(parameter.name, "")))]
+            fields.append((parameter.name, kind, dataclasses.field(default=parameter.default)))
+    config = dataclasses.make_dataclass("MethodOptions", fields, frozen=True)
+    config.__doc__ = documentation.short_description
+    return config
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _tyro(dataset: str, arguments: Sequence[str], common: Options, config: Any) -> Any:
+    """The two groups of options as one dataclass, filled in by tyro."""
+    both = dataclasses.make_dataclass(
+        "Both",
+        [
+            ("common", tyro.conf.OmitArgPrefixes[Options], dataclasses.field(default=common)),
+            (common.method, tyro.conf.OmitArgPrefixes[type(config)], dataclasses.field(default=config)),
+        ],
+        frozen=True,
+    )
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(
+                both, args=list(arguments), prog=f"python -m experiments.{dataset}", description=_description(dataset)
+            )
+    except SystemExit as ending:
+        if not ending.code:
+            raise
+        # Nothing known gets here; whatever does is still told in one line.
+        words = " ".join(line.strip("╭╮╰╯│─ ") for line in errors.getvalue().splitlines())
+        raise InvalidInput(" ".join(words.split())) from None
+
+
+def _description(dataset: str) -> str:
+    preset = presets.DEFAULT_PRESET[dataset]
+    text = (
+        f"Personalized federated learning on {dataset}. Defaults are the settings of the {preset} preset; "
+        "without --method the method is that paper's own."
+    )
+    smaller = presets.EMBEDDED.get((preset, dataset))
+    if smaller:
+        text += " On embedded data the defaults are smaller: " + assignments(smaller) + "."
+    return text
+
+
+def assignments(values: dict[str, Any]) -> str:
+    """Values as they would be given: "--rounds 30, --train-size 300"."""
+    return ", ".join(f"{flag(name)} {value}" for name, value in values.items())
+
+
+def _first_choice(name: str, arguments: Sequence[str], choices: Sequence[str], default: str) -> str:
+    """The value of one option, read ahead of all others because they depend on it; as in tyro the last one counts."""
+    found = default
+    for position, word in enumerate(arguments):
+        head, equals, value = word.partition("=")
+        if head != flag(name):
+            continue
+        if not equals:
+            value = arguments[position + 1] if position + 1 < len(arguments) else ""
+        if value not in choices:
+            if not value or value.startswith("-"):
+                raise InvalidInput(f"{flag(name)} needs a value: {_listed(choices)}")
+            raise InvalidInput(f"unknown {name} '{value}' (there are {', '.join(choices)}){_hint(value, choices)}")
+        found = value
+    return found
+
+
+def _check_words(arguments: Sequence[str], hints: dict[str, Any], method: str) -> set[str]:
+    """Checks every word against the options there are; returns the names of those given."""
+    switches = {}
+    for name, kind in hints.items():
+        if kind is bool:
+            switches |= {flag(name): name, flag(f"no_{name}"): name}
+    valued = {flag(name): name for name in hints if flag(name) not in switches}
+    given = set()
+    words = deque(arguments)
+    while words:
+        head, equals, value = words.popleft().partition("=")
+        head = head.replace("_", "-")
+        if head in ("--help", "-h"):
+            continue
+        if head in switches:
+            if equals:
+                raise InvalidInput(f"{head} takes no value: give {head} or {_opposite(head)}")
+            given.add(switches[head])
+        elif head in valued:
+            kind = hints[valued[head]]
+            values: list[str | None] = [value] if equals else [words.popleft()] if words else [None]
+            if any(get_origin(part) is tuple for part in _parts(kind)):
+                while not equals and words and not words[0].startswith("--"):
+                    values.append(words.popleft())
+            for value in values:
+                _check_value(head, kind, value)
+            given.add(valued[head])
+        else:
+            raise InvalidInput(_unknown(head, (*valued, *switches), method))
+    return given
+
+
+def _opposite(switch: str) -> str:
+    return f"--{switch[5:]}" if switch.startswith("--no-") else f"--no-{switch[2:]}"
+
+
+def _unknown(word: str, known: Iterable[str], method: str) -> str:
+    """The error for a word that is no option, or no option of this method."""
+    if not word.startswith("-"):
+        return f"unexpected word '{word}': options start with --, see --help"
+    owners = [name for name in METHODS if word in map(flag, inspect.signature(METHODS[name]).parameters)]
+    if owners:
+        return f"{word} is an option of {_listed(owners, 'and')}, not of {method}"
+    near = _hint(word, list(known)) if word.startswith("--") else ""
+    return f"unknown option {word}{near or ': see --help'}"
+
+
+def _check_value(option: str, kind: Any, value: str | None) -> None:
+    """Raises InvalidInput unless the word can be a value of this kind."""
+    if value is None or (value.startswith("--") and not _accepts(kind, value)):
+        raise InvalidInput(f"{option} needs a value: {_describe(kind)}")
+    if _accepts(kind, value):
+        return
+    choices = [choice for part in _parts(kind) if get_origin(part) is Literal for choice in map(str, get_args(part))]
+    if choices and all(get_origin(part) is Literal for part in _parts(kind)):
+        name = option.removeprefix("--")
+        raise InvalidInput(f"unknown {name} '{value}' (there are {', '.join(choices)}){_hint(value, choices)}")
+    raise InvalidInput(f"{option} must be {_describe(kind)}, not '{value}'{_hint(value, choices)}")
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    """The members of a union, or the one type that it is."""
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _accepts(kind: Any, value: str) -> bool:
+    for part in _parts(kind):
+        if get_origin(part) is Literal:
+            if value in map(str, get_args(part)):
+                return True
+        elif part is types.NoneType:
+            if value == "None":
+                return True
+        elif get_origin(part) is tuple:
+            # Of any length, tuple[int, ...]: the words are checked one by one.
+            if _accepts(get_args(part)[0], value):
+                return True
+        elif part in (int, float):
+            with contextlib.suppress(ValueError):
+                part(value)
+                return True
+        elif part is not str or not value.startswith("--"):
+            return True
+    return False
+
+
+def _describe(kind: Any) -> str:
+    names = []
+    for part in _parts(kind):
+        if get_origin(part) is Literal:
+            names += map(str, get_args(part))
+        elif get_origin(part) is tuple:
+            names.append("one or more of " + _describe(get_args(part)[0]))
+        else:
+            names.append({int: "a whole number", float: "a number", str: "a text", types.NoneType: "None"}[part])
+    return _listed(names)
+
+
+def _listed(names: Sequence[str], word: str = "or") -> str:
+    """a, b or c."""
+    return f" {word} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _hint(word: str, choices: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, choices, n=1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,1 @@
+"""Runs: built, run, recorded, continued, and kept."""

@@ -1,0 +1,182 @@
+"""From a checked command line to everything that a run needs: data, federation, model, method, settings."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from rich.console import Console
+
+from experiments.config.options import PARTITION_OPTIONS, Options, without_effect
+from experiments.config.request import Request, assignments
+from experiments.execution.records import Experiment, devices
+from experiments.runtime.distributed import Processes
+from pfl_jax import simulate
+from pfl_jax.base import Method
+from pfl_jax.data import allocation, federated, partition, sources
+from pfl_jax.data.sources import Dataset
+from pfl_jax.engine import chunking, sharding
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
+from pfl_jax.networks.models import CONVOLUTIONAL, MODELS
+
+MOST_HOLDERS = {"grouped": 2, "pathological": 2, "iid": 1}
+"""partition -> clients that may hold the same training example, on average. FedPAC's 100 clients of 600 hold more than
+CIFAR-10 has, so grouped and pathological deal an example again once its class is used up."""
+
+
+def build(request: Request, console: Console, processes: Processes | None = None) -> Experiment:
+    """Loads the data and builds federation, model and method.
+
+    Args:
+      request: the checked command line.
+      console: for what the user must not miss.
+      processes: that share the run; each keeps the examples of its own clients.
+
+    Raises:
+      InvalidInput: the data is missing, damaged or too small, or model or method refuse it.
+    """
+    processes = processes or Processes()
+    request, dataset = processes.in_turn(lambda: load(request, console))
+    options = request.options
+    with processes.together():
+        # Not on the devices: those get their own clients' examples.
+        on_host = jax.local_devices(backend="cpu")[0] if options.distributed else None
+        with jax.default_device(on_host):
+            parts, shift = divide(options, dataset), shift_of(options, dataset)
+            data = federated.federate(dataset, parts, **shift, seed=options.seed, augment=options.augment)
+        if not options.distributed:
+            return assemble(request, dataset, data)
+        return assemble(request, sharding.without_pixels(dataset), data, simulate.client_mesh(devices(options)))
+
+
+def load(request: Request, console: Console) -> tuple[Request, Dataset]:
+    """Loads the data; the request comes back with the reductions for embedded data, if it is that.
+
+    Args:
+      request: the checked command line.
+      console: for what the user must not miss.
+
+    Raises:
+      InvalidInput: the data is missing or damaged.
+    """
+
+    def notify(message: str) -> None:
+        console.print(message, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
+
+    folder = request.options.data_dir
+    if folder is not None and request.options.source == "files" and not Path(folder).expanduser().exists():
+        raise InvalidInput(f"the data folder {folder} is not there")
+    dataset = sources.load(request.dataset, request.options.source, request.options.data_dir, notify=notify)
+    if not dataset.is_real:
+        request, changes = request.on_embedded_data()
+        if changes:
+            notify(
+                f"Smaller defaults on {dataset.description}: {assignments(changes)}. Options given stay as they are."
+            )
+    for note in without_effect(request.options, request.given, jax.default_backend()):
+        notify(f"Note: {note}.")
+    return request, dataset
+
+
+def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, mesh: Mesh | None = None) -> Experiment:
+    """The experiment over a federation that is there.
+
+    Args:
+      request: with the reductions for embedded data, if it is that.
+      dataset: the examples.
+      data: their federation.
+      mesh: to whose devices clients are to belong; None leaves all examples in one place.
+
+    Raises:
+      InvalidInput: model or method refuse the request.
+    """
+    options = request.options
+    settings = simulate.Settings(
+        rounds=options.rounds,
+        participation=options.participation,
+        full_last_round=options.full_last_round,
+        straggler_fraction=options.straggler_fraction,
+        straggler_rate=options.straggler_rate,
+        drop_rate=options.drop_rate,
+        eval_every=options.eval_every,
+    )
+    newcomers = None
+    if options.held_out_clients:
+        data, newcomers = federated.hold_out(data, options.held_out_clients)
+    settings = dataclasses.replace(settings, chunk=_chunk(request, np.asarray(data.train_count), settings))
+    method = make_method(request, dataset)
+    if mesh is None:
+        return Experiment(request, dataset, data, method, settings, newcomers)
+    placed = None if newcomers is None else sharding.place(newcomers, mesh)
+    return Experiment(request, dataset, sharding.place(data, mesh), method, settings, placed)
+
+
+def make_method(request: Request, dataset: Dataset, **values: Any) -> Method:
+    """The request's method over its model.
+
+    Args:
+      request: the checked command line.
+      dataset: whose inputs and classes the model has.
+      **values: in the place of the request's hyper-parameters; may be traced.
+
+    Raises:
+      InvalidInput: model or method refuse the request.
+    """
+    options = request.options
+    model = MODELS[options.model](dataset.input_shape, dataset.num_classes)
+    try:
+        return METHODS[options.method](model, **request.hyper_parameters | values)
+    except ValueError as error:
+        raise InvalidInput(f"{options.method} refuses its options: {error}") from None
+
+
+def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
+    """How groups of clients differ, as `federated.federate` takes it."""
+    return {"shift": options.shift, "num_groups": partition.num_groups(options.partition, dataset.num_classes)}
+
+
+def divide(options: Options, dataset: Dataset) -> partition.Partition:
+    """The partition that the options ask for.
+
+    Raises:
+      InvalidInput: the data cannot serve it, or clients would mostly train on each other's examples.
+    """
+    named = {name: getattr(options, name) for name in PARTITION_OPTIONS[options.partition]}
+    for protocol in ("dirichlet_protocol", "pathological_protocol"):
+        if protocol in named:
+            named["protocol"] = named.pop(protocol)
+    if named.pop("size_choices", None) is not None:
+        named["train_size"] = allocation.draw_sizes(options.size_choices or (), options.num_clients, options.seed)
+    sizes, there = named.get("train_size"), len(dataset.train_y)
+    total = 0 if sizes is None else int(np.broadcast_to(sizes, options.num_clients).sum())
+    # Sizes are upper bounds with dirichlet, which never runs out. Test examples may be shared, as in the papers.
+    most = MOST_HOLDERS.get(options.partition, math.inf) * there
+    if sizes is not None and total > most:
+        if options.size_choices is not None and "size_choices" in PARTITION_OPTIONS[options.partition]:
+            raise InvalidInput(
+                f"{options.num_clients} clients with {total} training examples in all are more than the {there} of "
+                f"{dataset.description} can serve: use fewer clients, or smaller --size-choices"
+            )
+        raise InvalidInput(
+            f"{options.num_clients} clients of {sizes} training examples are more than the {there} of "
+            f"{dataset.description} can serve: use at most {int(most) // sizes} clients, or a smaller --train-size"
+        )
+    return partition.make(options.partition, dataset, options.num_clients, seed=options.seed, **named)
+
+
+def _chunk(request: Request, counts: np.ndarray, settings: simulate.Settings) -> int:
+    """Clients under one vmap on a device, for clients with these numbers of training examples."""
+    options = request.options
+    if options.chunk != "auto":
+        return options.chunk
+    return chunking.choose_chunk(
+        chunking.typical_cohort(counts, settings.cohort_size(len(counts), 0)),
+        batch_size=request.hyper_parameters.get("batch_size", 1),
+        devices=len(devices(options)),
+        backend=jax.default_backend(),
+        convolutional=options.model in CONVOLUTIONAL,
+    )

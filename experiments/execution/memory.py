@@ -1,0 +1,92 @@
+"""How much memory there is, how much of it a federation's clients take between rounds, and what to do without enough.
+
+A shortage that JAX or NumPy notice is an error with advice. Where the kernel ends the process instead (exit code 137,
+"Killed"), nothing can be said: a smaller --chunk helps there too.
+"""
+
+import math
+import os
+import re
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from experiments.execution.records import Experiment, devices
+from pfl_jax.engine import rounds
+from pfl_jax.primitives.tree import byte_count
+
+CLIENTS_SHARE = 0.25
+"""Of the free memory: what the clients' states may take on the devices, since a round may need them twice."""
+
+
+def free_bytes(device: Any) -> int:
+    """Free memory of a device; that of the machine for a CPU, and where nothing else is known."""
+    figures = device.memory_stats() or {}
+    if "bytes_limit" in figures:
+        return figures["bytes_limit"] - figures["bytes_in_use"]
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 2**32
+
+
+def clients_bytes(experiment: Experiment) -> int:
+    """What the states of all clients take, without running anything."""
+    parts = rounds.pieces(experiment.method, experiment.settings)
+    data, key = experiment.data, jax.random.key(0)
+    server = jax.eval_shape(parts.start_server, data, key)
+    one = jax.eval_shape(parts.start_clients, data, server, key, jnp.zeros(1, jnp.int32))
+    return data.num_clients * byte_count(one)
+
+
+def state_place(experiment: Experiment) -> Literal["device", "host"]:
+    """Where the clients' states are kept: as asked, or on the host if they would fill the devices."""
+    place = experiment.request.options.state_on
+    if place != "auto":
+        return place
+    used = devices(experiment.request.options)
+    # Every device keeps all of them, and the devices of a CPU share one memory.
+    used = [one for one in used if one.process_index == jax.process_index()]
+    copies = len(used) if jax.default_backend() == "cpu" else 1
+    return "host" if copies * clients_bytes(experiment) > CLIENTS_SHARE * free_bytes(used[0]) else "device"
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether JAX, or NumPy, could not get the memory it wanted."""
+    text = str(error)
+    return isinstance(error, MemoryError) or "out of memory" in text.lower() or "RESOURCE_EXHAUSTED" in text
+
+
+def advice(error: BaseException, experiment: Experiment | None) -> str:
+    """What to do about a shortage, in one line.
+
+    Args:
+      error: says, perhaps, how much was wanted at once.
+      experiment: that ran; None while its data was being loaded.
+    """
+    wanted = _wanted_bytes(str(error))
+    asked = "" if wanted is None else f" ({wanted / 2**30:,.1f} GiB were wanted at once)"
+    if experiment is None:
+        return f"the memory does not suffice for the data{asked}: use fewer --num-clients or a smaller --train-size"
+    used = devices(experiment.request.options)
+    # Evaluations walk over everyone.
+    chunk = min(experiment.settings.chunk or math.inf, -(-experiment.data.num_clients // len(used)))
+    if chunk > 1:
+        # What a round takes beside the states grows with the clients under one vmap.
+        free = free_bytes(used[0])
+        fits = chunk // 2 if wanted is None or wanted <= free else int(chunk * free / wanted)
+        return (
+            f"the memory does not suffice for {chunk} clients at once on a device{asked}: use --chunk "
+            f"{max(1, min(fits, chunk // 2))}"
+        )
+    ways = [f"fewer --devices than {len(used)}"] if len(used) > 1 else []
+    ways += ["a smaller --batch-size"] if "batch_size" in experiment.request.hyper_parameters else []
+    ways += ["--state-on host"] if state_place(experiment) == "device" else ["fewer --num-clients"]
+    return f"the memory does not suffice, even for one client after another{asked}: use {' or '.join(ways)}"
+
+
+def _wanted_bytes(text: str) -> float | None:
+    """The size in "allocating 123 bytes", "to allocate 1.50GiB" or "Unable to allocate 7. TiB"."""
+    found = re.search(r"allocat(?:e|ing) ([\d.]+) ?([KMGT]?)i?(?:B|bytes)", text)
+    return None if found is None else float(found[1]) * 1024 ** " KMGT".index(found[2] or " ")

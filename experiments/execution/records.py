@@ -1,0 +1,290 @@
+"""What an experiment is made of, and what is written down about it."""
+
+import dataclasses
+import functools
+import hashlib
+import math
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import pfl_jax
+from experiments.config.options import Options, flag
+from experiments.config.request import Request
+from experiments.execution.cached_runs import bearing
+from experiments.papers import published
+from experiments.results.run_folder import Evaluation, best, rounded
+from pfl_jax import simulate
+from pfl_jax.base import Info, Method
+from pfl_jax.data.federated import class_table
+from pfl_jax.data.sources import Dataset
+from pfl_jax.engine import chunking
+from pfl_jax.engine.communication import traffic
+from pfl_jax.engine.rounds import Federation
+from pfl_jax.engine.sharding import PlacedData
+from pfl_jax.errors import InvalidInput
+
+MOST_OF_A_TABLE = 20_000
+"""Numbers in the table of classes by clients."""
+
+
+class Experiment(NamedTuple):
+    """Everything that a run needs, built from a request.
+
+    Attributes:
+      request: with the reductions for embedded data, if it is that.
+      dataset: the examples.
+      data: the federation, of the clients that take part; in a distributed run with the clients' owners.
+      newcomers: the clients that never do; None where all take part.
+      method: over the model, with its hyper-parameters.
+      settings: of the simulation.
+    """
+
+    request: Request
+    dataset: Dataset
+    data: Federation
+    method: Method
+    settings: simulate.Settings
+    newcomers: Federation | None = None
+
+
+def devices(options: Options) -> list[Any]:
+    """The devices that share the clients: of all processes equally many, where there are several.
+
+    Args:
+      options: of the run.
+
+    Raises:
+      InvalidInput: more devices are wanted than there are, or processes than clients, or they cannot share equally.
+    """
+    if not options.distributed:
+        there = jax.local_devices()
+        if options.devices == "auto":
+            return there[: options.num_clients]
+        if options.devices > len(there):
+            raise InvalidInput(f"--devices {options.devices} is more than the {len(there)} there are")
+        return there[: options.devices]
+    processes = jax.process_count()
+    if processes > options.num_clients:
+        raise InvalidInput(
+            f"{processes} processes cannot share {options.num_clients} clients: start at most {options.num_clients}"
+        )
+    of_each = [[one for one in jax.devices() if one.process_index == index] for index in range(processes)]
+    fewest = min(map(len, of_each))
+    if options.devices == "auto":
+        share = min(fewest, options.num_clients // processes)
+    else:
+        share, rest = divmod(options.devices, processes)
+        if rest:
+            raise InvalidInput(f"--devices {options.devices} cannot be shared equally by {processes} processes")
+        if share > fewest:
+            raise InvalidInput(f"--devices {options.devices} is more than {processes} processes have, {fewest} each")
+        if options.devices > options.num_clients:
+            raise InvalidInput(f"--devices {options.devices} is more than the {options.num_clients} clients")
+    return [one for there in of_each for one in there[:share]]
+
+
+def configuration(experiment: Experiment) -> dict[str, Any]:
+    """Everything that is needed to repeat the run."""
+    request, data = experiment.request, experiment.data
+    return {
+        "dataset": request.dataset,
+        "data": _data_record(experiment.dataset),
+        "options": dataclasses.asdict(request.options),
+        "hyper_parameters": request.hyper_parameters,
+        "given": sorted(request.given),
+        "train_examples": np.asarray(data.train_count).tolist(),
+        "test_examples": np.asarray(data.test_count).tolist(),
+        "class_table": _class_table(experiment),
+        "bytes_per_client_and_round": traffic(experiment.method, data)._asdict(),
+        "chunk": experiment.settings.chunk,
+        "device": _device(request.options),
+        "versions": _versions(),
+    }
+
+
+def _class_table(experiment: Experiment) -> list[list[int]] | None:
+    """Training examples of each client under each label; None where that is too much for a file that people read."""
+    data, classes = experiment.data, experiment.dataset.num_classes
+    # In a distributed run nobody has the labels of all clients any more.
+    if isinstance(data, PlacedData) or data.num_clients * classes > MOST_OF_A_TABLE:
+        return None
+    return class_table(data, "train", classes).tolist()
+
+
+def _data_record(dataset: Dataset) -> dict[str, Any]:
+    return {
+        "description": dataset.description,
+        "source": dataset.source,
+        "origin": dataset.origin,
+        "is_real": dataset.is_real,
+        "num_classes": dataset.num_classes,
+        "input_shape": list(dataset.input_shape),
+    }
+
+
+def identity(experiment: Experiment) -> dict[str, Any]:
+    """What a checkpoint says about its run: what it is, and what the last bits of its results depend on."""
+    request = experiment.request
+    options = {flag(name): value for name, value in bearing(request).items()}
+    named = {"dataset": request.dataset, **options, "--seed": request.options.seed}
+    versions = {name: version for name, version in _versions().items() if name in ("jax", "jaxlib", "pfl_jax")}
+    return {
+        "run": named | {"data": experiment.dataset.description},
+        "made_with": {**versions, "device": _device(request.options), "chunk": experiment.settings.chunk},
+    }
+
+
+def _versions() -> dict[str, str]:
+    packages = ("jax", "jaxlib", "flax", "optax", "jaxopt", "numpy", "scikit-learn", "tensorflow-datasets")
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found | {"pfl_jax": _own_version()}
+
+
+@functools.cache
+def _own_version() -> str:
+    """Of this package, which is used from its checkout: a digest of its source files."""
+    folder = Path(pfl_jax.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _device(options: Options) -> str:
+    """Kind and number: "cpu x 2"."""
+    used = devices(options)
+    processes = len({one.process_index for one in used})
+    kind = used[0].device_kind if len(used) == 1 else f"{used[0].device_kind} x {len(used)}"
+    return kind if processes == 1 else f"{kind} in {processes} processes"
+
+
+def wasted_step_share(experiment: Experiment, cohort: np.ndarray | None = None) -> float:
+    """Share of the gradient steps that a round takes for clients that are already finished.
+
+    Args:
+      experiment: with its chunk.
+      cohort: clients [M] of the round; by default a typical one's sizes.
+    """
+    counts, settings = np.asarray(experiment.data.train_count), experiment.settings
+    if cohort is None:
+        sizes = chunking.typical_cohort(counts, settings.cohort_size(len(counts), 0))
+    else:
+        sizes = counts[cohort]
+    data, owners = experiment.data, None
+    if isinstance(data, PlacedData) and cohort is not None:
+        owners = cohort % data.mesh.size
+    return chunking.wasted_step_share(
+        sizes,
+        owners=owners,
+        batch_size=experiment.request.hyper_parameters.get("batch_size", 1),
+        chunk=settings.chunk,
+        devices=len(devices(experiment.request.options)),
+    )
+
+
+INFO_NUMBERS = 10_000
+"""The most numbers of an entry of a round's Info that the metrics log takes."""
+
+
+def info_record(info: Info) -> dict[str, Any]:
+    """What is small of a round's Info, for JSON: name -> nested lists, to six digits."""
+    leaves = {
+        "/".join(str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path): leaf
+        for path, leaf in jax.tree.leaves_with_path(info)
+    }
+    return {name: _digits(np.asarray(leaf)) for name, leaf in leaves.items() if leaf.size <= INFO_NUMBERS}
+
+
+def _digits(array: np.ndarray) -> Any:
+    if array.ndim:
+        return [_digits(row) for row in array]
+    return float(f"{array:.6g}") if array.dtype.kind == "f" else array.item()
+
+
+def headline(experiment: Experiment) -> str:
+    """What is run, in one line; what the data really is stands first."""
+    request, options, data = experiment.request, experiment.request.options, experiment.data
+    counts = np.asarray(data.train_count)
+    sizes = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
+    own = ", ".join(f"{name}={value}" for name, value in request.hyper_parameters.items())
+    return (
+        f"{experiment.dataset.description}: {options.method}({own}), {options.model}, {options.rounds} rounds, "
+        f"{options.num_clients} clients with {sizes} training examples, participation {options.participation:g}, "
+        f"{_division(options)}, on {_device(options)}, chunk {experiment.settings.chunk} "
+        f"({wasted_step_share(experiment):.1%} of the steps wasted)"
+    )
+
+
+def _division(options: Options) -> str:
+    """The partition, and what else makes clients or their images differ."""
+    words = [options.partition]
+    if options.held_out_clients:
+        words.append(f"{options.held_out_clients} of the clients held out")
+    if options.drop_rate:
+        words.append(f"{options.drop_rate:.0%} of each round drop out")
+    if options.partition == "pathological":
+        words[0] += f" ({options.pathological_protocol})"
+    if options.shift != "none":
+        words.append({"labels": "labels permuted by group", "rotation": "images rotated by group"}[options.shift])
+    if options.augment:
+        words.append("augmented")
+    return ", ".join(words)
+
+
+def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: float) -> dict[str, Any]:
+    """The finished run in a few numbers; accuracies are means over clients in percent.
+
+    Args:
+      experiment: what was run.
+      evaluations: all of it, at least one.
+      wasted: mean share of a round's gradient steps that were taken for clients already finished.
+    """
+    request, options, last = experiment.request, experiment.request.options, evaluations[-1]
+    figure = published.published(request, is_real=experiment.dataset.is_real)
+    line = last.record()
+    top = best(evaluations, options.eval_protocol)
+    # The first evaluation's rounds include compilation, unless they are all there is.
+    steady = [evaluation.examples_per_second for evaluation in (evaluations[1:] or evaluations)]
+    return {
+        "dataset": request.dataset,
+        "data_source": experiment.dataset.description,
+        "method": options.method,
+        "hyper_parameters": request.hyper_parameters,
+        "seed": options.seed,
+        "rounds": options.rounds,
+        "rounds_done": last.round,
+        "num_clients": options.num_clients,
+        "eval_protocol": options.eval_protocol,
+        "received_accuracy": rounded(last.summary("received").mean),
+        "trained_accuracy": rounded(last.summary("trained").mean),
+        **{
+            name: line[name]
+            for name in ("received", "trained", "new_clients", "bytes_up", "bytes_down")
+            if name in line
+        },
+        "best": {
+            "round": top.round,
+            "received_accuracy": rounded(top.summary("received").mean),
+            "trained_accuracy": rounded(top.summary("trained").mean),
+        },
+        "per_client_accuracy": line[f"{options.eval_protocol}_per_client"],
+        **{name: values for name, values in line.items() if name.endswith("_per_client")},
+        "paper_accuracy": None if figure is None else figure.accuracy_percent,
+        "seconds": round(last.seconds, 3),
+        "examples_per_second": round(len(steady) / math.fsum(1 / speed for speed in steady), 1),
+        "chunk": experiment.settings.chunk,
+        "wasted_step_share": round(wasted, 4),
+        "jax_version": jax.__version__,
+        "device": _device(options),
+    }

@@ -1,0 +1,280 @@
+"""What a run has behind it, and how it goes on: evaluations and checkpoints."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import unknown_dataset
+from experiments.config.options import PROCESSES, flag
+from experiments.config.presets import DEFAULT_PRESET
+from experiments.config.request import Request, parse
+from experiments.execution.cached_runs import WITHOUT_BEARING
+from experiments.results.load import read_config
+from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation
+from pfl_jax.base import Scores, State
+from pfl_jax.engine.checkpoint import Checkpoints
+from pfl_jax.errors import InvalidInput
+
+CONTINUING = {"resume", "out", "checkpoint_every", "keep_checkpoints", "eval_protocol"}
+"""Options that say how a run goes on, not what it is."""
+
+
+@dataclass
+class History:
+    """A run's rounds so far.
+
+    Attributes:
+      evaluations: all of them.
+      wasted: each round's share of wasted gradient steps.
+      bytes_up, bytes_down: sent by and to all clients so far.
+      diverged: how often a client was left out because it had diverged.
+      visits, seconds: examples visited, and time taken, in the rounds since the last evaluation.
+      elapsed: since the run began, of all processes that had a part in it.
+      state: to go on from; None at the beginning.
+    """
+
+    evaluations: list[Evaluation] = field(default_factory=list)
+    wasted: list[float] = field(default_factory=list)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    diverged: int = 0
+    visits: float = 0.0
+    seconds: float = 0.0
+    elapsed: float = 0.0
+    state: State | None = None
+
+    @property
+    def round(self) -> int:
+        """The last round that was done."""
+        return len(self.wasted)
+
+    def evaluate(
+        self, number: int, received: Scores, trained: Scores, newcomers: tuple[Scores, Scores] | None = None
+    ) -> Evaluation:
+        """Adds the evaluation that a round had, and begins the next stretch of rounds.
+
+        Args:
+          number: of the round.
+          received, trained, newcomers: see `Evaluation`.
+        """
+        evaluation = Evaluation(
+            round=number,
+            received=received,
+            trained=trained,
+            seconds=self.elapsed,
+            examples_per_second=self.visits / self.seconds,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            newcomers=newcomers,
+        )
+        self.evaluations.append(evaluation)
+        self.visits, self.seconds = 0.0, 0.0
+        return evaluation
+
+    def save(self, checkpoints: Checkpoints, state: State, log: Path, identity: dict[str, Any]) -> None:
+        """Writes a checkpoint after a round; CannotWrite if it cannot be.
+
+        Args:
+          checkpoints: of the run.
+          state: after the round.
+          log: the metrics as far as they are written.
+          identity: see `records.identity`.
+        """
+        checkpoints.save(state, self.arrays(), {"metrics_bytes": log.stat().st_size, "identity": identity})
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All but the state, for a checkpoint."""
+        arrays: dict[str, np.ndarray] = {
+            "wasted": np.array(self.wasted, np.float64),
+            "since": np.array([self.visits, self.seconds, self.elapsed], np.float64),
+            "sent": np.array([self.bytes_up, self.bytes_down, self.diverged], np.int64),
+        }
+        for name in Evaluation._fields:
+            # [evaluations, 2, 4, newcomers] without entries where nobody is held out.
+            values = [getattr(evaluation, name) for evaluation in self.evaluations]
+            arrays[name] = np.array([np.zeros((2, 4, 0)) if value is None else value for value in values])
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray], state: State | None = None) -> "History":
+        """What `arrays` gave, with the state that belongs to it."""
+        columns = [arrays[name] for name in Evaluation._fields]
+        evaluations = [_evaluation(*values) for values in zip(*columns, strict=True)]
+        visits, seconds, elapsed = map(float, arrays["since"])
+        up, down, diverged = map(int, arrays["sent"])
+        return cls(evaluations, arrays["wasted"].tolist(), up, down, diverged, visits, seconds, elapsed, state)
+
+    @classmethod
+    def restore(
+        cls,
+        checkpoints: Checkpoints,
+        like: State,
+        log: Path,
+        identity: dict[str, Any],
+        notify: Callable[[str], None],
+        *,
+        cut: bool = True,
+    ) -> "History":
+        """The run up to its newest good checkpoint; what the log has beyond it is cut off, to be written anew.
+
+        Args:
+          checkpoints: of the run.
+          like: shapes of its state.
+          log: the metrics.
+          identity: of the run, see `records.identity`.
+          notify: told where the results may differ in their last bits from those of an uninterrupted run.
+          cut: False leaves the log to the process that writes it.
+
+        Raises:
+          InvalidInput: there is no checkpoint, none that can be read, or that of another run, or the log is not the one
+            it was.
+        """
+
+        def check(record: dict[str, Any]) -> None:
+            check_identity(record.get("identity", {}), identity, checkpoints.folder, notify)
+
+        found = checkpoints.newest(like, check)
+        if found is None:
+            raise InvalidInput(f"there is no checkpoint in {checkpoints.folder}: start the run anew")
+        cut_log(log, found.record["metrics_bytes"], cut=cut)
+        return cls.from_arrays(found.arrays, found.state)
+
+
+def cut_log(log: Path, size: int, *, cut: bool = True) -> None:
+    """Takes off what a run's metrics have beyond a checkpoint.
+
+    Args:
+      log: the metrics.
+      size: their bytes at the checkpoint.
+      cut: False only looks.
+
+    Raises:
+      InvalidInput: there is less than there was.
+    """
+    if not log.is_file() or log.stat().st_size < size:
+        raise InvalidInput(f"{log} is shorter than at the last checkpoint: start the run anew, in another folder")
+    if cut:
+        with log.open("r+b") as file:
+            file.truncate(size)
+
+
+def _evaluation(
+    number: np.ndarray,
+    received: np.ndarray,
+    trained: np.ndarray,
+    seconds: np.ndarray,
+    speed: np.ndarray,
+    up: np.ndarray,
+    down: np.ndarray,
+    newcomers: np.ndarray,
+) -> Evaluation:
+    """From the arrays that were stored."""
+    of_newcomers = (Scores(*newcomers[0]), Scores(*newcomers[1])) if newcomers.size else None
+    return Evaluation(
+        int(number), Scores(*received), Scores(*trained), float(seconds), float(speed), int(up), int(down), of_newcomers
+    )
+
+
+def resumed(request: Request) -> Request:
+    """The request of the run that --resume names, which goes on in its own folder.
+
+    Args:
+      request: the checked command line; what it gives beside --resume must be what the run has.
+
+    Raises:
+      InvalidInput: there is no such run, it is finished, or it is another one; the line says what differs.
+    """
+    options = request.options
+    folder = Path(options.resume or "").expanduser()
+    if "out" in request.given:
+        raise InvalidInput("--out cannot be given with --resume: a run goes on in its own folder")
+    if not (folder / CONFIG).is_file():
+        raise InvalidInput(f"--resume {folder}: there is no run in it")
+    refuse_finished(folder)
+    if not (folder / METRICS).is_file():
+        raise InvalidInput(f"--resume {folder}: {METRICS} is missing")
+    config = read_config(folder)
+    found = _request_of(config, folder)
+    if found.dataset != request.dataset:
+        raise InvalidInput(f"--resume {folder}: the run is on {found.dataset}, not {request.dataset}")
+    stored = {**vars(found.options), **found.hyper_parameters}
+    given = {**vars(options), **request.hyper_parameters}
+    # The method first: it decides which other options there are.
+    for name in sorted(request.given - CONTINUING - WITHOUT_BEARING, key=lambda name: (name != "method", name)):
+        if name not in stored:
+            raise InvalidInput(f"--resume {folder}: the run's method {found.options.method} has no {flag(name)}")
+        if stored[name] != given[name]:
+            raise InvalidInput(f"--resume {folder}: the run has {flag(name)} {stored[name]}, not {given[name]}")
+    # Never the processes that began it.
+    taken = PROCESSES | request.given & (CONTINUING | WITHOUT_BEARING)
+    changed = {name: getattr(options, name) for name in taken}
+    restored = dataclasses.replace(found.options, **changed | {"resume": str(folder), "out": str(folder)})
+    return dataclasses.replace(found, options=restored)
+
+
+def refuse_finished(folder: Path) -> None:
+    """Raises InvalidInput for the folder of a finished run."""
+    if (folder / SUMMARY).exists():
+        raise InvalidInput(f"--resume {folder}: the run is finished, its results are in {folder / SUMMARY}")
+
+
+def _request_of(config: dict[str, Any], folder: Path) -> Request:
+    """The request that a stored configuration was made from, checked as if its values stood on the command line.
+
+    Raises:
+      InvalidInput: the configuration was edited, or is of another version; the line says where.
+    """
+    try:
+        dataset, given, _ = config["dataset"], frozenset(config["given"]), config["data"]["description"]
+        values = {**config["options"], **config["hyper_parameters"], "resume": None, "out": None}
+        if dataset not in DEFAULT_PRESET:
+            raise InvalidInput(unknown_dataset(dataset))
+        return dataclasses.replace(parse(dataset, _words(values)), given=given)
+    except InvalidInput as error:
+        raise InvalidInput(f"--resume {folder}: {CONFIG} cannot be used: {error}") from None
+    except KeyError as error:
+        raise InvalidInput(f"--resume {folder}: {CONFIG} is not a run's, it has no {error}") from None
+    except TypeError as error:
+        raise InvalidInput(f"--resume {folder}: {CONFIG} is not a run's ({error})") from None
+
+
+def _words(values: dict[str, Any]) -> list[str]:
+    """Options as words of a command line."""
+    words = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            words.append(flag(name if value else f"no_{name}"))
+        elif isinstance(value, list):
+            words += [flag(name), *map(str, value)]
+        else:
+            words.append(f"{flag(name)}={value}")
+    return words
+
+
+def check_identity(stored: dict[str, Any], own: dict[str, Any], folder: Path, notify: Callable[[str], None]) -> None:
+    """Refuses the checkpoints of another run; tells where only the last bits may differ."""
+    for name, value in json.loads(json.dumps(own["run"])).items():
+        found = stored.get("run", {}).get(name, value)
+        if found != value:
+            raise InvalidInput(
+                f"the checkpoints in {folder} are of another run: they were written with {name} {found}, {CONFIG} has "
+                f"{value}"
+            )
+    began, now = stored.get("made_with", {}), own["made_with"]
+    changed = [
+        f"{name} {began[name]} then and {now[name]} now" for name in now if began.get(name, now[name]) != now[name]
+    ]
+    if changed:
+        notify(f"Note: {', '.join(changed)}: results may differ in their last bits from an uninterrupted run's.")
+
+
+def check_data(folder: Path, description: str) -> None:
+    """Raises InvalidInput where the data is not what the run in the folder began with."""
+    began = read_config(folder)["data"]["description"]
+    if began != description:
+        raise InvalidInput(f"the run in {folder} began on {began}, which is {description} now; give --data-dir")

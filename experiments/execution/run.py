@@ -1,0 +1,309 @@
+"""One run from a checked command line: data, federation, model, method, rounds, results."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import jax
+from rich.console import Console
+
+from experiments.commands.main import INTERRUPTED, INVALID
+from experiments.config.options import Options, flag
+from experiments.config.request import Request
+from experiments.execution import build
+from experiments.execution.memory import advice, is_shortage, state_place
+from experiments.execution.records import (
+    Experiment,
+    configuration,
+    devices,
+    headline,
+    identity,
+    info_record,
+    summary,
+    wasted_step_share,
+)
+from experiments.execution.resume import History, check_data, refuse_finished
+from experiments.execution.trackers import check, tracked
+from experiments.papers import published
+from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, results_table
+from experiments.runtime.compilation_cache import tended
+from experiments.runtime.distributed import Processes
+from experiments.runtime.jax_config import prepare
+from experiments.runtime.locks import alone
+from experiments.runtime.progress import RoundProgress, duration
+from experiments.runtime.signals import Stop, interruptible, stoppable
+from pfl_jax import simulate
+from pfl_jax.engine import host_state
+from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
+from pfl_jax.engine.communication import traffic
+from pfl_jax.errors import CannotWrite, Diverged, InvalidInput
+
+Observe: TypeAlias = Callable[[Experiment, simulate.RoundResult], None]
+"""Sees every round of a run, before the next one begins and, after the last, before the summary is written."""
+
+
+def run(request: Request, console: Console, observe: Observe | None = None, processes: Processes | None = None) -> None:
+    """Runs an experiment and leaves its folder behind.
+
+    Args:
+      request: the checked command line.
+      console: for notices, progress and results; stderr is left to errors.
+      observe: for what is wanted of the rounds beyond their accuracies.
+      processes: that share the run, see `distributed.start`; the first one writes.
+
+    Raises:
+      InvalidInput: the data cannot serve the request, or the folder cannot be written.
+      KeyboardInterrupt: after SIGINT or SIGTERM; it says what was finished and is in the folder.
+    """
+    processes = processes or Processes()
+    options = request.options
+    prepare(options)
+    with processes.together():
+        check(options)
+    folder = _folder(request, processes)
+    work = _Work(request, folder, Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints), processes)
+    try:
+        with interruptible():
+            _carry_out(work, console, observe)
+    except BaseException as error:
+        # What can go on stays, whether it has a result or not.
+        if processes.reports and not options.resume and not work.checkpoints.rounds():
+            folder.discard()
+        told = _told(error, work)
+        if told is error:
+            raise
+        if not processes.reports and isinstance(error, Diverged | KeyboardInterrupt):
+            # All processes know of it, and the first one tells.
+            raise SystemExit(INVALID if isinstance(error, Diverged) else INTERRUPTED) from None
+        raise told from None
+
+
+@dataclass
+class _Work:
+    """A run while it goes on.
+
+    Attributes:
+      request: with the reductions for embedded data, once that is known.
+      folder, checkpoints: its own.
+      processes: that share it.
+      history: its rounds so far.
+      experiment: None until its data is loaded.
+    """
+
+    request: Request
+    folder: RunFolder
+    checkpoints: Checkpoints
+    processes: Processes
+    history: History = field(default_factory=History)
+    experiment: Experiment | None = None
+
+
+def _carry_out(work: _Work, console: Console, observe: Observe | None) -> None:
+    """Loads the data, begins the run or takes up its last checkpoint, and runs it to its end."""
+    began, folder, options, processes = time.perf_counter(), work.folder, work.request.options, work.processes
+
+    def notify(message: str) -> None:
+        console.print(message, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
+
+    with contextlib.ExitStack() as held:
+        with processes.together():
+            if processes.reports:
+                held.enter_context(alone(folder.path / METRICS))
+            if options.resume:
+                # Another process may have finished it since `resume.resumed` looked.
+                refuse_finished(folder.path)
+        held.enter_context(tended(notify))
+        work.experiment = experiment = build.build(work.request, console, processes)
+        work.request = experiment.request
+        with processes.together():
+            if options.resume:
+                check_data(folder.path, experiment.dataset.description)
+                like, log, same = _shapes(experiment), folder.path / METRICS, identity(experiment)
+                work.history = History.restore(work.checkpoints, like, log, same, notify, cut=processes.reports)
+            elif processes.reports:
+                folder.write(CONFIG, configuration(experiment))
+        history = work.history
+        if options.resume:
+            processes.check_round(history.round)
+            console.print(f"continuing {folder.path} after round {history.round}", soft_wrap=True)
+        console.print(headline(experiment), soft_wrap=True, highlight=False)
+        with stoppable(console) as stop, contextlib.ExitStack() as open_trackers:
+            track = None
+            with processes.together():
+                if processes.reports:
+                    trackers = tracked(folder, options, configuration(experiment), history.evaluations)
+                    track = open_trackers.enter_context(trackers)
+            _rounds(work, experiment, track, console, began, observe, stop)
+            open_trackers.close()
+            # Nothing is stopped between the last round and the summary, which makes the run a finished one.
+            wasted = math.fsum(history.wasted) / len(history.wasted)
+            with processes.together():
+                if processes.reports:
+                    folder.write(SUMMARY, summary(experiment, history.evaluations, wasted))
+    if processes.reports:
+        _show(experiment, folder, console, history)
+
+
+def _told(error: BaseException, work: _Work) -> BaseException:
+    """The error as the user is told it: what happened, what to do, and what is left of the run."""
+    saved = work.checkpoints.rounds()
+    go_on = f"; --resume {work.folder.path} goes on after round {saved[-1]}" if saved else ""
+    if isinstance(error, Diverged):
+        return InvalidInput(_diverged(error, work.request, work.checkpoints, work.folder))
+    if isinstance(error, CannotWrite):
+        return CannotWrite(f"{error}{go_on}")
+    if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
+        return InvalidInput(advice(error, work.experiment) + go_on)
+    if not isinstance(error, KeyboardInterrupt):
+        return error
+    if not work.history.evaluations:
+        return KeyboardInterrupt(f"interrupted before the first evaluation{go_on or ': nothing is left'}")
+    last, rounds = work.history.evaluations[-1].round, work.request.options.rounds
+    return KeyboardInterrupt(
+        f"interrupted: evaluated up to round {last} of {rounds}, see {work.folder.path / METRICS}"
+        f"{go_on or '; no summary was written'}"
+    )
+
+
+def _folder(request: Request, processes: Processes) -> RunFolder:
+    """The run's folder: the first process takes it, the others only learn which it is."""
+    options = request.options
+    if options.resume:
+        return RunFolder.reopen(options.resume)
+    folder = None
+    with processes.together():
+        if processes.reports:
+            folder = RunFolder.claim(options.out, f"{request.dataset}-{options.method}-seed{options.seed}")
+    (path, *_) = processes.exchange(str(folder.path) if folder else "")
+    return folder or RunFolder.reopen(path)
+
+
+def _shapes(experiment: Experiment) -> Any:
+    """Of the state."""
+    engine = simulate.build(experiment.method, experiment.settings)
+    return jax.eval_shape(engine.init, experiment.data, jax.random.key(0))
+
+
+def _rounds(
+    work: _Work,
+    experiment: Experiment,
+    track: Callable[[Evaluation], None] | None,
+    console: Console,
+    began: float,
+    observe: Observe | None,
+    stop: Stop,
+) -> None:
+    """Runs the rounds that are left; logs each evaluation, and keeps it with all else in the history."""
+    request, options, history = experiment.request, experiment.request.options, work.history
+    folder, checkpoints, processes = work.folder, work.checkpoints, work.processes
+    mesh = simulate.client_mesh(devices(options))
+    epochs = request.hyper_parameters.get("epochs", 1)
+    results = simulate.run(
+        experiment.method,
+        experiment.data,
+        experiment.settings,
+        jax.random.key(options.seed),
+        state=history.state,
+        mesh=mesh,
+        # The same in all processes, however full their machines are.
+        state_on="host" if processes.agree(state_place(experiment) == "host") else "device",
+        on_nan=options.on_nan,
+        newcomers=experiment.newcomers,
+    )
+    if history.evaluations and _reached(options, history.evaluations[-1]):
+        # All that was missing was the summary.
+        return
+    sent = traffic(experiment.method, experiment.data)
+    before, every = history.elapsed, options.checkpoint_every
+    with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
+        for result in results:
+            history.visits += result.examples * epochs
+            history.seconds += result.seconds
+            history.elapsed = before + time.perf_counter() - began
+            history.wasted.append(wasted_step_share(experiment, result.cohort))
+            history.bytes_up += sent.up * int(result.arrived.sum())
+            history.bytes_down += sent.down * len(result.cohort)
+            history.diverged += len(result.diverged)
+            if len(result.diverged):
+                console.print(f"round {result.round}: left out as diverged: clients {result.diverged.tolist()}")
+            reached = False
+            if result.received is not None:
+                evaluation = history.evaluate(result.round, result.received, result.trained, result.newcomers)
+                with processes.together():
+                    if track is not None:
+                        folder.log(evaluation, **_further(result))
+                        track(evaluation)
+                reached = _reached(options, evaluation)
+            if observe is not None:
+                observe(experiment, result)
+            accuracy = history.evaluations[-1].summary(options.eval_protocol).mean if history.evaluations else None
+            progress.update(result.round, result.seconds, accuracy, result.examples * epochs / result.seconds)
+            is_last = reached or result.round == options.rounds
+            due = every is not None and (result.round % every == 0 or is_last)
+            # A signal reaches one process or all, before or after the end of a round.
+            stopping = processes.agree(stop.asked) and not is_last
+            if due or stopping:
+                state = host_state.whole(result.state, experiment.data)
+                with processes.together():
+                    if state is not None:
+                        history.save(checkpoints, state, folder.path / METRICS, identity(experiment))
+            if stopping:
+                raise KeyboardInterrupt
+            if is_last:
+                break
+
+
+def _further(result: simulate.RoundResult) -> dict[str, Any]:
+    """What the metrics log has of a round beside the scores."""
+    missing = result.cohort[~result.arrived].tolist()
+    return {
+        "cohort": result.cohort.tolist(),
+        **({"missing": missing} if missing else {}),
+        **({"info": info} if (info := info_record(result.info)) else {}),
+    }
+
+
+def _reached(options: Options, evaluation: Evaluation) -> bool:
+    """Whether the run may stop early."""
+    return (
+        options.target_accuracy is not None
+        and evaluation.summary(options.eval_protocol).mean >= options.target_accuracy
+    )
+
+
+def _diverged(error: Diverged, request: Request, checkpoints: Checkpoints, folder: RunFolder) -> str:
+    """What to tell, with the likely cause and what can be done."""
+    saved = checkpoints.rounds()
+    kept = f"; the checkpoint of round {saved[-1]} stays in {folder.path}" if saved else ""
+    rates = [f"{flag(name)} {value:g}" for name, value in request.hyper_parameters.items() if name.endswith("lr")]
+    skip = ", or leave such clients out with --on-nan skip-client"
+    return (
+        f"{request.options.method}: {error}; most likely {' or '.join(rates)} is too large: use a smaller one"
+        f"{skip if error.clients and request.options.on_nan == 'stop' else ''}{kept}"
+    )
+
+
+def _show(experiment: Experiment, folder: RunFolder, console: Console, history: History) -> None:
+    """Prints the table of a finished run, and draws its curves where they are asked for."""
+    request, options, evaluations = experiment.request, experiment.request.options, history.evaluations
+    figure = published.published(request, is_real=experiment.dataset.is_real)
+    beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
+    title = f"{options.method} on {experiment.dataset.description}"
+    console.print(results_table(evaluations, title, options.eval_protocol, beside))
+    if evaluations[-1].round < options.rounds:
+        console.print(f"reached --target-accuracy {options.target_accuracy:g} in round {evaluations[-1].round}")
+    if history.diverged:
+        console.print(f"clients were left out {history.diverged} times because they had diverged", style="bold yellow")
+    if options.plot:
+        # Imported now: matplotlib takes seconds.
+        from experiments.report.curves import save_curves
+
+        save_curves(folder.path)
+    console.print(
+        f"{evaluations[-1].round} rounds in {duration(evaluations[-1].seconds)}; results in {folder.path}",
+        soft_wrap=True,
+        highlight=False,
+    )

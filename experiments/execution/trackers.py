@@ -1,0 +1,217 @@
+"""Where else a run's evaluations go, as they are made: TensorBoard (--tensorboard) and Weights & Biases (--wandb)."""
+
+import contextlib
+import importlib
+import importlib.util
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from experiments.config.options import Options
+from experiments.results.run_folder import PROTOCOLS, Evaluation, RunFolder
+from pfl_jax.errors import InvalidInput
+
+TENSORBOARD, WANDB = "tensorboard", "wandb"
+"""Folders in that of the run."""
+WANDB_ID = "wandb.json"
+"""The run's name at W&B, under which it goes on."""
+PROJECT = "pfl_jax"
+"""At W&B, unless $WANDB_PROJECT names another."""
+
+Taker: TypeAlias = Callable[[Evaluation], None]
+
+_EVENTS = "events.out.tfevents.*"
+_BINS = np.linspace(0, 100, 41)
+_LONG = ("train_examples", "test_examples", "class_table")
+"""What W&B's page of a configuration would drown in."""
+
+
+def check(options: Options) -> None:
+    """Raises InvalidInput where an option asks for a package that is not installed."""
+    if options.wandb and importlib.util.find_spec("wandb") is None:
+        raise InvalidInput("--wandb needs a package that is not installed: pip install wandb")
+
+
+def scalars(evaluation: Evaluation) -> dict[str, float]:
+    """All single numbers of an evaluation's record, as "received/mean" or "seconds"; accuracies in percent.
+
+    What a record has not got (null, NaN) and lists are left out, and so is the round.
+    """
+
+    def walk(value: Any, name: str) -> Iterator[tuple[str, float]]:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                yield from walk(item, f"{name}/{key}" if name else key)
+        elif isinstance(value, int | float) and math.isfinite(value):
+            yield name, float(value)
+
+    record = evaluation.record()
+    # What a round can tell beyond its results differs from method to method, and is mostly matrices.
+    return dict(walk({name: value for name, value in record.items() if name not in ("round", "info")}, ""))
+
+
+@contextlib.contextmanager
+def tracked(
+    folder: RunFolder, options: Options, configuration: dict[str, Any], past: Sequence[Evaluation]
+) -> Iterator[Taker]:
+    """What takes the evaluations of a run beside its log: the trackers that the options ask for.
+
+    Args:
+      folder: of the run.
+      options: of the run.
+      configuration: as config.json has it.
+      past: what a run that goes on has in its log already.
+
+    Yields:
+      Called with each new evaluation.
+
+    Raises:
+      InvalidInput: a tracker cannot be opened, or a file cannot be written.
+    """
+    # The caller's list grows as the run goes on.
+    past = tuple(past)
+    with contextlib.ExitStack() as stack:
+        takers: list[Taker] = []
+        if options.tensorboard:
+            takers.append(stack.enter_context(_tensorboard(folder.path / TENSORBOARD, past)))
+        if options.wandb:
+            takers.append(stack.enter_context(_wandb(folder, configuration, past)))
+
+        def take(evaluation: Evaluation) -> None:
+            for taker in takers:
+                taker(evaluation)
+
+        yield take
+
+
+def clear(folder: Path) -> None:
+    """Removes what trackers left in the folder of a run that is begun anew, and nothing else."""
+    for path in (folder / TENSORBOARD).glob(_EVENTS):
+        path.unlink()
+    with contextlib.suppress(OSError):
+        (folder / TENSORBOARD).rmdir()
+    (folder / WANDB_ID).unlink(missing_ok=True)
+    shutil.rmtree(folder / WANDB, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _tensorboard(folder: Path, past: Sequence[Evaluation]) -> Iterator[Taker]:
+    """Event files for TensorBoard.
+
+    tensorboardX writes them: 90 kB of Python over NumPy and protobuf, which are there anyway. The writer that is part
+    of tensorboard itself brings 50 MB with gRPC and a web server, the one of TensorFlow takes seconds to import. Its
+    lowest layer is used, since the upper ones write from a thread in which errors get lost.
+
+    A run that goes on has its file written anew from its evaluations: what was logged after its last checkpoint, and
+    comes again, would otherwise be there twice.
+    """
+    began = time.time() - (past[-1].seconds if past else 0.0)
+    writer: Any = None
+
+    def take(evaluation: Evaluation) -> None:
+        nonlocal writer
+        # Not before there is something to write: of a run that ended without a result nothing stays.
+        if writer is None:
+            writer = _replaced_events(folder)
+            for earlier in past:
+                _write_events(writer, earlier, began)
+        _write_events(writer, evaluation, began)
+        writer.flush()
+
+    def guarded(evaluation: Evaluation) -> None:
+        try:
+            take(evaluation)
+        except OSError as error:
+            raise InvalidInput(f"cannot write {folder}: {error.strerror or error}") from None
+
+    try:
+        yield guarded
+    finally:
+        if writer is not None:
+            with contextlib.suppress(OSError):
+                writer.close()
+
+
+def _replaced_events(folder: Path) -> Any:
+    """A new event file in the place of those that are there."""
+    from tensorboardX.event_file_writer import EventsWriter
+
+    folder.mkdir(exist_ok=True)
+    for path in folder.glob(_EVENTS):
+        path.unlink()
+    return EventsWriter(str(folder / "events"))
+
+
+def _write_events(writer: Any, evaluation: Evaluation, began: float) -> None:
+    """One event: every number, and the clients' accuracies as histograms."""
+    from tensorboardX import summary
+    from tensorboardX.proto import event_pb2
+
+    # The module fills itself when it is imported: type checkers see nothing in it.
+    kind: Any = event_pb2
+    values = [value for name, number in scalars(evaluation).items() for value in summary.scalar(name, number).value]
+    record = evaluation.record()
+    for protocol in PROTOCOLS:
+        clients = np.asarray(record[f"{protocol}_per_client"], np.float64)
+        clients = clients[~np.isnan(clients)]
+        if clients.size:
+            values.extend(summary.histogram(f"{protocol}/per_client", clients, _BINS).value)
+    writer.write_event(
+        kind.Event(step=evaluation.round, wall_time=began + evaluation.seconds, summary=summary.Summary(value=values))
+    )
+
+
+@contextlib.contextmanager
+def _wandb(folder: RunFolder, configuration: dict[str, Any], past: Sequence[Evaluation]) -> Iterator[Taker]:
+    """A run at W&B, where and how its own environment variables say (WANDB_MODE, WANDB_PROJECT, WANDB_NAME ...).
+
+    Steps are rounds. A run that goes on keeps its name at W&B, which leaves out steps that it has already.
+    """
+    # Not among the requirements.
+    wandb: Any = importlib.import_module("wandb")
+    place = folder.path / WANDB_ID
+    try:
+        known = _identifier(place)
+        environment = os.environ.get
+        handle = wandb.init(
+            project=environment("WANDB_PROJECT") or PROJECT,
+            name=environment("WANDB_NAME") or folder.path.resolve().name,
+            dir=environment("WANDB_DIR") or str(folder.path),
+            config={name: value for name, value in configuration.items() if name not in _LONG},
+            id=known,
+            resume=None if known is None else "allow",
+        )
+    except wandb.Error as error:
+        reason = str(error).rstrip(".")
+        raise InvalidInput(f"W&B: {reason}; set WANDB_MODE=offline to go without its server") from None
+    if known is None:
+        folder.write(WANDB_ID, {"id": handle.id})
+        for evaluation in past:
+            handle.log(scalars(evaluation), step=evaluation.round)
+    logged, code = bool(past), 1
+
+    def take(evaluation: Evaluation) -> None:
+        nonlocal logged
+        logged = True
+        handle.log(scalars(evaluation), step=evaluation.round)
+
+    try:
+        yield take
+        code = 0
+    finally:
+        handle.finish(exit_code=code)
+        if not logged:
+            # The folder is given back as it was.
+            clear(folder.path)
+
+
+def _identifier(place: Path) -> str | None:
+    from experiments.results.load import read_json
+
+    return read_json(place)["id"] if place.exists() else None

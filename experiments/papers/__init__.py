@@ -1,0 +1,1 @@
+"""The papers' published accuracies, and their settings as command lines."""

@@ -1,0 +1,1 @@
+"""The folder that a run leaves: written, and read again."""

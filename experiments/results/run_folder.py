@@ -1,0 +1,276 @@
+"""What a run leaves behind: a folder with its configuration, metrics and summary, and a table for people.
+
+Files are complete or absent, see `pfl_jax.atomic_write`, and so are lines of the metrics log. JSON is strict: an
+accuracy that does not exist is null, never NaN.
+"""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from pfl_jax.atomic_write import append_line, cannot_write, write_whole
+from pfl_jax.base import Scores
+from pfl_jax.errors import InvalidInput
+from pfl_jax.primitives.metrics import Summary, summarize
+
+Protocol = Literal["received", "trained"]
+PROTOCOLS: tuple[Protocol, ...] = ("received", "trained")
+
+CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
+
+
+class Evaluation(NamedTuple):
+    """One evaluation of a federation.
+
+    Attributes:
+      round: number of the round, counted from 1.
+      received: Scores [N] of what every client would deploy now.
+      trained: Scores [N] of every client's model right after its own last training, NaN before the first.
+      seconds: since the run began, compilation included.
+      examples_per_second: training examples visited per second in the rounds since the previous evaluation.
+      bytes_up, bytes_down: what all clients together have sent and been sent since the first round.
+      newcomers: Scores of clients that never took part, (received, trained); None where nobody is held out.
+    """
+
+    round: int
+    received: Scores
+    trained: Scores
+    seconds: float
+    examples_per_second: float
+    bytes_up: int = 0
+    bytes_down: int = 0
+    newcomers: tuple[Scores, Scores] | None = None
+
+    def summary(self, protocol: Protocol) -> Summary:
+        """All clients' scores in a few numbers."""
+        return summarize(getattr(self, protocol))
+
+    def record(self) -> dict[str, Any]:
+        """The evaluation as a line of the metrics log; all scores but losses in percent."""
+        line: dict[str, Any] = {"round": self.round}
+        for protocol in PROTOCOLS:
+            line[protocol] = summary_record(getattr(self, protocol))
+        if self.newcomers is not None:
+            line["new_clients"] = dict(zip(PROTOCOLS, map(summary_record, self.newcomers), strict=True))
+        for protocol in PROTOCOLS:
+            line |= per_client(protocol, getattr(self, protocol))
+        return line | {
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "seconds": round(self.seconds, 3),
+            "examples_per_second": rounded(self.examples_per_second),
+        }
+
+
+def best(evaluations: Sequence[Evaluation], protocol: Protocol) -> Evaluation:
+    """The first evaluation with the highest mean accuracy."""
+    return max(evaluations, key=lambda evaluation: _or_lowest(evaluation.summary(protocol).mean))
+
+
+def summary_record(scores: Scores) -> dict[str, float]:
+    """The scores [N] of clients in a few numbers, for JSON; see `Summary`."""
+    return {name: rounded(value) for name, value in summarize(scores)._asdict().items()}
+
+
+def per_client(protocol: Protocol, scores: Scores) -> dict[str, list[float]]:
+    """Every client's scores, for JSON: accuracies as "received_per_client", others as "received_loss_per_client"."""
+    lines = {f"{protocol}_per_client": percentages(scores.accuracy)}
+    lines[f"{protocol}_loss_per_client"] = [rounded(float(loss)) for loss in scores.loss]
+    for name in ("macro_f1", "auc"):
+        lines[f"{protocol}_{name}_per_client"] = percentages(getattr(scores, name))
+    return lines
+
+
+def percentages(per_client: np.ndarray | jax.Array) -> list[float]:
+    """Accuracies [N] in [0, 1] as percentages; NaN stays NaN."""
+    return [rounded(100 * float(value)) for value in per_client]
+
+
+def results_table(evaluations: Sequence[Evaluation], title: str, headline: Protocol, paper: str | None = None) -> Table:
+    """What `Summary` has, for both protocols, last and best round, and for clients that never took part.
+
+    Args:
+      evaluations: all of the run, at least one.
+      title: which method on which data.
+      headline: the protocol that comes first.
+      paper: the published accuracy for exactly this setting; it stands beside the last round.
+
+    Returns:
+      A table for rich.
+    """
+    caption = "accuracy, macro-F1 and AUC in percent"
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("protocol")
+    table.add_column("round")
+    names = ["mean", "std", "worst 10%", "Jain", "loss", "F1", "AUC"]
+    for name in names if paper is None else [*names, "paper"]:
+        table.add_column(name, justify="right")
+    for protocol in sorted(PROTOCOLS, key=lambda name: name != headline):
+        for word, evaluation in (("last", evaluations[-1]), ("best", best(evaluations, protocol))):
+            figures = _figures(evaluation.summary(protocol))
+            if paper is not None:
+                figures.append(paper if word == "last" else "—")
+            table.add_row(protocol, f"{word} ({evaluation.round})", *figures, end_section=word == "best")
+    newcomers = evaluations[-1].newcomers
+    for protocol, scores in zip(PROTOCOLS, newcomers or (), strict=newcomers is not None):
+        figures = _figures(summarize(scores))
+        table.add_row(protocol, "new clients", *figures, *([] if paper is None else ["—"]))
+    return table
+
+
+def _figures(summary: Summary) -> list[str]:
+    percents = [_figure(value) for value in (summary.mean, summary.std, summary.worst_decile)]
+    fractions = [_figure(value, 3) for value in (summary.jain, summary.loss)]
+    return [*percents, *fractions, _figure(summary.macro_f1), _figure(summary.auc)]
+
+
+class RunFolder:
+    """A new folder that one run alone writes into."""
+
+    def __init__(self, path: Path, created: list[Path]):
+        self.path = path
+        self._created = created
+
+    @classmethod
+    def claim(cls, path: str | Path | None, name: str, root: str | Path = "runs") -> "RunFolder":
+        """Takes possession of a folder; no other run can have it afterwards.
+
+        Args:
+          path: the folder, new or empty; None takes the first free of root/name-001, root/name-002, ...
+          name: of the run, for a folder that is numbered.
+          root: where numbered folders are.
+
+        Raises:
+          InvalidInput: the folder holds a run or other files, or cannot be written.
+        """
+        if path is None:
+            number = 1
+            while True:
+                try:
+                    return cls._take(Path(root) / f"{name}-{number:03d}", empty_will_do=False)
+                except FileExistsError:
+                    number += 1
+        path = Path(path).expanduser()
+        _refuse_used(path)
+        try:
+            return cls._take(path, empty_will_do=True)
+        except FileExistsError:
+            raise _holds_a_run(path) from None
+
+    @classmethod
+    def _take(cls, path: Path, *, empty_will_do: bool) -> "RunFolder":
+        """Makes the folder, or takes an empty one; FileExistsError if somebody else was first."""
+        created: list[Path] = []
+        try:
+            missing = [parent for parent in path.parents if not parent.exists()]
+            for parent in reversed(missing):
+                parent.mkdir(exist_ok=True)
+                created.append(parent)
+            try:
+                path.mkdir()
+                created.append(path)
+            except FileExistsError:
+                if not empty_will_do:
+                    raise
+            # Creating the log is what claims the folder: of two runs only one can do it.
+            (path / METRICS).open("x").close()
+        except FileExistsError:
+            raise
+        except OSError as error:
+            _remove_empty(created)
+            raise cannot_write(path, error) from None
+        return cls(path, created)
+
+    @classmethod
+    def reopen(cls, path: str | Path) -> "RunFolder":
+        """The folder of a run that goes on."""
+        return cls(Path(path).expanduser(), [])
+
+    def write(self, name: str, content: dict[str, Any]) -> None:
+        """Writes a JSON file whole."""
+        write_whole(self.path / name, strict_json(content))
+
+    def log(self, evaluation: Evaluation, **further: Any) -> None:
+        """Adds a line to the metrics log.
+
+        Args:
+          evaluation: what was measured.
+          **further: what else the round has to tell, for JSON.
+        """
+        append_line(self.path / METRICS, json.dumps(_strict(evaluation.record() | further), allow_nan=False))
+
+    def discard(self) -> None:
+        """Gives the folder back, unless there is an evaluation in it: for a run that ended before it had a result."""
+        log = self.path / METRICS
+        if log.is_file() and log.stat().st_size == 0:
+            (self.path / CONFIG).unlink(missing_ok=True)
+            log.unlink()
+            _remove_empty(self._created)
+
+
+def strict_json(content: Any) -> str:
+    """Indented JSON, lists of numbers on one line, with null for every number that JSON has not got."""
+    text = json.dumps(_strict(content), indent=2, allow_nan=False)
+    # Strings have no line breaks in JSON, and no list with a string in it is meant.
+    return re.sub(r'\[\n([^"\[\]{}]*)\]', lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
+
+
+def _refuse_used(path: Path) -> None:
+    try:
+        names = {entry.name for entry in path.iterdir()}
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    if names & {CONFIG, METRICS, SUMMARY}:
+        raise _holds_a_run(path)
+    if names:
+        raise InvalidInput(f"the folder {path} is not empty: give --out a new one")
+
+
+def _holds_a_run(path: Path) -> InvalidInput:
+    return InvalidInput(f"the folder {path} holds a run already, which is never overwritten: give --out a new one")
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Removes folders, innermost first, up to the first that somebody has used since."""
+    for folder in reversed(folders):
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+
+
+def _strict(value: Any) -> Any:
+    """The value with null for every number that JSON has not got."""
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def rounded(value: float) -> float:
+    """To four decimals: float32 accuracies have no more digits that mean something. Whole numbers stay as they are."""
+    return round(value, 4)
+
+
+def _or_lowest(value: float) -> float:
+    """NaN, the mean of no clients, compares below everything."""
+    return -math.inf if math.isnan(value) else value
+
+
+def _figure(value: float, digits: int = 2) -> str:
+    return "—" if math.isnan(value) else f"{value:.{digits}f}"

@@ -1,0 +1,1 @@
+"""JAX's settings, processes, locks, signals, progress and the cache of compiled programs."""

@@ -1,0 +1,229 @@
+"""Several processes that make one run, on one machine or many: JAX's own runtime, and what they agree on.
+
+Every process runs the same program over the same mesh; each holds the examples of its own clients
+(`pfl_jax.engine.sharding`). The first process speaks for all: it alone reports and writes. What stops one process
+before the rounds, or while files are written, stops all of them with one line.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from experiments.commands.main import INVALID
+from experiments.config.options import Options, flag
+from experiments.config.request import Request
+from experiments.execution.records import devices
+from pfl_jax.engine.sharding import known, spread
+from pfl_jax.engine.simulate import client_mesh
+from pfl_jax.errors import InvalidInput
+
+WAIT = 300
+"""Seconds that a process waits for the others to come."""
+
+_Result = TypeVar("_Result")
+
+
+class Processes:
+    """The processes of one run, as one of them sees them.
+
+    Args:
+      index: of this process; the first one is 0.
+      count: how many there are; 1 for an ordinary run, in which nothing is sent.
+    """
+
+    def __init__(self, index: int = 0, count: int = 1):
+        self.index, self.count = index, count
+
+    @property
+    def reports(self) -> bool:
+        """Whether this process is the one that prints and writes."""
+        return self.index == 0
+
+    def exchange(self, text: str) -> list[str]:
+        """Each process's text, in their order; all must call it."""
+        if self.count == 1:
+            return [text]
+        with _without_output():
+            return self._exchange(text)
+
+    def _exchange(self, text: str) -> list[str]:
+        from jax.experimental.multihost_utils import process_allgather
+
+        mine = text.encode()
+        sizes = np.asarray(process_allgather(np.array([len(mine)], np.int32))).reshape(-1)
+        if not sizes.any():
+            return [""] * self.count
+        # Few different lengths: each is a program of its own.
+        width = 2 ** int(np.ceil(np.log2(max(64, sizes.max()))))
+        padded = np.zeros(width, np.uint8)
+        padded[: len(mine)] = np.frombuffer(mine, np.uint8)
+        rows = np.asarray(process_allgather(padded))
+        return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+
+    def agree(self, asked: bool) -> bool:
+        """Whether any process asks for something; all must call it."""
+        return any(self.exchange("yes" if asked else ""))
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """For work that each process does for itself, and that all must have done before they go on.
+
+        Raises:
+          InvalidInput: in the first process, what stopped one or several of them.
+          SystemExit: in all others.
+        """
+        if self.count == 1:
+            yield
+            return
+        failure: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:
+            failure = error
+        # Whatever it was: the others would wait for ever.
+        words = "interrupted" if isinstance(failure, KeyboardInterrupt) else str(failure) or type(failure).__name__
+        problem = "" if failure is None else words
+        problems = self.exchange(problem)
+        if failure is not None and not isinstance(failure, InvalidInput):
+            raise failure
+        if any(problems):
+            if not self.reports:
+                raise SystemExit(INVALID) from None
+            raise InvalidInput(_one_line(problems)) from None
+
+    def in_turn(self, work: Callable[[], _Result]) -> _Result:
+        """Does the work in the first process, then in all others: what it downloads is there for them."""
+        done: list[_Result] = []
+        for first in (True, False):
+            with self.together():
+                if self.reports == first:
+                    done.append(work())
+        return done[0]
+
+    def check_round(self, number: int) -> None:
+        """Raises InvalidInput, see `together`, unless all processes go on after the same round."""
+        found = self.exchange(str(number))
+        with self.together():
+            if len(set(found)) > 1:
+                raise InvalidInput(
+                    f"the processes found checkpoints of rounds {', '.join(found)}: all must see the same folder"
+                )
+
+    def check_same(self, request: Request) -> None:
+        """Raises InvalidInput, see `together`, unless all processes were given the same command line and JAX."""
+        own = {"process_id"}
+        options = {name: value for name, value in dataclasses.asdict(request.options).items() if name not in own}
+        everything = {"dataset": request.dataset, **options, **request.hyper_parameters}
+        mine = {flag(name) if name != "dataset" else name: value for name, value in everything.items()}
+        found = [json.loads(text) for text in self.exchange(json.dumps(mine | {"version of JAX": jax.__version__}))]
+        with self.together():
+            for index, other in enumerate(found):
+                for name in sorted(found[0].keys() | other.keys()):
+                    ours, theirs = found[0].get(name), other.get(name)
+                    if ours != theirs:
+                        raise InvalidInput(
+                            f"the processes' command lines differ: {name} is {ours} in process 0 and {theirs} in "
+                            f"process {index}"
+                        )
+
+
+def start(request: Request) -> Processes:
+    """Joins the processes of a run, after `jax_config.prepare` and before JAX computes anything.
+
+    Args:
+      request: without --distributed the process stays alone.
+
+    Raises:
+      InvalidInput: there is no cluster to be found, the coordinator cannot be used, or the command lines differ.
+    """
+    options = request.options
+    if not options.distributed:
+        return Processes()
+    # The runtime's own lines about a port that is in use, say; errors are told by exceptions.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # What a CPU needs for collectives between processes; nothing changes elsewhere.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # SIGTERM ends a round and writes a checkpoint, see `signals.stoppable`.
+    jax.config.update("jax_enable_preemption_service", False)
+    explicit: dict[str, Any] = {}
+    if options.coordinator is not None:
+        explicit = {
+            "coordinator_address": options.coordinator,
+            "num_processes": options.num_processes,
+            "process_id": options.process_id,
+            "cluster_detection_method": "deactivate",
+        }
+    try:
+        with _patience(options):
+            jax.distributed.initialize(**explicit, initialization_timeout=WAIT + 60)
+    except ValueError as error:
+        raise InvalidInput(
+            f"--distributed found no cluster ({error}): start it under Slurm or another scheduler that JAX knows, or "
+            "give --coordinator HOST:PORT --num-processes N --process-id I"
+        ) from None
+    except RuntimeError as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise InvalidInput(f"--distributed cannot start ({reason}): is the coordinator's port in use?") from None
+    processes = Processes(jax.process_index(), jax.process_count())
+    processes.check_same(request)
+    with processes.together():
+        mesh = client_mesh(devices(options))
+    with _without_output():
+        # The connections between devices are made when the first program needs them.
+        jax.block_until_ready(known(spread(lambda own: own, np.arange(mesh.size), mesh)))
+    return processes
+
+
+@contextlib.contextmanager
+def _without_output() -> Iterator[None]:
+    """Nothing reaches stdout, not even from C++: Gloo says there whom it is connected to."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
+@contextlib.contextmanager
+def _patience(options: Options) -> Iterator[None]:
+    """Ends the process with one line where the others do not come: the runtime itself would abort with a trace."""
+    where = f" at {options.coordinator}" if options.coordinator else ""
+
+    def give_up() -> None:
+        print(
+            f"error: the processes of --distributed did not all meet{where} within {WAIT} seconds: start each of them, "
+            "with the same --coordinator and --num-processes",
+            file=sys.stderr,
+            flush=True,
+        )
+        # No other way out: the main thread is inside the runtime.
+        os._exit(INVALID)
+
+    timer = threading.Timer(WAIT, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _one_line(problems: list[str]) -> str:
+    """What stopped the processes: once where it is the same in all of them."""
+    told = {index: problem for index, problem in enumerate(problems) if problem}
+    if set(told) == {0} or set(problems) == {problems[0]}:
+        return problems[0]
+    return "; ".join(f"process {index}: {problem}" for index, problem in told.items())

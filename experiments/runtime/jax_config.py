@@ -1,0 +1,69 @@
+"""What JAX must know before its first computation."""
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import jax
+
+from experiments.config.options import MATMUL_PRECISION, Options, Precision
+
+
+def prepare(options: Options) -> None:
+    """`prepare_jax` as the options ask for it."""
+    prepare_jax(
+        devices=None if options.devices == "auto" else options.devices,
+        precision=options.precision,
+        compilation_cache=options.compilation_cache,
+    )
+
+
+def prepare_jax(
+    *, devices: int | None = None, precision: Precision = "float32", compilation_cache: bool = True
+) -> None:
+    """Settings that JAX must know before its first computation.
+
+    Args:
+      devices: that a CPU is divided into; None is one for each core.
+      precision: of matrix products and convolutions.
+      compilation_cache: whether compiled programs are kept for the next start.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = cores if devices is None else devices
+    _set_xla_flags(
+        {
+            # Clients spread over one CPU device per core keep the cores busier than one device that splits every
+            # operation.
+            "xla_force_host_platform_device_count": count,
+            # The process is ended when a device waits for another for longer: by default 60 seconds, which large
+            # models on a busy machine exceed.
+            "xla_cpu_collective_call_terminate_timeout_seconds": 7 * 24 * 3600,
+        }
+    )
+    jax.config.update("jax_default_matmul_precision", MATMUL_PRECISION[precision])
+    if compilation_cache:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
+        # Small programs too: there are many of them, and a second start shall compile nothing.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _set_xla_flags(values: dict[str, int]) -> None:
+    """Adds flags that the environment does not set yet."""
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    known = {flag.partition("=")[0] for flag in flags}
+    flags += [f"--{name}={value}" for name, value in values.items() if f"--{name}" not in known]
+    os.environ["XLA_FLAGS"] = " ".join(flags)
+
+
+def cache_folder() -> Path:
+    """Where compiled programs are kept: apart for each kind of CPU, since home folders are shared between machines."""
+    root = Path(os.environ.get("PFL_JAX_CACHE") or "~/.cache/pfl_jax/xla").expanduser()
+    try:
+        cpu = next(
+            line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))
+        )
+    except (OSError, StopIteration):
+        cpu = platform.processor()
+    return root / f"{platform.machine()}-{hashlib.sha256(cpu.encode()).hexdigest()[:12]}"

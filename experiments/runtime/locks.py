@@ -1,0 +1,63 @@
+"""Folders that one process alone is at work in; a lock ends with its process, however that ends."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from experiments.results.run_folder import CONFIG, METRICS
+from pfl_jax.atomic_write import cannot_write
+from pfl_jax.errors import InvalidInput
+
+
+@contextlib.contextmanager
+def alone(log: Path) -> Iterator[None]:
+    """Holds a run for this process: as long as it lives, no other can write into the run's folder, or clear it away.
+
+    Args:
+      log: the run's metrics.
+
+    Raises:
+      InvalidInput: another process holds it, or it cannot be written.
+    """
+    with _locked(log, f"another process is at work in {log.parent}: wait for it"):
+        yield
+
+
+@contextlib.contextmanager
+def exclusive(folder: str | Path) -> Iterator[None]:
+    """Holds a folder of many runs for this process alone; made if it is not there.
+
+    A run that was cut off looks like one that goes on: only whoever holds the folder may begin it anew.
+
+    Raises:
+      InvalidInput: another process holds it, it is the folder of a single run, or it cannot be written.
+    """
+    folder = Path(folder).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+    if any((folder / name).exists() for name in (CONFIG, METRICS)):
+        raise InvalidInput(f"{folder} is the folder of a single run: give --out another")
+    with _locked(folder / ".lock", f"another process is at work in {folder}: wait for it, or give --out another"):
+        yield
+
+
+@contextlib.contextmanager
+def _locked(path: Path, refusal: str) -> Iterator[None]:
+    try:
+        file = path.open("a")
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever held it until now may have removed the file, and then the lock is on nothing.
+            is_there = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except OSError:
+            is_there = False
+        if not is_there:
+            raise InvalidInput(refusal)
+        yield

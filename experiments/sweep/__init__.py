@@ -1,0 +1,1 @@
+"""Sweeps: `python -m experiments.sweep`."""

@@ -1,0 +1,1 @@
+"""The papers' tables: `python -m experiments.tables`."""

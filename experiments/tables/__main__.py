@@ -1,0 +1,263 @@
+"""The papers' tables: every run of a table, each in its folder, and the table with our figures beside the paper's.
+
+    python -m experiments.tables --paper fedpac --table 1 --dataset fashion_mnist --clients 20 --seeds 3
+
+The same command again goes on where it was stopped: finished runs stay, one that was cut off goes on. --method and
+--setting narrow what is run, --dry-run only shows it. All other words (--rounds 50, --train-size 100, --source
+embedded, ...) are options of `python -m experiments.DATASET`, go to every run, and are said in the table.
+
+Table 1 of FedPAC on Fashion-MNIST with 20 clients: 15 methods of 200 rounds for each seed.
+"""
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from experiments.commands import batch
+from experiments.config.options import flag
+from experiments.execution import cached_runs
+from experiments.execution.cached_runs import Cell
+from experiments.papers import published
+from experiments.papers import settings as catalogue
+from experiments.papers.published import Published
+from experiments.results import load
+from experiments.results.run_folder import PROTOCOLS
+from experiments.runtime.progress import duration
+from experiments.tables import comparison, layout
+from experiments.tables.comparison import Comparison, Figure
+from pfl_jax.errors import InvalidInput
+
+ROOT = Path("runs/tables")
+
+
+class Order(NamedTuple):
+    """A checked command line.
+
+    Attributes:
+      paper, table: which table.
+      rows: all of it.
+      wanted: what is to be run and printed of it, and can be.
+      shown: what is to be printed.
+      seeds: how many, from 0.
+      words: for every run.
+      protocol, score: which accuracy counts.
+      out: folder of the runs and the table.
+      dry_run: only say what there is to do.
+    """
+
+    paper: str
+    table: int
+    rows: list[Published]
+    wanted: list[Published]
+    shown: list[Published]
+    seeds: int
+    words: tuple[str, ...]
+    protocol: Any
+    score: Any
+    out: Path
+    dry_run: bool
+
+    def runs(self, row: Published) -> list[tuple[Cell, Path]]:
+        """The cells of a place of the table, one for each seed, and their folders; none where it cannot be run."""
+        if not comparison.is_runnable(row):
+            return []
+        column = batch.slug(f"{row.dataset} {row.clients} clients {row.setting}")
+        folder = self.out / column / batch.slug(row.method.replace(" -", " no-"))
+        arguments = (*row.arguments, *self.words)
+        return [(Cell(row.dataset, arguments, seed), folder / f"seed-{seed}") for seed in range(self.seeds)]
+
+    def compare(self) -> tuple[Comparison, Comparison]:
+        """What was asked for of the table, and that together with all else that is there."""
+        figures = [comparison.figure(row, self.runs(row), self.protocol, self.score) for row in self.rows]
+        there = [figure for figure in figures if figure.accuracies]
+        columns = {figure.column for figure in there} | {comparison.column(row) for row in self.shown}
+        methods = {figure.row.method for figure in there} | {row.method for row in self.shown}
+        saved = [figure for figure in figures if figure.column in columns and figure.row.method in methods]
+        shown = [figure for figure in figures if figure.row in self.shown]
+        return self._compare(shown), self._compare(saved)
+
+    def _compare(self, figures: Sequence[Figure]) -> Comparison:
+        return comparison.compare(self.paper, self.table, figures, self.protocol, self.score, self.seeds)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a table.
+
+    Args:
+      arguments: the words of the command line; by default those of this process.
+
+    Returns:
+      The exit code, see `main.exit_code`.
+    """
+    return batch.command(arguments, parse, _say_what_there_is_to_do, _run)
+
+
+def _parser() -> batch.Parser:
+    parser = batch.Parser("experiments.tables", __doc__)
+    tables = "; ".join(f"{name}: {', '.join(map(str, _numbers(name)))}" for name in catalogue.PAPERS)
+    parser.add_argument("--paper", required=True, help=", ".join(catalogue.PAPERS))
+    parser.add_argument("--table", type=int, required=True, metavar="NUMBER", help=tables)
+    parser.add_argument("--dataset", nargs="+", action="extend", help="only these of its datasets")
+    parser.add_argument("--clients", nargs="+", action="extend", metavar="N", help="only these numbers of clients")
+    parser.add_argument("--setting", nargs="+", help="only settings with these words, such as beta=0.1")
+    parser.add_argument("--method", nargs="+", action="extend", help="only these of its methods, as the table has them")
+    parser.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds 0 to K - 1 (default 1)")
+    parser.add_argument("--eval-protocol", default="received", help="received (default) or trained: what is compared")
+    parser.add_argument("--score", help="last or best: which round counts; by default as the paper has it")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of runs and table; by default in runs/tables")
+    parser.add_argument("--dry-run", action="store_true", help="say each command and what is there, and run nothing")
+    return parser
+
+
+def parse(words: Sequence[str]) -> Order:
+    """Checks a command line.
+
+    Raises:
+      InvalidInput: an unknown paper, table, dataset, number of clients, setting, method or option.
+    """
+    parser = _parser()
+    own, rest = parser.parse_known_args(words)
+    batch.choose("paper", [own.paper], catalogue.PAPERS)
+    batch.choose("table", [str(own.table)], [str(number) for number in _numbers(own.paper)], f" in {own.paper}")
+    batch.choose("eval-protocol", [own.eval_protocol], PROTOCOLS)
+    if own.score is not None:
+        batch.choose("score", [own.score], ("last", "best"))
+    if own.seeds < 1:
+        raise InvalidInput(f"--seeds must be at least 1, not {own.seeds}")
+    rows = [row for row in published.load() if (row.paper, row.table) == (own.paper, own.table)]
+    shown = _select(rows, own)
+    order = Order(
+        paper=own.paper,
+        table=own.table,
+        rows=rows,
+        wanted=[row for row in shown if comparison.is_runnable(row)],
+        shown=shown,
+        seeds=own.seeds,
+        words=tuple(rest),
+        protocol=own.eval_protocol,
+        score=own.score or catalogue.SCORE[own.paper],
+        out=(own.out or ROOT / batch.folder_name(own.paper, own.table, rest)).expanduser(),
+        dry_run=own.dry_run,
+    )
+    _check_words(order)
+    return order
+
+
+def _numbers(name: str) -> list[int]:
+    return [number for of, number in catalogue.TABLES if of == name]
+
+
+def _select(rows: Sequence[Published], own: argparse.Namespace) -> list[Published]:
+    """The rows that were asked for; each option narrows what the ones before it left."""
+    chosen, where = list(rows), f" in {own.paper}'s Table {own.table}"
+    for name, words in (("dataset", "dataset"), ("clients", "number of clients"), ("method", "method")):
+        asked = getattr(own, name)
+        if asked is None:
+            continue
+        batch.choose(words, asked, dict.fromkeys(str(getattr(row, name)) for row in chosen), where)
+        chosen = [row for row in chosen if str(getattr(row, name)) in asked]
+    if own.setting is not None:
+        asked = " ".join(own.setting).split()
+        settings = list(dict.fromkeys(row.setting for row in chosen))
+        chosen = [row for row in chosen if set(asked) <= set(row.setting.split())]
+        if not chosen:
+            raise InvalidInput(f"no setting '{' '.join(asked)}'{where} (there are {'; '.join(settings)})")
+    return chosen
+
+
+def _check_words(order: Order) -> None:
+    """Refuses options that would make other cells of these, and such that a method cannot use."""
+    fixed = sorted(batch.given(order.words) & catalogue.FIXED)
+    if fixed:
+        hints = {"seed": ": use --seeds", "resume": ": the same command goes on where it was stopped"}
+        hint = hints.get(fixed[0], ": it is what the table compares, or a part of its setting")
+        raise InvalidInput(f"{flag(fixed[0])} cannot be given for a table{hint}")
+    if {"-h", "--help"} & set(order.words):
+        raise InvalidInput("--help stands alone")
+    # What a word means depends on the dataset and the method, not on the setting.
+    for row in {(row.dataset, row.method): row for row in order.wanted}.values():
+        Cell(row.dataset, (*row.arguments, *order.words)).request()
+
+
+def _say_what_there_is_to_do(order: Order, console: Console) -> None:
+    for row in order.wanted:
+        for cell, folder in order.runs(row):
+            cached_runs.say_state(cell, folder, console)
+
+
+def _run(order: Order, console: Console) -> None:
+    """Runs what is not there yet, saves the table after each run, and prints it."""
+    _claim_table(order)
+    cells = [
+        (row, *run)
+        for seed in range(order.seeds)
+        for row in order.wanted
+        for run in order.runs(row)
+        if run[0].seed == seed
+    ]
+    # All folders first: what is refused is refused before hours of work.
+    states = {folder: cached_runs.inspect(cell, folder) for _, cell, folder in cells}
+    missing = [folder for folder, state in states.items() if state != "finished"]
+    console.print(f"{len(cells) - len(missing)} of {len(cells)} runs are there, in {order.out}", highlight=False)
+    seconds = {folder: _seconds(folder) for folder, state in states.items() if state == "finished"}
+    try:
+        for number, (row, cell, folder) in enumerate(cells, start=1):
+            if folder in seconds:
+                continue
+            left = _seconds_left(cells[number - 1 :], seconds)
+            console.print(
+                f"run {number} of {len(cells)}: {row.method} on {row.dataset}, {row.clients} clients, {row.setting}, "
+                f"seed {cell.seed}" + ("" if left is None else f"; about {duration(left)} left"),
+                style="bold",
+                soft_wrap=True,
+                highlight=False,
+                markup=False,
+            )
+            cached_runs.run_cell(cell, folder, console)
+            seconds[folder] = _seconds(folder)
+            layout.save(order.compare()[1], order.out)
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(
+            f"{stop or 'interrupted'}; {len(seconds)} of {len(cells)} runs are finished and stay in {order.out}: the "
+            "same command goes on"
+        ) from None
+    shown, saved = order.compare()
+    layout.save(saved, order.out)
+    layout.show(shown, console)
+    console.print(f"saved in {order.out / layout.MARKDOWN}", soft_wrap=True, highlight=False)
+
+
+def _claim_table(order: Order) -> None:
+    """Refuses a folder with another table, which would be overwritten."""
+    path = order.out / layout.JSON
+    if not path.exists():
+        return
+    there = load.read_json(path)
+    if (there.get("paper"), there.get("table")) != (order.paper, order.table):
+        raise InvalidInput(f"{order.out} holds another table, which is never overwritten: give --out another folder")
+
+
+def _seconds(folder: Path) -> float:
+    return load.read_summary(folder)["seconds"]
+
+
+def _seconds_left(cells: Sequence[tuple[Published, Cell, Path]], seconds: dict[Path, float]) -> float | None:
+    """By the other seeds of a place of the table, elsewhere by the mean of all runs; None before the first one."""
+    if not seconds:
+        return None
+    by_place: dict[Path, list[float]] = {}
+    for folder, value in seconds.items():
+        by_place.setdefault(folder.parent, []).append(value)
+    usual = statistics.fmean(seconds.values())
+    places = (folder.parent for _, _, folder in cells if folder not in seconds)
+    return math.fsum(statistics.fmean(by_place.get(place, [usual])) for place in places)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+"""A table of a paper with our figures in it.
+
+Results on a stand-in never stand beside the paper's figures, and whatever was not run as in the paper is said below.
+"""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.config.options import flag
+from experiments.config.presets import DEFAULT_PRESET
+from experiments.execution.cached_runs import Cell, bearing, inspect
+from experiments.papers import settings
+from experiments.papers.published import Published
+from experiments.results.load import Score, accuracy, read_config
+from experiments.results.run_folder import Protocol
+from pfl_jax.errors import InvalidInput
+
+PROTOCOL_WORDS = {"received": "after aggregation (received)", "trained": "after local training (trained)"}
+SCORE_WORDS = {"last": "in the last round", "best": "in the best evaluated round"}
+NOTHING = "—"
+
+
+class Column(NamedTuple):
+    """What a column of a table has in common."""
+
+    dataset: str
+    clients: int
+    setting: str
+
+
+def column(row: Published) -> Column:
+    """Where a published accuracy stands."""
+    return Column(row.dataset, row.clients, row.setting)
+
+
+class Figure(NamedTuple):
+    """One place of a table.
+
+    Attributes:
+      row: what is published there.
+      accuracies: ours by finished seed, means over clients in percent.
+      description: what the data really was; None before there is a result.
+      is_real: whether it was the dataset itself; None before there is a result.
+      deviations: option -> (what it was, what the paper's setting is).
+    """
+
+    row: Published
+    accuracies: dict[int, float]
+    description: str | None
+    is_real: bool | None
+    deviations: dict[str, tuple[Any, Any]]
+
+    @property
+    def column(self) -> Column:
+        return column(self.row)
+
+    @property
+    def mean(self) -> float | None:
+        """Over seeds."""
+        return statistics.fmean(self.accuracies.values()) if self.accuracies else None
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation over seeds; one seed has none."""
+        return statistics.stdev(self.accuracies.values()) if len(self.accuracies) > 1 else None
+
+    @property
+    def published(self) -> float | None:
+        """The paper's figure, None beside results on a stand-in."""
+        return None if self.is_real is False else self.row.accuracy_percent
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's."""
+        return None if self.mean is None or self.published is None else self.mean - self.published
+
+
+class Comparison(NamedTuple):
+    """A table, whole or in part.
+
+    Attributes:
+      paper, number: which.
+      figures: its places in the paper's order.
+      protocol, score: which accuracy of a run counts.
+      seeds: how many were asked for.
+    """
+
+    paper: str
+    number: int
+    figures: tuple[Figure, ...]
+    protocol: Protocol
+    score: Score
+    seeds: int
+
+    @property
+    def columns(self) -> list[Column]:
+        return list(dict.fromkeys(figure.column for figure in self.figures))
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(figure.row.method for figure in self.figures))
+
+    @property
+    def title(self) -> str:
+        """Which table, which accuracy, and what the data really was."""
+        data = dict.fromkeys(figure.description for figure in self.figures if figure.description)
+        table = settings.TABLES[self.paper, self.number]
+        return (
+            f"{settings.PAPERS[self.paper]}, Table {self.number}: {table.title}. Accuracy in percent "
+            f"{PROTOCOL_WORDS[self.protocol]}, {SCORE_WORDS[self.score]}"
+            + (f", on {'; '.join(data)}" if data else ": no results yet")
+        )
+
+    def at(self, column: Column, method: str) -> Figure | None:
+        """A place, None where the paper has none."""
+        return next((figure for figure in self.figures if (figure.column, figure.row.method) == (column, method)), None)
+
+
+def figure(row: Published, runs: Sequence[tuple[Cell, Path]], protocol: Protocol, score: Score) -> Figure:
+    """Gathers what there is of one place of a table.
+
+    Args:
+      row: what is published there.
+      runs: its cells, one for each seed, with their folders. A folder with anything else counts as empty.
+      protocol, score: which accuracy counts.
+
+    Raises:
+      InvalidInput: a result cannot be read, or some are on the dataset and some on a stand-in.
+    """
+    accuracies, configs = {}, []
+    for cell, folder in runs:
+        if not _is_finished(cell, folder):
+            continue
+        mean = accuracy(folder, protocol, score)
+        if mean is not None:
+            accuracies[cell.seed] = mean
+        configs.append((cell, read_config(folder)))
+    if not configs:
+        return Figure(row, {}, None, None, {})
+    descriptions = dict.fromkeys(config["data"]["description"] for _, config in configs)
+    deviations: dict[str, tuple[Any, Any]] = {}
+    for cell, config in configs:
+        deviations |= _deviations(row, cell, config)
+    real = {config["data"]["is_real"] for _, config in configs}
+    return Figure(row, accuracies, "; ".join(descriptions), _one_kind(real, row), deviations)
+
+
+def compare(
+    paper: str, number: int, figures: Sequence[Figure], protocol: Protocol, score: Score, seeds: int
+) -> Comparison:
+    """Puts figures together to a table; see `Comparison` for the arguments.
+
+    A column with a result on a stand-in shows no figure of the paper, not even where there is no result of ours.
+
+    Raises:
+      InvalidInput: a column has results on the dataset beside results on its stand-in.
+    """
+    kinds: dict[Column, set[Any]] = {}
+    for figure in figures:
+        kinds.setdefault(figure.column, set()).add(figure.is_real)
+    real = {column: _one_kind(kind - {None}, column) for column, kind in kinds.items()}
+    figures = [figure if real[figure.column] else figure._replace(is_real=False) for figure in figures]
+    return Comparison(paper, number, tuple(figures), protocol, score, seeds)
+
+
+def _one_kind(kinds: set[Any], where: Published | Column) -> bool:
+    if len(kinds) > 1:
+        raise InvalidInput(
+            f"some results on {where.dataset} are on the dataset and some on its stand-in: give --source, and --out a "
+            "new folder"
+        )
+    return next(iter(kinds), True)
+
+
+def _is_finished(cell: Cell, folder: Path) -> bool:
+    try:
+        return inspect(cell, folder) == "finished"
+    except InvalidInput:
+        return False
+
+
+def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What a finished run had otherwise than the paper's setting."""
+    had = config["options"] | config["hyper_parameters"]
+    paper = bearing(Cell(cell.dataset, row.arguments).request())
+    # The papers do not say how often they evaluated.
+    names = (name for name in paper if name in had and name != "eval_every")
+    return {name: (had[name], paper[name]) for name in names if not _equal(had[name], paper[name])}
+
+
+def _equal(stored: Any, value: Any) -> bool:
+    """Whether a value that was stored as JSON is this one."""
+    return stored == (list(value) if isinstance(value, tuple) else value)
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What has to be known to read the table, a line each."""
+    figures = comparison.figures
+    there = [figure for figure in figures if figure.description]
+    over = f"seeds 0 to {comparison.seeds - 1}, ± their standard deviation" if comparison.seeds > 1 else "seed 0 alone"
+    lines = [f"Each place: our mean over clients and over {over} / the paper's figure / the difference."]
+    lines += _deviation_notes(there)
+    for description in dict.fromkeys(figure.description for figure in there if not figure.is_real):
+        lines.append(f"{description} only stands in for the dataset: the paper's figures do not belong beside it.")
+    for method in comparison.methods:
+        if not settings.has(method):
+            lines.append(f"{method}: not a method of pfl_jax.")
+    for dataset in dict.fromkeys(column.dataset for column in comparison.columns):
+        if dataset not in DEFAULT_PRESET:
+            lines.append(f"{dataset}: not an experiment of pfl_jax.")
+    runnable = [figure for figure in figures if is_runnable(figure.row)]
+    finished, wanted = sum(len(figure.accuracies) for figure in runnable), len(runnable) * comparison.seeds
+    if finished < wanted:
+        lines.append(f"{finished} of {wanted} runs are finished; {NOTHING} marks what is not there.")
+    return lines + list(settings.TABLES[comparison.paper, comparison.number].notes)
+
+
+def is_runnable(row: Published) -> bool:
+    """Whether the project has the row's dataset and method."""
+    return row.dataset in DEFAULT_PRESET and settings.has(row.method)
+
+
+def _deviation_notes(figures: Sequence[Figure]) -> list[str]:
+    """What was otherwise than in the paper: a line for what was so everywhere, and lines for what was so in places."""
+    found: dict[str, list[Figure]] = {}
+    for figure in figures:
+        for name, (had, paper) in figure.deviations.items():
+            found.setdefault(f"{flag(name)} {had} instead of {paper}", []).append(figure)
+    by_place: dict[str, list[str]] = {}
+    for words, where in found.items():
+        limits = ""
+        for kind, of in (("on", lambda figure: figure.row.dataset), ("for", lambda figure: figure.row.method)):
+            names = dict.fromkeys(map(of, where))
+            if len(names) < len(set(map(of, figures))):
+                limits += f" {kind} {', '.join(names)}"
+        by_place.setdefault(limits, []).append(words)
+    return [f"Not as in the paper{limits}: {', '.join(words)}." for limits, words in by_place.items()]

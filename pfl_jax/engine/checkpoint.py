@@ -1,0 +1,272 @@
+"""States on disk, written by orbax: a checkpoint is there whole or not at all, and the newest good one is found again.
+
+A checkpoint is a `State`, further arrays by name, and a record for JSON. Arrays are stored as they are, so that a run
+that goes on from one is, on the same machine and versions, the uninterrupted run bit for bit. Nothing in a checkpoint
+is ever executed or unpickled.
+"""
+
+import contextlib
+import functools
+import hashlib
+import io
+import itertools
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfl_jax.atomic_write import write_whole
+from pfl_jax.base import State
+from pfl_jax.errors import CannotWrite, InvalidInput
+
+FOLDER = "checkpoints"
+"""Name of the folder in that of a run."""
+
+MANIFEST = "files.json"
+"""In a checkpoint's folder, written last: the digests of its other files. Without it the checkpoint is not whole."""
+
+_WRITING = ".writing"
+
+
+class Checkpoint(NamedTuple):
+    """What was saved.
+
+    Attributes:
+      state: clients' leaves and scores as NumPy arrays, for `simulate.run(state=...)`.
+      arrays: the further ones.
+      record: as JSON has it.
+    """
+
+    state: State
+    arrays: dict[str, np.ndarray]
+    record: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run, in a folder of their own, by the number of rounds done.
+
+    Args:
+      folder: made when the first one is written.
+      keep: how many of the newest stay.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2):
+        self.folder: Path = folder.absolute()
+        self._keep = keep
+
+    def save(self, state: State, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
+        """Writes a checkpoint; an older one goes only after it is whole.
+
+        Args:
+          state: after a round; of one run, or of several with a leading axis as in `pfl_jax.engine.sweep`.
+          arrays, record: what else belongs to it.
+
+        Raises:
+          CannotWrite: it cannot be written; those before it stay.
+        """
+        # Importing takes seconds: only runs that write or read checkpoints wait for it.
+        import orbax.checkpoint as ocp
+
+        leaves = _leaves(state)
+        stored = {f"state-{index:04d}": np.asarray(leaf) for index, (_, leaf) in enumerate(leaves)}
+        stored |= {f"further-{name}": np.asarray(value) for name, value in arrays.items()}
+        content = {
+            "shapes": {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in stored.items()},
+            "leaves": [name for name, _ in leaves],
+            "record": record,
+        }
+        # Tensorstore has no arrays without entries.
+        stored = {name: leaf for name, leaf in stored.items() if leaf.size}
+        number = str(int(np.ravel(state.round)[0]))
+        begun = self.folder / _WRITING / number
+        try:
+            shutil.rmtree(begun.parent, ignore_errors=True)
+            begun.parent.mkdir(parents=True)
+            with _quiet(), _checkpointer() as checkpointer:
+                checkpointer.save(
+                    begun,
+                    args=ocp.args.Composite(arrays=ocp.args.StandardSave(stored), record=ocp.args.JsonSave(content)),
+                )
+            write_whole(begun / MANIFEST, json.dumps(_digests(begun)))
+            # Nothing but a damaged one can be there: a run goes on after its newest good one.
+            _remove(self.folder / number)
+            begun.rename(self.folder / number)
+        except (OSError, ValueError, RuntimeError) as error:
+            _ignore_closed_loops()
+            raise CannotWrite(
+                f"cannot write the checkpoint of round {number} into {self.folder}: {_reason(error)}"
+            ) from None
+        finally:
+            shutil.rmtree(begun.parent, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                # Gone only if nothing is in it.
+                self.folder.rmdir()
+        self._forget()
+
+    def rounds(self) -> list[int]:
+        """Of the checkpoints that are there, in order."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
+
+    def newest(self, like: State, check: Callable[[dict[str, Any]], None] | None = None) -> Checkpoint | None:
+        """The newest checkpoint that can be read; None if there is none.
+
+        Args:
+          like: a state of the same run, or its shapes.
+          check: sees the record before anything is made of the arrays, and raises InvalidInput for that of another run.
+
+        Raises:
+          InvalidInput: all checkpoints are damaged, or the newest good one is of another kind of run.
+        """
+        reasons = []
+        for number in reversed(self.rounds()):
+            try:
+                stored, content = self._read(number)
+            except Exception as error:
+                reasons.append(f"round {number}: {_reason(error)}")
+                continue
+            if check is not None:
+                check(content["record"])
+            return self._build(number, stored, content, like)
+        if reasons:
+            raise InvalidInput(f"no checkpoint in {self.folder} can be read ({'; '.join(reasons)}): start the run anew")
+        return None
+
+    def clear(self) -> None:
+        """Removes all checkpoints."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _forget(self) -> None:
+        """Removes all but the newest whole checkpoints, and what is older than these."""
+        whole = [number for number in self.rounds() if (self.folder / str(number) / MANIFEST).exists()]
+        first = whole[-self._keep :][0]
+        for number in self.rounds():
+            if number < first:
+                _remove(self.folder / str(number))
+
+    def _read(self, number: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        place = self.folder / str(number)
+        # Before orbax reads them: not every kind of damage is an error there, and some leave threads behind.
+        if not (place / MANIFEST).is_file():
+            raise ValueError(f"it was not written to its end, or not by this program: {MANIFEST} is missing")
+        listed, there = json.loads((place / MANIFEST).read_text()), _digests(place)
+        if listed != there:
+            names = (name for name in sorted(listed | there) if listed.get(name) != there.get(name))
+            raise ValueError(f"{next(names)} is not as it was written")
+        import orbax.checkpoint as ocp
+
+        with _quiet(), _checkpointer() as checkpointer:
+            content = checkpointer.restore(place, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
+            like = {n: np.empty(shape, dtype) for n, (shape, dtype) in content["shapes"].items() if 0 not in shape}
+            found = checkpointer.restore(place, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(like))).arrays
+        empty = {name: np.empty(*of) for name, of in content["shapes"].items() if name not in found}
+        return {**{name: np.asarray(leaf) for name, leaf in found.items()}, **empty}, content
+
+    def _build(self, number: int, stored: dict[str, np.ndarray], content: dict[str, Any], like: State) -> Checkpoint:
+        names = sorted(name for name in stored if name.startswith("state-"))
+        found = [(*_kind(stored[name]), leaf) for name, leaf in zip(names, content.get("leaves", names), strict=True)]
+        wanted = [(*_kind(leaf), name) for name, leaf in _leaves(jax.eval_shape(lambda state: _plain(state), like))]
+        for one, other in itertools.zip_longest(found, wanted):
+            if one is None or other is None or one[:2] != other[:2]:
+                raise InvalidInput(
+                    f"the checkpoint of round {number} in {self.folder} is of another run: "
+                    f"it has {_words(one)} where this run has {_words(other)}"
+                )
+        plain = jax.tree.unflatten(jax.tree.structure(_plain_structure(like)), [stored[name] for name in names])
+        state = plain._replace(
+            server=jax.tree.map(jnp.asarray, plain.server),
+            key=jax.random.wrap_key_data(jnp.asarray(plain.key)),
+            round=jnp.asarray(plain.round),
+        )
+        arrays = {name.removeprefix("further-"): leaf for name, leaf in stored.items() if name.startswith("further-")}
+        return Checkpoint(state, arrays, content["record"])
+
+
+def _checkpointer() -> Any:
+    import orbax.checkpoint as ocp
+
+    if jax.process_count() == 1:
+        return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    # One process alone writes, and each reads for itself: orbax would wait for the others.
+    alone = ocp.options.MultiprocessingOptions(primary_host=jax.process_index(), active_processes={jax.process_index()})
+    handler = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(multiprocessing_options=alone))
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps what orbax's threads have to say of a full disk off the screen: the error itself is raised."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+@functools.cache
+def _ignore_closed_loops() -> None:
+    """Keeps off the screen, from now on, how tensorstore's threads end after a write that failed."""
+    usual = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if "Event loop is closed" not in str(unraisable.exc_value):
+            usual(unraisable)
+
+    sys.unraisablehook = hook
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error, without what tensorstore adds about where in its code it happened."""
+    text = next(iter(str(error).splitlines()), type(error).__name__)
+    if isinstance(error, OSError):
+        text = error.strerror or text
+    if any(words in text for words in ("RESOURCE_EXHAUSTED", "No space left", "File too large")):
+        text = "no space is left there; make room"
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _remove(place: Path) -> None:
+    """Removes a checkpoint; one that is removed in part only is no longer taken for whole."""
+    (place / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _digests(place: Path) -> dict[str, str]:
+    """Of all files below a folder, but the list of them."""
+    files = sorted(path for path in place.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {str(path.relative_to(place)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _kind(leaf: Any) -> tuple[tuple[int, ...], str]:
+    return tuple(leaf.shape), str(leaf.dtype)
+
+
+def _words(leaf: tuple[tuple[int, ...], str, str] | None) -> str:
+    """An array for messages: "server['head'] (float32 [4, 3])"."""
+    return "nothing" if leaf is None else f"{leaf[2]} ({leaf[1]} {list(leaf[0])})"
+
+
+def _plain(state: State) -> State:
+    """The state with its key's data in the place of the key."""
+    return state._replace(key=jax.random.key_data(state.key))
+
+
+def _plain_structure(state: State) -> State:
+    return state._replace(key=0)
+
+
+def _leaves(state: State) -> list[tuple[str, Any]]:
+    """The leaves of a plain state or of one with a key, by their paths."""
+    plain = state if not jnp.issubdtype(state.key.dtype, jax.dtypes.prng_key) else _plain(state)
+    return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(plain)]

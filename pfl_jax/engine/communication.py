@@ -1,0 +1,49 @@
+"""What a round costs to send, counted from shapes: nothing is run."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.base import Method, PyTree
+from pfl_jax.data.federated import client_data
+from pfl_jax.engine.cohort import Settings
+from pfl_jax.engine.rounds import Federation, pieces
+from pfl_jax.engine.sharding import view
+from pfl_jax.primitives.tree import byte_count
+
+
+class Traffic(NamedTuple):
+    """Bytes of one client and one round.
+
+    Attributes:
+      up: what it sends, `LocalResult.message`.
+      down: what it is sent, `Method.download`.
+    """
+
+    up: int
+    down: int
+
+
+def traffic(method: Method, data: Federation) -> Traffic:
+    """What one client sends and is sent in a round, uncompressed.
+
+    Args:
+      method: of the federation.
+      data: its examples; only shapes are read. Messages that grow with a client's examples are those of the largest.
+    """
+    message, download = shapes(method, data)
+    return Traffic(byte_count(message), byte_count(download))
+
+
+def shapes(method: Method, data: Federation) -> tuple[PyTree, PyTree]:
+    """Shapes and types of the message and of the download of one client, under a method on such data."""
+    parts, key = pieces(method, Settings(rounds=1)), jax.random.key(0)
+
+    def exchange(data):
+        server = parts.start_server(data, key)
+        client = jax.tree.map(lambda leaf: leaf[0], parts.start_clients(data, server, key, jnp.zeros(1, jnp.int32)))
+        result = method.local(key, server, client, client_data(view(data), 0, "train"))
+        return result.message, server if method.download is None else method.download(server, client)
+
+    return jax.eval_shape(exchange, data)

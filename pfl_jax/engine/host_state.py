@@ -1,0 +1,183 @@
+"""An engine whose clients' states lie in the host's memory: for more clients than a device can hold the states of.
+
+The cohort's rows go to the device for a round and come back after it. All clients' rows are made, and evaluated, in
+blocks. Where clients belong to devices (`pfl_jax.engine.sharding`), a process keeps the rows of its own clients only,
+and evaluating sends none of them anywhere. The functions are those of `pfl_jax.engine.rounds.pieces`, so that the
+results are the same.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pfl_jax.base import Method, PyTree, Scores, State
+from pfl_jax.engine.cohort import Settings
+from pfl_jax.engine.rounds import Engine, Federation, by_size, pieces, train_without_diverged
+from pfl_jax.engine.sharding import Apart, PlacedData, everywhere, known, own_clients, own_rows, spread
+
+BLOCK = 256
+"""Clients whose rows are on the device at once where all clients are visited."""
+
+
+def build(
+    method: Method,
+    settings: Settings,
+    mesh: Mesh | None = None,
+    *,
+    block: int | None = None,
+    skip_diverged: bool = False,
+) -> Engine:
+    """The engine of a method with states on the host.
+
+    The same functions as `pfl_jax.engine.rounds.build(...).jit(mesh)` has, but for calls only, not for tracing. The
+    leaves of State.clients and State.trained are NumPy arrays [N, ...], which `round` writes into. Where the data is
+    `PlacedData`, a process has the rows of its own clients alone in State.clients.
+
+    Args:
+      method, settings, mesh: see `pfl_jax.engine.simulate.run`.
+      block: clients that are initialised or evaluated at once, by default `BLOCK`.
+      skip_diverged: leave out of a round the clients whose work is not finite.
+    """
+    block = BLOCK if block is None else block
+    parts = pieces(method, settings, mesh)
+    jit = partial(jax.jit, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec()))
+    start_server, score = jit(parts.start_server), jit(parts.score)
+    # Those whose clients belong to devices leave the first rows there.
+    start_clients, start_own = jit(parts.start_clients), jax.jit(pieces(method, settings, apart=True).start_clients)
+    sample = jit(parts.sample, static_argnums=3)
+    meet = jit(known)
+
+    adapt_all = jit(parts.adapt)
+    skipping = train_without_diverged(parts, jit)
+
+    @partial(jit, donate_argnums=(1, 5))
+    def together(data, server, key, index, cohort, rows):
+        # As an array the number of clients would be unknown while tracing.
+        cohort = cohort._replace(num_clients=data.num_clients)
+        return parts.train(data, server, key, index, cohort, rows)
+
+    def train(data, server, key, index, cohort, rows, scores):
+        if skip_diverged:
+            return skipping(data, server, key, index, cohort, rows, scores)
+        return together(data, server, key, index, cohort, rows)
+
+    def fetch(data, clients, ids):
+        """Rows of some clients for a program; of clients that belong to devices, what their owners know."""
+        if isinstance(data, PlacedData):
+            return spread(lambda own: _rows(clients, _places(data, own)), ids, data.mesh)
+        return everywhere(_rows(clients, ids), mesh)
+
+    def init(data, key):
+        server = start_server(data, key)
+        shapes = jax.eval_shape(parts.start_clients, data, server, key, jnp.arange(1, dtype=jnp.int32))
+        count = len(own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else data.num_clients
+        clients = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), shapes)
+        for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), block):
+            if isinstance(data, PlacedData):
+                own, rows = own_rows(start_own(data, server, key, everywhere(ids, mesh)), ids)
+                _write(clients, _places(data, own), rows)
+            else:
+                _write(clients, ids[:size], start_clients(data, server, key, everywhere(ids, mesh)))
+        never = Scores(*(np.full(data.num_clients, np.nan, np.float32) for _ in Scores._fields))
+        return State(server, clients, never, key, everywhere(jnp.zeros((), jnp.int32), mesh))
+
+    def round_(data, state, size):
+        cohort = sample(data, state.key, state.round, size)
+        ids = np.asarray(cohort.clients)
+        rows, scores = fetch(data, state.clients, ids), everywhere(_rows(state.trained, ids), mesh)
+        rows = meet(rows) if isinstance(rows, Apart) else rows
+        server, rows, trained, outcome = train(data, state.server, state.key, state.round, cohort, rows, scores)
+        # Arrays of a caller, or those of JAX, cannot be written into.
+        clients, all_trained = jax.tree.map(_writable, (state.clients, state.trained))
+        mine = np.isin(ids, own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else slice(None)
+        _write(clients, _places(data, ids[mine]), jax.tree.map(lambda leaf: np.asarray(leaf)[mine], rows))
+        _write(all_trained, ids, trained)
+        return State(server, clients, all_trained, state.key, state.round + 1), outcome
+
+    def evaluate(data, state):
+        scores = Scores(*(np.empty(data.num_clients, np.float32) for _ in Scores._fields))
+        for ids, size in _blocks(np.asarray(by_size(data)), block):
+            rows = fetch(data, state.clients, ids)
+            found = score(data, state.server, state.key, state.round, everywhere(ids, mesh), rows)
+            _write(scores, ids[:size], found)
+        return scores
+
+    def adapt(data, state):
+        return adapt_all(data, state.server, state.key, state.round)
+
+    return Engine(init, round_, evaluate, adapt)
+
+
+def copy(state: State, data: Federation, mesh: Mesh | None = None) -> State:
+    """A state of one's own, with the clients' part on the host.
+
+    Args:
+      state: of all clients.
+      data: with `PlacedData` a process takes the rows of its own clients.
+      mesh: the devices for all else.
+    """
+    mine = own_clients(data.mesh, data.num_clients) if isinstance(data, PlacedData) else slice(None)
+    clients = jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[mine]), state.clients)
+    trained = jax.tree.map(np.array, state.trained)
+    server, key, number = everywhere(jax.tree.map(jnp.copy, (state.server, state.key, state.round)), mesh)
+    return State(server, clients, trained, key, number)
+
+
+def whole(state: State, data: Federation, *, block: int | None = None) -> State | None:
+    """A state with the rows of all clients, in the first process; None in the others, which must call it too.
+
+    Args:
+      state: of `build`'s engine, or of `pfl_jax.engine.rounds.build`'s, which is whole already.
+      data: the federation.
+      block: clients whose rows are sent at once, by default `BLOCK`.
+    """
+    first = jax.process_index() == 0
+    if not isinstance(data, PlacedData) or not data.mesh.is_multi_process or _on_devices(state.clients):
+        return state if first else None
+    meet = jax.jit(known, out_shardings=NamedSharding(data.mesh, PartitionSpec()))
+    count = data.num_clients if first else 0
+    clients = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), state.clients)
+    for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), BLOCK if block is None else block):
+        rows = meet(spread(lambda own: _rows(state.clients, _places(data, own)), ids, data.mesh))
+        if first:
+            _write(clients, ids[:size], rows)
+    return state._replace(clients=clients) if first else None
+
+
+def _on_devices(tree: PyTree) -> bool:
+    return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
+
+
+def _places(data: Federation, clients: np.ndarray) -> np.ndarray:
+    """Where this process keeps the rows of clients that are its own."""
+    if not isinstance(data, PlacedData):
+        return clients
+    return np.searchsorted(own_clients(data.mesh, data.num_clients), clients)
+
+
+def _blocks(ids: np.ndarray, block: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Equal blocks of ids, and how many count: the last one is filled up with its last id."""
+    width = min(block, len(ids))
+    for start in range(0, len(ids), width):
+        part = ids[start : start + width]
+        yield np.pad(part, (0, width - len(part)), mode="edge"), len(part)
+
+
+def _rows(tree: PyTree, ids: np.ndarray) -> PyTree:
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[ids], tree)
+
+
+def _write(tree: PyTree, ids: np.ndarray, rows: PyTree) -> None:
+    def one(leaf, row):
+        leaf[ids] = np.asarray(row)[: len(ids)]
+
+    jax.tree.map(one, tree, rows)
+
+
+def _writable(leaf: np.ndarray | jax.Array) -> np.ndarray:
+    leaf = np.asarray(leaf)
+    return leaf if leaf.flags.writeable else leaf.copy()

@@ -1,0 +1,158 @@
+"""A federation's run, round by round."""
+
+import time
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from pfl_jax.base import Info, Method, PRNGKey, Scores, State
+from pfl_jax.engine import host_state
+from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
+from pfl_jax.engine.mapping import client_mesh, map_clients
+from pfl_jax.engine.rounds import Engine, Federation, Outcome, build, build_without_diverged
+from pfl_jax.engine.sharding import PlacedData, everywhere
+from pfl_jax.errors import Diverged
+
+__all__ = [
+    "Engine",
+    "OnNaN",
+    "Outcome",
+    "RoundResult",
+    "Settings",
+    "build",
+    "client_mesh",
+    "map_clients",
+    "run",
+    "sample_cohort",
+    "stragglers",
+]
+
+
+OnNaN: TypeAlias = Literal["stop", "skip-client"]
+"""What happens when a client diverges: the run ends with `Diverged`, or the client is left out of the round."""
+
+
+class RoundResult(NamedTuple):
+    """What a round has to tell.
+
+    Attributes:
+      round: number of the round, counted from 1.
+      state: after the round. Its buffers are given to the next round: copy what you want to keep. With
+        state_on="host" the clients' leaves are NumPy arrays; over several processes, the rows of the own clients
+        alone (`host_state.whole` brings them together).
+      info: the method's `Info`, on the device.
+      cohort: [M], the clients that took part, as NumPy integers.
+      arrived: [M], bool: whose message the server had, see `Settings.drop_rate` and `run`'s on_nan. They are the rows
+        of what `info` has for each client.
+      diverged: the clients of the cohort that were left out because they had diverged.
+      received: Scores [N] of what every client would deploy now, or None if not evaluated.
+      trained: Scores [N] of every client's model right after its own last local training, NaN before the first.
+      newcomers: where received is evaluated and there are any, the Scores of clients that never took part: of what they
+        would deploy with the server's state alone, and after local training of one round from there.
+      examples: training examples of the cohort, each counted once.
+      seconds: wall time of the round; compilation is in it where a program is new.
+    """
+
+    round: int
+    state: State
+    info: Info
+    cohort: np.ndarray
+    arrived: np.ndarray
+    diverged: np.ndarray
+    received: Scores | None
+    trained: Scores
+    newcomers: tuple[Scores, Scores] | None
+    examples: int
+    seconds: float
+
+
+def run(
+    method: Method,
+    data: Federation,
+    settings: Settings,
+    key: PRNGKey,
+    *,
+    state: State | None = None,
+    mesh: Mesh | None = None,
+    state_on: Literal["device", "host"] = "device",
+    on_nan: OnNaN = "stop",
+    newcomers: Federation | None = None,
+) -> Iterator[RoundResult]:
+    """Runs a federation, one `RoundResult` after each round; `pfl_jax` begins with an example.
+
+    Args:
+      method: what each client and the server do.
+      data: the federation's examples; as `PlacedData`, with their clients' owners, in one process or many.
+      settings: rounds, participation, chunk, how often to evaluate.
+      key: the run's key: same key, same result.
+      state: continue from here instead of initialising from the key; a state carries its own key.
+      mesh: spread the clients over these devices, see `client_mesh`; None uses the default device alone, or those of
+        `PlacedData`.
+      state_on: where the clients' states are kept between rounds; "host" moves the cohort's part to the device for each
+        round, and all others' in blocks for each evaluation. The results are the same.
+      on_nan: what happens to clients whose state, message or loss becomes NaN or infinite: the run stops, or they are
+        left out of the round, as if they had not been drawn.
+      newcomers: clients that never take part, see `pfl_jax.data.federated.hold_out`: what the method would do for them
+        is measured at every evaluation.
+
+    Raises:
+      Diverged: a client diverged, or with on_nan="skip-client" all of a cohort did, or what the server computed.
+    """
+    placed = isinstance(data, PlacedData)
+    if placed:
+        mesh = data.mesh
+    if state_on == "host":
+        engine = host_state.build(method, settings, mesh, skip_diverged=on_nan == "skip-client")
+    elif on_nan == "skip-client":
+        engine = build_without_diverged(method, settings, mesh)
+    else:
+        engine = build(method, settings, mesh).jit(mesh)
+    num_clients = data.num_clients
+    if not placed:
+        data, newcomers = everywhere((data, newcomers), mesh)
+    if state is None:
+        current = engine.init(data, everywhere(key, mesh))
+    elif state_on == "host":
+        current = host_state.copy(state, data, mesh)
+    else:
+        # A round takes its state's buffers over: a state that came from outside stays the caller's.
+        current = everywhere(jax.tree.map(jnp.copy, state), mesh)
+    start = time.perf_counter()
+    for index in range(int(current.round), settings.rounds):
+        current, outcome = engine.round(data, current, settings.cohort_size(num_clients, index))
+        number, cohort = index + 1, outcome.cohort
+        clients = np.asarray(cohort.clients)
+        _check_finite(number, clients, outcome, on_nan)
+        received = of_newcomers = None
+        if number % settings.eval_every == 0 or number == settings.rounds:
+            received = jax.tree.map(np.asarray, engine.evaluate(data, current))
+            if newcomers is not None:
+                of_newcomers = jax.tree.map(np.asarray, engine.adapt(newcomers, current))
+        yield RoundResult(
+            round=number,
+            state=current,
+            info=outcome.info,
+            cohort=clients,
+            arrived=np.asarray(outcome.arrived),
+            diverged=clients[~np.asarray(outcome.finite)],
+            received=received,
+            # A copy: on the host the next round writes into the arrays.
+            trained=jax.tree.map(np.array, current.trained),
+            newcomers=of_newcomers,
+            examples=int(np.sum(np.asarray(cohort.counts))),
+            seconds=time.perf_counter() - start,
+        )
+        start = time.perf_counter()
+
+
+def _check_finite(number: int, clients: np.ndarray, outcome: Outcome, on_nan: OnNaN) -> None:
+    """Raises Diverged where the next round must not build on this one."""
+    broken = clients[~np.asarray(outcome.finite)]
+    if broken.size and on_nan == "stop":
+        raise Diverged(number, sorted(broken.tolist()))
+    if not bool(outcome.server_finite):
+        raise Diverged(number, [])

@@ -1,0 +1,66 @@
+"""Combining the trees of a cohort, stacked along a leading client axis."""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.base import PyTree
+
+
+def normalize(weights: jax.Array) -> jax.Array:
+    """Nonnegative weights [M] scaled to sum to one; equal weights where all of them are zero.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import aggregation
+      >>> print(aggregation.normalize(jnp.array([1.0, 3.0])), aggregation.normalize(jnp.zeros(2)))
+      [0.25 0.75] [0.5 0.5]
+    """
+    total = jnp.sum(weights)
+    return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1.0), 1.0 / weights.shape[0])
+
+
+def size_weights(counts: jax.Array) -> jax.Array:
+    """beta_i = n_i / sum_j n_j [M] for example counts [M] (McMahan et al. 2017; FedPAC, Eq. 18).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import aggregation
+      >>> print(aggregation.size_weights(jnp.array([10, 30])))
+      [0.25 0.75]
+    """
+    chex.assert_rank(counts, 1)
+    return normalize(counts.astype(jnp.float32))
+
+
+def weighted_mean(weights: jax.Array, trees: PyTree) -> PyTree:
+    """sum_i weights_i tree_i for weights [M] and trees stacked to leaves [M, ...].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import aggregation
+      >>> models = {"w": jnp.array([[0.0, 4.0], [8.0, 0.0]])}  # two clients
+      >>> print(aggregation.weighted_mean(jnp.array([0.25, 0.75]), models)["w"])
+      [6. 1.]
+    """
+    chex.assert_rank(weights, 1)
+    return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1, precision="highest"), trees)
+
+
+def mix(matrix: jax.Array, trees: PyTree) -> PyTree:
+    """Client i's combination sum_j matrix_ij tree_j, for every i: leaves [M, ...] to leaves [M, ...].
+
+    Args:
+      matrix: [M, M], rows usually on the simplex (FedPAC, Eq. 4).
+      trees: a tree of leaves [M, ...].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import aggregation
+      >>> heads = {"w": jnp.array([[0.0, 4.0], [8.0, 0.0]])}
+      >>> print(aggregation.mix(jnp.array([[1.0, 0.0], [0.5, 0.5]]), heads)["w"])
+      [[0. 4.]
+       [4. 2.]]
+    """
+    chex.assert_rank(matrix, 2)
+    return jax.tree.map(lambda leaf: jnp.tensordot(matrix, leaf, axes=1, precision="highest"), trees)

@@ -1,0 +1,37 @@
+"""Several models at once, stacked along a leading axis: how they start, and each one's loss on every example."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfl_jax.base import ClientData, Model, Params, PRNGKey
+from pfl_jax.primitives.local_sgd import map_examples
+
+
+def init_models(model: Model, key: PRNGKey, count: int) -> Params:
+    """`count` independent random models, leaves [count, ...]; the first is model.init(key), whatever the count.
+
+    They must be distinct: methods that choose between models or mix them never tell equal ones apart.
+    """
+    later = [jax.random.fold_in(key, index) for index in range(1, count)]
+    return jax.vmap(model.init)(jnp.stack([key, *later]))
+
+
+def example_losses(model: Model, models: Params, data: ClientData) -> jax.Array:
+    """Cross entropy -log p_m(y_l | x_l) of every example under every model.
+
+    Args:
+      model: the architecture.
+      models: leaves [k, ...].
+      data: n examples.
+
+    Returns:
+      [n, k]; rows of padding are arbitrary but finite.
+    """
+
+    def losses(rows):
+        x, y = rows
+        logits = jax.vmap(model.apply, in_axes=(0, None))(models, x)
+        return jax.vmap(optax.softmax_cross_entropy_with_integer_labels, in_axes=(0, None), out_axes=1)(logits, y)
+
+    return map_examples(losses, (data.x, data.y), data.mask)

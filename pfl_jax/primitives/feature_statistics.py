@@ -1,0 +1,137 @@
+"""What a client reports about its features: class counts, class centroids, FedPAC's mean terms and variance.
+
+All but `merge_centroids` is of one client: labels and mask [n], features [n, d]. Padding rows count for nothing.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+
+def class_counts(labels: jax.Array, mask: jax.Array, num_classes: int) -> jax.Array:
+    """Examples of each class: n_k = sum_l [y_l = k].
+
+    Args:
+      labels: y [n], integers.
+      mask: [n], bool; the real examples.
+      num_classes: K.
+
+    Returns:
+      [K], float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import feature_statistics
+      >>> labels, mask = jnp.array([0, 1, 1, 0]), jnp.array([True, True, True, False])
+      >>> print(feature_statistics.class_counts(labels, mask, num_classes=2))
+      [1. 2.]
+    """
+    return jnp.sum(_memberships(labels, mask, num_classes), axis=0)
+
+
+def class_centroids(
+    features: jax.Array, labels: jax.Array, mask: jax.Array, num_classes: int
+) -> tuple[jax.Array, jax.Array]:
+    r"""Mean feature of each class, c_k = (1/n_k) sum_{l: y_l = k} f(x_l).
+
+    Args:
+      features: f(x_l) [n, d].
+      labels: y [n], integers.
+      mask: [n], bool; the real examples.
+      num_classes: K.
+
+    Returns:
+      Centroids [K, d], zero for classes without examples, and counts n_k [K].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import feature_statistics
+      >>> features = jnp.array([[1.0], [3.0], [5.0], [9.0]])
+      >>> labels, mask = jnp.array([0, 1, 1, 0]), jnp.array([True, True, True, False])
+      >>> centroids, counts = feature_statistics.class_centroids(features, labels, mask, num_classes=2)
+      >>> print(centroids.ravel(), counts)
+      [1. 4.] [1. 2.]
+
+    Reference:
+      FedPAC, Eq. 17.
+    """
+    chex.assert_rank([features, labels, mask], [2, 1, 1])
+    memberships = _memberships(labels, mask, num_classes)
+    counts = jnp.sum(memberships, axis=0)
+    sums = jnp.einsum("nk,nd->kd", memberships, features, precision="highest")
+    return sums / jnp.maximum(counts, 1)[:, None], counts
+
+
+def merge_centroids(
+    old: jax.Array, old_counts: jax.Array, centroids: jax.Array, counts: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Global centroids (FedPAC, Eq. 19): the mean over the cohort's examples; a class that it lacks keeps its own.
+
+    Args:
+      old: the centroids [K, d] so far.
+      old_counts: the examples behind them [K].
+      centroids: the clients' [M, K, d].
+      counts: examples behind them [M, K].
+
+    Returns:
+      Centroids [K, d] and the examples behind each [K].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import feature_statistics
+      >>> old, old_counts = jnp.array([[5.0], [5.0]]), jnp.array([9.0, 9.0])
+      >>> centroids, counts = jnp.array([[[0.0], [0.0]], [[8.0], [0.0]]]), jnp.array([[3.0, 0.0], [1.0, 0.0]])
+      >>> centroids, counts = feature_statistics.merge_centroids(old, old_counts, centroids, counts)
+      >>> print(centroids.ravel(), counts)  # nobody held the second class
+      [2. 5.] [4. 9.]
+    """
+    total = jnp.sum(counts, axis=0)
+    mean = jnp.einsum("mk,mkd->kd", counts, centroids, precision="highest") / jnp.maximum(total, 1)[:, None]
+    held = total > 0
+    return jnp.where(held[:, None], mean, old), jnp.where(held, total, old_counts)
+
+
+def label_feature_statistics(
+    features: jax.Array, labels: jax.Array, mask: jax.Array, num_classes: int
+) -> tuple[jax.Array, jax.Array]:
+    r"""FedPAC's mean terms and variance, from which the server weighs the clients' heads.
+
+        mu_k = P(k) E[f(x) | y = k],    V = sum_k P(k) E[||f(x)||^2 | y = k] - ||mu_k||^2,
+
+    with the client's empirical distribution P and the identity in place of the feature covariance (Eq. 43). V is
+    computed as sum_k P(k) E[||f(x) - c_k||^2 | y = k] + P(k) (1 - P(k)) ||c_k||^2, c_k the class centroids: the same
+    number, as a sum of nonnegative terms, without the cancellation between two large ones.
+
+    Args:
+      features: f(x_l) [n, d].
+      labels: y [n], integers.
+      mask: [n], bool; the real examples.
+      num_classes: K.
+
+    Returns:
+      mu [K, d], zero for classes without examples, and the scalar V >= 0, before its division by n (Eq. 46).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import feature_statistics
+      >>> features, labels = jnp.array([[1.0], [3.0], [0.0], [0.0]]), jnp.array([0, 0, 1, 1])
+      >>> mask = jnp.array([True, True, True, True])
+      >>> mu, variance = feature_statistics.label_feature_statistics(features, labels, mask, num_classes=2)
+      >>> print(mu.ravel(), variance)
+      [1. 0.] 1.5
+
+    Reference:
+      FedPAC, Eq. 44 and 46.
+    """
+    centroids, counts = class_centroids(features, labels, mask, num_classes)
+    total = jnp.maximum(jnp.sum(counts), 1)
+    share = counts / total
+    within = jnp.sum(jnp.square(features - centroids[labels]), axis=-1)
+    between = jnp.sum(share * (1 - share) * jnp.sum(jnp.square(centroids), axis=-1))
+    variance = jnp.sum(jnp.where(mask, within, 0)) / total + between
+    return share[:, None] * centroids, variance
+
+
+def _memberships(labels: jax.Array, mask: jax.Array, num_classes: int) -> jax.Array:
+    """[n, K], float32: 1 where a real example has the class."""
+    return jax.nn.one_hot(labels, num_classes, dtype=jnp.float32) * mask[:, None]

@@ -1,0 +1,106 @@
+"""Losses over a mini-batch, means over the examples that its mask marks as real; and penalties on parameters."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfl_jax.base import PyTree
+
+ABSENT_CLASS = -1e9
+"""Stands for log 0 in `balanced_softmax`: finite, and no logit makes up for it."""
+
+
+def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean of values [B] where mask [B] is True; 0 where it is True nowhere.
+
+    Masked values may be anything finite; they get no gradient.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import losses
+      >>> print(losses.masked_mean(jnp.array([3.0, 100.0]), jnp.array([True, False])))
+      3.0
+    """
+    chex.assert_equal_shape([values, mask])
+    weights = mask.astype(values.dtype)
+    return jnp.sum(values * weights) / jnp.maximum(jnp.sum(weights), 1.0)
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean cross entropy of logits [B, K] against labels [B] over the real examples of mask [B].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import losses
+      >>> logits, labels = jnp.array([[2.0, 0.0], [0.0, 2.0]]), jnp.array([0, 0])
+      >>> print(f"{losses.cross_entropy(logits, labels, jnp.array([True, True])):.3f}")  # (0.127 + 2.127) / 2
+      1.127
+      >>> print(f"{losses.cross_entropy(logits, labels, jnp.array([True, False])):.3f}")
+      0.127
+    """
+    chex.assert_rank([logits, labels, mask], [2, 1, 1])
+    return masked_mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels), mask)
+
+
+def feature_alignment(features: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean over examples of (1/d) ||f(x) - target||^2 for features and targets [B, d], mask [B].
+
+    FedPAC, Eq. 3, with class centroids as targets; FedAS, Eq. 4, with the previous backbone's embeddings. No
+    gradient flows into the targets.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import losses
+      >>> centroids, labels = jnp.array([[0.0, 0.0], [1.0, 1.0]]), jnp.array([0, 1])
+      >>> features = jnp.array([[0.0, 2.0], [1.0, 1.0]])
+      >>> print(losses.feature_alignment(features, centroids[labels], jnp.array([True, True])))
+      1.0
+    """
+    chex.assert_equal_shape([features, targets])
+    distance = jnp.mean(jnp.square(features - jax.lax.stop_gradient(targets)), axis=-1)
+    return masked_mean(distance, mask)
+
+
+def balanced_softmax(logits: jax.Array, labels: jax.Array, mask: jax.Array, counts: jax.Array) -> jax.Array:
+    """Mean cross entropy of softmax(logits + log counts), which takes a client's class sizes out of its logits.
+
+    A class without examples drops out of the softmax: its logit neither counts nor gets a gradient. With equal
+    counts this is `cross_entropy`.
+
+    Args:
+      logits: [B, K].
+      labels: [B], of classes that have examples.
+      mask: [B], the real examples.
+      counts: [K], training examples of each class on this client.
+
+    Returns:
+      A scalar.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import losses
+      >>> logits, labels, mask = jnp.zeros((2, 2)), jnp.array([0, 0]), jnp.array([True, True])
+      >>> print(f"{losses.balanced_softmax(logits, labels, mask, jnp.array([1, 3])):.3f}")  # -log(1 / 4)
+      1.386
+
+    Reference:
+      Ren et al. Balanced Meta-Softmax for Long-Tailed Visual Recognition. NeurIPS 2020.
+    """
+    chex.assert_equal_shape_suffix([logits, counts], 1)
+    prior = jnp.where(counts > 0, jnp.log(jnp.maximum(counts, 1)), ABSENT_CLASS)
+    return cross_entropy(logits + prior, labels, mask)
+
+
+def proximal(params: PyTree, anchor: PyTree) -> jax.Array:
+    """(1/2) ||params - anchor||^2 over all leaves: what pulls a client's model to another one.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import losses
+      >>> print(losses.proximal({"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([1.0, 0.0])}))
+      2.0
+    """
+    chex.assert_trees_all_equal_shapes(params, anchor)
+    squares = jax.tree.map(lambda leaf, other: jnp.sum(jnp.square(leaf - other)), params, anchor)
+    return 0.5 * jax.tree.reduce(jnp.add, squares)

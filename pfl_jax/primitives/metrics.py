@@ -1,0 +1,144 @@
+"""How good each client's model is on its own test examples, and what to say about all clients."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfl_jax.base import ClientData, Personal, Scores
+from pfl_jax.primitives.local_sgd import map_examples
+
+
+def score(predict: Callable[[Personal, jax.Array], jax.Array], personal: Personal, data: ClientData) -> Scores:
+    """The scores of one client's model on the real examples of `data`; see `Scores`, whose leaves are scalars here.
+
+    Args:
+      predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K].
+      personal: what the client deploys.
+      data: examples [n, ...]. Without any real one every score is NaN.
+    """
+    logits = map_examples(lambda x: predict(personal, x).astype(jnp.float32), data.x, data.mask)
+    log_probabilities = jax.nn.log_softmax(logits)
+    count = jnp.sum(data.mask, dtype=jnp.float32)
+    predicted = jnp.argmax(logits, axis=-1)
+    chosen = jnp.take_along_axis(log_probabilities, data.y[:, None], axis=-1)[:, 0]
+    return Scores(
+        accuracy=jnp.sum((predicted == data.y) & data.mask, dtype=jnp.float32) / count,
+        loss=-jnp.sum(jnp.where(data.mask, chosen, 0.0)) / count,
+        macro_f1=macro_f1(predicted, data.y, data.mask, logits.shape[-1]),
+        auc=macro_auc(log_probabilities, data.y, data.mask),
+    )
+
+
+def macro_f1(predicted: jax.Array, y: jax.Array, mask: jax.Array, num_classes: int) -> jax.Array:
+    """Mean over classes of F1 = 2 TP / (2 TP + FP + FN), for classes that occur among labels or predictions.
+
+    Args:
+      predicted, y: [n], classes.
+      mask: [n], the examples that count.
+      num_classes: K.
+
+    Returns:
+      A scalar in [0, 1], NaN without examples; scikit-learn's f1_score(average="macro").
+    """
+    weight = mask.astype(jnp.float32)
+    right = jnp.zeros(num_classes).at[y].add(jnp.where(predicted == y, weight, 0.0))
+    # TP + FN and TP + FP.
+    either = jnp.zeros(num_classes).at[y].add(weight).at[predicted].add(weight)
+    occurs = either > 0
+    return jnp.sum(jnp.where(occurs, 2 * right / jnp.where(occurs, either, 1.0), 0.0)) / jnp.sum(occurs)
+
+
+def macro_auc(scores: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean over classes of the area under the ROC curve of one class against all others.
+
+    The chance that a random example of the class has a higher score for it than a random one of the other classes,
+    ties counting half (Mann, Whitney 1947). Classes that all examples or none belong to have no curve and don't count.
+
+    Args:
+      scores: [n, K], the higher the likelier.
+      y: [n], classes.
+      mask: [n], the examples that count.
+
+    Returns:
+      A scalar in [0, 1], NaN if no class has a curve.
+    """
+
+    (n,) = mask.shape
+    count = jnp.sum(mask, dtype=jnp.int32)
+    places, edge = jnp.arange(n), jnp.ones(1, bool)
+
+    def area(column, positive):
+        # Padding comes last, where it moves no rank. One sort serves both ends of every tie.
+        column = jnp.where(mask, column, jnp.inf)
+        ordered, positive = jax.lax.sort((column, positive.astype(jnp.float32)), num_keys=1)
+        differs = ordered[1:] != ordered[:-1]
+        below = jax.lax.cummax(jnp.where(jnp.concatenate([edge, differs]), places, 0))
+        up_to = jax.lax.cummin(jnp.where(jnp.concatenate([differs, edge]), places + 1, n), reverse=True)
+        beaten = jnp.sum(positive * (below + jnp.minimum(up_to, count))) / 2
+        positives = jnp.sum(positive)
+        pairs = positives * (count - positives)
+        return (beaten - positives * positives / 2) / jnp.where(pairs > 0, pairs, jnp.nan)
+
+    belongs = (y[:, None] == jnp.arange(scores.shape[-1])) & mask[:, None]
+    areas = jax.vmap(area, in_axes=1)(scores, belongs)
+    has_curve = ~jnp.isnan(areas)
+    return jnp.sum(jnp.where(has_curve, areas, 0.0)) / jnp.sum(has_curve)
+
+
+class Summary(NamedTuple):
+    """The scores of a federation in a few numbers; accuracies, F1 and AUC in percent.
+
+    Attributes:
+      mean: accuracy over clients, each counting the same.
+      std: standard deviation of the accuracy over clients (population).
+      worst_decile: mean accuracy of the worst tenth of the clients (at least one).
+      jain: Jain's index (sum a)^2 / (N sum a^2) of the accuracies a: 1 where all are equal, 1/N where one has it all.
+      loss, macro_f1, auc: means over the clients that have one.
+      clients: how many clients have an accuracy.
+    """
+
+    mean: float
+    std: float
+    worst_decile: float
+    jain: float
+    loss: float
+    macro_f1: float
+    auc: float
+    clients: int
+
+
+def summarize(scores: Scores) -> Summary:
+    """Summary of the scores [N] of N clients; NaN marks clients that have none and do not count.
+
+    Example:
+      >>> import numpy as np
+      >>> from pfl_jax import Scores
+      >>> from pfl_jax.primitives import metrics
+      >>> each = np.array([0.5, 1.0, np.nan])
+      >>> summary = metrics.summarize(Scores(accuracy=each, loss=each, macro_f1=each, auc=each))
+      >>> summary.mean, summary.worst_decile, summary.clients
+      (75.0, 50.0, 2)
+    """
+    values = 100 * np.sort(_known(scores.accuracy))
+    if not values.size:
+        nan = float("nan")
+        return Summary(nan, nan, nan, nan, nan, nan, nan, 0)
+    worst = values[: max(1, round(values.size / 10))]
+    loss, f1, auc = (_mean(_known(each)) for each in scores[1:])
+    squares = float(np.sum(values**2))
+    jain = float(np.sum(values)) ** 2 / (values.size * squares) if squares else 1.0
+    return Summary(
+        float(values.mean()), float(values.std()), float(worst.mean()), jain, loss, 100 * f1, 100 * auc, values.size
+    )
+
+
+def _known(values: np.ndarray | jax.Array) -> np.ndarray:
+    values = np.asarray(values, np.float64)
+    return values[~np.isnan(values)]
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if values.size else float("nan")

@@ -1,0 +1,236 @@
+"""Quadratic programmes on the probability simplex, many at once: the only file that imports jaxopt."""
+
+import functools
+import importlib.util
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.errors import InvalidInput
+from pfl_jax.primitives import interior_point
+from pfl_jax.primitives.float64 import in_float64
+
+Solver: TypeAlias = Literal["auto", "projected_gradient", "osqp", "interior_point"]
+"""The ways of `solve_simplex_qp`."""
+
+AUTO_GRADIENT_STEPS = 50
+"""Projected-gradient steps of `solver="auto"`: enough for some tens of clients that are all alike, no dearer than an
+interior-point solve. FedPAC's programmes over groups of clients need thousands."""
+
+GRADIENT_STEPS = 5000
+"""Bound on the steps of `solver="projected_gradient"`."""
+
+
+class SimplexSolution(NamedTuple):
+    """Solutions of min x.Px over the simplex.
+
+    Attributes:
+      weights: x [..., m], nonnegative, summing to 1 up to the rounding of their dtype.
+      gap: relative Frank-Wolfe gap [...], see `frank_wolfe_gap`: how far from optimal the weights can be at most.
+    """
+
+    weights: jax.Array
+    gap: jax.Array
+
+
+def solve_simplex_qp(matrices: jax.Array, *, solver: Solver = "auto", tolerance: float = 1e-4) -> SimplexSolution:
+    r"""Minimises x.Px subject to x >= 0 and sum x = 1, for every matrix of a batch.
+
+    Works in float64 whatever the dtype of P (also with JAX's 64-bit mode off), on P divided by its largest entry:
+    weights do not depend on P's scale. May be called inside jit, vmap and scan.
+
+    Solvers:
+
+    - "auto": jaxopt's projected gradient for a few steps; the rows whose Frank-Wolfe gap misses `tolerance` go to the
+      interior point. Without jaxopt installed: the interior point alone.
+    - "projected_gradient": jaxopt.ProjectedGradient, accelerated, for at most 5000 steps.
+    - "osqp": jaxopt.BoxOSQP with LU factorisations; for a few dozen clients at most, slow beyond.
+    - "interior_point": `pfl_jax.primitives.interior_point`, to a gap of 1e-9 or `tolerance`, whichever is smaller.
+
+    Where the minimiser is not unique (P singular) the choice is deterministic and symmetric: clients with equal rows
+    and columns get equal weights, and P = 0 gives 1/m each. The interior point ends about at the analytic centre of the
+    minimisers, the others at the minimiser that their iteration reaches from equal weights.
+
+    Args:
+      matrices: P [..., m, m], positive semidefinite; only their symmetric part counts.
+      solver: one of the above.
+      tolerance: the relative Frank-Wolfe gap to reach. A gap r bounds the distance to the minimiser x* by
+        sum_j v_j (x_j - x*_j)^2 <= 2 r x.Px for any diagonal v >= 0 that can be taken off P leaving it positive
+        semidefinite; weights to 1e-3 need about 1e-7.
+
+    Returns:
+      Weights [..., m] and gaps [...] in P's dtype.
+
+    Raises:
+      InvalidInput: the solver is unknown, needs jaxopt where that is not installed, or P is not square.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import numpy as np
+      >>> from pfl_jax.primitives import simplex_qp
+      >>> solution = simplex_qp.solve_simplex_qp(jnp.diag(jnp.array([1.0, 3.0])), solver="interior_point")
+      >>> print(np.asarray(solution.weights).round(3))  # as 1 / variance
+      [0.75 0.25]
+    """
+    if solver not in get_args(Solver):
+        raise InvalidInput(f"unknown solver {solver!r}: choose one of {', '.join(get_args(Solver))}")
+    if solver in ("projected_gradient", "osqp") and not _has_jaxopt():
+        raise InvalidInput(f"solver {solver!r} needs jaxopt: pip install jaxopt, or choose solver 'interior_point'")
+    if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2] or matrices.shape[-1] == 0:
+        raise InvalidInput(f"a quadratic programme needs square matrices [..., m, m], got shape {matrices.shape}")
+
+    return _solver(solver, float(tolerance), _has_jaxopt())(matrices)
+
+
+@functools.cache
+def _solver(solver: Solver, tolerance: float, has_jaxopt: bool) -> Callable[[jax.Array], SimplexSolution]:
+    """`solve_simplex_qp` after its checks, for one choice of its options: so that repeated calls compile once."""
+    if solver == "auto" and not has_jaxopt:
+        solver = "interior_point"
+
+    def solve(matrices: jax.Array) -> SimplexSolution:
+        *batch, size, _ = matrices.shape
+        dtype = jnp.result_type(matrices.dtype, jnp.float32)
+        wide = matrices.astype(jnp.float64).reshape(-1, size, size)
+        scale = jnp.max(jnp.abs(wide), axis=(-2, -1), keepdims=True)
+        wide = wide / jnp.where(scale > 0, scale, 1)
+        wide = (wide + wide.mT) / 2
+        floor = float(jnp.finfo(dtype).eps)
+        weights = _map_batches(lambda chunk: _solve_batch(chunk, solver, tolerance, floor), wide)
+        weights = _onto_simplex(weights)
+        gap = jax.vmap(lambda matrix, row: frank_wolfe_gap(matrix, row, floor))(wide, weights)
+        return SimplexSolution(weights.reshape(*batch, size).astype(dtype), gap.reshape(batch).astype(dtype))
+
+    return in_float64(solve)
+
+
+def frank_wolfe_gap(matrix: jax.Array, weights: jax.Array, floor: float) -> jax.Array:
+    r"""Relative Frank-Wolfe gap (x.Px - min_j (Px)_j) / max(x.Px, floor) of one P at x.
+
+    It is zero exactly at the minimisers, and bounds what they could gain: if r is the gap and x* a minimiser,
+    x*.Px* >= (1 - r)^2 x.Px, because min_j (Px)_j <= x*.Px <= sqrt(x*.Px* x.Px). The floor keeps it meaningful where
+    the minimum is 0, whose relative accuracy rounding in P destroys.
+
+    Args:
+      matrix: P [m, m], largest absolute entry 1 (or 0).
+      weights: x [m] on the simplex.
+      floor: smallest objective taken seriously, > 0: the relative rounding error of P's entries.
+
+    Returns:
+      Scalar, at least 0.
+
+    Reference:
+      Jaggi, "Revisiting Frank-Wolfe: Projection-Free Sparse Convex Optimization", ICML 2013, Eq. 2.
+    """
+    gradient = matrix @ weights
+    objective = weights @ gradient
+    return jnp.maximum(objective - jnp.min(gradient), 0) / jnp.maximum(objective, floor)
+
+
+def _solve_batch(matrices: jax.Array, solver: Solver, tolerance: float, floor: float) -> jax.Array:
+    """Weights [b, m] for normalised float64 matrices [b, m, m]."""
+
+    def interior(matrices: jax.Array) -> jax.Array:
+        def solve(matrix):
+            return interior_point.minimize_on_simplex(matrix, tolerance=min(tolerance, 1e-9), floor=floor)
+
+        return jax.vmap(solve)(matrices)
+
+    if solver == "interior_point":
+        return interior(matrices)
+    if solver == "osqp":
+        return jax.vmap(lambda matrix: _osqp(matrix, tolerance))(matrices)
+    steps = GRADIENT_STEPS if solver == "projected_gradient" else AUTO_GRADIENT_STEPS
+    weights = jax.vmap(lambda matrix: _projected_gradient(matrix, tolerance, steps))(matrices)
+    if solver == "projected_gradient":
+        return weights
+
+    gap = jax.vmap(lambda matrix, row: frank_wolfe_gap(matrix, row, floor))(matrices, _onto_simplex(weights))
+    missed = ~(gap <= tolerance)
+
+    def replace_missed() -> jax.Array:
+        return jnp.where(missed[:, None], interior(matrices), weights)
+
+    return jax.lax.cond(jnp.any(missed), replace_missed, lambda: weights)
+
+
+def _map_batches(solve: Callable[[jax.Array], jax.Array], matrices: jax.Array) -> jax.Array:
+    """Solves [b, m, m] all at once on an accelerator, one after another on a CPU."""
+
+    def one_by_one(matrices: jax.Array) -> jax.Array:
+        # A batched factorisation waits for threads of XLA's pool. Two CPU devices that solve at the same moment can
+        # hold all of them and wait for ever: seen with 30 programmes on two devices and two cores.
+        return jax.lax.map(lambda matrix: solve(matrix[None])[0], matrices)
+
+    return jax.lax.platform_dependent(matrices, cpu=one_by_one, default=solve)
+
+
+def _onto_simplex(weights: jax.Array) -> jax.Array:
+    """Nonnegative rows that sum to 1, from rows that nearly are."""
+    weights = jnp.maximum(weights, 0)
+    return weights / jnp.sum(weights, axis=-1, keepdims=True)
+
+
+def _projected_gradient(matrix: jax.Array, tolerance: float, steps: int) -> jax.Array:
+    """Accelerated projected gradient from equal weights, on P divided by its curvature: step length 1."""
+    jaxopt = _import_jaxopt()
+    size = matrix.shape[-1]
+
+    def centred(vector: jax.Array) -> jax.Array:
+        return vector - jnp.mean(vector)
+
+    def iterate(_, vector: jax.Array) -> jax.Array:
+        image = centred(matrix @ vector)
+        return image / jnp.maximum(jnp.linalg.norm(image), jnp.finfo(matrix.dtype).tiny)
+
+    # Steps stay inside {sum x = 1}, so only P's curvature across it limits their length. Power iteration from a
+    # vector without symmetries; five per cent make up for stopping it early.
+    start = iterate(0, jnp.cos(jnp.arange(size, dtype=matrix.dtype)))
+    eigenvector = jax.lax.fori_loop(0, 20, iterate, start)
+    largest = 1.05 * (eigenvector @ matrix @ eigenvector)
+    scaled = matrix / jnp.where(largest > 0, largest, 1)
+    solver = jaxopt.ProjectedGradient(
+        lambda weights, matrix: weights @ matrix @ weights / 2,
+        jaxopt.projection.projection_simplex,
+        stepsize=1.0,
+        maxiter=steps,
+        # jaxopt's error is absolute, the length of one more step; the objective is often below 1e-4 of P's curvature.
+        tol=min(tolerance, 1e-4) * 1e-5,
+        acceleration=True,
+        implicit_diff=False,
+    )
+    return solver.run(jnp.full((size,), 1 / size, matrix.dtype), hyperparams_proj=1.0, matrix=scaled).params
+
+
+def _osqp(matrix: jax.Array, tolerance: float) -> jax.Array:
+    """Operator splitting on min x.Px / 2 subject to 1 <= sum x <= 1 and 0 <= x <= 1."""
+    jaxopt = _import_jaxopt()
+    size = matrix.shape[-1]
+    # Its tolerances are absolute: a mean diagonal entry of 1 keeps them meaningful.
+    mean = jnp.trace(matrix) / size
+    scaled = matrix / jnp.where(mean > 0, mean, 1)
+    constraints = jnp.concatenate([jnp.ones((1, size), matrix.dtype), jnp.eye(size, dtype=matrix.dtype)])
+    lower = jnp.zeros((size + 1,), matrix.dtype).at[0].set(1)
+    upper = jnp.ones((size + 1,), matrix.dtype)
+    solver = jaxopt.BoxOSQP(tol=min(tolerance, 1e-4) * 0.1, maxiter=4000, eq_qp_solve="lu", implicit_diff=False)
+    solution = solver.run(
+        params_obj=(scaled, jnp.zeros((size,), matrix.dtype)), params_eq=constraints, params_ineq=(lower, upper)
+    )
+    return solution.params.primal[0]
+
+
+def _has_jaxopt() -> bool:
+    """Whether jaxopt can be imported, without importing it."""
+    return importlib.util.find_spec("jaxopt") is not None
+
+
+def _import_jaxopt() -> Any:
+    """jaxopt, without its warning that it is no longer maintained: requirements.txt pins it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import jaxopt
+        import jaxopt.projection
+    return jaxopt

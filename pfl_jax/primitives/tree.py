@@ -1,0 +1,86 @@
+"""Pytrees of clients: split, merge and mix models, gather and scatter along the client axis, count and check them."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfl_jax.base import Backbone, Head, Params, PyTree
+
+
+def merge(backbone: Backbone, head: Head) -> Params:
+    """The whole model of a backbone and a head."""
+    return {"backbone": backbone, "head": head}
+
+
+def split(params: Params) -> tuple[Backbone, Head]:
+    """The backbone and the head of a whole model's params; the inverse of `merge`.
+
+    Example:
+      >>> from pfl_jax.primitives import tree
+      >>> backbone, head = tree.split({"backbone": {"kernel": 1.0}, "head": {"kernel": 2.0}})
+      >>> backbone, tree.merge(backbone, head)
+      ({'kernel': 1.0}, {'backbone': {'kernel': 1.0}, 'head': {'kernel': 2.0}})
+    """
+    return params["backbone"], params["head"]
+
+
+def interpolate(share: jax.Array | float, left: PyTree, right: PyTree) -> PyTree:
+    """share left + (1 - share) right, leaf by leaf: exactly one of the two at shares 1 and 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import tree
+      >>> print(tree.interpolate(0.25, {"w": jnp.array([4.0])}, {"w": jnp.array([0.0])})["w"])
+      [1.]
+    """
+    return jax.tree.map(lambda a, b: share * a + (1 - share) * b, left, right)
+
+
+def gather(tree: PyTree, indices: jax.Array | np.ndarray | int) -> PyTree:
+    """Rows `indices` [M] of every leaf [N, ...] of a tree, in their order; a single number drops the axis.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import tree
+      >>> print(tree.gather({"w": jnp.array([[0, 1], [2, 3], [4, 5]])}, jnp.array([2, 0]))["w"])
+      [[4 5]
+       [0 1]]
+    """
+    return jax.tree.map(lambda leaf: leaf[indices], tree)
+
+
+def scatter(tree: PyTree, indices: jax.Array, rows: PyTree) -> PyTree:
+    """`tree` with rows `indices` [M], which must be distinct, of every leaf [N, ...] replaced by those of `rows`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import tree
+      >>> print(tree.scatter({"w": jnp.zeros(4)}, jnp.array([3, 1]), {"w": jnp.array([7.0, 8.0])})["w"])
+      [0. 8. 0. 7.]
+    """
+    return jax.tree.map(lambda leaf, row: leaf.at[indices].set(row, unique_indices=True), tree, rows)
+
+
+def choose(flags: jax.Array, left: PyTree, right: PyTree) -> PyTree:
+    """Row i of `left` where flags[i], of `right` elsewhere, for every leaf [M, ...]."""
+    return jax.tree.map(lambda a, b: jnp.where(flags.reshape(-1, *[1] * (a.ndim - 1)), a, b), left, right)
+
+
+def all_finite(tree: PyTree) -> jax.Array:
+    """Whether no real number of a tree is NaN or infinite: a scalar bool."""
+    real = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.all(jnp.array([jnp.isfinite(leaf).all() for leaf in real], bool))
+
+
+def byte_count(tree: PyTree) -> int:
+    """Bytes that the arrays of a tree hold, which is what sending it costs. Reads shapes only.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import tree
+      >>> tree.byte_count({"kernel": jnp.zeros((3, 4)), "bias": jnp.zeros(4)})
+      64
+    """
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

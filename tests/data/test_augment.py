@@ -1,0 +1,168 @@
+"""Augmentation: crops and flips against NumPy, fresh for every batch, and only where batches are trained on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+
+from pfl_jax import simulate
+from pfl_jax.base import ClientData
+from pfl_jax.data import client_data, federate, load
+from pfl_jax.data.augment import CropAndFlip
+from pfl_jax.data.partition import iid
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
+from pfl_jax.primitives.local_sgd import fold_batches
+
+SHAPE = (6, 6, 3)
+BLACK = (-1.0, -0.5, 0.25)
+AUGMENT = CropAndFlip(SHAPE, BLACK)
+
+
+def images(count, seed=0):
+    return np.random.default_rng(seed).uniform(1, 2, (count, *SHAPE)).astype(np.float32)
+
+
+def find(image, augmented):
+    """(row, column, mirrored) of the window of the bordered image [14, 14, 3] that `augmented` is; None if none."""
+    bordered = np.full((14, 14, 3), BLACK, np.float32)
+    bordered[4:10, 4:10] = image
+    for row in range(9):
+        for column in range(9):
+            window = bordered[row : row + 6, column : column + 6]
+            for mirrored in (False, True):
+                if np.array_equal(window[:, ::-1] if mirrored else window, augmented):
+                    return row, column, mirrored
+    return None
+
+
+def test_every_image_becomes_a_window_of_its_own():
+    x = images(200)
+    got = np.asarray(jax.jit(AUGMENT)(jax.random.key(0), jnp.asarray(x)))
+    found = [find(image, augmented) for image, augmented in zip(x, got, strict=True)]
+    assert None not in found
+    rows, columns, mirrored = zip(*found, strict=True)
+    # All nine positions of either axis, and a fair coin: 200 draws, five deviations.
+    assert set(rows) == set(columns) == set(range(9))
+    assert abs(sum(mirrored) - 100) < 36
+    assert np.corrcoef(rows, columns)[0, 1] < 0.36
+
+
+def test_features_stay_as_they_are():
+    for x in (jnp.ones((5, 4)), jnp.ones((5, 6, 6, 1)), {"a": jnp.ones(3)}):
+        assert AUGMENT(jax.random.key(0), x) is x
+
+
+def test_black_is_what_normalisation_makes_of_zero():
+    augment = CropAndFlip.normalised((32, 32, 3), (0.5, 0.4, 0.3), (0.5, 0.2, 0.1))
+    np.testing.assert_allclose(augment.black, [-1, -2, -3])
+
+
+def batches(augment, epochs, x, key=0, padding=0, batch_size=4):
+    """The images of all batches in order, [epochs, ceil(n / 4), 4, 6, 6, 3], and their labels."""
+    n = len(x)
+    data = ClientData(
+        x=jnp.concatenate([x, jnp.zeros((padding, *SHAPE))]),
+        y=jnp.arange(n + padding),
+        mask=jnp.arange(n + padding) < n,
+        augment=augment,
+    )
+    steps = epochs * -(-n // batch_size)
+
+    def step(carry, batch):
+        seen, labels, index = carry
+        assert batch.augment is None
+        real = batch.mask[:, None, None, None]
+        return seen.at[index].set(jnp.where(real, batch.x, 0)), labels.at[index].set(batch.y * batch.mask), index + 1
+
+    start = (jnp.zeros((steps, batch_size, *SHAPE)), jnp.zeros((steps, batch_size), jnp.int32), 0)
+    seen, labels, _ = fold_batches(jax.random.key(key), start, data, step, epochs=epochs, batch_size=batch_size)
+    return np.asarray(seen), np.asarray(labels)
+
+
+def test_each_batch_is_augmented_anew_and_the_order_stays():
+    x = images(8)
+    _, order = batches(None, 3, x)
+    seen, labels = batches(AUGMENT, 3, x)
+    np.testing.assert_array_equal(labels, order)
+    draws = {}
+    for batch, batch_labels in zip(seen, labels, strict=True):
+        for image, label in zip(batch, batch_labels, strict=True):
+            draws.setdefault(int(label), []).append(find(x[label], image))
+    assert all(None not in found and len(found) == 3 for found in draws.values())
+    # 162 equally likely windows: three epochs of eight examples hardly ever meet one twice.
+    assert len({(label, *window) for label, found in draws.items() for window in found}) > 20
+    # Other positions in the batch, other batches and other keys have other draws.
+    assert len({window for found in draws.values() for window in found}) > 18
+    assert not np.array_equal(seen, batches(AUGMENT, 3, x, key=1)[0])
+
+
+def test_padding_and_vmap_change_nothing():
+    x = images(6)
+    expected, _ = batches(AUGMENT, 2, x)
+    np.testing.assert_array_equal(batches(AUGMENT, 2, x, padding=7)[0], expected)
+    stacked = ClientData(
+        x=jnp.asarray(np.stack([x, x[::-1]])), y=jnp.zeros((2, 6)), mask=jnp.ones((2, 6), bool), augment=AUGMENT
+    )
+
+    def total(data):
+        return fold_batches(jax.random.key(0), jnp.zeros(SHAPE), data, lambda c, b: c + b.x[0], epochs=2, batch_size=4)
+
+    together = jax.vmap(total)(stacked)
+    for index in range(2):
+        alone = total(jax.tree.map(lambda leaf: leaf[index], stacked))  # noqa: B023
+        np.testing.assert_allclose(together[index], alone, rtol=1e-6, atol=1e-6)
+
+
+def test_only_training_data_of_colour_images_is_augmented():
+    grey, colour = load("digits"), load("digits")
+    colour = colour._replace(
+        train_x=colour.train_x.repeat(3, axis=-1),
+        test_x=colour.test_x.repeat(3, axis=-1),
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+    )
+    partition = iid(grey.train_y, grey.test_y, 3, train_size=10, test_size=10)
+    data = federate(colour, partition, augment=True)
+    assert client_data(data, 0, "train").augment == CropAndFlip((8, 8, 3), (-1.0,) * 3)
+    assert client_data(data, 0, "test").augment is None
+    assert client_data(federate(colour, partition), 0, "train").augment is None
+    with pytest.raises(InvalidInput, match="those of digits are grey"):
+        federate(grey, partition, augment=True)
+
+
+# The tiny problem's images are 2 x 3 pixels of one channel.
+TINY = CropAndFlip((2, 3, 1), (-2.0,), border=1)
+
+
+@pytest.mark.parametrize("name", ["fedpac", "fedem"])
+def test_it_reaches_methods_that_know_nothing_of_it(name):
+    """FedPAC's backbone, but not its head, whose inputs are features; FedEM's labels come with responsibilities."""
+    method = METHODS[name](tiny_model(), **HYPER_PARAMETERS)
+    key = jax.random.key(3)
+    server = method.init_server(key)
+
+    @jax.jit
+    def personal(data):
+        train = client_data(data, 1, "train")
+        return method.local(key, server, method.init_client(key, server, train), train).personal
+
+    plain, augmented = personal(tiny_federation()), personal(tiny_federation()._replace(augment=TINY))
+    if name == "fedpac":
+        np.testing.assert_array_equal(plain["head"]["kernel"], augmented["head"]["kernel"])
+        plain, augmented = plain["backbone"], augmented["backbone"]
+    change = jax.tree.map(lambda one, other: jnp.max(jnp.abs(one - other)), plain, augmented)
+    assert max(jax.tree.leaves(change)) > 1e-3
+
+
+@pytest.mark.slow
+def test_chunks_change_nothing():
+    method = METHODS["fedavg"](tiny_model(), **HYPER_PARAMETERS)
+    data = tiny_federation()._replace(augment=TINY)
+    rounds = [
+        next(simulate.run(method, data, simulate.Settings(rounds=1, chunk=chunk), jax.random.key(3)))
+        for chunk in (1, None)
+    ]
+    for one, other in zip(*(jax.tree.leaves(result.state.server) for result in rounds), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,350 @@
+"""Partitions: exact sizes, promised disjointness, proportions of the papers, and refusals in one line."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pfl_jax.data import dirichlet_counts, embedded
+from pfl_jax.data.allocation import draw_sizes
+from pfl_jax.data.partition import (
+    PARTITIONS,
+    PATHOLOGICAL_CLASSES,
+    dirichlet,
+    dominant_classes,
+    grouped,
+    iid,
+    make,
+    num_groups,
+    pathological,
+)
+from pfl_jax.data.sources import load
+from pfl_jax.errors import InvalidInput
+
+TRAIN_Y = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 120)).astype(np.int32)
+TEST_Y = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 40)).astype(np.int32)
+POOL_Y = np.concatenate([TRAIN_Y, TEST_Y])
+
+fast = settings(max_examples=25, deadline=None)
+seeds = st.integers(0, 2**31)
+
+
+def sizes(hands):
+    return [len(hand) for hand in hands]
+
+
+def table(hands, y=POOL_Y, num_classes=10):
+    return np.stack([np.bincount(y[hand], minlength=num_classes) for hand in hands])
+
+
+def assert_distinct(hands):
+    for hand in hands:
+        assert len(np.unique(hand)) == len(hand)
+
+
+def assert_same(first, second):
+    for hands, others in zip(first, second, strict=True):
+        for hand, other in zip(hands, others, strict=True):
+            np.testing.assert_array_equal(hand, other)
+
+
+def calls():
+    return [
+        pytest.param(lambda seed: grouped(TRAIN_Y, TEST_Y, 6, train_size=60, test_size=20, seed=seed), id="grouped"),
+        pytest.param(lambda seed: dirichlet(TRAIN_Y, TEST_Y, 6, beta=0.5, seed=seed), id="fedpac"),
+        pytest.param(lambda seed: dirichlet(TRAIN_Y, TEST_Y, 6, beta=0.5, protocol="fedas", seed=seed), id="fedas"),
+        pytest.param(lambda seed: iid(TRAIN_Y, TEST_Y, 6, seed=seed), id="iid"),
+        pytest.param(lambda seed: pathological(TRAIN_Y, TEST_Y, 6, train_size=60, seed=seed, test_size=9), id="random"),
+        pytest.param(
+            lambda seed: pathological(TRAIN_Y, TEST_Y, 6, protocol="clustered", train_size=60, test_size=9, seed=seed),
+            id="clustered",
+        ),
+    ]
+
+
+@pytest.mark.parametrize("call", calls())
+def test_the_seed_decides(call):
+    assert_same(call(7), call(7))
+    assert any(not np.array_equal(one, other) for one, other in zip(call(7).train, call(8).train, strict=True))
+
+
+# Grouped
+
+
+@fast
+@given(
+    num_clients=st.integers(1, 12),
+    s=st.floats(0, 100),
+    train_size=st.integers(1, 120),
+    test=st.integers(1, 40),
+    seed=seeds,
+)
+def test_grouped_sizes_and_shares(num_clients, s, train_size, test, seed):
+    partition = grouped(TRAIN_Y, TEST_Y, num_clients, s=s, train_size=train_size, test_size=test, seed=seed)
+    assert sizes(partition.train) == [train_size] * num_clients
+    assert sizes(partition.test) == [test] * num_clients
+    assert_distinct(partition.train + partition.test)
+    assert all(hand.max() < len(TRAIN_Y) for hand in partition.train)
+    assert all(hand.min() >= len(TRAIN_Y) for hand in partition.test)
+    for part, size in ((partition.train, train_size), (partition.test, test)):
+        uniform = round(size * s / 100)
+        for client, counts in enumerate(table(part)):
+            dominant = dominant_classes(10)[client % 5]
+            others = np.setdiff1d(np.arange(10), dominant)
+            assert np.isin(counts[others], [uniform // 10, -(-uniform // 10)]).all()
+            assert np.ptp(counts[dominant]) <= 2
+
+
+def test_grouped_is_the_papers_setting():
+    """600 examples, s = 20: 12 of every class and 160 more of each of three dominant ones (FedPAC B.2)."""
+    y = np.repeat(np.arange(10), 6000)
+    partition = grouped(y, y, 20, s=20, train_size=600, test_size=600)
+    counts = table(partition.train, y)
+    for client in range(20):
+        expected = np.full(10, 12)
+        expected[(2 * (client % 5) + np.arange(3)) % 10] += 160
+        np.testing.assert_array_equal(counts[client], expected)
+    np.testing.assert_array_equal(table([hand - len(y) for hand in partition.test], y), counts)
+
+
+def test_grouped_reuses_a_class_only_when_it_is_exhausted():
+    partition = grouped(TRAIN_Y, TEST_Y, 20, s=20, train_size=60, test_size=20)
+    uses = np.bincount(np.concatenate(partition.train), minlength=len(TRAIN_Y))
+    for label in range(10):
+        assert np.ptp(uses[label == TRAIN_Y]) <= 1
+
+
+def test_grouped_sizes_may_differ():
+    drawn = np.array([30, 60, 120, 30, 60, 90])
+    partition = grouped(TRAIN_Y, TEST_Y, 6, train_size=drawn, test_size=[5, 6, 7, 8, 9, 10])
+    assert sizes(partition.train) == drawn.tolist()
+    assert sizes(partition.test) == [5, 6, 7, 8, 9, 10]
+
+
+def test_groups_of_other_class_counts():
+    np.testing.assert_array_equal(np.concatenate(dominant_classes(10)), [0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9, 0])
+    assert [(group[0], group[-1]) for group in dominant_classes(62)] == [(0, 9), (10, 35), (36, 61)]
+    assert [len(group) for group in dominant_classes(100)] == [20] * 5
+    assert [len(group) for group in dominant_classes(3)] == [1] * 3
+    custom = grouped(TRAIN_Y, TEST_Y, 2, s=0, train_size=10, test_size=10, groups=[[1], [2, 3]])
+    assert set(TRAIN_Y[custom.train[0]]) == {1}
+    assert set(TRAIN_Y[custom.train[1]]) == {2, 3}
+
+
+def test_a_thousand_clients_of_fifty_share_cifar10():
+    """FedPAC C.9 with the labels of CIFAR-10: classes in two groups are dealt out more than once, evenly."""
+    train_y, test_y = np.repeat(np.arange(10), 5000), np.repeat(np.arange(10), 1000)
+    partition = grouped(train_y, test_y, 1000, train_size=50, test_size=300)
+    assert sizes(partition.train) == [50] * 1000
+    counts = table(partition.train, train_y)
+    assert (counts.sum(axis=0)[1::2] < 5000).all()
+    uses = np.bincount(np.concatenate(partition.train), minlength=50_000)
+    assert uses.max() == 2
+    for label in range(10):
+        assert np.ptp(uses[train_y == label]) <= 1
+
+
+def test_drawn_sizes_are_the_choices_equally_often():
+    drawn = draw_sizes((300, 600, 1200), 3000, seed=5)
+    assert set(drawn) == {300, 600, 1200}
+    assert np.bincount(drawn // 300).max() < 1150
+    np.testing.assert_array_equal(drawn, draw_sizes((300, 600, 1200), 3000, seed=5))
+    assert not np.array_equal(drawn, draw_sizes((300, 600, 1200), 3000, seed=6))
+
+
+# Pathological
+
+
+@fast
+@given(
+    num_clients=st.integers(1, 12),
+    protocol=st.sampled_from(["random", "clustered"]),
+    train_size=st.integers(8, 120),
+    test=st.integers(8, 40),
+    seed=seeds,
+)
+def test_pathological_clients_hold_few_classes_evenly(num_clients, protocol, train_size, test, seed):
+    partition = pathological(
+        TRAIN_Y, TEST_Y, num_clients, protocol=protocol, train_size=train_size, test_size=test, seed=seed
+    )
+    assert_distinct(partition.train + partition.test)
+    train, held_out = table(partition.train), table(partition.test)
+    for client in range(num_clients):
+        for counts, size in ((train[client], train_size), (held_out[client], test)):
+            held = counts[counts > 0]
+            assert counts.sum() == size
+            assert len(held) == PATHOLOGICAL_CLASSES[client % 5]
+            assert np.ptp(held) <= 1
+        np.testing.assert_array_equal(train[client] > 0, held_out[client] > 0)
+
+
+def test_clustered_groups_share_a_class_set_and_random_clients_do_not():
+    def class_sets(protocol):
+        partition = pathological(TRAIN_Y, TEST_Y, 20, protocol=protocol, train_size=60, test_size=20, seed=1)
+        return [tuple(np.flatnonzero(counts)) for counts in table(partition.train)]
+
+    clustered = class_sets("clustered")
+    assert clustered[:5] * 4 == clustered
+    assert len(set(clustered)) == 5
+    assert len(set(class_sets("random"))) > 15
+
+
+def test_pathological_on_other_class_counts():
+    y = np.repeat(np.arange(100), 20)
+    partition = pathological(y, y, 5, protocol="clustered", train_size=24, test_size=24)
+    assert [len(set(y[hand])) for hand in partition.train] == [3, 3, 5, 5, 8]
+    tight = pathological(y % 8, y % 8, 10, protocol="clustered", train_size=24, test_size=24)
+    assert len(set((y % 8)[tight.train[4]])) == 8
+
+
+def test_groups_of_clients():
+    assert [num_groups("pathological", 62), num_groups("grouped", 62), num_groups("iid", 10)] == [5, 3, 5]
+
+
+# Dirichlet
+
+
+@fast
+@given(num_clients=st.integers(1, 10), beta=st.sampled_from([0.3, 1.0, 100.0]), seed=seeds)
+def test_dirichlet_by_set_deals_everything_once(num_clients, beta, seed):
+    partition = dirichlet(TRAIN_Y, TEST_Y, num_clients, beta=beta, min_size=3, seed=seed)
+    np.testing.assert_array_equal(np.sort(np.concatenate(partition.train)), np.arange(len(TRAIN_Y)))
+    np.testing.assert_array_equal(np.sort(np.concatenate(partition.test)), len(TRAIN_Y) + np.arange(len(TEST_Y)))
+    assert min(sizes(partition.train)) >= 3
+    assert min(sizes(partition.test)) >= 1
+    # The same proportions: three training examples for each test example, up to the rounding of both.
+    assert np.abs(table(partition.train) - 3 * table(partition.test)).max() <= 4 + 3 * num_clients
+
+
+@fast
+@given(num_clients=st.integers(1, 10), beta=st.sampled_from([0.3, 1.0, 100.0]), seed=seeds, keep_split=st.booleans())
+def test_dirichlet_merged_deals_everything_once(num_clients, beta, seed, keep_split):
+    partition = dirichlet(TRAIN_Y, TEST_Y, num_clients, beta=beta, protocol="fedas", keep_split=keep_split, seed=seed)
+    np.testing.assert_array_equal(np.sort(np.concatenate(partition.train + partition.test)), np.arange(len(POOL_Y)))
+    held = np.add(sizes(partition.train), sizes(partition.test))
+    assert held.min() >= 40
+    if keep_split:
+        assert all(hand.max() < len(TRAIN_Y) for hand in partition.train)
+        assert all(hand.min() >= len(TRAIN_Y) for hand in partition.test)
+        # The pool is divided 3 to 1, and each client's part of a class within one example of it.
+        both = table(partition.train) + table(partition.test)
+        assert np.abs(table(partition.train) - 0.75 * both).max() < 1.01
+    else:
+        np.testing.assert_array_equal(sizes(partition.train), np.round(0.75 * held))
+
+
+def test_dirichlet_merged_skips_full_clients():
+    """No client goes on receiving classes once it holds P / N examples: the last class it got is what exceeds it."""
+    rng = np.random.default_rng(0)
+    totals = np.full(10, 100)
+    wanted = dirichlet_counts._fill(rng.dirichlet(np.full(5, 0.1), 10), totals)
+    np.testing.assert_array_equal(wanted.sum(axis=0), totals)
+    before = np.cumsum(wanted, axis=1) - wanted
+    assert (wanted[before >= totals.sum() / 5] == 0).all()
+
+
+def test_dirichlet_beta_sets_the_heterogeneity():
+    def concentration(beta):
+        counts = table(dirichlet(TRAIN_Y, TEST_Y, 5, beta=beta, min_size=1).train)
+        return (counts.max(axis=1) / counts.sum(axis=1)).mean()
+
+    assert concentration(0.1) > 0.4 > 0.15 > concentration(1000.0)
+
+
+def test_dirichlet_proportions_have_the_moments_of_the_dirichlet():
+    """Mean 1/N and variance (1/N)(1 - 1/N) / (N beta + 1) of a client's share of a class."""
+    totals = np.full(2000, 10_000)
+    counts = dirichlet_counts.by_set(np.random.default_rng(0), totals, totals, 4, 0.5, 1)
+    shares = counts.train / 10_000
+    np.testing.assert_allclose(shares.mean(axis=1), 0.25, atol=0.02)
+    np.testing.assert_allclose(shares.var(axis=1), 0.25 * 0.75 / 3, rtol=0.1)
+
+
+@pytest.mark.parametrize("protocol", ["fedpac", "fedas"])
+def test_dirichlet_bounds_sizes(protocol):
+    partition = dirichlet(TRAIN_Y, TEST_Y, 5, beta=1.0, protocol=protocol, train_size=30, test_size=[1, 2, 3, 4, 5])
+    assert max(sizes(partition.train)) <= 30
+    assert (np.array(sizes(partition.test)) <= [1, 2, 3, 4, 5]).all()
+
+
+# IID
+
+
+@fast
+@given(num_clients=st.integers(1, 40), seed=seeds)
+def test_iid_shares_everything_evenly(num_clients, seed):
+    partition = iid(TRAIN_Y, TEST_Y, num_clients, seed=seed)
+    np.testing.assert_array_equal(np.sort(np.concatenate(partition.train)), np.arange(len(TRAIN_Y)))
+    np.testing.assert_array_equal(np.sort(np.concatenate(partition.test)), len(TRAIN_Y) + np.arange(len(TEST_Y)))
+    assert np.ptp(sizes(partition.train)) <= 1
+    assert np.ptp(sizes(partition.test)) <= 1
+
+
+def test_iid_with_sizes_reuses_only_what_it_must():
+    partition = iid(TRAIN_Y, TEST_Y, 7, train_size=500, test_size=10)
+    assert sizes(partition.train) == [500] * 7
+    assert_distinct(partition.train)
+    assert np.ptp(np.bincount(np.concatenate(partition.train), minlength=len(TRAIN_Y))) <= 1
+    assert len(np.unique(np.concatenate(partition.test))) == 70
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: grouped(TRAIN_Y, TEST_Y, 0), "at least 1"),
+        (lambda: grouped(TRAIN_Y, TEST_Y, 2, s=101), "between 0 and 100"),
+        (lambda: grouped(TRAIN_Y, TEST_Y, 2, s=-1), "between 0 and 100"),
+        (lambda: grouped(TRAIN_Y, TEST_Y, 2, s=float("nan")), "between 0 and 100"),
+        (lambda: grouped(TRAIN_Y, TEST_Y, 2, train_size=600), "needs 172 training examples of class"),
+        (lambda: grouped(TRAIN_Y, TEST_Y, 2, train_size=[60, 60, 60]), "one for each of 2 clients"),
+        (lambda: grouped(TRAIN_Y, TEST_Y, 2, train_size=0), "at least 1"),
+        (lambda: grouped(TRAIN_Y, TEST_Y, 2, train_size=10, groups=[[10]]), "between 0 and 9"),
+        (lambda: dirichlet(TRAIN_Y, TEST_Y, 2, beta=0), "positive"),
+        (lambda: dirichlet(TRAIN_Y, TEST_Y, 2, beta=float("nan")), "positive"),
+        (lambda: dirichlet(TRAIN_Y, TEST_Y, 2, beta=float("inf")), "positive"),
+        (lambda: dirichlet(TRAIN_Y, TEST_Y, 2, beta=1, protocol="fedad"), "protocol"),
+        (lambda: dirichlet(TRAIN_Y, TEST_Y, 500, beta=1), "more than the data can serve"),
+        (lambda: dirichlet(TRAIN_Y, TEST_Y, 100, beta=1, protocol="fedas"), "more than the data can serve"),
+        (lambda: dirichlet(TRAIN_Y, TEST_Y, 100, beta=0.01), "no Dirichlet draw"),
+        (lambda: dirichlet(TRAIN_Y, TEST_Y, 35, beta=0.001, protocol="fedas"), "no Dirichlet draw"),
+        (
+            lambda: pathological(TRAIN_Y % 7, TEST_Y % 7, 5, train_size=9),
+            "3/3/5/5/8 .* where there are 7",
+        ),
+        (lambda: pathological(TRAIN_Y, TEST_Y, 5, classes_per_group=()), "classes where there are 10"),
+        (lambda: pathological(TRAIN_Y, TEST_Y, 5, train_size=600), "a client needs .* of class"),
+        (lambda: pathological(TRAIN_Y, TEST_Y, 5, protocol="cluster"), "protocol"),  # pyright: ignore[reportArgumentType]
+        (
+            lambda: pathological(TRAIN_Y, TEST_Y, 5, protocol="clustered", classes_per_group=[9] * 11),
+            "not 11 different sets of 9 of 10",
+        ),
+        (lambda: draw_sizes([], 5), "sizes to choose from"),
+        (lambda: draw_sizes([300, 0], 5), "sizes to choose from"),
+        (lambda: iid(TRAIN_Y, TEST_Y, 401), "fewer clients"),
+        (lambda: iid(TRAIN_Y, TEST_Y, 4, train_size=1201), "needs 1201 training examples"),
+    ],
+)
+def test_refusals_are_one_line(call, message):
+    with pytest.raises(InvalidInput, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+# By name
+
+
+def test_make_passes_options_and_honours_keep_split():
+    dataset = load("digits")
+    partition = make("dirichlet", dataset, 5, seed=3, beta=0.5, protocol="fedas", min_size=None, train_size=None)
+    assert all(hand.max() < embedded.FIRST_TEST_DIGIT for hand in partition.train)
+    assert all(hand.min() >= embedded.FIRST_TEST_DIGIT for hand in partition.test)
+    assert_same(make("iid", dataset, 3, seed=1), iid(dataset.train_y, dataset.test_y, 3, seed=1))
+    assert set(PARTITIONS) == {"grouped", "pathological", "dirichlet", "iid"}
+
+
+def test_make_names_the_nearest():
+    with pytest.raises(InvalidInput, match="did you mean dirichlet"):
+        make("dirichelt", load("digits"), 3)

@@ -1,0 +1,63 @@
+"""Bytes up and down of every method, from the sizes that its paper sends."""
+
+import pytest
+from problems import CLASSES, FEATURES, HYPER_PARAMETERS, tiny_federation, tiny_model
+
+from pfl_jax.engine.communication import traffic
+from pfl_jax.methods import METHODS
+
+THETA, PHI = 6 * FEATURES + FEATURES, FEATURES * CLASSES + CLASSES
+MODEL, CENTROIDS = THETA + PHI, CLASSES * FEATURES + CLASSES
+STATISTICS = 1 + CLASSES * FEATURES
+"""Numbers of 4 bytes: the tiny model's backbone and head, both, class means with their counts, FedPAC's (V, mu)."""
+
+NUMBERS = {
+    "local": (0, 0),
+    "fedavg": (MODEL, MODEL),
+    "fedavg_ft": (MODEL, MODEL),
+    "fedprox": (MODEL, MODEL),
+    "fedprox_ft": (MODEL, MODEL),
+    # Model and control variate both ways.
+    "scaffold": (2 * MODEL, 2 * MODEL),
+    "fedper": (THETA, THETA),
+    "lg_fedavg": (PHI, PHI),
+    "fedrep": (THETA, THETA),
+    "fedbabu": (THETA, THETA),
+    "fedrod": (MODEL, MODEL),
+    "knn_per": (MODEL, MODEL),
+    "apfl": (MODEL, MODEL),
+    "pfedme": (MODEL, MODEL),
+    "ditto": (MODEL, MODEL),
+    # The choice of a cluster goes up, all k = 3 models go down.
+    "hypcluster": (MODEL + 1, 3 * MODEL),
+    "fedem": (3 * MODEL, 3 * MODEL),
+    "fedem_ft": (3 * MODEL, 3 * MODEL),
+    "fedproto_g": (CENTROIDS, CENTROIDS),
+    "fedproto_l": (0, 0),
+    # A fingerprint and 1 + M shares go up, M - 1 = 4 models of others down.
+    "fedfomo": (MODEL + 1 + 6, 4 * MODEL),
+    "fedala": (MODEL, MODEL),
+    "pfedhn": (MODEL, MODEL),
+    "cd2pfed": (MODEL, MODEL),
+    "fedpac": (MODEL + CENTROIDS + STATISTICS, MODEL + CENTROIDS),
+    "fedpac_proto": (MODEL + CENTROIDS, MODEL + CENTROIDS),
+    # A trace goes up besides.
+    "fedas": (THETA + 1, THETA),
+    "fedas_cd2": (MODEL, MODEL),
+}
+
+
+def test_every_method_is_counted():
+    assert set(NUMBERS) == set(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_traffic_is_what_the_paper_sends(name):
+    method = METHODS[name](tiny_model(), **HYPER_PARAMETERS)
+    found = traffic(method, tiny_federation())
+    assert (found.up / 4, found.down / 4) == NUMBERS[name]
+
+
+def test_without_alignment_no_centroids_are_sent_down():
+    method = METHODS["fedpac"](tiny_model(), alignment=False, **HYPER_PARAMETERS)
+    assert traffic(method, tiny_federation()).down == 4 * MODEL

@@ -1,0 +1,100 @@
+"""Clients that belong to devices: the same results as with all examples on every device."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from test_host import assert_same
+
+from pfl_jax import simulate
+from pfl_jax.data.federated import OwnClients, client_data
+from pfl_jax.engine import host_state, sharding
+from pfl_jax.methods import METHODS
+
+DATA = tiny_federation((9, 20, 14, 5, 12))._replace(
+    label_map=jnp.asarray([np.roll(np.arange(3), client) for client in range(5)], jnp.int32)
+)
+SETTINGS = simulate.Settings(rounds=2, participation=0.6, eval_every=2)
+
+
+def make(name):
+    return METHODS[name](tiny_model(), **HYPER_PARAMETERS)
+
+
+def test_every_device_has_its_own_clients_and_no_other_examples():
+    @partial(jax.jit, static_argnums=(2, 3))
+    def read(data, client, split, devices=None):
+        return client_data(data if devices is None else OwnClients(data, devices), client, split)
+
+    mesh = simulate.client_mesh()
+    placed = sharding.place(DATA, mesh)
+    for device in range(mesh.size):
+        own = jax.tree.map(lambda leaf, device=device: np.asarray(leaf)[device], placed.own)
+        mine = np.arange(5)[device :: mesh.size]
+        real = sum(int(DATA.train_count[client]) + int(DATA.test_count[client]) for client in mine)
+        pixels = np.asarray(own.x).reshape(len(own.x), -1)
+        assert (pixels[real:] == 0).all()
+        for client in mine:
+            for split in ("train", "test"):
+                got, want = read(own, client, split, mesh.size), read(DATA, client, split)
+                mask = np.asarray(want.mask)
+                np.testing.assert_array_equal(got.mask, mask)
+                np.testing.assert_array_equal(np.asarray(got.x)[mask], np.asarray(want.x)[mask])
+                np.testing.assert_array_equal(np.asarray(got.y)[mask], np.asarray(want.y)[mask])
+    assert {shard.data.shape[0] for shard in placed.own.x.addressable_shards} == {1}
+
+
+@pytest.mark.parametrize("chunk", [1, 2, None])
+@pytest.mark.parametrize("ids", [[0, 1, 2, 3, 4], [1, 3], [4]])
+def test_mapping_is_exact_for_every_type(chunk, ids):
+    placed = sharding.place(DATA, simulate.client_mesh())
+    ids, rows = jnp.asarray(ids, jnp.int32), jnp.arange(3.0 * len(ids)).reshape(-1, 3)
+
+    def fn(shared, client):
+        data, factor = shared
+        index, row = client
+        count = jnp.sum(client_data(data, index, "train").mask)
+        odd = index % 2 == 1
+        return {"row": factor * row, "odd": odd, "count": count, "nan": jnp.where(odd, jnp.nan, 1.0), "none": ()}
+
+    got = jax.jit(lambda data, clients: sharding.map_owned(fn, (data, 2.0), clients, chunk=chunk))(placed, (ids, rows))
+    np.testing.assert_array_equal(got["row"], 2 * rows)
+    np.testing.assert_array_equal(got["odd"], ids % 2 == 1)
+    assert got["odd"].dtype == bool
+    np.testing.assert_array_equal(got["count"], DATA.train_count[ids])
+    np.testing.assert_array_equal(np.isnan(got["nan"]), ids % 2 == 1)
+
+
+def test_rows_that_only_owners_know():
+    mesh, clients = simulate.client_mesh(), np.array([3, 0, 4], np.int32)
+    table = {"a": np.arange(10.0, dtype=np.float32).reshape(5, 2), "b": np.array([True, False, True, True, False])}
+    rows = sharding.spread(lambda own: jax.tree.map(lambda leaf: leaf[own], table), clients, mesh)
+    for device, block in enumerate(rows.tree["a"]):
+        np.testing.assert_array_equal(block[clients % mesh.size != device], 0)
+    met = jax.jit(lambda rows: sharding.known(rows))(rows)
+    jax.tree.map(lambda got, leaf: np.testing.assert_array_equal(got, leaf[clients]), met, table)
+    own, found = sharding.own_rows(rows, clients)
+    assert sorted(own) == sorted(clients)
+    jax.tree.map(lambda got, leaf: np.testing.assert_array_equal(got, leaf[own]), found, table)
+
+
+@pytest.mark.parametrize(("name", "place"), [("fedrep", "device"), ("fedper", "host")])
+def test_the_results_are_the_same(name, place, monkeypatch):
+    monkeypatch.setattr(host_state, "BLOCK", 2)
+
+    def play(data, **options):
+        results = list(simulate.run(make(name), data, SETTINGS, jax.random.key(5), **options))
+        return results, jax.tree.map(np.asarray, results[-1].state._replace(key=()))
+
+    placed = sharding.place(DATA, simulate.client_mesh())
+    got = play(placed, state_on=place)
+    want = play(DATA)
+    assert_same(got, want)
+    # It goes on from a state of either kind.
+    first = next(simulate.run(make(name), placed, SETTINGS, jax.random.key(5), state_on=place))
+    rest = list(simulate.run(make(name), placed, SETTINGS, jax.random.key(0), state=first.state, state_on=place))
+    last = jax.tree.map(np.asarray, rest[-1].state._replace(key=()))
+    assert_same((rest, last), (want[0][1:], want[1]))

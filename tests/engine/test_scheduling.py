@@ -1,0 +1,88 @@
+"""Wasted steps counted one by one, and the chunk that follows from them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pfl_jax.engine.chunking import MAX_WASTE, choose_chunk, typical_cohort, wasted_step_share
+
+UNEQUAL = np.array([520, 480, 300, 290, 120, 110, 60, 50, 10, 5])
+
+
+def counted(counts, batch_size, chunk, devices):
+    """Goes through the schedule of `map_clients` step by step: device by device, chunk by chunk, client by client."""
+    steps = sorted((int(np.ceil(count / batch_size)) for count in counts), reverse=True)
+    wasted = executed = 0
+    rounds = int(np.ceil(len(steps) / devices))
+    for device in range(devices):
+        lanes = [position * devices + device for position in range(rounds)]
+        size = rounds if chunk is None else chunk
+        for start in range(0, rounds, size):
+            together = lanes[start : start + size]
+            # A place past the last client holds a copy of the largest.
+            lengths = [steps[lane] if lane < len(steps) else steps[0] for lane in together]
+            for lane in together:
+                if lane < len(steps):
+                    executed += max(lengths)
+                    wasted += max(lengths) - steps[lane]
+    return wasted / executed
+
+
+@settings(deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 300), min_size=1, max_size=12),
+    batch_size=st.integers(1, 60),
+    chunk=st.none() | st.integers(1, 14),
+    devices=st.integers(1, 4),
+)
+def test_wasted_steps_are_those_counted_one_by_one(counts, batch_size, chunk, devices):
+    share = wasted_step_share(np.array(counts), batch_size=batch_size, chunk=chunk, devices=devices)
+    assert share == pytest.approx(counted(counts, batch_size, chunk, devices), abs=1e-12)
+    assert chunk != 1 or share == 0
+
+
+def test_equal_clients_waste_nothing():
+    assert wasted_step_share(np.full(7, 600), batch_size=50, chunk=None, devices=2) == 0
+
+
+def test_wasted_steps_by_hand():
+    # Steps 3 and 1 under one vmap: two of six for a finished client.
+    assert wasted_step_share(np.array([50, 150]), batch_size=50, chunk=2) == pytest.approx(2 / 6)
+
+
+@pytest.mark.parametrize(("devices", "want"), [(1, 20), (2, 10), (3, 7)])
+def test_equal_clients_go_all_at_once_but_not_convolutions_on_a_cpu(devices, want):
+    counts = np.full(20, 600)
+    assert choose_chunk(counts, batch_size=50, devices=devices, backend="gpu") == want
+    assert choose_chunk(counts, batch_size=50, devices=devices, backend="cpu") == 1
+    assert choose_chunk(counts, batch_size=50, devices=devices, backend="cpu", convolutional=False) == want
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_largest_chunk_with_little_waste(devices):
+    chunk = choose_chunk(UNEQUAL, batch_size=10, devices=devices, backend="gpu")
+
+    def waste(chunk):
+        return wasted_step_share(UNEQUAL, batch_size=10, chunk=chunk, devices=devices)
+
+    assert chunk == 1 or waste(chunk) < MAX_WASTE
+    assert all(waste(larger) >= MAX_WASTE for larger in range(chunk + 1, 11))
+
+
+def test_a_typical_cohort_spans_the_sizes():
+    counts = np.random.default_rng(0).permutation(np.arange(1, 101))
+    np.testing.assert_array_equal(typical_cohort(counts, 100), np.arange(1, 101))
+    cohort = typical_cohort(counts, 10)
+    np.testing.assert_array_equal(cohort, np.arange(6, 101, 10))
+
+
+def test_devices_that_own_their_clients_wait_for_nobody_in_a_chunk():
+    counts, owners = np.array([40, 10, 30, 20, 10]), np.array([0, 1, 0, 0, 1])
+    # Steps 4, 3, 2 on the first device and 1, 1 on the second, in chunks of two: 4 + 4 + 2 and 1 + 1 are taken.
+    share = wasted_step_share(counts, batch_size=10, chunk=2, devices=2, owners=owners)
+    np.testing.assert_allclose(share, 1 - 11 / 12)
+    # All at once is at most ceil(5 / 2) = 3 on a device.
+    share = wasted_step_share(counts, batch_size=10, chunk=None, devices=2, owners=owners)
+    np.testing.assert_allclose(share, 1 - 11 / 14)
+    assert wasted_step_share(counts, batch_size=10, chunk=1, devices=2, owners=owners) == 0

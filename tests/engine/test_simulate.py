@@ -1,0 +1,162 @@
+"""Cohorts, stragglers, chunks and devices of the engine, apart from any method."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+
+from pfl_jax import simulate
+from pfl_jax.engine.simulate import Settings
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
+
+COUNTS = jnp.array([5, 9, 7, 9, 1, 3, 8, 2, 6, 4], jnp.int32)
+
+
+def cohorts(settings, size, rounds, seed=0, counts=COUNTS):
+    key = jax.random.key(seed)
+    draw = jax.jit(lambda index: simulate.sample_cohort(key, index, counts, size, settings))
+    return [draw(index) for index in range(rounds)]
+
+
+def test_cohorts_are_distinct_clients_largest_first_and_change():
+    drawn = cohorts(Settings(rounds=1), 4, 30)
+    for cohort in drawn:
+        clients = np.asarray(cohort.clients)
+        assert len(set(clients)) == 4
+        np.testing.assert_array_equal(cohort.counts, COUNTS[clients])
+        assert (np.diff(cohort.counts) <= 0).all()
+    assert len({tuple(sorted(np.asarray(c.clients))) for c in drawn}) > 10
+
+
+def test_every_client_is_drawn_equally_often():
+    drawn = np.concatenate([np.asarray(c.clients) for c in cohorts(Settings(rounds=1), 3, 2000)])
+    # 600 expected, standard deviation about 20.
+    assert np.abs(np.bincount(drawn, minlength=10) - 600).max() < 100
+
+
+def test_a_full_cohort_is_everyone():
+    (cohort,) = cohorts(Settings(rounds=1), 10, 1)
+    np.testing.assert_array_equal(np.sort(cohort.clients), np.arange(10))
+
+
+def test_stragglers_are_fixed_and_drawn_less_often():
+    settings = Settings(rounds=1, straggler_fraction=0.5, straggler_rate=0.1)
+    drawn = np.concatenate([np.asarray(c.clients) for c in cohorts(settings, 2, 2000)])
+    often = np.bincount(drawn, minlength=10)
+    slow = np.asarray(simulate.stragglers(jax.random.key(0), 10, 0.5))
+    assert slow.sum() == 5
+    assert often[slow].max() < 0.3 * often[~slow].min()
+    # The first of two draws falls on one given straggler with probability 0.1 / 5.5.
+    first = [int(c.clients[0]) for c in cohorts(settings, 1, 4000)]
+    np.testing.assert_allclose(np.mean(np.isin(first, np.flatnonzero(slow))), 0.5 / 5.5, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("participation", "last", "clients", "want"),
+    [
+        (1.0, False, 20, 20),
+        (0.3, False, 100, 30),
+        (0.03, False, 1000, 30),
+        (0.001, False, 20, 1),
+        (0.3, True, 100, 100),
+    ],
+)
+def test_cohort_sizes(participation, last, clients, want):
+    settings = Settings(rounds=5, participation=participation, full_last_round=last)
+    assert settings.cohort_size(clients, 4) == want
+    assert settings.cohort_size(clients, 3) == max(1, round(participation * clients))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rounds": 0},
+        {"participation": 0.0},
+        {"participation": 1.5},
+        {"straggler_fraction": 1.1},
+        {"straggler_rate": 0.0},
+        {"chunk": 0},
+        {"eval_every": 0},
+    ],
+)
+def test_settings_out_of_range(changes):
+    with pytest.raises(InvalidInput, match=next(iter(changes))):
+        Settings(**{"rounds": 1, **changes})
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("chunk", [1, 2, 3, None])
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_map_clients_is_a_map(devices, chunk, size):
+    mesh = simulate.client_mesh() if devices == 2 else None
+    clients = (jnp.arange(size), {"rows": jnp.arange(3.0 * size).reshape(size, 3)})
+
+    def fn(shared, client):
+        index, state = client
+        return {"index": index, "sum": shared * jnp.sum(state["rows"]), "nothing": ()}
+
+    mapped = jax.jit(lambda shared, clients: simulate.map_clients(fn, shared, clients, chunk=chunk, mesh=mesh))
+    got = mapped(jnp.float32(2.0), clients)
+    np.testing.assert_array_equal(got["index"], np.arange(size))
+    np.testing.assert_allclose(got["sum"], 2 * np.arange(3.0 * size).reshape(size, 3).sum(1))
+
+
+def test_two_methods_see_the_same_cohorts():
+    settings = Settings(rounds=4, participation=0.5)
+    runs = [
+        [
+            tuple(result.cohort)
+            for result in simulate.run(
+                METHODS[name](tiny_model(), **HYPER_PARAMETERS), tiny_federation(), settings, jax.random.key(2)
+            )
+        ]
+        for name in ("fedavg", "fedper")
+    ]
+    assert runs[0] == runs[1]
+
+
+def test_evaluation_rounds_and_results():
+    method = METHODS["fedper"](tiny_model(), **HYPER_PARAMETERS)
+    settings = Settings(rounds=5, eval_every=2, participation=0.5)
+    results = list(simulate.run(method, tiny_federation(), settings, jax.random.key(0)))
+    assert [result.round for result in results] == [1, 2, 3, 4, 5]
+    assert [result.received is not None for result in results] == [False, True, False, True, True]
+    trained_so_far = np.zeros(4, bool)
+    for result in results:
+        trained_so_far[result.cohort] = True
+        np.testing.assert_array_equal(~np.isnan(result.trained.accuracy), trained_so_far)
+        assert result.examples == np.array([9, 20, 14, 5])[result.cohort].sum()
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedpac"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_nothing_is_compiled_after_the_first_round(name, devices):
+    compiled = []
+
+    def listener(event, duration, **_):
+        if "compile" in event:
+            compiled.append(event)
+
+    mesh = simulate.client_mesh() if devices == 2 else None
+    method = METHODS[name](tiny_model(), **HYPER_PARAMETERS)
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        rounds = simulate.run(method, tiny_federation(), Settings(rounds=3), jax.random.key(0), mesh=mesh)
+        counts = [len(compiled) for _ in rounds]
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+    assert 0 < counts[0] == counts[1] == counts[2]
+
+
+def test_a_run_continues_from_a_state():
+    method, data = METHODS["fedper"](tiny_model(), **HYPER_PARAMETERS), tiny_federation()
+    settings = Settings(rounds=4, participation=0.5)
+    *_, whole = simulate.run(method, data, settings, jax.random.key(7))
+    first, second, *_ = simulate.run(method, data, Settings(rounds=2, participation=0.5), jax.random.key(7))
+    assert (first.round, second.round) == (1, 2)
+    continued = list(simulate.run(method, data, settings, jax.random.key(99), state=second.state))
+    assert [result.round for result in continued] == [3, 4]
+    np.testing.assert_array_equal(continued[-1].received.loss, whole.received.loss)
+    np.testing.assert_array_equal(continued[-1].trained.loss, whole.trained.loss)

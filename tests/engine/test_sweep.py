@@ -1,0 +1,115 @@
+"""Runs of a sweep against the same runs alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+
+from pfl_jax import models, simulate, sweep
+from pfl_jax.data import federate, federate_runs, load, partition
+from pfl_jax.data.federated import select_run
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
+from pfl_jax.primitives.tree import byte_count
+
+SETTINGS = simulate.Settings(rounds=3, participation=0.75, full_last_round=True, eval_every=2)
+SEEDS, RATES = (0, 1, 1), (0.1, 0.1, 0.02)
+
+
+def keys(seeds):
+    return jax.vmap(jax.random.key)(jnp.asarray(seeds))
+
+
+def assert_same_run(alone, together, index):
+    """A run's results, round by round, against its row in a sweep's."""
+    for one, every in zip(alone, together, strict=True):
+        assert (one.round, one.examples) == (every.round, every.examples[index])
+        np.testing.assert_array_equal(one.cohort, every.cohorts[index])
+        np.testing.assert_allclose(one.trained.loss, every.trained.loss[index], rtol=2e-4, atol=2e-5)
+        assert (one.received is None) == (every.received is None)
+        if one.received is not None:
+            np.testing.assert_allclose(one.received.loss, every.received.loss[index], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk", "devices"),
+    [
+        ("fedper", 1, 2),
+        pytest.param("fedpac", 1, 2, marks=pytest.mark.slow),
+        pytest.param("ditto", None, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_each_run_is_the_one_alone(name, chunk, devices):
+    data = tiny_federation()
+
+    def make(**values):
+        return METHODS[name](tiny_model(), **HYPER_PARAMETERS | values)
+
+    # Three runs do not divide by two devices.
+    mesh = simulate.client_mesh() if devices == 2 else None
+    together = []
+    for result in sweep.run(make, data, SETTINGS, keys(SEEDS), {"lr": jnp.array(RATES)}, chunk=chunk, mesh=mesh):
+        together.append(result)
+        last = jax.tree.map(np.asarray, result.states.server)
+    alone = []
+    for result in simulate.run(make(lr=RATES[2]), data, SETTINGS, jax.random.key(SEEDS[2])):
+        alone.append(result)
+        server = result.state.server
+    assert_same_run(alone, together, 2)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b[2], rtol=2e-4, atol=2e-5), server, last)
+    for other in (0, 1):
+        assert not np.allclose(together[-1].trained.loss[2], together[-1].trained.loss[other])
+
+
+def test_each_run_may_have_its_own_partition():
+    dataset = load("digits")
+    parts = [
+        partition.dirichlet(dataset.train_y, dataset.test_y, 3, beta=0.5, train_size=30, test_size=20, seed=seed)
+        for seed in (0, 1)
+    ]
+    data = federate_runs(dataset, parts, shift="labels", num_groups=3, seeds=[0, 1])
+    single = [federate(dataset, part, shift="labels", num_groups=3, seed=seed) for seed, part in enumerate(parts)]
+    for run, expected in enumerate(single):
+        got = select_run(data, run)
+        np.testing.assert_array_equal(got.train_count, expected.train_count)
+        np.testing.assert_array_equal(got.label_map, expected.label_map)
+        for client, count in enumerate(expected.train_count):
+            rows = got.x[got.train_index[client, :count]]
+            np.testing.assert_array_equal(rows, expected.x[expected.train_index[client, :count]])
+
+    def make():
+        return METHODS["fedper"](
+            models.mlp(dataset.train_x.shape[1:], 10, hidden=(8,)), lr=0.1, batch_size=10, epochs=1
+        )
+
+    settings = simulate.Settings(rounds=2)
+    together = list(sweep.run(make, data, settings, keys([0, 1])))
+    for run, expected in enumerate(single):
+        assert_same_run(list(simulate.run(make(), expected, settings, jax.random.key(run))), together, run)
+
+
+def test_runs_must_agree_in_number():
+    def make(**values):
+        return METHODS["fedavg"](tiny_model(), **values)
+
+    with pytest.raises(InvalidInput, match=r"keys has shape \(2,\), but lr has shape \(3,\)"):
+        next(sweep.run(make, tiny_federation(), SETTINGS, keys([0, 1]), {"lr": jnp.ones(3)}))
+    with pytest.raises(InvalidInput, match=r"but keys has shape \(\)"):
+        next(sweep.run(make, tiny_federation(), SETTINGS, jax.random.key(0)))
+    dataset = load("digits")
+    parts = [partition.iid(dataset.train_y, dataset.test_y, clients, train_size=5, test_size=5) for clients in (2, 3)]
+    with pytest.raises(InvalidInput, match=r"runs of \[2, 3\] clients"):
+        federate_runs(dataset, parts)
+
+
+def test_the_memory_of_a_run_grows_with_its_clients():
+    def make(**values):
+        return METHODS["ditto"](tiny_model(), **values)
+
+    few, many = tiny_federation(), tiny_federation((9,) * 12)
+    small = sweep.bytes_of_runs(make, few, SETTINGS, {"lr": 0.1})
+    large = sweep.bytes_of_runs(make, many, SETTINGS, {"lr": 0.1})
+    model = byte_count(tiny_model().init(jax.random.key(0)))
+    # One personal model more for each client, twice.
+    assert large - small > 8 * 2 * model

@@ -1,0 +1,268 @@
+"""Full disks, too little memory, signals, other processes: one line, the right exit code, and nothing lost."""
+
+import json
+import os
+import re
+import signal
+
+import jax
+import numpy as np
+import pytest
+from bad_input import RUN, experiment_of
+from rich.console import Console
+
+from experiments.commands.main import main
+from experiments.execution import build, cached_runs, resume, run
+from experiments.execution.cached_runs import Cell, run_cell
+from experiments.execution.resume import check_identity
+from experiments.runtime import jax_config
+from experiments.runtime.locks import alone, exclusive
+from experiments.sweep import execute
+from experiments.sweep.__main__ import main as sweep
+from pfl_jax import simulate
+from pfl_jax.base import Scores
+from pfl_jax.data import cinic10
+from pfl_jax.errors import InvalidInput
+
+WORDS = [*RUN.split(), "--checkpoint-every", "1"]
+SHORTAGE = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 400000000000000 bytes.")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A state of the run."""
+    return experiment_of(tmp_path_factory.mktemp("made") / "run")[1]
+
+
+@pytest.fixture
+def rounds(monkeypatch, made):
+    """Stands in for `simulate.run`: rounds with results but without training. rounds[n] happens before round n."""
+    happens = {}
+
+    def fake(method, data, settings, key, *, state=None, **others):
+        for number in range(1 if state is None else int(state.round) + 1, settings.rounds + 1):
+            happens.get(number, lambda: None)()
+            scores = Scores(*np.full((4, 4), 0.25 + number / 100, np.float32))
+            everyone = np.arange(4)
+            yield simulate.RoundResult(
+                *(number, made._replace(round=np.int32(number)), {}, everyone, everyone >= 0, everyone[:0]),
+                *(scores, scores, None, 80, 1.0),
+            )
+
+    monkeypatch.setattr(simulate, "run", fake)
+    return happens
+
+
+def fail(error):
+    """A function that raises."""
+
+    def raising(*args, **options):
+        raise error
+
+    return raising
+
+
+def line(capsys):
+    """What stood on stderr: one line."""
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1
+    return text
+
+
+def logged(folder):
+    return [json.loads(text)["round"] for text in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+# Full disks
+
+
+@pytest.mark.parametrize("room", [10, 400])
+def test_a_disk_that_fills_up_stops_a_run_that_goes_on_later(rounds, full_disk, tmp_path, capsys, room):
+    folder = tmp_path / "run"
+    held = []
+
+    def fill():
+        # Room for a part of the next line of the metrics.
+        held.append(full_disk((folder / "metrics.jsonl").stat().st_size + room))
+        held[0].__enter__()
+
+    rounds[3] = fill
+    try:
+        assert main("digits", [*WORDS, "--out", str(folder)]) == 2
+    finally:
+        held[0].__exit__(None, None, None)
+    said = line(capsys)
+    assert re.search(
+        r"cannot write .*metrics.jsonl: File too large; make room; --resume .* goes on after round 2", said
+    )
+    assert logged(folder) == [1, 2]
+    rounds.clear()
+    assert main("digits", ["--resume", str(folder)]) == 0
+    assert logged(folder) == [1, 2, 3]
+    assert json.loads((folder / "summary.json").read_text())["rounds"] == 3
+
+
+def test_a_disk_without_room_for_the_summary(rounds, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "run"
+    summary = run.summary
+    monkeypatch.setattr(run, "summary", lambda *args: summary(*args) | {"filler": "x" * 10_000})
+    rounds[3] = lambda: (folder / f".summary.json.{os.getpid()}").mkdir()
+    assert main("digits", [*WORDS, "--out", str(folder)]) == 2
+    assert re.search(r"cannot write .*summary.json: .*; --resume .* goes on after round 3", line(capsys))
+    (folder / f".summary.json.{os.getpid()}").rmdir()
+    assert main("digits", ["--resume", str(folder)]) == 0
+    assert logged(folder) == [1, 2, 3]
+
+
+# Memory
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        ("--devices 1 --chunk 4", SHORTAGE, r"for 4 clients at once on a device \(372,529.0 GiB .*\): use --chunk 1$"),
+        (
+            "--devices 1 --chunk 64",
+            MemoryError("Unable to allocate 7. KiB"),
+            r"for 4 clients at once .*: use --chunk 2$",
+        ),
+        (
+            "--devices 2 --chunk 1",
+            SHORTAGE,
+            r"use fewer --devices than 2 or a smaller --batch-size or --state-on host$",
+        ),
+        ("--devices 1 --chunk 1 --state-on host", SHORTAGE, "use a smaller --batch-size or fewer --num-clients$"),
+    ],
+)
+def test_too_little_memory_is_told_with_what_helps(rounds, tmp_path, capsys, words, error, message):
+    rounds[1] = fail(error)
+    assert main("digits", [*WORDS, *words.split(), "--out", str(tmp_path / "run")]) == 2
+    assert re.search(message, line(capsys))
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_little_memory_later_and_before(rounds, tmp_path, capsys, monkeypatch):
+    rounds[2] = fail(SHORTAGE)
+    assert main("digits", [*WORDS, "--chunk", "2", "--out", str(tmp_path / "run")]) == 2
+    assert re.search(r"use --chunk 1; --resume .*run goes on after round 1$", line(capsys))
+    monkeypatch.setattr(build, "build", fail(MemoryError("Unable to allocate 7. TiB for an array")))
+    assert main("digits", [*WORDS, "--out", str(tmp_path / "other")]) == 2
+    assert "for the data (7,168.0 GiB were wanted at once): use fewer --num-clients" in line(capsys)
+    # Other errors of JAX stay what they are.
+    monkeypatch.setattr(build, "build", fail(jax.errors.JaxRuntimeError("INTERNAL: broken")))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="broken"):
+        main("digits", [*WORDS, "--out", str(tmp_path / "other")])
+
+
+def test_too_little_memory_in_a_sweep(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(execute, "_rounds", fail(SHORTAGE))
+    words = ["--dataset", "digits", *RUN.split(), "--chunk", "2", "--out", str(tmp_path / "sweep")]
+    assert sweep(words) == 2
+    assert "use --chunk 1" in line(capsys)
+    assert [path.name for path in (tmp_path / "sweep").rglob("*") if path.is_file()] == [".lock"]
+
+
+# Signals
+
+
+def test_ctrl_c_before_the_first_round_leaves_nothing(rounds, tmp_path, capsys, monkeypatch):
+    rounds[1] = fail(KeyboardInterrupt)
+    assert main("digits", [*WORDS, "--out", str(tmp_path / "run")]) == 130
+    assert line(capsys) == "interrupted before the first evaluation: nothing is left\n"
+    nothing_yet = "interrupted while no run was going on\n"
+    nothing_left = "interrupted before the first evaluation: nothing is left\n"
+    for module, name, told in (
+        (jax_config, "prepare_jax", nothing_yet),
+        (build, "build", nothing_left),
+        (run, "configuration", nothing_left),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, fail(KeyboardInterrupt))
+            assert main("digits", [*WORDS, "--out", str(tmp_path / "run")]) == 130
+        assert line(capsys) == told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_at_the_end_does_not_cost_the_summary(rounds, tmp_path, monkeypatch):
+    summary = run.summary
+
+    def interrupted(*args):
+        os.kill(os.getpid(), signal.SIGINT)
+        return summary(*args)
+
+    monkeypatch.setattr(run, "summary", interrupted)
+    assert main("digits", [*RUN.split(), "--out", str(tmp_path / "run")]) == 0
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+# Other processes
+
+
+def test_a_run_at_work_is_not_cleared_away(rounds, tmp_path):
+    """A table takes a folder in which a single run is at work for one that was cut off."""
+    folder = tmp_path / "run"
+    rounds[2] = fail(RuntimeError("killed"))
+    with pytest.raises(RuntimeError, match="killed"):
+        main("digits", [*RUN.split(), "--out", str(folder)])
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    cell = Cell("digits", tuple(RUN.split()))
+    with alone(folder / "metrics.jsonl"), pytest.raises(InvalidInput, match="another process is at work"):
+        run_cell(cell, folder, Console())
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    rounds.clear()
+    run_cell(cell, folder, Console())
+    assert cached_runs.inspect(cell, folder) == "finished"
+
+
+def test_a_run_that_another_process_finished_meanwhile_stays(rounds, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "run"
+    assert main("digits", [*WORDS, "--out", str(folder)]) == 0
+    before = (folder / "summary.json").read_bytes()
+    # It was not finished yet when this process looked first.
+    monkeypatch.setattr(resume, "refuse_finished", lambda folder: None)
+    assert main("digits", ["--resume", str(folder)]) == 2
+    assert "the run is finished" in line(capsys)
+    assert (folder / "summary.json").read_bytes() == before
+
+
+def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path):
+    with exclusive(tmp_path / "table"):
+        (tmp_path / "table" / ".lock").unlink()
+        with exclusive(tmp_path / "table"):
+            pass
+    with pytest.raises(InvalidInput, match="cannot write"), alone(tmp_path / "absent" / "metrics.jsonl"):
+        pass
+
+
+# Other versions, other data
+
+
+def test_another_version_is_told():
+    stored = {"run": {"--lr": 0.1}, "made_with": {"jax": "0.9.0", "pfl_jax": "aa", "device": "cpu", "chunk": 2}}
+    said = []
+    own = {
+        "run": {"--lr": 0.1, "--new": 3},
+        "made_with": {"jax": "0.10.1", "pfl_jax": "bb", "device": "cpu", "chunk": 2},
+    }
+    check_identity(stored, own, "run", said.append)
+    assert said == [
+        "Note: jax 0.9.0 then and 0.10.1 now, pfl_jax aa then and bb now: results may differ in their last bits from "
+        "an uninterrupted run's."
+    ]
+    check_identity(own, own, "run", said.append)
+    assert len(said) == 1
+
+
+def test_damaged_pictures_of_cinic10_are_named():
+    from archives import cinic_members, images
+
+    members = cinic_members((*images(2, 2, (32, 32, 3)), *images(1, 1, (16, 16, 3))), cinic10.CLASSES)
+    (path,) = (name for name in members if name.startswith("train/airplane"))
+    whole = members[path]
+    cinic10.check_picture(path, whole)
+    for content in (whole[:-100], whole[:40], b"", whole[:60] + b"\0" * 20 + whole[80:]):
+        with pytest.raises(ValueError, match=f"the picture {path} in the archive is damaged"):
+            cinic10.check_picture(path, content)
+    (small,) = (name for name in members if name.startswith("test/airplane"))
+    with pytest.raises(ValueError, match="has 16 x 16 pixels, not 32 x 32"):
+        cinic10.check_picture(small, members[small])

@@ -1,0 +1,170 @@
+"""The benchmark: both sides of its comparison do the same work, it counts right, and its command line behaves."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.benchmark import measure, optimizations, sections, workload
+from experiments.benchmark.__main__ import SECTIONS, main
+from experiments.benchmark.jax_rounds import Rounds, convolutions, local_training
+from pfl_jax import simulate
+from pfl_jax.methods.fedpac import head_weights
+
+ROOT = Path(__file__).parents[2]
+
+# One batch holds a whole client, so that both sides see the same batches whatever their shuffles.
+SCALE = dataclasses.replace(workload.QUICK, clients=3, examples=40, batch_size=64, epochs=2)
+
+
+@pytest.fixture
+def torch_rounds():
+    """The PyTorch side, on one thread: pytest's workers fill the machine already."""
+    module = pytest.importorskip("experiments.benchmark.torch_rounds", exc_type=ImportError)
+    threads = module.torch.get_num_threads()
+    module.torch.set_num_threads(1)
+    yield module
+    module.torch.set_num_threads(threads)
+
+
+@pytest.mark.slow
+def test_the_pytorch_round_is_our_round(torch_rounds):
+    data = workload.federation(SCALE.clients, SCALE.examples)
+    ours = Rounds(workload.method("fedpac", SCALE), data, participation=1.0, chunk=1, mesh=None)
+    params = {"backbone": ours.state.server.backbone, "head": ours.state.server.head}
+    theirs = torch_rounds.FedPAC(params, torch_rounds.clients(data), workload.dataset().num_classes, SCALE)
+    # The second round has centroids to align to and heads that differ.
+    for _ in range(2):
+        received, trained = theirs.round()
+        ours.round()
+        assert received == pytest.approx(float(ours.evaluate().accuracy.mean()), abs=1e-6)
+        assert trained == pytest.approx(float(ours.state.trained.accuracy.mean()), abs=1e-6)
+    np.testing.assert_allclose(theirs.server.centroids.cpu(), ours.state.server.centroids, atol=1e-5)
+    heads = np.stack([head[0].cpu().numpy().T for head in theirs.server.heads])
+    np.testing.assert_allclose(heads, ours.state.clients["kernel"], atol=1e-5)
+
+
+def test_the_pytorch_training_is_our_training(torch_rounds):
+    data = workload.federation(1, SCALE.examples)
+    network = torch_rounds.Network(workload.network().init(jax.random.key(0)))
+    examples = [train for train, _ in torch_rounds.clients(data)]
+    torch_rounds.train_clients(network, torch_rounds.weights(network), examples, 2, SCALE)
+    ours = local_training(data, SCALE, clients=1, epochs=2, chunk=1, mesh=None)()
+    kernel = network.backbone[0].weight.detach().cpu().numpy().transpose(2, 3, 1, 0)
+    np.testing.assert_allclose(kernel, ours["backbone"]["conv1"]["kernel"][0], atol=1e-6)
+
+
+def test_the_pytorch_head_weights_are_ours(torch_rounds):
+    generator = np.random.default_rng(0)
+    mu = generator.normal(size=(6, 3, 4)).astype(np.float32) * 0.2
+    variance, counts = generator.uniform(1, 50, 6).astype(np.float32), np.full(6, 30)
+    want = head_weights(mu, variance, counts, solver="interior_point")
+    np.testing.assert_allclose(torch_rounds.head_weights(mu, variance, counts), want, atol=2e-3)
+
+
+def test_operations_are_those_that_xla_counts():
+    model = workload.network()
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    pictures = jax.ShapeDtypeStruct((50, *workload.dataset().input_shape), np.float32)
+    with convolutions("lax"):
+        counted = jax.jit(model.apply).lower(params, pictures).cost_analysis()["flops"]
+    # XLA leaves out the second layer's products with its padding: 2 of 10 * 5 places and taps in either direction. It
+    # also counts pooling, biases and activations.
+    padding = 2 * (50**2 - 48**2) * 16 * 32
+    assert workload.operations()["forward"] - padding == pytest.approx(counted / 50, rel=0.02)
+    assert workload.operations() == {"forward": 3_228_160, "training": 9_223_680}
+
+
+@pytest.mark.parametrize("build", optimizations.BUILDERS)
+def test_optimizations_change_no_result(build):
+    optimization = build(SCALE)
+    assert optimizations.difference(optimization.plain(), optimization.ours()) < 1e-4
+
+
+def test_contestants_take_turns():
+    calls = []
+    times = measure.interleaved(3, {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")})
+    assert calls == list("abbaab")
+    assert {name: len(values) for name, values in times.items()} == {"a": 3, "b": 3}
+
+
+def test_the_peak_is_measured_on_all_devices():
+    peak = measure.matmul_peak(64, simulate.client_mesh(), repetitions=1)
+    assert peak["peak"] == max(peak["one_device"], peak["every_device"]) > 0
+
+
+def test_a_second_start_compiles_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    first, second = (sections.start(str(tmp_path), name, "fedavg") for name in ("first", "second"))
+    assert first["compiled"] == first["programs"] > 0
+    assert second["programs"] == first["programs"]
+    assert second["compiled"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--chunks 0", "--chunks must be at least 1"),
+        ("--chunks many", "invalid int value: 'many'"),
+        ("--only nothing", "invalid choice: 'nothing'"),
+        ("--fast", "unrecognized arguments: --fast"),
+        ("--out missing/figures.json", "missing/figures.json is not there"),
+    ],
+)
+def test_bad_input_is_one_line(words, expected, capsys):
+    assert main(words.split()) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert expected in err
+    assert err.count("\n") == 1
+
+
+def test_figures_are_never_overwritten(tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    file.write_text("mine")
+    assert main(["--out", str(file)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert file.read_text() == "mine"
+
+
+def command(*words, cwd):
+    """Runs the benchmark as a user does; returns what it printed."""
+    arguments = [sys.executable, "-m", "experiments.benchmark", *words]
+    environment = measure.os.environ | {"PFL_JAX_CACHE": str(cwd / "cache"), "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(arguments, cwd=cwd, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.slow
+def test_a_part_of_it_in_one_command(tmp_path):
+    out = command("--quick", "--only", "training", "waste", "--out", "figures.json", cwd=tmp_path)
+    assert "FedPAC round" in out
+    assert "no GPU: GPU rows need one, same command" in out
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["quick"]
+    assert figures["training"]["jax_examples_per_second"] > 0
+    assert {row["clients"] for row in figures["waste"]} == {20, 100}
+    assert all(row["by_chunk"]["1"] == 0 < row["by_chunk"]["all"] < 1 for row in figures["waste"])
+    assert ("torch_seconds" in figures["training"]) == ("torch_seconds" in figures["round"]) == sections.has_torch()
+
+
+@pytest.mark.slow
+def test_all_of_it(tmp_path):
+    command("--quick", "--only", *SECTIONS, "--out", "figures.json", cwd=tmp_path)
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert {row["method"] for row in figures["methods"]} == {"fedavg", "fedpac", "fedas"}
+    assert all(row["peak_bytes"] > 2**20 for row in figures["growth"]["rows"])
+    early, last = figures["endurance"]["resident_bytes"]
+    assert last < early + 20 * 2**20
+    assert figures["second_start"][1]["compiled"] == 0
+    assert {row["form"] for row in figures["variants"]} == {"lax", "matmul", "direct"}
+    assert all(row["ratio"] > 0 for row in figures["optimizations"])
+    assert all(min(row["examples_per_second"].values()) > 0 for row in figures["chunks"])
+    assert all(row["peak_bytes"] > row["state_bytes"] for row in figures["crowd"])
+    assert figures["sweep"]["ratio"] > 0
+    assert figures["everyday"]["checkpoint_seconds"] > 0

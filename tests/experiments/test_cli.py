@@ -1,0 +1,477 @@
+"""The command line: driven as a process where the process matters, called as a function where words do."""
+
+import dataclasses
+import inspect
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from experiments.commands.main import main
+from experiments.config import presets
+from experiments.config.options import without_effect
+from experiments.config.request import method_config, parse
+from experiments.execution import build
+from experiments.runtime import jax_config
+from experiments.runtime.progress import RoundProgress, duration
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epochs", "1"]
+
+
+def test_xla_flags_of_the_user_stand(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1 --xla_cpu_enable_fast_math=false")
+    jax_config._set_xla_flags({"xla_force_host_platform_device_count": 8, "xla_cpu_collective_timeout_seconds": 9})
+    assert os.environ["XLA_FLAGS"].split() == [
+        "--xla_force_host_platform_device_count=1",
+        "--xla_cpu_enable_fast_math=false",
+        "--xla_cpu_collective_timeout_seconds=9",
+    ]
+
+
+def process(module, *words, cwd, **options):
+    """Starts `python -m experiments...` with pipes for its output."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"PYTHONPATH": str(ROOT), "PFL_JAX_CACHE": str(Path(cwd) / "cache"), "COLUMNS": "200"}
+    command = [sys.executable, "-m", module, *words]
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run: its folder, what it printed, and where."""
+    cwd = tmp_path_factory.mktemp("cli")
+    child = process("experiments.digits", "--method", "fedavg", "--rounds", "3", *SMALL, "--eval-every", "2", cwd=cwd)
+    out, err = child.communicate(timeout=240)
+    assert child.returncode == 0, err
+    return cwd / "runs" / "digits-fedavg-seed0-001", out, err
+
+
+def test_a_run_leaves_its_files(finished):
+    folder, _, _ = finished
+    assert sorted(entry.name for entry in folder.iterdir()) == ["config.json", "metrics.jsonl", "summary.json"]
+    summary = json.loads((folder / "summary.json").read_text())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    # Every second round, and the last one in any case.
+    assert [line["round"] for line in lines] == [2, 3]
+    assert summary["dataset"] == "digits"
+    assert summary["data_source"] == "digits (scikit-learn digits)"
+    assert (summary["method"], summary["seed"], summary["rounds"], summary["num_clients"]) == ("fedavg", 0, 3, 4)
+    assert summary["received_accuracy"] == lines[-1]["received"]["mean"]
+    assert summary["trained_accuracy"] == lines[-1]["trained"]["mean"]
+    assert len(summary["per_client_accuracy"]) == 4
+    assert sum(summary["per_client_accuracy"]) / 4 == pytest.approx(summary["received_accuracy"], abs=1e-3)
+    assert summary["seconds"] > 0
+    assert summary["examples_per_second"] > 0
+    assert summary["jax_version"] == jax.__version__
+    assert summary["device"].startswith("cpu")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["hyper_parameters"]["epochs"] == 1
+    assert config["options"]["num_clients"] == 4
+    assert config["train_examples"] == [20] * 4
+    # Everyone sends and is sent the model in both rounds.
+    sizes = config["bytes_per_client_and_round"]
+    assert sizes["up"] == sizes["down"] > 1000
+    assert (lines[0]["bytes_up"], lines[0]["bytes_down"]) == (2 * 4 * sizes["up"], 2 * 4 * sizes["down"])
+    assert sorted(lines[0]["cohort"]) == [0, 1, 2, 3]
+    assert summary["bytes_up"] == lines[1]["bytes_up"]
+    assert {len(lines[0][f"trained_{name}per_client"]) for name in ("", "loss_", "macro_f1_", "auc_")} == {4}
+    assert config["given"] == ["epochs", "eval_every", "method", "num_clients", "rounds", "test_size", "train_size"]
+
+
+def test_a_run_says_what_it_does(finished):
+    folder, out, err = finished
+    assert err == ""
+    assert out.startswith("digits (scikit-learn digits): fedavg(")
+    assert "round 1/3 · received" in out
+    assert "examples/s" in out
+    assert "left" in out
+    assert "worst 10%" in out
+    assert f"results in {folder.relative_to(folder.parents[1])}" in out
+
+
+def test_a_run_ends_at_its_target(tmp_path, capsys):
+    out = tmp_path / "run"
+    words = ["--method", "fedpac", "--rounds", "30", *SMALL, "--eval-every", "1", "--target-accuracy", "1"]
+    assert main("digits", [*words, "--out", str(out)]) == 0
+    assert "reached --target-accuracy 1 in round 1" in capsys.readouterr().out
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["rounds"], summary["rounds_done"]) == (30, 1)
+    (line,) = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    assert np.array(line["info"]["head_weights"]).shape == (4, 4)
+
+
+def test_a_run_that_diverges_is_told_with_its_likely_cause(tmp_path, capsys):
+    words = ["--method", "fedavg", "--rounds", "3", *SMALL, "--lr", "1e30", "--out", str(tmp_path / "run")]
+    said = refusal(capsys, "digits", words)
+    assert "fedavg: round 1: the model, message or loss of client 0 (and 3 more) is NaN or infinite" in said
+    assert "most likely --lr 1e+30 is too large: use a smaller one, or leave such clients out with --on-nan" in said
+    assert not (tmp_path / "run").exists()
+    said = refusal(capsys, "digits", [*words, "--on-nan", "skip-client"])
+    assert "(and 3 more)" in said
+    assert "--on-nan" not in said
+
+
+def test_the_same_seed_gives_the_same_result_and_another_another(tmp_path):
+    words = ["--method", "local", "--rounds", "1", *SMALL, "--no-compilation-cache"]
+    clients = []
+    for number, seed in enumerate(["0", "0", "1"]):
+        out = tmp_path / str(number)
+        assert main("digits", [*words, "--seed", seed, "--out", str(out)]) == 0
+        clients.append(json.loads((out / "summary.json").read_text())["trained_per_client"])
+    assert clients[0] == clients[1] != clients[2]
+
+
+def test_a_finished_run_is_never_overwritten(finished, capsys):
+    folder, _, _ = finished
+    before = {entry.name: entry.read_bytes() for entry in folder.iterdir()}
+    assert main("digits", ["--method", "local", "--rounds", "1", "--out", str(folder)]) == 2
+    assert "holds a run already" in capsys.readouterr().err
+    assert {entry.name: entry.read_bytes() for entry in folder.iterdir()} == before
+
+
+@pytest.mark.slow
+def test_sigint_ends_cleanly_with_what_is_finished(tmp_path):
+    child = process(
+        "experiments.digits",
+        "--method",
+        "local",
+        "--rounds",
+        "1000000",
+        "--eval-every",
+        "1",
+        *SMALL,
+        "--out",
+        "run",
+        cwd=tmp_path,
+    )
+    log = tmp_path / "run" / "metrics.jsonl"
+    try:
+        deadline = time.monotonic() + 240
+        while not (log.exists() and log.read_text().count("\n") >= 2):
+            assert child.poll() is None, child.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == 130
+    assert len(err.splitlines()) == 1
+    assert err.startswith("interrupted: evaluated up to round")
+    rounds = [json.loads(line)["round"] for line in log.read_text().splitlines()]
+    assert rounds == list(range(1, len(rounds) + 1))
+    assert f"up to round {rounds[-1]} of" in err
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_an_unknown_dataset_is_one_line_whichever_way_it_is_asked_for(tmp_path):
+    for words in (["experiments.cifar11"], ["experiments", "cifar11"]):
+        child = process(*words, cwd=tmp_path)
+        _, err = child.communicate(timeout=60)
+        assert child.returncode == 2
+        assert err.count("\n") == 1
+        assert err.startswith("error: unknown dataset 'cifar11'")
+        assert "did you mean cifar10" in err
+
+
+def refusal(capsys, dataset, words):
+    """The one line on stderr of a command that is refused."""
+    assert main(dataset, words) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert captured.err.endswith("\n")
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--method fedsa", "unknown method 'fedsa' (there are local, fedavg"),
+        ("--method fedsa", "did you mean fedas?"),
+        ("--method", "--method needs a value: local, fedavg"),
+        ("--method --rounds 3", "--method needs a value"),
+        ("--method=fedpca", "did you mean fedpac?"),
+        ("--preset fedpacc", "unknown preset 'fedpacc' (there are fedpac, fedas); did you mean fedpac?"),
+        ("--model cnn", "unknown model 'cnn' (there are fedpac_cnn, fedavg_cnn, mlp)"),
+        (
+            "--partition group",
+            "unknown partition 'group' (there are grouped, pathological, dirichlet, iid); did you mean grouped?",
+        ),
+        ("--source embeded", "unknown source 'embeded'"),
+        ("--eval-protocol receive", "did you mean received?"),
+        ("--roundz 3", "unknown option --roundz; did you mean --rounds?"),
+        ("--train_sise 3", "unknown option --train-sise; did you mean --train-size?"),
+        ("--zzyzx", "unknown option --zzyzx: see --help"),
+        ("-r 3", "unknown option -r: see --help"),
+        ("three", "unexpected word 'three'"),
+        ("--method apfl --alpha 1.5", "--alpha must be between 0 and 1, not 1.5"),
+        ("--method fedfomo --epsilon 2", "--epsilon must be between 0 and 1, not 2"),
+        ("--method fedfomo --epsilon-decay=-1", "--epsilon-decay must not be negative, not -1"),
+        ("--method fedfomo --download 0", "--download must be at least 1, not 0"),
+        ("--method hypcluster --clusters 0", "--clusters must be at least 1, not 0"),
+        ("--method fedavg_ft --finetune-epochs -1", "--finetune-epochs must not be negative, not -1"),
+        ("--method fedavg --solver auto", "--solver is an option of fedpac, not of fedavg"),
+        ("--method fedas --target class_men", "class_men' (there are example, class_mean, global_class_mean); did you"),
+        ("--no-full-last-round=yes", "--no-full-last-round takes no value"),
+        ("--participation 0", "--participation must be above 0 and at most 1, not 0"),
+        ("--participation 1.5", "--participation must be above 0 and at most 1, not 1.5"),
+        ("--participation -0.5", "--participation must be above 0 and at most 1, not -0.5"),
+        ("--participation nan", "--participation must be above 0 and at most 1, not nan"),
+        ("--participation half", "--participation must be a number, not 'half'"),
+        ("--straggler-rate 0", "--straggler-rate must be above 0"),
+        ("--straggler-fraction 2", "--straggler-fraction must be between 0 and 1"),
+        ("--drop-rate 1", "--drop-rate must be at least 0 and below 1, not 1"),
+        ("--held-out-clients 20", "--held-out-clients must leave some of the 20 clients, not 20"),
+        ("--target-accuracy 0", "--target-accuracy is a percentage, not 0"),
+        ("--on-nan skip", "unknown on-nan 'skip' (there are stop, skip-client)"),
+        ("--rounds 0", "--rounds must be at least 1, not 0"),
+        ("--rounds 1.5", "--rounds must be a whole number, not '1.5'"),
+        ("--rounds", "--rounds needs a value: a whole number"),
+        ("--rounds --seed 1", "--rounds needs a value"),
+        ("--num-clients 0", "--num-clients must be at least 1"),
+        ("--eval-every 0", "--eval-every must be at least 1"),
+        ("--chunk 0", "--chunk must be at least 1"),
+        ("--chunk many", "--chunk must be a whole number or auto, not 'many'"),
+        ("--train-size few", "--train-size must be a whole number or None, not 'few'"),
+        ("--seed -1", "--seed must be between 0 and 4294967295, not -1"),
+        ("--s 101", "--s is a percentage between 0 and 100, not 101"),
+        ("--s -1", "--s is a percentage between 0 and 100, not -1"),
+        ("--beta 0", "--beta must be positive, not 0"),
+        ("--beta inf", "--beta must be positive, not inf"),
+        ("--lr 0", "--lr must be positive"),
+        ("--lr 1e999", "--lr must be finite"),
+        ("--lam -1", "--lam must not be negative"),
+        ("--momentum 1", "--momentum must be at least 0 and below 1"),
+        ("--batch-size 0", "--batch-size must be at least 1"),
+        ("--epochs 0", "--epochs must be at least 1"),
+        ("--head-epochs -1", "--head-epochs must not be negative"),
+    ],
+)
+def test_bad_words_are_refused_in_one_line(capsys, words, expected):
+    assert expected in refusal(capsys, "digits", words.split())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words", "expected"),
+    [
+        ("digits", "--num-clients 5000", "5000 clients of 60 training examples are more than the 1287"),
+        ("digits", "--num-clients 5000 --partition iid --train-size None", "5000 clients cannot share 1287"),
+        ("digits", "--num-clients 5000 --partition dirichlet", "5000 clients are more than the data can serve"),
+        ("digits", "--source tfds", "digits comes from inside scikit-learn"),
+        ("digits", "--model fedpac_cnn", "too small for fedpac_cnn"),
+        ("digits", "--devices 999", "--devices 999 is more than the"),
+        ("fashion_mnist", "--source files --data-dir absent", "the data folder absent is not there"),
+    ],
+)
+def test_what_the_data_cannot_serve_is_refused_and_leaves_no_folder(
+    capsys, monkeypatch, tmp_path, dataset, words, expected
+):
+    monkeypatch.chdir(tmp_path)
+    assert expected in refusal(capsys, dataset, [*words.split(), "--no-compilation-cache"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_truncated_data_file_is_refused(capsys, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("train-images-idx3-ubyte", "t10k-images-idx3-ubyte"):
+        (data / name).write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 28, 0, 0, 0, 28]) + bytes(28 * 28 + 5))
+    for name in ("train-labels-idx1-ubyte", "t10k-labels-idx1-ubyte"):
+        (data / name).write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 2, 0, 1]))
+    words = ["--source", "files", "--data-dir", str(data), "--out", str(tmp_path / "out"), "--no-compilation-cache"]
+    assert "train-images-idx3-ubyte" in refusal(capsys, "fashion_mnist", words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unwritable_folder_is_refused(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "cannot write" in refusal(capsys, "digits", ["--out", str(tmp_path / "file" / "run")])
+
+
+def test_an_unknown_dataset_is_refused(capsys):
+    assert "did you mean digits?" in refusal(capsys, "digitz", [])
+
+
+def test_help_explains_every_option_with_its_default(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for method in METHODS:
+        with pytest.raises(SystemExit) as ending:
+            main("cifar100", ["--method", method, "--help"])
+        assert ending.value.code == 0
+        text = capsys.readouterr().out
+        assert f"{method.replace('_', '-')} options" in text.replace("_", "-")
+        options = dataclasses.fields(method_config(method))
+        for name in [field.name.replace("_", "-") for field in options]:
+            assert f"--{name}" in text
+        assert "--participation FLOAT" in text
+        assert "(default: 0.2)" in text
+    with pytest.raises(SystemExit):
+        main("cifar100", ["--help"])
+    text = capsys.readouterr().out
+    assert all(method in text for method in METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_methods_options_are_its_factorys_arguments(name):
+    config = method_config(name)
+    arguments = [
+        parameter
+        for parameter in inspect.signature(METHODS[name]).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    assert arguments
+    assert dataclasses.asdict(config()) == {argument.name: argument.default for argument in arguments}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config().lr = 1.0
+    # Its docstring explains each one: what --help prints.
+    for field in dataclasses.fields(config):
+        (argument,) = field.type.__metadata__
+        assert len(argument.help) > 5, field.name
+
+
+def test_options_reach_where_they_belong():
+    words = "--method fedpac --lam 0.25 --no-collaboration --train_size=None --chunk 3 --head-lr 0.2 --seed 4 --seed 5"
+    request = parse("fashion_mnist", words.split())
+    assert request.hyper_parameters["lam"] == 0.25
+    assert request.hyper_parameters["head_lr"] == 0.2
+    assert request.hyper_parameters["collaboration"] is False
+    assert request.hyper_parameters["alignment"] is True
+    assert (request.options.train_size, request.options.chunk, request.options.seed) == (None, 3, 5)
+    assert request.given == {"method", "lam", "collaboration", "train_size", "chunk", "head_lr", "seed"}
+
+
+def test_what_a_method_refuses_is_the_users_error(monkeypatch, tmp_path):
+    def picky(model, *, flavour: str = "sweet"):
+        raise ValueError("no such flavour")
+
+    monkeypatch.chdir(tmp_path)
+    request = parse("digits", [])
+    monkeypatch.setitem(METHODS, request.options.method, picky)
+    request = dataclasses.replace(request, hyper_parameters={"flavour": "sour"})
+    with pytest.raises(InvalidInput, match="refuses its options: no such flavour"):
+        build.build(request, Console(file=io.StringIO()))
+
+
+def test_embedded_data_is_announced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = io.StringIO()
+    request = parse("cifar10", ["--source", "embedded", "--beta", "0.5", "--num-clients", "3"])
+    experiment = build.build(request, Console(file=text, width=200))
+    assert experiment.dataset.description == "cifar10 (embedded digits)"
+    assert "Smaller defaults on cifar10 (embedded digits): --rounds" in text.getvalue()
+    assert "--beta has no effect with --partition grouped" in text.getvalue()
+    assert experiment.settings.rounds < request.options.rounds
+
+
+def test_the_terminal_shows_a_bar():
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=160)
+    with RoundProgress(console, 4, "received") as progress:
+        progress.update(1, 90.0, None, 100.0)
+        progress.update(2, 3.0, 81.25, 12345.0)
+    shown = text.getvalue()
+    assert "2/4" in shown
+    assert "received 81.25 % · 12,345 examples/s · 0:06 left" in shown
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (125, "2:05"), (3723, "1:02:03")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+# The papers' settings
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--partition pathological --pathological-protocol clustered", "pathological (clustered)"),
+        ("--partition iid --size-choices 10 20 --shift labels", "labels permuted by group"),
+        ("--shift rotation --num-clients 6", "images rotated by group"),
+    ],
+)
+def test_settings_run(tmp_path, capsys, words, said):
+    out = tmp_path / "run"
+    small = ["--method", "local", "--rounds", "1", *SMALL, "--no-compilation-cache", "--out", str(out)]
+    assert main("digits", [*small, *words.split()]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert set(json.loads((out / "config.json").read_text())["train_examples"]) <= {10, 20}
+
+
+def test_augmentation_runs_on_embedded_cinic10(tmp_path, capsys):
+    small = ["--method", "fedavg", "--model", "mlp", "--rounds", "1", *SMALL, "--no-compilation-cache"]
+    assert main("cinic10", ["--source", "embedded", "--augment", *small, "--out", str(tmp_path / "run")]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "cinic10 (embedded digits): fedavg(" in out
+    assert "grouped, augmented" in out
+
+
+def test_sizes_are_a_list_that_ends_at_the_next_option():
+    request = parse("digits", ["--size-choices", "300", "600", "1200", "--rounds", "3"])
+    assert (request.options.size_choices, request.options.rounds) == ((300, 600, 1200), 3)
+    assert {"size_choices", "rounds"} <= request.given
+    assert parse("digits", ["--size-choices=300"]).options.size_choices == (300,)
+    assert parse("digits", ["--size-choices", "None"]).options.size_choices is None
+    assert parse("digits", []).options.size_choices is None
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words", "message"),
+    [
+        ("digits", "--size-choices", "--size-choices needs a value: one or more of a whole number or None"),
+        (
+            "digits",
+            "--size-choices 300 many",
+            "must be one or more of a whole number or None, not .many",
+        ),
+        ("digits", "--size-choices 300 0", "--size-choices must be at least 1 each, not 0"),
+        ("digits", "--size-choices 1000", "use fewer clients, or smaller --size-choices"),
+        ("digits", "--partition pathological --train-size 300", "or a smaller --train-size"),
+        ("digits", "--shift label", "unknown shift 'label' .*did you mean labels"),
+        ("digits", "--partition pathologic", "did you mean pathological"),
+        ("digits", "--pathological-protocol cluster", "did you mean clustered"),
+        ("fashion_mnist", "--augment", "--augment is for colour images, and those of fashion_mnist are grey"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_line(capsys, tmp_path, dataset, words, message):
+    assert main(dataset, [*words.split(), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert re.search(message, error)
+
+
+def test_settings_without_effect_are_said():
+    def notes(words):
+        request = parse("digits", words.split())
+        return without_effect(request.options, request.given, "gpu")
+
+    assert notes("--size-choices 30 60 --partition iid") == []
+    assert notes("--size-choices 30 60 --train-size 30") == ["--train-size has no effect with --size-choices"]
+    dirichlet = notes("--size-choices 30 60 --train-size 30 --partition dirichlet")
+    assert dirichlet == ["--size-choices has no effect with --partition dirichlet"]
+    assert notes("--pathological-protocol clustered") == [
+        "--pathological-protocol has no effect with --partition grouped"
+    ]
+
+
+@pytest.mark.parametrize("dataset", presets.DEFAULT_PRESET)
+def test_local_epochs_and_batch_sizes_are_options_everywhere(dataset):
+    for method in METHODS:
+        own = parse(dataset, ["--method", method, "--epochs", "3", "--batch-size", "7"]).hyper_parameters
+        assert (own["epochs"], own["batch_size"]) == (3, 7)

@@ -1,0 +1,221 @@
+"""Two processes over loopback make the run that one makes; what cannot be is one line."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from test_cli import ROOT, process
+
+from experiments.commands.main import main
+from experiments.config.request import parse
+from experiments.execution.cached_runs import Cell
+from experiments.execution.records import devices
+from experiments.results.run_folder import METRICS
+from experiments.runtime.distributed import Processes, _one_line
+from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
+from pfl_jax.errors import InvalidInput
+
+RUN = ["--method", "fedper", "--rounds", "15", "--num-clients", "5", "--train-size", "20", "--test-size", "10"]
+RUN = [*RUN, "--participation", "0.6", "--epochs", "1", "--eval-every", "1"]
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def start(*words, cwd, different=()):
+    """Two processes of one run; the second one has some words more."""
+    told = ["--distributed", "--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", "2", "--process-id"]
+    return [
+        process("experiments.digits", *words, *(different if index else ()), *told, str(index), cwd=cwd)
+        for index in range(2)
+    ]
+
+
+def finish(children):
+    """Exit codes, and what was printed."""
+    told = [child.communicate(timeout=500) for child in children]
+    return [child.returncode for child in children], [out for out, _ in told], [err for _, err in told]
+
+
+def wait(until, children):
+    """Until something is true, as long as all children live."""
+    deadline = time.monotonic() + 400
+    while not until():
+        assert time.monotonic() < deadline
+        assert all(child.poll() is None for child in children), finish(children)
+        time.sleep(0.01)
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_two_processes_are_one_run_stop_together_and_go_on(tmp_path, place):
+    words = [*RUN, "--state-on", place]
+    children = start(*words, "--out", "two", "--mesh", "clients=4", cwd=tmp_path)
+    try:
+        wait(lambda: (tmp_path / "two" / METRICS).exists() and len(lines(tmp_path / "two")) >= 2, children)
+    except AssertionError:
+        for child in children:
+            child.kill()
+        raise
+    # To the one that does not report: all stop after the same round.
+    children[1].send_signal(signal.SIGTERM)
+    codes, outs, errors = finish(children)
+    assert codes == [130, 130], errors
+    (done,) = Checkpoints(tmp_path / "two" / FOLDER).rounds()
+    assert f"goes on after round {done}" in errors[0]
+    assert errors[0].count("\n") == 1
+    assert (outs[1], errors[1]) == ("", "")
+    assert len(lines(tmp_path / "two")) == done < 15
+
+    codes, outs, errors = finish(start("--resume", "two", "--mesh", "clients=2", cwd=tmp_path))
+    assert codes == [0, 0], errors
+    assert f"continuing two after round {done}" in outs[0]
+    assert "in 2 processes" in outs[0]
+    assert (outs[1], errors) == ("", ["", ""])
+
+    child = process("experiments.digits", *words, "--devices", "1", "--out", "one", cwd=tmp_path)
+    assert finish([child])[0] == [0]
+    for two, one in zip(lines(tmp_path / "two"), lines(tmp_path / "one"), strict=True):
+        for name in ("received_per_client", "trained_per_client"):
+            # One test example of ten is ten points: rounding may turn one now and then.
+            got, want = (np.array(line[name], float) for line in (two, one))
+            np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+            assert np.nanmax(np.abs(got - want)) <= 10.01
+            assert abs(np.nanmean(got) - np.nanmean(want)) <= 4.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "different", "message"),
+    [
+        (RUN, ["--lr", "0.2"], "the processes' command lines differ: --lr is 0.05 in process 0 and 0.2 in process 1"),
+        ([*RUN, "--num-clients", "1"], [], "2 processes cannot share 1 clients: start at most 1"),
+        (RUN, ["--data-dir", "nowhere", "--source", "files"], "command lines differ"),
+        ([*RUN, "--out", "taken"], [], "the folder taken is not empty"),
+    ],
+)
+def test_what_cannot_be_is_one_line_of_the_first_process(tmp_path, words, different, message):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("")
+    codes, outs, errors = finish(start(*words, cwd=tmp_path, different=different))
+    assert codes == [2, 2]
+    assert message in errors[0]
+    assert errors[0].count("\n") == 1
+    assert (outs[1], errors[1]) == ("", "")
+
+
+@pytest.mark.slow
+def test_a_process_that_waits_in_vain_says_so(tmp_path):
+    words = ["--distributed", "--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", "2", "--process-id", "1"]
+    program = f"from experiments import cli, distributed; distributed.WAIT = 2; exit(cli.main('digits', {words}))"
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    run = partial(subprocess.run, capture_output=True, text=True, timeout=240)
+    child = run([sys.executable, "-c", program], cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)})
+    err = child.stderr
+    assert child.returncode == 2
+    assert "did not all meet" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--coordinator", "a:1"], "--coordinator is for --distributed"),
+        (["--distributed", "--process-id", "0"], "--process-id needs --coordinator too"),
+        (["--distributed", "--coordinator", "a", "--num-processes", "2", "--process-id", "0"], "HOST:PORT"),
+        (["--distributed", "--coordinator", "a:1", "--num-processes", "2", "--process-id", "2"], "between 0 and 1"),
+        (["--distributed", "--coordinator", "a:1", "--num-processes", "0", "--process-id", "0"], "at least 1"),
+        (["--mesh", "clients"], "--mesh is clients=SIZE"),
+        (["--mesh", "rows=2"], "clients are the only axis"),
+        (["--mesh", "clients=0"], "at least 1"),
+        (["--mesh", "clients=2", "--devices", "3"], "--mesh clients=2 and --devices 3 disagree"),
+        (["--mesh", "clients=64"], "--devices 64 is more than the 2 there are"),
+    ],
+)
+def test_bad_words_are_one_line(words, message, capsys, tmp_path):
+    assert main("digits", [*words, "--out", str(tmp_path / "run")]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_mesh_is_another_word_for_devices():
+    assert parse("digits", ["--mesh", "clients=2"]) == parse("digits", ["--devices", "2"])
+    assert parse("digits", ["--mesh", "clients=2", "--devices", "2"]) == parse("digits", ["--devices", "2"])
+
+
+@pytest.mark.parametrize(
+    ("words", "there", "want"),
+    [
+        ([], (4, 2), [0, 1, 4, 5]),
+        ([], (8, 8), [0, 1, 8, 9]),
+        (["--mesh", "clients=2"], (4, 2), [0, 4]),
+        (["--mesh", "clients=3"], (4, 2), "cannot be shared equally by 2 processes"),
+        (["--mesh", "clients=6"], (4, 2), "is more than 2 processes have, 2 each"),
+        (["--mesh", "clients=8"], (8, 8), "is more than the 5 clients"),
+        (["--num-clients", "1"], (4, 2), "2 processes cannot share 1 clients"),
+    ],
+)
+def test_all_processes_give_equally_many_devices(words, there, want, monkeypatch):
+    class Device(NamedTuple):
+        id: int
+        process_index: int
+
+    every = [Device(number, int(number >= there[0])) for number in range(sum(there))]
+    monkeypatch.setattr(jax, "devices", lambda: every)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    options = parse("digits", ["--num-clients", "5", "--distributed", *words]).options
+    if isinstance(want, str):
+        with pytest.raises(InvalidInput, match=want):
+            devices(options)
+    else:
+        assert [one.id for one in devices(options)] == want
+
+
+def test_without_a_cluster_the_line_says_what_to_give(capsys, monkeypatch):
+    for name in ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "JAX_COORDINATOR_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    # This process has its devices already, which the runtime would find first.
+    monkeypatch.setattr(jax._src.xla_bridge, "backends_are_initialized", lambda: False)
+    assert main("digits", ["--distributed"]) == 2
+    err = capsys.readouterr().err
+    assert "--distributed found no cluster" in err
+    assert err.count("\n") == 1
+
+
+def test_many_runs_have_one_process():
+    with pytest.raises(InvalidInput, match="--distributed is for single runs"):
+        Cell("digits", ("--distributed",)).request()
+
+
+def test_what_stopped_them_is_told_once():
+    assert _one_line(["a", "a"]) == "a"
+    assert _one_line(["a", ""]) == "a"
+    assert _one_line(["", "b"]) == "process 1: b"
+    assert _one_line(["a", "b"]) == "process 0: a; process 1: b"
+
+
+def test_one_process_asks_nobody():
+    alone = Processes()
+    assert alone.exchange("here") == ["here"]
+    assert alone.agree(True)
+    assert not alone.agree(False)
+    assert alone.in_turn(lambda: 3) == 3
+    with pytest.raises(InvalidInput, match="as it was"), alone.together():
+        raise InvalidInput("as it was")

@@ -1,0 +1,409 @@
+"""The papers' figures: their runs, what is made of results, how it is drawn, and the command from end to end."""
+
+import itertools
+import json
+import xml.etree.ElementTree as ElementTree
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import tiny_federation, tiny_model
+
+from experiments.commands import batch
+from experiments.config import presets
+from experiments.execution import run
+from experiments.figures import drawing
+from experiments.figures.__main__ import main, parse
+from experiments.figures.catalogue import PLANS
+from experiments.figures.compose import compose
+from experiments.figures.fedas import SHARES, equal_steps
+from experiments.figures.fedpac import by_group, heat_rounds
+from experiments.figures.pictures import Bars, Heat, Lines, Picture, Series, over_seeds
+from experiments.figures.plan import Results, arguments_of, arrays_path
+from experiments.figures.runs import examples_visited
+from experiments.figures.substitution import accuracies_after_replacement, replace_first
+from experiments.results import load
+from pfl_jax.data.federated import client_data
+from pfl_jax.primitives.metrics import score
+
+EVERY = [(paper, number) for paper, plans in PLANS.items() for number in plans]
+SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--rounds", "2", "--epochs", "1"]
+
+
+def text_of(figure):
+    """All words of a drawn figure."""
+    return " ".join(artist.get_text() for artist in figure.findobj(match=lambda artist: hasattr(artist, "get_text")))
+
+
+# The runs of every figure.
+
+
+def test_the_papers_figures_are_there():
+    assert list(PLANS["fedpac"]) == ["1", "2", "3", "4", "5"]
+    assert list(PLANS["fedas"]) == ["3", "4", "5", "6", "7"]
+    assert list(PLANS["fedpac_replication"]) == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(("paper", "number"), EVERY)
+@pytest.mark.parametrize("short", [False, True])
+def test_the_runs_of_every_figure_parse_and_differ(paper, number, short):
+    plan = PLANS[paper][number]
+    for dataset in plan.datasets:
+        scope = plan.scope(dataset, short=short, seeds=2)
+        cells = plan.cells(scope)
+        assert [cell.seed for cell in next(iter(cells.values()))] == [0, 1]
+        # FedAS's Figure 7 has its usual setting in both panels.
+        differing = {of_key[0].arguments for of_key in cells.values()}
+        assert len(differing) == len(cells) - ((paper, number) == ("fedas", "7"))
+        # Parsing is slow: of runs that differ in values alone, one.
+        kinds = {(own["method"], *own): key for key, own in plan.variants(scope).items()}
+        for key in kinds.values():
+            options = cells[key][0].request().options
+            assert options.preset == plan.preset
+            assert options.rounds <= (80 if short else 200)
+
+
+def test_a_run_that_two_places_show_is_made_once(tmp_path):
+    order = parse(["--paper", "fedas", "--figure", "7", "--out", str(tmp_path)])
+    runs = order.runs(order.scope("cifar10", real=True))
+    assert runs["batch_size=16",] == runs["epochs=5",]
+    assert len({folder for of_key in runs.values() for _, folder in of_key}) == len(runs) - 1
+
+
+def test_examples_visited():
+    plan = PLANS["fedas"]["5"]
+    (cell,) = plan.cells(plan.scope("cifar10", short=True))["fedas",]
+    assert examples_visited(cell.request()) == 12 * 12 * 100 * 5
+    (cell,) = plan.cells(plan.scope("cifar10", short=False))["fedas",]
+    assert examples_visited(cell.request()) == 40 * 12 * 45_000 // 20 * 5
+
+
+@pytest.mark.parametrize(
+    ("paper", "number", "wanted"),
+    [
+        ("fedpac", "1", {"rounds": 200, "num_clients": 20, "participation": 1.0}),
+        ("fedpac", "2", {"rounds": 50, "train_size": 1000}),
+        ("fedpac", "4", {"rounds": 200, "s": 20.0}),
+        ("fedas", "5", {"rounds": 40, "num_clients": 20, "participation": 0.6, "beta": 0.1, "partition": "dirichlet"}),
+    ],
+)
+def test_real_data_gets_the_papers_setting(paper, number, wanted):
+    plan = PLANS[paper][number]
+    for (cell,) in plan.cells(plan.scope(plan.datasets[0], short=False)).values():
+        options = vars(cell.request().options)
+        assert {name: options[name] for name in wanted} == wanted
+
+
+def test_batch_sizes_and_epochs_are_compared_at_equal_steps():
+    plan = PLANS["fedas"]["7"]
+    for (cell,) in plan.cells(plan.scope("cifar10", short=False)).values():
+        request = cell.request()
+        per_example = (
+            request.options.rounds * request.hyper_parameters["epochs"] / request.hyper_parameters["batch_size"]
+        )
+        assert per_example == 40 * 5 / 16
+    assert equal_steps(40, 0.2) == 200
+    assert equal_steps(1, 4) == 1
+
+
+def test_chosen_methods_rounds_and_words_reach_every_run():
+    plan = PLANS["fedas"]["5"]
+    words = ["--train-size", "30"]
+    scope = plan.scope("cifar10", short=False, methods=("fedas", "fedper"), rounds=3, words=words)
+    # The paper's own method is drawn last, over the others.
+    assert scope.methods == ("fedper", "fedas")
+    for (cell,) in plan.cells(scope).values():
+        options = cell.request().options
+        assert (options.rounds, options.train_size) == (3, 30)
+    assert arguments_of({"alignment": False, "beta": 0.5, "s": 20}) == ["--no-alignment", "--beta", "0.5", "--s", "20"]
+
+
+# From results to pictures.
+
+
+def made_up_results(plan, folder, dataset, *, short=True, seeds=1):
+    """Finished runs of a figure with accuracies that grow from run to run, and random arrays."""
+    scope = plan.scope(dataset, short=short, seeds=seeds)
+    generator = np.random.default_rng(0)
+    folders = {}
+    for index, (key, own) in enumerate(plan.variants(scope).items()):
+        folders[key] = []
+        options = presets.values(plan.preset, dataset) | scope.values | own
+        for seed in range(seeds):
+            path = folder / dataset / batch.slug(" ".join(key)) / f"seed-{seed}"
+            path.mkdir(parents=True)
+            data = {"source": "embedded digit pairs" if short else "files", "num_classes": 10}
+            config = {"data": data, "options": options, "train_examples": [50] * options["num_clients"]}
+            (path / "config.json").write_text(json.dumps(config))
+            lines = [{"round": number, "received": {"mean": 40 + index + seed}} for number in (1, options["rounds"])]
+            (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+            folders[key].append(path)
+            if plan.observe is None:
+                continue
+            clients = options["num_clients"]
+            arrays = {"stragglers": np.arange(clients) % 2 == 0, "highest": 0.1, "at_random": 0.3}
+            for name in ("highest", "at_random"):
+                arrays[name] = np.full((len(SHARES), clients), arrays[name])
+            for number in range(1, options["rounds"] + 1):
+                rows = generator.random((clients, clients))
+                is_heat = options["method"] == "fedpac"
+                arrays[f"weights_{number}"] = rows / rows.sum(1, keepdims=True) if is_heat else rows[0] / rows[0].sum()
+                arrays[f"trace_{number}"] = rows[0]
+                arrays[f"cohort_{number}"] = np.arange(clients)[::-1]
+            np.savez(arrays_path(path), **arrays)
+    return Results(scope, folders)
+
+
+@pytest.mark.parametrize(
+    ("paper", "number", "short"), [*((*one, True) for one in EVERY), ("fedpac", "4", False), ("fedas", "4", False)]
+)
+def test_every_figure_says_what_it_is_and_on_which_data(paper, number, short, tmp_path):
+    plan = PLANS[paper][number]
+    results = [made_up_results(plan, tmp_path, dataset, short=short) for dataset in plan.datasets]
+    picture = compose(plan, results)
+    assert picture.title.startswith(f"{plan.title}: ")
+    for dataset in plan.datasets:
+        label = f"{dataset} ({'embedded digit pairs' if short else 'files'})"
+        assert label in picture.title or sum(label in panel.title for panel in picture.panels) >= 1
+        assert label in picture.caption
+    assert ("(shortened)" in picture.title) == short
+    assert ("--rounds" in picture.caption) == short
+    figure = drawing.draw(picture)
+    words = text_of(figure)
+    for panel in picture.panels:
+        assert panel.x_label in words
+        assert panel.y_label in words
+        labels = [series.label for series in panel.series] if isinstance(panel, Lines) else []
+        assert len(labels) < 2 or all(label in words for label in labels)
+    # Strict JSON: no NaN.
+    json.dumps(picture.record(), allow_nan=False)
+
+
+def test_sweeps_show_the_last_round_of_each_run(tmp_path):
+    plan = PLANS["fedpac"]["1"]
+    results = made_up_results(plan, tmp_path, "cifar10", seeds=2)
+    heterogeneity, sizes = compose(plan, [results]).panels
+    assert heterogeneity.x_ticks == (0, 20, 40, 60, 80)
+    keys = list(results.keys)
+    for series in heterogeneity.series:
+        for x, y, low, high in zip(series.x, series.y, series.low, series.high, strict=True):
+            index = keys.index((f"s={x}", series.label))
+            assert (y, low, high) == (40.5 + index, 40 + index, 41 + index)
+    assert [series.is_main for series in sizes.series] == [False, False, False, True]
+    assert "Means over seeds 0 to 1" in compose(plan, [results]).caption
+
+
+def test_hyper_parameters_are_shown_about_their_mean(tmp_path):
+    plan = PLANS["fedas"]["7"]
+    batches, epochs = compose(plan, [made_up_results(plan, tmp_path, "cifar10")]).panels
+    np.testing.assert_allclose(batches.series[0].y, [-1.5, -0.5, 0.5, 1.5])
+    np.testing.assert_allclose(epochs.series[0].y, [-1.5, -0.5, 0.5, 1.5])
+    assert "mean 45.5 %" in epochs.title
+
+
+def test_stragglers_and_online_clients_stand_apart(tmp_path):
+    plan = PLANS["fedas"]["4"]
+    results = made_up_results(plan, tmp_path, "cifar10")
+    bars = compose(plan, [results]).panels[0]
+    (arrays,) = results.arrays(("stragglers",))
+    assert bars.labels == [[str(i) for i in range(1, 20, 2)], [str(i) for i in range(0, 20, 2)]]
+    # The cohort is in the reverse order of the clients.
+    expected = arrays["weights_12"][::-1]
+    np.testing.assert_allclose(bars.values, [expected[1::2], expected[::2]])
+    assert bars.level == 1 / 20
+
+
+def test_head_weights_are_shown_group_by_group():
+    assert heat_rounds(50) == (1, 20, 50)
+    assert heat_rounds(1) == (1,)
+    group = np.arange(7) % 3
+    matrix, blocks = by_group((group[:, None] == group).astype(float), 3)
+    assert blocks == [3, 2, 2]
+    np.testing.assert_array_equal(matrix, jax.scipy.linalg.block_diag(*[np.ones((size, size)) for size in blocks]))
+
+
+def test_over_seeds():
+    series = over_seeds("a", [1, 2], [[1.0, 5.0], [3.0, 4.0]], is_main=True)
+    assert series == Series("a", [1, 2], [2.0, 4.5], [1.0, 4.0], [3.0, 5.0], True)
+    assert over_seeds("a", [1], [[7.0]]) == Series("a", [1], [7.0])
+
+
+# Replaced parameters.
+
+
+def test_replace_first_takes_the_highest_scores():
+    generator = np.random.default_rng(0)
+    trees = [{"a": generator.normal(size=(3, 4)), "b": generator.normal(size=8)} for _ in range(3)]
+    params, fresh, scores = (jax.tree.map(jnp.float32, tree) for tree in trees)
+    flat = [np.concatenate([tree["a"].ravel(), tree["b"]]) for tree in trees]
+    for share, count in ((0, 0), (0.05, 1), (0.5, 10), (1, 20)):
+        want = np.where(np.argsort(np.argsort(-flat[2])) < count, flat[1], flat[0])
+        got = replace_first(params, fresh, scores, share)
+        np.testing.assert_allclose(np.concatenate([np.ravel(got["a"]), got["b"]]), want, rtol=1e-6)
+
+
+def test_replaced_models_go_from_the_trained_to_an_untrained_one():
+    model, data, key = tiny_model(), tiny_federation(), jax.random.key(3)
+    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 4))
+    clients = np.array([2, 0])
+    highest, at_random = accuracies_after_replacement(key, model, params, data, clients, (0.0, 0.3, 1.0))
+    assert highest.shape == at_random.shape == (3, 2)
+    for column, client in enumerate(clients):
+        test = client_data(data, client, "test")
+        own = score(model.apply, jax.tree.map(lambda leaf, c=client: leaf[c], params), test).accuracy
+        fresh_key, _ = jax.random.split(jax.random.fold_in(key, client))
+        untrained = score(model.apply, model.init(fresh_key), test).accuracy
+        for rows in (highest, at_random):
+            np.testing.assert_allclose(rows[[0, 2], column], [own, untrained], atol=1e-6)
+
+
+# Drawing.
+
+
+def everything():
+    series = [Series(f"method {i}", [1, 2, 3], [i, i + 1, None], is_main=i == 9) for i in range(10)]
+    return Picture(
+        "A title on cifar100 (embedded digit pairs)",
+        "A caption.",
+        [
+            Lines("lines", "round", "accuracy in %", series),
+            Lines("at ticks", "size", "points", [Series("x", [8, 64], [1, -1], [0, -2], [2, 0])], (8, 64), True),
+            Bars("bars", "client", "weight", ["on", "off"], [["0"], ["1", "2"]], [[0.5], [0.2, 0.3]], 0.4, "equal"),
+            Heat("heat", "j", "i", np.eye(5), [2, 3]),
+        ],
+        2,
+    )
+
+
+def test_pictures_are_saved_whole_and_alike(tmp_path):
+    paths = drawing.save(everything(), tmp_path, "figure")
+    assert [path.name for path in paths] == ["figure.png", "figure.svg"]
+    assert paths[0].read_bytes().startswith(b"\x89PNG")
+    words = " ".join(ElementTree.parse(paths[1]).getroot().itertext())
+    assert "A title on cifar100 (embedded digit pairs)" in words
+    assert "A caption." in words
+    before = [path.read_bytes() for path in paths]
+    drawing.save(everything(), tmp_path, "figure")
+    assert [path.read_bytes() for path in paths] == before
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_lines_differ_without_colours():
+    axes = drawing.draw(everything()).axes[0]
+    looks = [(line.get_marker(), str(line._unscaled_dash_pattern)) for line in axes.get_lines()]  # pyright: ignore
+    assert len(looks) == 10
+    assert all(a != b and a[0] != b[0] for a, b in itertools.combinations(looks, 2))
+    assert axes.get_lines()[-1].get_color() == "black"
+
+
+def test_bars_and_lines_stand_where_they_belong():
+    figure = drawing.draw(everything())
+    _, ticks, bars, heat = figure.axes[:4]
+    assert [label.get_text() for label in ticks.get_xticklabels()] == ["8", "64"]
+    assert ticks.get_lines()[1].get_xdata().tolist() == [0, 1]
+    assert [patch.get_height() for patch in bars.patches] == [0.5, 0.2, 0.3]
+    assert [label.get_text() for label in bars.get_xticklabels()] == ["0", "1", "2"]
+    np.testing.assert_array_equal(heat.images[0].get_array(), np.eye(5))
+
+
+# The command.
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--paper", "fedavg", "--figure", "1"],
+            "unknown paper 'fedavg' (there are fedpac, fedas, fedpac_replication)",
+        ),
+        (["--paper", "fedas", "--figure", "1"], "unknown figure '1' in fedas (there are 3, 4, 5, 6, 7)"),
+        (["--paper", "fedpac"], "--figure"),
+        (
+            ["--paper", "fedpac", "--figure", "4", "--dataset", "imagenet"],
+            "unknown dataset 'imagenet' (there are cifar10",
+        ),
+        (["--paper", "fedpac", "--figure", "4", "--method", "sgd"], "unknown method 'sgd' (there are local"),
+        (["--paper", "fedpac", "--figure", "2", "--method", "fedas"], "compares no methods"),
+        (["--paper", "fedpac", "--figure", "5", "--epochs", "3"], "--epochs cannot be given for FedPAC, Figure 5"),
+        (["--paper", "fedpac", "--figure", "4", "--source", "web"], "unknown source 'web' (there are auto, tfds"),
+        (["--paper", "fedpac", "--figure", "4", "--seeds", "0"], "--seeds must be at least 1, not 0"),
+        (["--paper", "fedpac", "--figure", "4", "--rounds", "many"], "--rounds"),
+        (["--paper", "fedpac", "--figure", "4", "--bacth-size", "3"], "did you mean --batch-size?"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_says_every_command_and_runs_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--paper", "fedpac", "--figure", "4", "--source", "embedded", "--seeds", "2", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * 3 * 4 + 1
+    assert all(line.startswith("python -m experiments.") and line.endswith("# absent") for line in lines[:-1])
+    assert lines[-1].startswith("24 runs, ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_are_apart_for_other_options():
+    plain = ["--paper", "fedas", "--figure", "3"]
+    assert parse(plain).out.as_posix() == "runs/figures/fedas-3"
+    assert parse([*plain, "--rounds", "5"]).out != parse(plain).out
+    assert parse([*plain, "--num-clients", "5"]).out != parse(plain).out
+    assert parse([*plain, "--chunk", "5"]).out == parse(plain).out
+
+
+@pytest.mark.slow
+def test_head_weights_from_end_to_end_and_again(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "figure"
+    words = ["--paper", "fedpac", "--figure", "2", "--dataset", "digits", *SMALL, "--out", str(out)]
+    assert main(words) == 0
+    record = json.loads((out / "fedpac-figure-2.json").read_text())
+    assert [panel["kind"] for panel in record["panels"]] == ["heat"] * 8
+    np.testing.assert_allclose([np.sum(panel["matrix"], 1) for panel in record["panels"]], np.ones((8, 4)), rtol=1e-5)
+    assert "digits (scikit-learn digits)" in record["title"]
+    assert record["data"][0]["is_real"]
+    assert {"fedpac-figure-2.png", "fedpac-figure-2.svg"} <= {path.name for path in out.iterdir()}
+
+    # One run was cut off: it alone is made anew, with the same result; and then none.
+    cut = out / "digits-s=20-fedpac" / "seed-0"
+    (cut / "summary.json").unlink()
+    arrays_path(cut).unlink()
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "3 of 4 runs are there" in capsys.readouterr().out
+    assert json.loads((out / "fedpac-figure-2.json").read_text()) == record
+
+    def refuse(*_):
+        raise AssertionError("a finished run is run again")
+
+    monkeypatch.setattr(run, "run", refuse)
+    assert main(words) == 0
+    assert "4 of 4 runs are there" in capsys.readouterr().out
+    # Other runs do not take the place of these.
+    assert main([*words, "--batch-size", "7"]) == 2
+    assert "holds another run (--batch-size" in capsys.readouterr().err
+    arrays_path(cut).unlink()
+    assert main(words) == 2
+    assert "is gone" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_fisher_information_from_end_to_end(tmp_path):
+    words = ["--paper", "fedas", "--figure", "3", "--dataset", "digits", *SMALL, "--out", str(tmp_path)]
+    assert main(words) == 0
+    replaced, growth = json.loads((tmp_path / "fedas-figure-3.json").read_text())["panels"]
+    at_random, highest = replaced["series"]
+    assert highest["label"] == "highest Fisher information"
+    # Nothing replaced: the clients' own models, which the run has evaluated as `trained`.
+    trained = load.read_summary(tmp_path / "digits-fedas" / "seed-0")["trained_accuracy"]
+    assert highest["y"][0] == at_random["y"][0] == pytest.approx(trained, abs=1e-3)
+    assert growth["series"][0]["x"] == [1, 2]
+    assert min(growth["series"][0]["y"]) > 0

@@ -1,0 +1,183 @@
+"""Run folders: nobody's results are overwritten, files are whole, JSON is strict; and the table people read."""
+
+import json
+import math
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from experiments.results.run_folder import (
+    CONFIG,
+    METRICS,
+    SUMMARY,
+    Evaluation,
+    RunFolder,
+    best,
+    percentages,
+    results_table,
+)
+from pfl_jax.base import Scores
+from pfl_jax.errors import InvalidInput
+
+NAN = float("nan")
+
+
+def evaluation(number, received, trained):
+    scores = [Scores(np.array(a), 1 - np.array(a), np.array(a) / 2, np.array(a)) for a in (received, trained)]
+    return Evaluation(number, *scores, seconds=1.5 * number, examples_per_second=800.0)
+
+
+HISTORY = [
+    evaluation(1, [0.5, 0.7], [0.9, NAN]),
+    evaluation(2, [0.8, 0.9], [0.6, 0.6]),
+    evaluation(3, [0.6, 0.8], [0.7, 0.8]),
+]
+
+
+def test_best_is_of_the_asked_protocol_and_ignores_clients_without_accuracy():
+    assert best(HISTORY, "received").round == 2
+    assert best(HISTORY, "trained").round == 1
+    untrained = evaluation(4, [0.1, 0.1], [NAN, NAN])
+    assert best([untrained, HISTORY[1]], "trained").round == 2
+
+
+def test_the_log_is_strict_json_with_percentages(tmp_path):
+    folder = RunFolder.claim(tmp_path / "run", "x")
+    for item in HISTORY:
+        folder.log(item)
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    lines = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    assert lines[0]["received_per_client"] == [50.0, 70.0]
+    assert lines[0]["trained_per_client"] == [90.0, None]
+    assert lines[0]["received_loss_per_client"] == [0.5, 0.3]
+    assert lines[0]["received_macro_f1_per_client"] == [25.0, 35.0]
+    assert lines[0]["received"] == {
+        "mean": 60.0,
+        "std": 10.0,
+        "worst_decile": 50.0,
+        "jain": 0.973,
+        "clients": 2,
+        "loss": 0.4,
+        "macro_f1": 30.0,
+        "auc": 60.0,
+    }
+    assert lines[0]["trained"]["clients"] == 1
+    assert lines[2]["seconds"] == 4.5
+    assert lines[2]["examples_per_second"] == 800.0
+
+
+def test_files_are_whole_and_strict(tmp_path):
+    folder = RunFolder.claim(tmp_path / "run", "x")
+    folder.write(SUMMARY, {"mean": NAN, "list": [math.inf, np.float32(0.5), np.int64(3)], "tuple": (1, 2)})
+    assert json.loads((tmp_path / "run" / SUMMARY).read_text()) == {
+        "mean": None,
+        "list": [None, 0.5, 3],
+        "tuple": [1, 2],
+    }
+    with pytest.raises(TypeError):
+        folder.write(CONFIG, {"not": object()})
+    assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == [METRICS, SUMMARY]
+
+
+def test_numbered_folders_are_never_shared(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: RunFolder.claim(None, "digits-fedpac-seed0", tmp_path).path, range(24)))
+    assert len(set(folders)) == 24
+    assert min(folders).name == "digits-fedpac-seed0-001"
+    assert max(folders).name == "digits-fedpac-seed0-024"
+
+
+def test_of_two_runs_that_want_a_folder_one_gets_it(tmp_path):
+    def claim(_):
+        try:
+            return RunFolder.claim(tmp_path / "run", "x")
+        except InvalidInput:
+            return None
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(folder is not None for folder in pool.map(claim, range(8))) == 1
+
+
+@pytest.mark.parametrize("name", [CONFIG, METRICS, SUMMARY])
+def test_a_folder_with_a_run_is_refused_and_left_alone(tmp_path, name):
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(InvalidInput, match="holds a run already"):
+        RunFolder.claim(tmp_path, "x")
+    assert (tmp_path / name).read_text() == "precious"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_empty_folder_will_do_and_one_with_other_files_will_not(tmp_path):
+    assert RunFolder.claim(tmp_path, "x").path == tmp_path
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.tex").write_text("precious")
+    with pytest.raises(InvalidInput, match="not empty"):
+        RunFolder.claim(other, "x")
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below", "/proc/none/run"):
+        with pytest.raises(InvalidInput, match="cannot write"):
+            RunFolder.claim(path, "x")
+
+
+def test_a_run_without_results_gives_its_folders_back(tmp_path):
+    folder = RunFolder.claim(tmp_path / "new" / "run", "x")
+    folder.write(CONFIG, {})
+    folder.discard()
+    assert not (tmp_path / "new").exists()
+    # A folder that was there before stays.
+    (tmp_path / "mine").mkdir()
+    RunFolder.claim(tmp_path / "mine", "x").discard()
+    assert list((tmp_path / "mine").iterdir()) == []
+    # With a result nothing is given back.
+    folder = RunFolder.claim(tmp_path / "kept", "x")
+    folder.write(CONFIG, {})
+    folder.log(HISTORY[0])
+    folder.discard()
+    assert sorted(entry.name for entry in (tmp_path / "kept").iterdir()) == [CONFIG, METRICS]
+
+
+def rows(table):
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(table)
+        text = console.export_text()
+    # Cells may have single spaces in them, columns are further apart.
+    found = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+    return [cells for cells in found if cells[0] in ("received", "trained")]
+
+
+def test_the_table_shows_both_protocols_last_and_best():
+    figures = (("last (3)", "70.00", "10.00", "60.00"), ("best (2)", "85.00", "5.00", "80.00"))
+    table = rows(results_table(HISTORY, "title", "received", "91.83 (FedPAC, Table 1)"))
+    assert [tuple(row[1:5]) for row in table[:2]] == list(figures)
+    assert table[2] == [
+        *("trained", "last (3)", "75.00", "5.00", "70.00", "0.996", "0.250", "37.50", "75.00"),
+        "91.83 (FedPAC, Table 1)",
+    ]
+    assert table[3] == ["trained", "best (1)", "90.00", "0.00", "90.00", "1.000", "0.100", "45.00", "90.00", "—"]
+    assert [row[0] for row in rows(results_table(HISTORY, "title", "trained"))] == ["trained"] * 2 + ["received"] * 2
+    assert {len(row) for row in rows(results_table(HISTORY, "title", "trained"))} == {9}
+
+
+def test_the_table_has_the_new_clients():
+    scores = Scores(*[np.array([0.5, 0.7])] * 4)
+    last = HISTORY[-1]._replace(newcomers=(scores, HISTORY[-1].trained))
+    table = rows(results_table([*HISTORY[:2], last], "title", "received"))
+    assert [row[:3] for row in table[4:]] == [["received", "new clients", "60.00"], ["trained", "new clients", "75.00"]]
+    assert last.record()["new_clients"]["received"]["mean"] == 60.0
+
+
+def test_percentages_keep_what_is_missing():
+    assert percentages(np.array([0.123456, 1.0], np.float32)) == [12.3456, 100.0]
+    assert math.isnan(percentages(np.array([NAN]))[0])

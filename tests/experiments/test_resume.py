@@ -1,0 +1,155 @@
+"""A run that was cut off goes on, and ends as the uninterrupted one; what cannot go on is refused in one line."""
+
+import io
+import json
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+from rich.console import Console
+from test_cli import process
+
+from experiments.commands.main import main
+from experiments.config.request import parse
+from experiments.execution import run
+from experiments.execution.cached_runs import Cell, inspect, run_cell
+from experiments.runtime.locks import alone
+from pfl_jax.engine.checkpoint import FOLDER, MANIFEST, Checkpoints
+
+RUN = ["--method", "fedper", "--rounds", "6", "--eval-every", "2", "--num-clients", "5", "--train-size", "20"]
+RUN = [*RUN, "--test-size", "10", "--participation", "0.5", "--checkpoint-every", "1"]
+RUN = [*RUN, "--held-out-clients", "1", "--drop-rate", "0.5"]
+
+
+def results(folder):
+    """Metrics without times, and the bytes of every array of the last checkpoint's state."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["seconds"], line["examples_per_second"]
+    checkpoints = Checkpoints(folder / FOLDER)
+    stored, _ = checkpoints._read(checkpoints.rounds()[-1])
+    return lines, {name: leaf.tobytes() for name, leaf in stored.items() if name.startswith("state-")}
+
+
+def kill(child, after):
+    """Kills a process when `after` is true, or lets it end."""
+    deadline = time.monotonic() + 240
+    while child.poll() is None and not after():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    child.kill()
+    child.communicate()
+
+
+def finish(*words, cwd):
+    """Runs an experiment to its end in a process, where XLA compiles, and so rounds, as for users."""
+    child = process("experiments.digits", *words, cwd=cwd)
+    out, err = child.communicate(timeout=240)
+    assert child.returncode == 0, err
+    return out
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The uninterrupted run."""
+    folder = tmp_path_factory.mktemp("whole")
+    finish(*RUN, "--out", "run", cwd=folder)
+    return folder / "run"
+
+
+def test_a_killed_run_goes_on_and_ends_the_same(whole, tmp_path, capsys):
+    folder = tmp_path / "run"
+    child = process("experiments.digits", *RUN, "--out", "run", cwd=tmp_path)
+    kill(child, (folder / FOLDER / "3" / MANIFEST).exists)
+    assert not (folder / "summary.json").exists()
+    # What was written after the checkpoint is written again, not twice.
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "rec')
+    assert "continuing run after round" in finish("--resume", "run", cwd=tmp_path)
+    assert results(folder) == results(whole)
+    ours, theirs = (json.loads((path / "summary.json").read_text()) for path in (folder, whole))
+    for name in ("received_per_client", "trained_per_client", "wasted_step_share", "rounds"):
+        assert ours[name] == theirs[name]
+    assert main("digits", ["--resume", str(folder)]) == 2
+    assert "the run is finished" in capsys.readouterr().err
+
+
+def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path):
+    words = [*RUN, "--eval-every", "6", "--checkpoint-every", "6", "--no-compilation-cache"]
+    seen = []
+
+    def observe(experiment, result):
+        seen.append(result.round)
+        if result.round == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    said, before = io.StringIO(), signal.getsignal(signal.SIGTERM)
+    request = parse("digits", [*words, "--out", str(tmp_path / "run")])
+    with pytest.raises(KeyboardInterrupt, match=r"before the first evaluation; --resume .* goes on after round 2"):
+        run.run(request, Console(file=said), observe)
+    assert seen == [1, 2]
+    assert "stopping after this round" in said.getvalue()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert Checkpoints(tmp_path / "run" / FOLDER).rounds() == [2]
+    # As a cell of a table it goes on too.
+    cell = Cell("digits", tuple(words))
+    assert inspect(cell, tmp_path / "run") == "unfinished"
+    run_cell(cell, tmp_path / "run", Console(file=said))
+    assert "after round 2" in said.getvalue()
+    assert inspect(cell, tmp_path / "run") == "finished"
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "message"),
+    [
+        ({}, ["--lr", "0.5"], "the run has --lr"),
+        ({}, ["--out", "elsewhere"], "--out cannot be given with --resume"),
+        ({}, ["--num-clients", "7"], "the run has --num-clients 5, not 7"),
+        ({"dataset": "emnist"}, [], "the run is on emnist, not digits"),
+        (None, [], "there is no run in it"),
+        ({}, [], "there is no checkpoint"),
+    ],
+)
+def test_what_cannot_go_on_is_one_line(whole, tmp_path, capsys, change, words, message):
+    config = json.loads((whole / "config.json").read_text())
+    if change is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        (tmp_path / "metrics.jsonl").write_text("")
+    assert main("digits", ["--resume", str(tmp_path), *words]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert (change is None) == (not (tmp_path / "config.json").exists())
+
+
+def test_two_processes_never_share_a_run(whole, tmp_path, capsys):
+    for name in ("config.json", "metrics.jsonl"):
+        (tmp_path / name).write_bytes((whole / name).read_bytes())
+    with alone(tmp_path / "metrics.jsonl"):
+        assert main("digits", ["--resume", str(tmp_path)]) == 2
+    assert "another process is at work" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_random_moments(whole, tmp_path):
+    folder, draw = tmp_path / "run", random.Random(0)
+    child = process("experiments.digits", *RUN, "--out", "run", cwd=tmp_path)
+    kill(child, (folder / FOLDER / "1" / MANIFEST).exists)
+    resumed = 0
+    for _ in range(20):
+        if (folder / "summary.json").exists():
+            # Finished before it was killed: back to where it was cut off.
+            (folder / "summary.json").unlink()
+        child = process("experiments.digits", "--resume", "run", cwd=tmp_path)
+        end = time.monotonic() + draw.uniform(3, 12)
+        kill(child, lambda end=end: time.monotonic() > end)
+        assert child.returncode in (0, -signal.SIGKILL)
+        resumed += 1
+    if not (folder / "summary.json").exists():
+        finish("--resume", "run", cwd=tmp_path)
+    assert resumed == 20
+    assert results(folder) == results(whole)
+    assert np.isfinite(json.loads((folder / "summary.json").read_text())["seconds"])

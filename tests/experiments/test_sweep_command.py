@@ -1,0 +1,147 @@
+"""`python -m experiments.sweep`: called as a function, on the smallest runs there are."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments.execution.cached_runs import Cell, run_cell
+from experiments.sweep import execute
+from experiments.sweep.__main__ import groups, main, parse
+from pfl_jax.errors import InvalidInput
+
+SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--batch-size", "10", "--rounds", "2"]
+SWEEP = ["--dataset", "digits", "--method", "fedper", "--seeds", "2", "--grid", "lr=0.05,0.1", "--eval-every", "1"]
+SWEEP = [*SWEEP, *SMALL, "--no-compilation-cache"]
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_sweep_is_its_runs_and_goes_on(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "sweep"
+    words = [*SWEEP, "--out", str(out)]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "0 of 4 runs are there" in printed
+    assert "4 runs together" in printed
+    record = json.loads((out / "sweep.json").read_text())
+    assert [row["setting"] for row in record["settings"]] == ["lr=0.05", "lr=0.1"]
+    assert record["best"] in ("lr=0.05", "lr=0.1")
+    assert f"| {record['best']} (best) |" in (out / "sweep.md").read_text()
+    assert {"sweep.png", "sweep.svg"} <= {path.name for path in out.iterdir()}
+
+    # A run alone leaves the same results.
+    order = parse(words)
+    cell, folder = order.runs(("0.1",))[1]
+    alone = tmp_path / "alone"
+    run_cell(cell, alone, execute.Console())
+    for one, other in zip(metrics(alone), metrics(folder), strict=True):
+        for protocol in ("received_per_client", "trained_per_client"):
+            np.testing.assert_allclose(one[protocol], other[protocol], atol=0.02)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary.keys() == json.loads((alone / "summary.json").read_text()).keys()
+    row = record["settings"][1]
+    assert row["received"]["per_seed"][1] == summary["received_accuracy"]
+
+    # What was cut off is made anew, alone, with the same result; and then nothing is.
+    (folder / "summary.json").unlink()
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "3 of 4 runs are there" in capsys.readouterr().out
+    again = json.loads((out / "sweep.json").read_text())
+    np.testing.assert_allclose(again["settings"][1]["received"]["mean"], row["received"]["mean"], atol=0.02)
+
+    def refuse(*_):
+        raise AssertionError("a finished run is run again")
+
+    monkeypatch.setattr(execute, "run", refuse)
+    assert main(words) == 0
+
+
+def test_what_does_not_fit_the_memory_goes_in_parts(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(execute, "_at_once", lambda *_: 1)
+    assert main([*SWEEP, "--seeds", "1", "--out", str(tmp_path / "sweep")]) == 0
+    assert "runs together" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monkeypatch):
+    # Three runs: one device of two has one to fill up.
+    words = ["--dataset", "digits", "--method", "fedper", "--seeds", "3", *SMALL, "--rounds", "4", "--eval-every", "2"]
+    words = [*words, "--participation", "0.5", "--no-compilation-cache", "--checkpoint-every", "1", "--out"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert main([*words, str(whole)]) == 0
+    assert not (whole / "groups").exists()
+
+    save, seen = execute._save, []
+
+    def and_stop(group, folders, histories, states):
+        save(group, folders, histories, states)
+        seen.append(histories[0].round)
+        if seen[-1] == 3:
+            # The log goes on after the checkpoint, and then everything is cut off.
+            log = folders[1].path / "metrics.jsonl"
+            log.write_text(log.read_text() + '{"round": 4, "rec')
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(execute, "_save", and_stop)
+        assert main([*words, str(cut)]) == 130
+    assert len(list((cut / "groups").iterdir())) == 1
+    # One run that was written already does not keep the others from going on together.
+    (folder,) = {path.parent for path in cut.glob("*/seed-0")}
+    (folder / "seed-0" / "summary.json").write_text((whole / folder.name / "seed-0" / "summary.json").read_text())
+    capsys.readouterr()
+    monkeypatch.setattr(execute, "_at_once", lambda *_: 1)
+    assert main([*words, str(cut)]) == 0
+    assert "3 runs go on after round 3" in capsys.readouterr().out
+    assert not (cut / "groups").exists()
+    for seed in range(3):
+        one, other = (metrics(path / folder.name / f"seed-{seed}") for path in (whole, cut))
+        for lines in zip(one, other, strict=True):
+            left, right = ({k: v for k, v in line.items() if "second" not in k} for line in lines)
+            assert left == right
+        assert (cut / folder.name / f"seed-{seed}" / "summary.json").is_file()
+
+
+def test_runs_of_one_shape_are_a_group():
+    order = parse(
+        ["--dataset", "digits", "--method", "fedpac", "--seeds", "2", "--grid", "lam=0.1,1", "--grid", "epochs=1,2"]
+    )
+    cells = [cell for setting in order.settings() for cell, _ in order.runs(setting)]
+    assert groups(cells) == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert groups([Cell("digits", ("--participation", value)) for value in ("0.5", "1.0")]) == [[0], [1]]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dataset", "digit"], "unknown dataset"),
+        ([*SWEEP, "--grid", "lr=0.1"], "--grid lr is there twice"),
+        ([*SWEEP, "--grid", "momentum"], "give a name and its values"),
+        ([*SWEEP, "--grid", "momentun=0.1"], "did you mean --momentum?"),
+        ([*SWEEP, "--lr", "0.2"], "--lr is in the grid already"),
+        ([*SWEEP, "--grid", "epochs=1,x"], "--epochs must be a whole number, not 'x'"),
+        ([*SWEEP, "--seed", "3"], "--seed cannot be given for a sweep: use --seeds"),
+        ([*SWEEP, "--wandb"], "--wandb cannot be given for a sweep: its runs go side by side"),
+        ([*SWEEP, "--resume", "run"], "--resume cannot be given for a sweep: the same command goes on"),
+        ([*SWEEP, "--state-on", "host"], "--state-on cannot be given for a sweep: its runs keep"),
+        (["--dataset", "digits", "--seeds", "0"], "--seeds must be at least 1"),
+    ],
+)
+def test_bad_words_are_one_line(words, message, capsys):
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_the_dry_run_says_what_there_is_to_do(tmp_path, capsys):
+    assert main([*SWEEP, "--grid", "epochs=1,2", "--out", str(tmp_path / "sweep"), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("4 runs together") == 2
+    assert out.count("# absent") == 8
+    with pytest.raises(InvalidInput, match="cannot be given"):
+        parse([*SWEEP, "--grid", "out=a,b"])

@@ -1,0 +1,365 @@
+"""The papers' tables: a cell runs once, and the table says what it is made of."""
+
+import csv
+import dataclasses
+import json
+import shlex
+import statistics
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from experiments.config.request import parse
+from experiments.execution import cached_runs, run
+from experiments.execution.cached_runs import Cell
+from experiments.papers import published, settings
+from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
+from experiments.runtime.locks import exclusive
+from experiments.tables import __main__ as tables
+from experiments.tables import layout
+from pfl_jax.base import Scores
+from pfl_jax.errors import InvalidInput
+
+ROWS = published.load()
+TABLE = ["--paper", "fedpac", "--table", "5", "--dataset", "fashion_mnist"]
+SMALL = ["--source", "embedded", "--model", "mlp", "--rounds", "1", "--epochs", "1", "--train-size", "20"]
+SMALL += ["--test-size", "10"]
+
+
+# A cell runs once.
+
+
+class Runs:
+    """Stands in for `run.run`: leaves its folder behind, with accuracies that are known, and trains nothing."""
+
+    def __init__(self):
+        self.done = []
+        self.is_real = True
+        self.stop_at = None
+
+    def __call__(self, request, console, observe=None):
+        options = request.options
+        if self.stop_at == len(self.done):
+            raise KeyboardInterrupt("interrupted before the first evaluation: nothing is left")
+        if not self.is_real:
+            request, _ = request.on_embedded_data()
+        folder = RunFolder.claim(options.out, "never")
+        name = request.dataset if self.is_real else f"{request.dataset} (embedded digits)"
+        data = {"description": name, "is_real": self.is_real}
+        record = {"dataset": request.dataset, "data": data, "options": dataclasses.asdict(request.options)}
+        folder.write(CONFIG, record | {"hyper_parameters": request.hyper_parameters, "given": sorted(request.given)})
+        for number, value in enumerate(accuracies(options.method, options.seed), start=1):
+            folder.log(
+                Evaluation(number, Scores(*[np.full(2, value)] * 4), Scores(*[np.full(2, value - 0.1)] * 4), 1.0, 1.0)
+            )
+        folder.write(SUMMARY, {"seconds": 60.0, "method": options.method})
+        self.done.append((request.dataset, options.method, options.seed))
+
+
+def accuracies(method, seed):
+    """Two evaluations, the first one better."""
+    last = {"local": 0.5, "fedavg_ft": 0.75}.get(method, 0.25) + 0.02 * seed
+    return [last + 0.1, last]
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    stand_in = Runs()
+    monkeypatch.setattr(run, "run", stand_in)
+    return stand_in
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def places(folder):
+    """The places of the saved table by dataset and method."""
+    table = json.loads((folder / "table.json").read_text())
+    return {(place["dataset"], place["method"]): place for place in table["places"]}
+
+
+def test_a_table_beside_the_papers_figures(runs, tmp_path, capsys):
+    out = tmp_path / "table"
+    words = [*TABLE, "--method", "local", "fedavg_ft", "--seeds", "3", "--out", str(out)]
+    assert tables.main(words) == 0
+    assert [cell[1:] for cell in runs.done] == [(m, s) for s in (0, 1, 2) for m in ("local", "fedavg_ft")]
+    ours = [50, 52, 54]
+    place = places(out)["fashion_mnist", "local"]
+    assert place["mean"] == pytest.approx(statistics.fmean(ours), abs=1e-3)
+    assert place["std"] == pytest.approx(statistics.stdev(ours), abs=1e-3)
+    assert (place["paper"], place["seeds"], place["deviations"]) == (85.68, 3, {})
+    assert place["difference"] == pytest.approx(52 - 85.68, abs=1e-3)
+    text = capsys.readouterr().out
+    assert "FedPAC, Table 5" in text
+    assert "after aggregation (received), in the last round, on fashion_mnist" in " ".join(text.split())
+    assert "run 3 of 6: local on fashion_mnist, 20 clients, grouped s=20, seed 1; about 4:00 left" in text
+    for shown in (text, (out / "table.md").read_text()):
+        assert "52.00 ± 2.00" in shown
+        assert "85.68 / -33.68" in shown
+        assert "Not as in the paper" not in shown
+    with (out / "table.csv").open(newline="") as file:
+        lines = {line["method"]: line for line in csv.DictReader(file)}
+    assert (lines["local"]["mean"], lines["local"]["paper"], lines["local"]["score"]) == ("52.0", "85.68", "last")
+
+
+def test_nothing_is_run_twice(runs, tmp_path):
+    words = [*TABLE, "--seeds", "2", "--out", str(tmp_path / "table")]
+    assert tables.main([*words, "--method", "local"]) == 0
+    assert len(runs.done) == 2
+    before = contents(tmp_path)
+    assert tables.main([*words, "--method", "local"]) == 0
+    assert len(runs.done) == 2
+    assert contents(tmp_path) == before
+    # What another command finished stays in the table.
+    assert tables.main([*words, "--method", "fedavg_ft"]) == 0
+    assert len(runs.done) == 4
+    assert places(tmp_path / "table")["fashion_mnist", "local"]["seeds"] == 2
+
+
+def test_the_same_command_goes_on_after_an_interrupt(runs, tmp_path, capsys):
+    out = tmp_path / "table"
+    words = [*TABLE, "--method", "local", "fedavg_ft", "--seeds", "2", "--out", str(out)]
+    runs.stop_at = 3
+    assert tables.main(words) == 130
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "3 of 4 runs are finished and stay" in err
+    saved = places(out)
+    assert (saved["fashion_mnist", "local"]["seeds"], saved["fashion_mnist", "fedavg_ft"]["seeds"]) == (2, 1)
+    assert saved["fashion_mnist", "fedavg_ft"]["std"] is None
+    assert "75.00 (1 of 2)" in (out / "table.md").read_text()
+    runs.stop_at = None
+    assert tables.main(words) == 0
+    assert runs.done[3:] == [("fashion_mnist", "fedavg_ft", 1)]
+
+
+def test_a_run_that_was_cut_off_is_made_anew(runs, tmp_path):
+    out = tmp_path / "table"
+    words = [*TABLE, "--method", "local", "--out", str(out)]
+    assert tables.main(words) == 0
+    folder = next(out.rglob(SUMMARY)).parent
+    whole = contents(folder)
+    (folder / SUMMARY).unlink()
+    (folder / f".{SUMMARY}.123").write_text("{")
+    (folder / METRICS).write_text((folder / METRICS).read_text().splitlines(keepends=True)[0])
+    assert tables.main(words) == 0
+    assert len(runs.done) == 2
+    assert contents(folder) == whole
+    # Cut off before its configuration was written.
+    (folder / SUMMARY).unlink()
+    (folder / CONFIG).unlink()
+    (folder / METRICS).write_text("")
+    assert tables.main(words) == 0
+    assert contents(folder) == whole
+
+
+@pytest.mark.parametrize("missing", [(), (SUMMARY,)])
+def test_results_of_another_run_are_refused(runs, tmp_path, capsys, missing):
+    out = tmp_path / "table"
+    assert tables.main([*TABLE, "--method", "local", "--lr", "0.5", "--out", str(out)]) == 0
+    folder = next(out.rglob(SUMMARY)).parent
+    for name in missing:
+        (folder / name).unlink()
+    before = contents(out)
+    capsys.readouterr()
+    for words, difference in ((["--lr", "0.25"], "--lr 0.5, not 0.25"), (["--source", "embedded"], "not --source")):
+        assert tables.main([*TABLE, "--method", "fedavg_ft", "local", *words, "--out", str(out)]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert difference in err
+    assert len(runs.done) == 1
+    assert contents(out) == before
+
+
+def test_what_has_no_bearing_on_results_is_no_other_run(runs, tmp_path):
+    cell = Cell("fashion_mnist", ("--method", "local", "--beta", "0.3"), seed=4)
+    cached_runs.run_cell(cell, tmp_path / "run", Console(quiet=True))
+    same = dataclasses.replace(cell, arguments=(*cell.arguments, "--chunk", "2", "--eval-protocol", "trained"))
+    assert cached_runs.inspect(same, tmp_path / "run") == "finished"
+    # The grouped partition does not read it.
+    assert cached_runs.inspect(Cell("fashion_mnist", ("--method", "local"), seed=4), tmp_path / "run") == "finished"
+    for other in (dataclasses.replace(cell, seed=5), dataclasses.replace(cell, dataset="cifar10")):
+        with pytest.raises(InvalidInput, match="holds another run"):
+            cached_runs.inspect(other, tmp_path / "run")
+    (tmp_path / "run" / CONFIG).write_text("{}")
+    with pytest.raises(InvalidInput, match="has no 'data'"):
+        cached_runs.inspect(cell, tmp_path / "run")
+    (tmp_path / "run" / CONFIG).write_text("{")
+    with pytest.raises(InvalidInput, match="is damaged"):
+        cached_runs.inspect(cell, tmp_path / "run")
+
+
+def test_one_process_at_a_time(runs, tmp_path, capsys):
+    with exclusive(tmp_path / "table"):
+        assert tables.main([*TABLE, "--method", "local", "--out", str(tmp_path / "table")]) == 2
+    assert "another process is at work" in capsys.readouterr().err
+    assert runs.done == []
+    assert tables.main([*TABLE, "--method", "local", "--out", str(tmp_path / "table")]) == 0
+
+
+def test_another_table_is_not_overwritten(runs, tmp_path, capsys):
+    assert tables.main([*TABLE, "--method", "local", "--out", str(tmp_path)]) == 0
+    before = contents(tmp_path)
+    assert (
+        tables.main(["--paper", "fedas", "--table", "4", "--setting", "participation=0.2", "--out", str(tmp_path)]) == 2
+    )
+    assert "holds another table" in capsys.readouterr().err
+    assert contents(tmp_path) == before
+
+
+# The table says what it is made of.
+
+
+def test_deviations_are_said(runs, tmp_path):
+    words = ["--paper", "fedpac", "--table", "5", "--method", "local", "fedpac", "--out", str(tmp_path)]
+    assert tables.main([*words, "--rounds", "50", "--lr", "0.02", "--eval-every", "10"]) == 0
+    text = (tmp_path / "table.md").read_text()
+    assert "- Not as in the paper: --rounds 50 instead of 200.\n" in text
+    assert "- Not as in the paper on fashion_mnist: --lr 0.02 instead of 0.01.\n" in text
+    place = places(tmp_path)["fashion_mnist", "local"]
+    assert place["deviations"] == {"rounds": {"here": 50, "paper": 200}, "lr": {"here": 0.02, "paper": 0.01}}
+
+
+def test_a_stand_in_never_passes_for_the_dataset(runs, tmp_path, capsys):
+    runs.is_real = False
+    assert tables.main([*TABLE, "--method", "local", "fedpac", "--out", str(tmp_path)]) == 0
+    for (_, method), place in places(tmp_path).items():
+        assert (place["paper"], place["difference"]) == (None, None)
+        assert place["data"] == "fashion_mnist (embedded digits)", method
+    shown = capsys.readouterr().out
+    for text in (shown, (tmp_path / "table.md").read_text(), (tmp_path / "table.csv").read_text()):
+        assert "85.68" not in text
+        assert "91.83" not in text
+        assert "fashion_mnist (embedded digits)" in text
+    # Its smaller defaults are no part of the command, and said all the same.
+    assert "--rounds 30 instead of 200" in " ".join(shown.split())
+
+
+def test_dataset_and_stand_in_do_not_mix(runs, tmp_path, capsys):
+    assert tables.main([*TABLE, "--method", "local", "--out", str(tmp_path)]) == 0
+    runs.is_real = False
+    assert tables.main([*TABLE, "--method", "fedpac", "--out", str(tmp_path)]) == 2
+    assert "some results on fashion_mnist are on the dataset and some on its stand-in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "mean", "title"),
+    [
+        ([], 60, "after aggregation (received), in the best evaluated round"),
+        (["--score", "last"], 50, "after aggregation (received), in the last round"),
+        (["--eval-protocol", "trained"], 50, "after local training (trained), in the best evaluated round"),
+    ],
+)
+def test_which_accuracy_counts(runs, monkeypatch, tmp_path, words, mean, title):
+    monkeypatch.setattr(f"{__name__}.accuracies", lambda method, seed: [0.6, 0.5])
+    order = ["--paper", "fedas", "--table", "4", "--setting", "participation=0.2", "--method", "fedas"]
+    assert tables.main([*order, *words, "--out", str(tmp_path)]) == 0
+    assert places(tmp_path)["cifar10", "fedas"]["mean"] == pytest.approx(mean, abs=1e-3)
+    table = json.loads((tmp_path / "table.json").read_text())
+    assert title in table["title"]
+
+
+def test_what_the_project_has_not_got_is_shown_as_missing(runs, monkeypatch, tmp_path):
+    monkeypatch.setattr(settings, "METHODS", {"local": None})
+    assert tables.main([*TABLE, "--method", "local", "fedproto_g", "--out", str(tmp_path)]) == 0
+    assert [method for _, method, _ in runs.done] == ["local"]
+    place = places(tmp_path)["fashion_mnist", "fedproto_g"]
+    assert (place["mean"], place["paper"]) == (None, 87.47)
+    text = (tmp_path / "table.md").read_text()
+    assert "| `fedproto_g` | — / 87.47 / — |" in text
+    assert "fedproto_g: not a method of pfl_jax." in text
+
+
+def test_a_table_too_wide_for_the_terminal_comes_in_blocks(runs, tmp_path):
+    order = tables.parse(["--paper", "fedas", "--table", "2", "--out", str(tmp_path)])
+    shown, _ = order.compare()
+    console = Console(width=100)
+    with console.capture() as text:
+        layout.show(shown, console)
+    lines = text.get().splitlines()
+    assert max(map(len, lines)) <= 100
+    for row in ROWS:
+        if (row.paper, row.table) == ("fedas", 2):
+            assert any(f"{row.accuracy_percent:.2f} / —" in line for line in lines), row
+
+
+def test_a_dry_run_says_the_commands_and_leaves_nothing(runs, tmp_path, capsys):
+    out = tmp_path / "table"
+    words = [*TABLE, "--method", "local", "fedpac", "--seeds", "2", "--rounds", "7", "--out", str(out)]
+    assert tables.main([*words, "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not out.exists()
+    assert runs.done == []
+    assert len(lines) == 4
+    python, module, name, *arguments = shlex.split(lines[3], comments=True)
+    assert (python, module, name) == ("python", "-m", "experiments.fashion_mnist")
+    options = parse("fashion_mnist", arguments).options
+    assert (options.method, options.seed, options.rounds) == ("fedpac", 1, 7)
+    assert lines[3].endswith("# absent")
+    # The command is the run: what it leaves is a finished cell.
+    run.run(parse("fashion_mnist", arguments), Console(quiet=True))
+    assert tables.main([*words, "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[3].endswith("# finished")
+
+
+def test_a_trial_has_a_folder_of_its_own():
+    def folder(*words):
+        return tables.parse([*TABLE, *words]).out.name
+
+    assert folder() == folder("--chunk", "2", "--devices=1") == "fedpac-5"
+    assert folder("--rounds", "5", "--train-size", "20") == folder("--train-size", "20", "--rounds", "5")
+    assert folder("--rounds", "5") == "fedpac-5-rounds-5"
+    assert folder("--source", "embedded") == "fedpac-5-source-embedded"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", "--paper, --table"),
+        ("--paper fedavg --table 1", "unknown paper 'fedavg' (there are fedpac, fedpac_replication, fedas)"),
+        ("--paper fedas --table 1", "unknown table '1' in fedas (there are 2, 3, 4)"),
+        ("--paper fedas --table two", "--table"),
+        (
+            "--paper fedpac --table 5 --dataset emnist",
+            "unknown dataset 'emnist' in fedpac's Table 5 (there",
+        ),
+        ("--paper fedpac --table 1 --clients 30", "unknown number of clients '30'"),
+        ("--paper fedpac --table 5 --method fedpca", "unknown method 'fedpca'"),
+        ("--paper fedpac --table 5 --method ditto", "(there are local, fedavg_ft, fedproto_g, fedproto_l, fedpac)"),
+        ("--paper fedas --table 2 --setting beta=0.7", "no setting 'beta=0.7'"),
+        ("--paper fedpac --table 5 --seeds 0", "--seeds must be at least 1, not 0"),
+        ("--paper fedpac --table 5 --seeds many", "--seeds"),
+        ("--paper fedpac --table 5 --score worst", "unknown score 'worst'"),
+        ("--paper fedpac --table 5 --eval-protocol all", "unknown eval-protocol 'all'"),
+        ("--paper fedpac --table 5 --seed 3", "--seed cannot be given for a table: use --seeds"),
+        ("--paper fedpac --table 5 --s=30", "--s cannot be given for a table"),
+        ("--paper fedpac --table 2 --no-alignment", "--alignment cannot be given for a table"),
+        ("--paper fedpac --table 5 --rounds 0", "--rounds must be at least 1"),
+        ("--paper fedpac --table 5 --lam 2", "--lam is an option of"),
+        ("--paper fedpac --table 5 --roundz 2", "did you mean --rounds?"),
+        ("--paper fedpac --table 5 --out /dev/null/table", "cannot write /dev/null/table"),
+    ],
+)
+def test_bad_input_is_one_line(runs, capsys, words, expected):
+    assert tables.main(words.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("error: ")
+    assert expected in captured.err
+    assert runs.done == []
+
+
+def test_a_small_table_end_to_end(tmp_path, capsys):
+    words = [*TABLE, "--method", "local", *SMALL, "--no-compilation-cache", "--out", str(tmp_path / "table")]
+    assert tables.main(words) == 0
+    place = places(tmp_path / "table")["fashion_mnist", "local"]
+    summary = json.loads(next((tmp_path / "table").rglob(SUMMARY)).read_text())
+    assert place["mean"] == pytest.approx(summary["received_accuracy"], abs=1e-3)
+    assert place["data"] == "fashion_mnist (embedded digits)"
+    before = contents(tmp_path)
+    assert tables.main(words) == 0
+    assert contents(tmp_path) == before
+    assert "1 of 1 runs are there" in capsys.readouterr().out

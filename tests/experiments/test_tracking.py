@@ -1,0 +1,224 @@
+"""Evaluations in TensorBoard's files and at Weights & Biases, in step with the metrics log."""
+
+import importlib.util
+import json
+import struct
+import sys
+import types
+from importlib.machinery import ModuleSpec
+
+import numpy as np
+import pytest
+
+from experiments.commands.main import main
+from experiments.config.options import Options
+from experiments.execution.cached_runs import remove_unfinished
+from experiments.execution.trackers import TENSORBOARD, WANDB, check, scalars, tracked
+from experiments.results.run_folder import Evaluation, RunFolder
+from pfl_jax.base import Scores
+from pfl_jax.errors import InvalidInput
+
+BASE = {
+    "method": "fedavg", "preset": "fedpac", "model": "mlp", "rounds": 3, "num_clients": 2, "participation": 1.0,
+}  # fmt: skip
+NAN = float("nan")
+
+
+def evaluation(number, accuracy=0.5):
+    received, trained = (scores(np.array(values)) for values in ([accuracy, accuracy + 0.25], [NAN, 0.75]))
+    return Evaluation(
+        number, received, trained, 2.0 * number, 100.0, bytes_up=8 * number, newcomers=(received, trained)
+    )
+
+
+def scores(accuracy):
+    return Scores(accuracy, 1 - accuracy, accuracy, accuracy)
+
+
+def cut_off(folder, options, config, *evaluations):
+    """A run that is stopped after some evaluations."""
+    with tracked(folder, options, config, []) as log:
+        for one in evaluations:
+            log(one)
+        raise KeyboardInterrupt
+
+
+def crc32c(data):
+    """Castagnoli's checksum, bit by bit."""
+    value = 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+    value ^= 0xFFFFFFFF
+    return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def events(folder):
+    """The events in the one file of a folder, their checksums checked."""
+    from tensorboardX.proto import event_pb2
+
+    (path,) = folder.iterdir()
+    data, found = path.read_bytes(), []
+    while data:
+        length, check_length = struct.unpack("<QI", data[:12])
+        body, (check_body,) = data[12 : 12 + length], struct.unpack("<I", data[12 + length : 16 + length])
+        assert (check_length, check_body) == (crc32c(data[:8]), crc32c(body))
+        found.append(event_pb2.Event.FromString(body))
+        data = data[16 + length :]
+    assert found[0].file_version == "brain.Event:2"
+    return found[1:]
+
+
+def numbers(event):
+    return {value.tag: value.simple_value for value in event.summary.value if not value.HasField("histo")}
+
+
+def test_every_number_of_an_evaluation_is_a_scalar():
+    found = scalars(evaluation(3))
+    assert found["received/mean"] == pytest.approx(62.5)
+    assert found["trained/clients"] == 1
+    assert found["received/loss"] == pytest.approx(0.375)
+    assert found["new_clients/received/mean"] == pytest.approx(62.5)
+    assert (found["seconds"], found["bytes_up"]) == (6, 24)
+    assert "round" not in found
+    assert not any("per_client" in name for name in found)
+    # What does not exist is left out.
+    nobody = evaluation(1)._replace(trained=scores(np.array([NAN, NAN])))
+    assert "trained/mean" not in scalars(nobody)
+
+
+def test_tensorboard_files_hold_the_log_and_go_on_without_doubled_steps(tmp_path):
+    options = Options(**BASE, tensorboard=True)
+    folder = RunFolder.claim(tmp_path / "run", "")
+    first, second, third = evaluation(1), evaluation(2, 0.6), evaluation(3, 0.7)
+    with pytest.raises(KeyboardInterrupt):
+        cut_off(folder, options, {}, first, second)
+    assert [event.step for event in events(folder.path / TENSORBOARD)] == [1, 2]
+    # The checkpoint was after round 1: round 2 is done again.
+    with tracked(folder, options, {}, [first]) as log:
+        log(second)
+        log(third)
+    found = events(folder.path / TENSORBOARD)
+    assert [event.step for event in found] == [1, 2, 3]
+    for event, of in zip(found, (first, second, third), strict=True):
+        assert numbers(event) == pytest.approx(scalars(of), rel=1e-6)
+    # As far apart as the run's own clock has them.
+    assert found[2].wall_time - found[0].wall_time == pytest.approx(4.0, abs=1e-3)
+    (histogram,) = (value.histo for value in found[0].summary.value if value.tag == "received/per_client")
+    assert (histogram.num, histogram.min, histogram.max) == (2, 50, 75)
+
+
+def test_a_tensorboard_folder_that_cannot_be_written_is_one_line(tmp_path):
+    folder = RunFolder.claim(tmp_path / "run", "")
+    (folder.path / TENSORBOARD).write_text("in the way")
+    with (
+        pytest.raises(InvalidInput, match=r"cannot write .*tensorboard"),
+        tracked(folder, Options(**BASE, tensorboard=True), {}, []) as log,
+    ):
+        log(evaluation(1))
+
+
+class FakeWandb(types.ModuleType):
+    """Keeps what it is told."""
+
+    class Error(Exception):
+        pass
+
+    def __init__(self, refuses=False):
+        super().__init__("wandb")
+        self.__spec__ = ModuleSpec("wandb", None)
+        self.refuses, self.begun, self.logged, self.codes = refuses, [], [], []
+
+    def init(self, **arguments):
+        if self.refuses:
+            raise self.Error("No API key configured.")
+        self.begun.append(arguments)
+        return types.SimpleNamespace(
+            id=arguments["id"] or "abc",
+            log=lambda values, step: self.logged.append((step, values)),
+            finish=lambda exit_code: self.codes.append(exit_code),
+        )
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    for name in ("WANDB_PROJECT", "WANDB_NAME", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    module = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_wandb_gets_the_evaluations_and_the_run_goes_on_under_its_name(tmp_path, wandb, monkeypatch):
+    options = Options(**BASE, wandb=True)
+    check(options)
+    folder = RunFolder.claim(tmp_path / "run", "")
+    config = {"dataset": "digits", "class_table": [[1]], "options": {"lr": 1}}
+    with pytest.raises(KeyboardInterrupt):
+        cut_off(folder, options, config, evaluation(1))
+    (begun,) = wandb.begun
+    assert begun["config"] == {"dataset": "digits", "options": {"lr": 1}}
+    assert (begun["project"], begun["name"], begun["id"], begun["resume"]) == ("pfl_jax", "run", None, None)
+    assert wandb.logged == [(1, scalars(evaluation(1)))]
+    assert wandb.codes == [1]
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    with tracked(folder, options, config, [evaluation(1)]) as log:
+        log(evaluation(2))
+    assert (wandb.begun[1]["id"], wandb.begun[1]["resume"], wandb.begun[1]["project"]) == ("abc", "allow", "mine")
+    assert [step for step, _ in wandb.logged] == [1, 2]
+    assert wandb.codes == [1, 0]
+
+
+def test_a_run_that_asks_for_wandb_later_sends_what_it_has(tmp_path, wandb):
+    folder = RunFolder.claim(tmp_path / "run", "")
+    with tracked(folder, Options(**BASE, wandb=True), {}, [evaluation(1)]) as log:
+        log(evaluation(2))
+    assert [step for step, _ in wandb.logged] == [1, 2]
+
+
+def test_a_run_without_a_result_leaves_nothing_of_wandb(tmp_path, wandb):
+    folder = RunFolder.claim(tmp_path / "run", "")
+    (folder.path / WANDB).mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        cut_off(folder, Options(**BASE, wandb=True, tensorboard=True), {})
+    assert [path.name for path in folder.path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_wandb_refusals_are_one_line(tmp_path, wandb, monkeypatch, capsys):
+    wandb.refuses = True
+    folder = RunFolder.claim(tmp_path / "run", "")
+    with (
+        pytest.raises(InvalidInput, match=r"W&B: No API key configured; set WANDB_MODE=offline"),
+        tracked(folder, Options(**BASE, wandb=True), {}, []),
+    ):
+        pass
+    monkeypatch.delitem(sys.modules, "wandb")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main("digits", ["--method", "fedavg", "--wandb", "--out", str(tmp_path / "other")]) == 2
+    assert capsys.readouterr().err == "error: --wandb needs a package that is not installed: pip install wandb\n"
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_is_begun_anew_has_nothing_of_the_last_time(tmp_path):
+    for name in ("config.json", "metrics.jsonl", "wandb.json"):
+        (tmp_path / name).write_text("")
+    (tmp_path / TENSORBOARD).mkdir()
+    (tmp_path / TENSORBOARD / "events.out.tfevents.1.host").write_text("")
+    (tmp_path / WANDB / "run").mkdir(parents=True)
+    remove_unfinished(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_with_all_of_it(tmp_path):
+    out = tmp_path / "run"
+    words = ["--method", "local", "--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epochs", "1"]
+    words += ["--rounds", "2", "--eval-every", "1", "--tensorboard", "--plot", "--out", str(out)]
+    assert main("digits", words) == 0
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    found = events(out / TENSORBOARD)
+    assert [event.step for event in found] == [line["round"] for line in lines] == [1, 2]
+    assert numbers(found[1])["received/mean"] == pytest.approx(lines[1]["received"]["mean"])
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    config = json.loads((out / "config.json").read_text())
+    assert np.sum(config["class_table"], axis=1).tolist() == config["train_examples"]

@@ -1,0 +1,289 @@
+"""Whole rounds of FedProx, SCAFFOLD, LG-FedAvg, FedRep, FedBABU, Fed-RoD, Ditto, pFedMe and APFL against float64 NumPy,
+with full batches so that no order is left."""
+
+import jax
+import numpy as np
+import pytest
+import reference
+from problems import tiny_federation, tiny_model
+
+from pfl_jax import simulate
+from pfl_jax.engine.simulate import Settings
+from pfl_jax.methods.apfl import apfl
+from pfl_jax.methods.ditto import ditto
+from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.methods.fedbabu import fedbabu
+from pfl_jax.methods.fedprox import fedprox
+from pfl_jax.methods.fedprox_ft import fedprox_ft
+from pfl_jax.methods.fedrep import fedrep
+from pfl_jax.methods.fedrod import fedrod
+from pfl_jax.methods.lg_fedavg import lg_fedavg
+from pfl_jax.methods.pfedme import pfedme
+from pfl_jax.methods.scaffold import scaffold
+
+SIZES, EPOCHS, ROUNDS = (9, 20, 14), 3, 2
+SGD = {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}
+BETA = np.array(SIZES) / sum(SIZES)
+
+
+def row(tree, index):
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+@pytest.fixture(scope="module")
+def problem():
+    """Data, the initial model as the engine draws it, and each client's examples."""
+    data = tiny_federation(SIZES)
+    start = simulate.build(fedavg(tiny_model()), Settings(rounds=1)).init(data, jax.random.key(4)).server
+    return data, reference.to_numpy(start), [reference.examples(data, client) for client in range(len(SIZES))]
+
+
+def rounds(factory, data, **hyper_parameters):
+    method = factory(tiny_model(), **{"batch_size": 32, "epochs": EPOCHS, **SGD, **hyper_parameters})
+    return list(simulate.run(method, data, Settings(rounds=ROUNDS), jax.random.key(4)))[-1]
+
+
+def gradient(x, y):
+    return lambda w: reference.cross_entropy_gradient(w, x, y)
+
+
+def train(w, x, y, epochs=EPOCHS):
+    return reference.descend(w, gradient(x, y), epochs, **SGD)
+
+
+def pulled(x, y, strength, anchor):
+    """Gradient of CE(w) + (strength / 2) ||w - anchor||^2."""
+    return lambda w: combine(lambda g, a, b: g + strength * (a - b), gradient(x, y)(w), w, anchor)
+
+
+def shifted(x, y, correction):
+    return lambda w: combine(np.add, gradient(x, y)(w), correction)
+
+
+def only(name, x, y):
+    """Gradient with respect to one part of the model."""
+    return lambda w: part(gradient(x, y)(w), name)
+
+
+def part(w, name):
+    return {key: value for key, value in w.items() if key.startswith(name)}
+
+
+def combine(function, *ws):
+    return {name: function(*(w[name] for w in ws)) for name in ws[0]}
+
+
+def assert_model(got, want):
+    for name, value in reference.to_numpy(got).items():
+        np.testing.assert_allclose(value, want[name], rtol=3e-4, atol=3e-5, err_msg=name)
+
+
+def assert_leaves(got, want):
+    """A backbone or a head against its part of a flat dict."""
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name.split("/")[1]], value, rtol=3e-4, atol=3e-5, err_msg=name)
+
+
+def assert_losses(last, data, received, trained):
+    for scores, models in ((last.received, received), (last.trained, trained)):
+        want = [reference.loss(w, data, index) for index, w in enumerate(models)]
+        np.testing.assert_allclose(scores.loss, want, rtol=3e-4, atol=3e-5)
+
+
+def test_fedprox_equations(problem):
+    data, w, clients = problem
+    mu = 0.7
+    for _ in range(ROUNDS):
+        trained = []
+        for x, y in clients:
+            trained.append(reference.descend(w, pulled(x, y, mu, w), EPOCHS, **SGD))
+        w = reference.mean(BETA, trained)
+    last = rounds(fedprox, data, mu=mu)
+    assert_model(last.state.server, w)
+    assert_losses(last, data, [w] * 3, trained)
+    tuned = rounds(fedprox_ft, data, mu=mu, finetune_epochs=2)
+    assert_losses(tuned, data, [train(w, x, y, 2) for x, y in clients], trained)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_scaffold_equations(problem, momentum):
+    data, w, clients = problem
+    sgd = {**SGD, "momentum": momentum}
+    # With momentum a constant gradient of 1 moves lr times the sum of velocities 1, 1 + m, 1 + m + m^2.
+    reach = sgd["lr"] * (EPOCHS if momentum == 0 else 1 + 1.5 + 1.75)
+    c = combine(np.zeros_like, w)
+    controls = [c] * len(clients)
+    for _ in range(ROUNDS):
+        trained, new = [], []
+        for own, (x, y) in zip(controls, clients, strict=True):
+            correction = combine(np.subtract, c, own)
+            trained.append(reference.descend(w, shifted(x, y, correction), EPOCHS, **sgd))
+            new.append(combine(lambda a, b, old, moved: a - b + (old - moved) / reach, own, c, w, trained[-1]))
+        c = combine(lambda a, b, d: a + b - d, c, *(reference.mean([1 / 3] * 3, ws) for ws in (new, controls)))
+        mean, controls = reference.mean(BETA, trained), new
+        w = combine(lambda a, b: a + 0.8 * (b - a), w, mean)
+    last = rounds(scaffold, data, momentum=momentum, server_lr=0.8)
+    assert_model(last.state.server.params, w)
+    assert_model(last.state.server.control, c)
+    for index, control in enumerate(controls):
+        assert_model(row(last.state.clients, index), control)
+    assert_losses(last, data, [w] * 3, trained)
+
+
+def test_lg_fedavg_equations(problem):
+    data, w, clients = problem
+    backbones = [part(w, "backbone")] * len(clients)
+    for _ in range(ROUNDS):
+        trained = [train({**w, **own}, x, y) for own, (x, y) in zip(backbones, clients, strict=True)]
+        backbones = [part(t, "backbone") for t in trained]
+        w = {**w, **part(reference.mean(BETA, trained), "head")}
+    last = rounds(lg_fedavg, data)
+    assert_model(last.state.server, w)
+    for index, own in enumerate(backbones):
+        assert_leaves(row(last.state.clients, index), own)
+    assert_losses(last, data, [{**w, **own} for own in backbones], trained)
+
+
+def test_fedrep_equations(problem):
+    data, w, clients = problem
+    heads, head_sgd = [part(w, "head")] * len(clients), {**SGD, "lr": 0.3}
+    for _ in range(ROUNDS):
+        trained = []
+        for own, (x, y) in zip(heads, clients, strict=True):
+            fitted = reference.descend({**w, **own}, only("head", x, y), 2, **head_sgd)
+            trained.append(reference.descend(fitted, only("backbone", x, y), EPOCHS, **SGD))
+        heads = [part(t, "head") for t in trained]
+        w = {**w, **part(reference.mean(BETA, trained), "backbone")}
+    last = rounds(fedrep, data, head_lr=0.3, head_epochs=2)
+    assert_model(last.state.server, w)
+    for index, own in enumerate(heads):
+        assert_leaves(row(last.state.clients, index), own)
+    assert_losses(last, data, [{**w, **own} for own in heads], trained)
+
+
+def test_fedbabu_equations(problem):
+    data, w, clients = problem
+    for _ in range(ROUNDS):
+        trained = [reference.descend(w, only("backbone", x, y), EPOCHS, **SGD) for x, y in clients]
+        w = reference.mean(BETA, trained)
+    last = rounds(fedbabu, data, finetune_epochs=4)
+    assert_model(last.state.server, w)
+    assert_losses(last, data, [train(w, x, y, 4) for x, y in clients], trained)
+
+
+def rod_gradient(w, x, y):
+    """Of balanced softmax for the shared model, of cross entropy of the summed logits for the own head."""
+    hidden, generic = reference.features(w, x), reference.logits(w, x)
+    counts = np.bincount(y, minlength=generic.shape[1])
+    truth = np.eye(generic.shape[1])[y]
+    balanced = counts * np.exp(generic)
+    d_generic = (balanced / balanced.sum(1, keepdims=True) - truth) / len(x)
+    summed = np.exp(generic + hidden @ w["own/kernel"] + w["own/bias"])
+    d_own = (summed / summed.sum(1, keepdims=True) - truth) / len(x)
+    d_before = d_generic @ w["head/kernel"].T * (1 - hidden**2)
+    return {
+        "backbone/kernel": x.reshape(len(x), -1).T @ d_before,
+        "backbone/bias": d_before.sum(0),
+        "head/kernel": hidden.T @ d_generic,
+        "head/bias": d_generic.sum(0),
+        "own/kernel": hidden.T @ d_own,
+        "own/bias": d_own.sum(0),
+    }
+
+
+def test_fedrod_equations(problem):
+    data, w, clients = problem
+    # One of the clients lacks a class.
+    assert min(np.bincount(y, minlength=3).min() for _, y in clients) == 0
+    heads = [{f"own/{name}": w[f"head/{name}"] for name in ("kernel", "bias")}] * len(clients)
+    for _ in range(ROUNDS):
+        trained = [
+            reference.descend({**w, **own}, lambda v, x=x, y=y: rod_gradient(v, x, y), EPOCHS, **SGD)
+            for own, (x, y) in zip(heads, clients, strict=True)
+        ]
+        heads = [part(t, "own") for t in trained]
+        w = {name: value for name, value in reference.mean(BETA, trained).items() if not name.startswith("own")}
+    last = rounds(fedrod, data)
+    assert_model(last.state.server, w)
+    for index, own in enumerate(heads):
+        assert_leaves(row(last.state.clients, index), own)
+
+    def summed(model, own):
+        return {**model, **{f"head/{name}": model[f"head/{name}"] + own[f"own/{name}"] for name in ("kernel", "bias")}}
+
+    assert_losses(last, data, [summed(w, own) for own in heads], [summed(t, t) for t in trained])
+
+
+def test_ditto_equations(problem):
+    data, w, clients = problem
+    lam, personal = 0.8, [w] * len(clients)
+    for _ in range(ROUNDS):
+        for index, (x, y) in enumerate(clients):
+            personal[index] = reference.descend(personal[index], pulled(x, y, lam, w), 4, **SGD)
+        w = reference.mean(BETA, [train(w, x, y) for x, y in clients])
+    last = rounds(ditto, data, lam=lam, personal_epochs=4)
+    assert_model(last.state.server, w)
+    for index, own in enumerate(personal):
+        assert_model(row(last.state.clients, index), own)
+    assert_losses(last, data, personal, personal)
+
+
+def test_pfedme_equations(problem):
+    data, w, clients = problem
+    lam, steps, inner = 2.0, 3, {**SGD, "lr": 0.1}
+    for _ in range(ROUNDS):
+        moved, personal = [], []
+        for x, y in clients:
+            own = t = w
+            for _ in range(EPOCHS):
+                t = reference.descend(t, pulled(x, y, lam, own), steps, **inner)
+                own = combine(lambda a, b: a - SGD["lr"] * lam * (a - b), own, t)
+            moved.append(own)
+            personal.append(t)
+        w = combine(lambda a, b: 0.3 * a + 0.7 * b, w, reference.mean(BETA, moved))
+    last = rounds(pfedme, data, lam=lam, inner_steps=steps, personal_lr=0.1, server_lr=0.7)
+    assert_model(last.state.server, w)
+    for index, t in enumerate(personal):
+        assert_model(row(last.state.clients, index), t)
+    assert_losses(last, data, personal, personal)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_apfl_equations(problem, adaptive):
+    data, w, clients = problem
+    owns, alphas = [w] * len(clients), [0.4] * len(clients)
+
+    def mixed(alpha, own, shared):
+        return combine(lambda a, b: alpha * a + (1 - alpha) * b, own, shared)
+
+    for _ in range(ROUNDS):
+        shared_models = []
+        for index, (x, y) in enumerate(clients):
+            own, shared, alpha = owns[index], w, alphas[index]
+            velocities = [combine(np.zeros_like, w)] * 2
+            for _ in range(EPOCHS):
+                at_mixture = gradient(x, y)(mixed(alpha, own, shared))
+                gradients = {name: alpha * value for name, value in at_mixture.items()}, gradient(x, y)(shared)
+                slope = sum(((own[name] - shared[name]) * value).sum() for name, value in at_mixture.items())
+                velocities = [
+                    combine(lambda v, g, p: SGD["momentum"] * v + g + SGD["weight_decay"] * p, *arguments)
+                    for arguments in zip(velocities, gradients, (own, shared), strict=True)
+                ]
+                own, shared = (
+                    combine(lambda p, v: p - SGD["lr"] * v, *arguments)
+                    for arguments in zip((own, shared), velocities, strict=True)
+                )
+                if adaptive:
+                    alpha = np.clip(alpha - SGD["lr"] * slope, 0, 1)
+            owns[index], alphas[index] = own, alpha
+            shared_models.append(shared)
+        w = reference.mean(BETA, shared_models)
+    last = rounds(apfl, data, alpha=0.4, adaptive=adaptive)
+    assert_model(last.state.server, w)
+    np.testing.assert_allclose(last.state.clients.alpha, alphas, rtol=1e-4)
+    for index, own in enumerate(owns):
+        assert_model(row(last.state.clients.own, index), own)
+    deployed, trained = (
+        [mixed(*three) for three in zip(alphas, owns, ws, strict=True)] for ws in ([w] * 3, shared_models)
+    )
+    assert_losses(last, data, deployed, trained)

@@ -1,0 +1,240 @@
+"""What every method must satisfy, run over METHODS. A new method gets these tests by its line there.
+
+Compiling is nearly all the work here, so tests share compiled engines wherever shapes and settings allow.
+"""
+
+import collections
+import functools
+import inspect
+import json
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from golden import FILE, fingerprint
+from problems import CLASSES, HYPER_PARAMETERS, permute_clients, tiny_federation, tiny_model
+
+from pfl_jax import simulate
+from pfl_jax.data.federated import client_data
+from pfl_jax.engine import sharding
+from pfl_jax.engine.simulate import Settings
+from pfl_jax.methods import METHODS
+
+TRACES = collections.Counter()
+"""How often each method's round was traced."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _write_no_programs():
+    """No other test has these programs: writing them to the disk would be a tenth of the time."""
+    before = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 3600)
+    yield
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+
+
+@pytest.fixture(params=METHODS, scope="module")
+def name(request):
+    """Each method in turn. All tests of one run together, so that its programs are compiled once and then dropped."""
+    yield request.param
+    for cache in (compiled, start, reference):
+        cache.cache_clear()
+    jax.clear_caches()
+
+
+def build(name, **changes):
+    return METHODS[name](tiny_model(), **{**HYPER_PARAMETERS, **changes})
+
+
+def full_batches(name):
+    """Every batch size of the method's own, each above the largest client: no example order is left."""
+    return {argument: 32 for argument in inspect.signature(METHODS[name]).parameters if argument.endswith("batch_size")}
+
+
+@functools.cache
+def compiled(name, chunk=1, shared=False, ordered=True):
+    mesh = simulate.client_mesh() if shared else None
+    method = build(name) if ordered else build(name, **full_batches(name))
+
+    def counted(*arguments):
+        TRACES[name] += 1
+        return method.aggregate(*arguments)
+
+    return simulate.build(method._replace(aggregate=counted), Settings(rounds=1, chunk=chunk), mesh).jit(mesh)
+
+
+copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+
+
+def rows(tree, indices):
+    """`tree.gather` in NumPy, which compiles nothing."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[indices], tree)
+
+
+def play(engine, data=None, seed=0, rounds=3, size=3, state=None):
+    """The state after some rounds of three of the four clients; continues `state` where one is given."""
+    data = tiny_federation() if data is None else data
+    state = engine.init(data, jax.random.key(seed)) if state is None else copy(state)
+    for _ in range(rounds):
+        state, _ = engine.round(data, state, size)
+    return state
+
+
+@functools.cache
+def start(name):
+    """The first state."""
+    return compiled(name).init(tiny_federation(), jax.random.key(0))
+
+
+def assert_close(left, right):
+    chex.assert_trees_all_close(left._replace(key=()), right._replace(key=()), rtol=2e-4, atol=2e-5)
+
+
+@functools.cache
+def reference(name):
+    """Three rounds, one client after another."""
+    return play(compiled(name), state=start(name))
+
+
+def test_structure_shapes_and_types_stay_the_same(name):
+    data, engine = tiny_federation(), compiled(name)
+    state = engine.init(data, jax.random.key(0))
+    before = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), state._replace(key=()))
+    for _ in range(2):
+        state, outcome = engine.round(data, state, 3)
+        after = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), state._replace(key=()))
+        assert before == after
+        chex.assert_tree_all_finite((state.server, state.clients, outcome.info))
+        assert outcome.finite.all()
+        assert outcome.server_finite
+    assert int(state.round) == 2
+
+
+def test_one_trace(name):
+    engine = compiled(name)
+    state = play(engine, rounds=1)
+    before = TRACES[name]
+    assert before >= 1
+    play(engine, rounds=2, state=state)
+    play(engine, rounds=1, seed=1)
+    assert TRACES[name] == before
+
+
+def test_chunks_and_padding_change_nothing(name):
+    # All three of the cohort under one vmap.
+    engine, data, want = compiled(name, chunk=3), tiny_federation(pad=11), reference(name)
+    got = play(engine, data, state=start(name))
+    assert_close(got, want)
+    losses = engine.evaluate(data, got).loss, compiled(name).evaluate(tiny_federation(), want).loss
+    np.testing.assert_allclose(*losses, rtol=2e-4, atol=2e-5)
+
+
+def test_devices_change_nothing(name):
+    data, alone, shared = tiny_federation(), compiled(name), compiled(name, shared=True)
+    # A cohort of three does not divide by two devices, nor by the eight that README.md has a command for.
+    got, want = play(shared), play(alone)
+    assert_close(got, want)
+    np.testing.assert_allclose(shared.evaluate(data, got).loss, alone.evaluate(data, want).loss, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_devices_that_own_their_clients_change_nothing(name):
+    # On eight devices some own nobody.
+    data = sharding.place(tiny_federation(), simulate.client_mesh())
+    got = play(simulate.build(build(name), Settings(rounds=1)).jit(data.mesh), data)
+    assert_close(got, reference(name))
+
+
+def test_permuting_clients_permutes_results(name):
+    # With full batches no random number is left but the initial model.
+    engine, order = compiled(name, ordered=False), np.array([2, 0, 3, 1])
+    data = tiny_federation()
+    permuted = permute_clients(data, order)
+    # The batch sizes don't reach the first state: the usual engine's saves compiling it again.
+    first = start(name)
+    moved = compiled(name).init(permuted, jax.random.key(0))
+    got, want = play(engine, permuted, size=4, state=moved), play(engine, data, size=4, state=first)
+    losses = engine.evaluate(permuted, got).loss, engine.evaluate(data, want).loss[order]
+    np.testing.assert_allclose(*losses, rtol=2e-3, atol=2e-4)
+    np.testing.assert_allclose(got.trained.loss, want.trained.loss[order], rtol=2e-3, atol=2e-4)
+    chex.assert_trees_all_close(got.server, want.server, rtol=2e-3, atol=2e-4)
+    chex.assert_trees_all_close(got.clients, rows(want.clients, order), rtol=2e-3, atol=2e-4)
+
+
+def test_clients_outside_the_cohort_stay_as_they_were(name):
+    data, engine = tiny_federation(), compiled(name)
+    state = engine.init(data, jax.random.key(3))
+    for _ in range(2):
+        before = jax.tree.map(np.asarray, (state.clients, state.trained))
+        state, outcome = engine.round(data, state, 3)
+        outside = np.setdiff1d(np.arange(4), np.asarray(outcome.cohort.clients))
+        assert outside.size == 1
+        after = jax.tree.map(np.asarray, (state.clients, state.trained))
+        chex.assert_trees_all_equal(rows(after, outside), rows(before, outside))
+
+
+def test_a_continued_run_is_the_uninterrupted_one(name):
+    engine = compiled(name)
+    whole, half = play(engine, rounds=4), play(engine, rounds=2)
+    # A state that was saved and restored is its arrays and its key's data.
+    stored = jax.tree.map(np.asarray, half._replace(key=jax.random.key_data(half.key)))
+    restored = jax.tree.map(jnp.asarray, stored)
+    restored = restored._replace(key=jax.random.wrap_key_data(restored.key))
+    continued = play(engine, rounds=2, state=restored)
+    chex.assert_trees_all_equal(continued._replace(key=()), whole._replace(key=()))
+
+
+def test_the_same_seed_gives_the_same_result_and_another_one_does_not(name):
+    first, again, other = reference(name), play(compiled(name)), play(compiled(name), seed=1)
+    chex.assert_trees_all_equal(first._replace(key=()), again._replace(key=()))
+    differences = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - b).max()), first.server, other.server)
+    assert max(jax.tree.leaves(differences)) > 1e-3
+
+
+def test_vmap_over_seeds_and_learning_rates(name):
+    data, settings = tiny_federation(), Settings(rounds=1)
+
+    def whole_run(seed, lr, others):
+        engine = simulate.build(build(name, **others, lr=lr), settings)
+        state = engine.init(data, jax.random.key(seed))
+        state = jax.lax.fori_loop(0, 2, lambda _, state: engine.round(data, state, 3)[0], state)
+        return state.server, state.trained.loss
+
+    usual = HYPER_PARAMETERS["lr"]
+    # Every real number may be an input of the program, as sweeps have it.
+    parameters = inspect.signature(METHODS[name], eval_str=True).parameters.values()
+    others = {one.name: one.default for one in parameters if one.annotation is float and one.name != "lr"}
+    over = jax.jit(jax.vmap(whole_run, in_axes=(0, 0, None)))
+    servers, losses = over(jnp.array([0, 1, 0]), jnp.array([usual, usual, usual / 5]), others)
+    for index in range(2):
+        alone = play(compiled(name), seed=index, rounds=2)
+        chex.assert_trees_all_close(rows(servers, index), alone.server, rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(losses[index], alone.trained.loss, rtol=2e-4, atol=2e-5)
+    chex.assert_tree_all_finite(servers)
+
+
+def test_predictions_and_learning(name):
+    method, data, engine = build(name), tiny_federation(), compiled(name)
+    last = play(engine, rounds=20)
+    client = rows(last.clients, 1)
+
+    @jax.jit
+    def predict(server, client, data):
+        personal = method.personalize(jax.random.key(0), server, client, client_data(data, 1, "train"))
+        return method.predict(personal, client_data(data, 1, "test").x)
+
+    logits = predict(last.server, client, data)
+    chex.assert_shape(logits, (12, CLASSES))
+    chex.assert_tree_all_finite(logits)
+    # Always naming a client's largest class would be right seven times in ten.
+    assert engine.evaluate(data, last).accuracy.mean() > 0.85
+    assert last.trained.accuracy.mean() > 0.85
+
+
+def test_numbers_are_the_stored_ones(name):
+    stored, got = json.loads(FILE.read_text())[name], fingerprint(build(name), compiled(name))
+    assert got.keys() == stored.keys()
+    for key, values in stored.items():
+        np.testing.assert_allclose(got[key], values, rtol=1e-3, atol=1e-3, err_msg=f"{name}: {key}")

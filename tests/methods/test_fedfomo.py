@@ -1,0 +1,208 @@
+"""FedFomo: who downloads from whom, its limits, and its equations against float64 NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from full_batches import SIZES, assert_model, assert_same, losses, row, run, start_of, train, training_examples
+from problems import tiny_federation, tiny_model
+
+from pfl_jax import simulate
+from pfl_jax.base import Cohort
+from pfl_jax.data.federated import client_data
+from pfl_jax.engine.simulate import Settings
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods.fedfomo import fedfomo
+from pfl_jax.methods.local import local
+from pfl_jax.primitives.affinity import Affinity, choose, look_up, no_affinity, remember
+from pfl_jax.primitives.ensembles import init_models
+from pfl_jax.primitives.fingerprint import fingerprint
+from pfl_jax.primitives.holdout import fixed_subset
+
+ASCENT = -1.0
+"""A learning rate that makes every model worse."""
+
+
+def split_examples(held_out=0.2):
+    """Every client's examples to train on and its held-out ones."""
+    parts = []
+    for client, (x, y) in enumerate(training_examples()):
+        mask = client_data(tiny_federation(SIZES), client, "train").mask
+        judged = np.asarray(fixed_subset(mask, held_out))[np.asarray(mask)]
+        parts.append(((x[~judged], y[~judged]), (x[judged], y[judged])))
+    return parts
+
+
+# Affinities
+
+
+def test_affinities_are_sums_kept_by_fingerprint():
+    generator, table, want = np.random.default_rng(0), no_affinity(8), np.zeros(6)
+    for _ in range(5):
+        peers = generator.choice(6, 3, replace=False)
+        weights = generator.random(3) * (generator.random(3) < 0.6)
+        want[peers] += weights
+        table = remember(table, jnp.uint32(peers + 100), jnp.float32(weights))
+        np.testing.assert_allclose(look_up(table, jnp.arange(100, 107, dtype=jnp.uint32)), [*want, 0], rtol=1e-5)
+    # Too small a table forgets the smallest.
+    small = remember(no_affinity(2), jnp.uint32([1, 2, 3]), jnp.float32([0.2, 0.5, 0.3]))
+    np.testing.assert_allclose(look_up(small, jnp.uint32([1, 2, 3])), [0.0, 0.5, 0.3], rtol=1e-6)
+    # A free place is nobody's, whatever number stands in it.
+    np.testing.assert_array_equal(look_up(remember(no_affinity(4), jnp.uint32([0]), jnp.ones(1)), jnp.uint32([0])), 1.0)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.4, 1.0])
+def test_epsilon_greedy_choice(epsilon):
+    affinity, own = jnp.float32([0.9, 0.5, 0.0, 0.7, 0.0, 0.0]), jnp.arange(6) == 1
+    keys = jax.random.split(jax.random.key(1), 4000)
+    chosen, found = jax.vmap(lambda key: choose(key, affinity, own, jnp.float32(epsilon), 3))(keys)
+    chosen = np.asarray(chosen)
+    assert np.all(found)
+    assert all(len(set(choices)) == 3 and 1 not in choices for choices in chosen[:50].tolist())
+    # The first choice is the best one or, with probability epsilon, any of five; the third is a tie where it is greedy.
+    shares = np.bincount(chosen[:, 0], minlength=6) / len(keys)
+    want = epsilon / 5 * np.array([1, 0, 1, 1, 1, 1]) + (1 - epsilon) * np.eye(6)[0]
+    np.testing.assert_allclose(shares, want, atol=0.03)
+    if epsilon == 0:
+        np.testing.assert_array_equal(chosen[:, 1], 3)
+        np.testing.assert_allclose(np.bincount(chosen[:, 2], minlength=6)[[2, 4, 5]] / len(keys), 1 / 3, atol=0.03)
+
+
+def test_choice_ends_when_nobody_is_left():
+    positions, found = choose(jax.random.key(0), jnp.zeros(3), jnp.arange(3) == 2, jnp.float32(0.5), 4)
+    assert set(np.asarray(positions[:2]).tolist()) == {0, 1}
+    np.testing.assert_array_equal(found, [True, True, False, False])
+
+
+# Limits
+
+
+@pytest.mark.parametrize(("lr", "fallback"), [(0.2, "previous"), (-0.05, "trained")])
+def test_fedfomo_with_its_own_model_alone_is_local_on_the_examples_not_held_out(lr, fallback):
+    # Every round lowers the held-out losses, so the own model gets the whole weight; or raises them, and it is taken
+    # all the same.
+    last = run(fedfomo, rounds=4, download=1, lr=lr, fallback=fallback)
+    np.testing.assert_allclose(last.info["weights"], [[0, 1]] * 3, atol=1e-6)
+    data = tiny_federation(SIZES)
+    tables = []
+    for client, size in enumerate(SIZES):
+        judged = np.asarray(fixed_subset(jnp.arange(20) < size, 0.2))
+        tables.append(np.asarray(data.train_index)[client, (np.arange(20) < size) & ~judged])
+    width = max(map(len, tables))
+    rest = data._replace(
+        train_index=jnp.asarray(np.stack([np.pad(rows, (0, width - len(rows))) for rows in tables])),
+        train_count=jnp.asarray([len(rows) for rows in tables], jnp.int32),
+    )
+    method = local(tiny_model(), lr=lr, momentum=0.5, weight_decay=0.01, epochs=3, batch_size=32)
+    *_, alone = simulate.run(method, rest, Settings(rounds=4), jax.random.key(4))
+    assert_same(row(last.state.clients.models, np.s_[:, 0]), alone.state.clients)
+    assert_same(last.trained.loss, alone.trained.loss)
+
+
+def test_fedfomo_stays_where_no_model_is_better():
+    # Ascent: what a client trains is worse than the initial model, which so remains everyone's.
+    last = run(fedfomo, rounds=3, lr=ASCENT, download=1)
+    np.testing.assert_array_equal(last.info["weights"], [[1, 0]] * 3)
+    initial = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), last.state.server.initial)
+    jax.tree.map(np.testing.assert_array_equal, last.state.clients.previous, initial)
+    np.testing.assert_array_equal(last.state.clients.affinity.values, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [({"download": 0}, "download must be at least 1"), ({"fallback": "local"}, "fallback must be previous or trained")],
+)
+def test_fedfomo_refuses(option, message):
+    with pytest.raises(InvalidInput, match=message):
+        fedfomo(tiny_model(), **option)
+
+
+# Equations
+
+
+def combine(previous, models, x, y):
+    """The paper's weights, one model after another, and the model that they give."""
+    weights = []
+    for model in models:
+        gain = losses(previous, x, y).mean() - losses(model, x, y).mean()
+        distance = np.sqrt(sum(((model[name] - previous[name]) ** 2).sum() for name in model))
+        weights.append(max(0.0, gain / distance))
+    weights = np.array(weights) / sum(weights) if sum(weights) else np.zeros(len(models))
+    moved = dict(previous)
+    for weight, model in zip(weights, models, strict=True):
+        moved = {name: value + weight * (model[name] - previous[name]) for name, value in moved.items()}
+    return weights, moved
+
+
+def test_fedfomo():
+    clients = split_examples()
+    data = tiny_federation(SIZES)
+    identities = [fingerprint(client_data(data, client, "train")) for client in range(3)]
+    start = reference.to_numpy(start_of(fedfomo).initial)
+    previous, trained, affinity = [start] * 3, [train(start, x, y) for (x, y), _ in clients], np.zeros((3, 3))
+    for _ in range(2):
+        starts, shares = [], np.zeros((3, 3))
+        for client, (_, (x, y)) in enumerate(clients):
+            shares[client], combined = combine(previous[client], trained, x, y)
+            starts.append(combined)
+        affinity += shares
+        previous, trained = starts, [train(w, x, y) for w, ((x, y), _) in zip(starts, clients, strict=True)]
+    # Cohorts of three with five to download: everyone gets everyone.
+    last, personalize = run(fedfomo, rounds=3), jax.jit(fedfomo(tiny_model()).personalize)
+    for client in range(3):
+        state = row(last.state.clients, client)
+        assert_model(state.previous, previous[client], rtol=1e-3, atol=1e-4)
+        assert_model(row(state.models, 0), trained[client], rtol=1e-3, atol=1e-4)
+        np.testing.assert_array_equal(state.received, [True] * 3 + [False] * 2)
+        others = [other for other in range(3) if other != client]
+        got = look_up(state.affinity, jnp.stack([identities[other] for other in others]))
+        np.testing.assert_allclose(got, affinity[client, others], rtol=2e-3, atol=1e-4)
+        # What it deploys is the next combination.
+        rows = client_data(data, client, "train")
+        deployed = personalize(jax.random.key(0), last.state.server, state, rows)
+        assert_model(deployed, combine(previous[client], trained, *clients[client][1])[1], rtol=1e-3, atol=1e-4)
+    # In the order of the cohort, the largest client first; the own model before the others.
+    want = [shares[client, client] for client in last.cohort]
+    np.testing.assert_allclose(last.info["weights"][:, 1], want, rtol=2e-3, atol=1e-4)
+    assert ((shares > 0.05) & (shares < 0.95)).sum() >= 4
+
+
+def test_fedfomo_downloads_from_those_worth_most():
+    # One other model for each of three; without exploration it is the one with the largest affinity. Exploration ends
+    # after four rounds here.
+    method, identities = fedfomo(tiny_model(), download=2, epsilon=1.0, epsilon_decay=0.25), jnp.uint32([7, 8, 9])
+    server = method.init_server(jax.random.key(0))._replace(rounds=jnp.int32(4))
+    client = method.init_client(jax.random.key(0), server, None)
+    clients = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), client)
+    table = Affinity(
+        clients.affinity.peers.at[:, :2].set(identities[jnp.asarray([[1, 2], [0, 2], [0, 1]])]),
+        clients.affinity.values.at[:, :2].set(jnp.float32([[1, 3], [2, 0], [1, 2]])),
+    )
+    models = init_models(tiny_model(), jax.random.key(1), 3)
+    cohort = Cohort(clients=jnp.arange(3), counts=jnp.asarray(SIZES), num_clients=9)
+    messages = (models, identities, jnp.zeros((3, 3)))
+    favourites = np.array([2, 0, 1])
+
+    def senders(rounds):
+        """Whom each client downloads from after so many rounds, for twenty keys."""
+
+        def draw(key):
+            known = clients._replace(affinity=table)
+            return method.aggregate(key, server._replace(rounds=jnp.int32(rounds)), known, messages, cohort)[1].senders
+
+        return np.asarray(jax.vmap(draw)(jax.random.split(jax.random.key(3), 20)))[:, :, 0]
+
+    greedy = np.tile(identities[favourites], (20, 1))
+    shares = [np.mean(senders(rounds) == greedy) for rounds in range(6)]
+    assert shares[4:] == [1, 1]
+    assert 0.3 < shares[0] < 0.7
+    assert shares[0] < shares[2] < shares[3] < 1
+    server, clients, info = method.aggregate(
+        jax.random.key(2), server, clients._replace(affinity=table), messages, cohort
+    )
+    np.testing.assert_array_equal(clients.senders[:, 0], identities[favourites])
+    assert_same(row(clients.models, np.s_[:, 0]), models)
+    assert_same(row(clients.models, np.s_[:, 1]), row(models, favourites))
+    np.testing.assert_array_equal(info["affinity"], [[0, 1, 3], [2, 0, 0], [1, 2, 0]])
+    assert int(server.rounds) == 5

@@ -1,0 +1,291 @@
+"""FedALA, pFedHN and CD2-pFed, whose clients have weights of their own: limits, and equations against float64 NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from full_batches import (
+    BETA,
+    SIZES,
+    assert_like_fedavg,
+    assert_model,
+    assert_received,
+    assert_same,
+    log_softmax,
+    row,
+    run,
+    start_of,
+    train,
+    training_examples,
+)
+from problems import CLASSES, tiny_federation, tiny_model
+
+from pfl_jax.data.federated import client_data
+from pfl_jax.methods.cd2pfed import cd2pfed, personal_entries
+from pfl_jax.methods.fedala import fedala, last_layers
+from pfl_jax.methods.fedas_cd2 import fedas_cd2
+from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.methods.pfedhn import pfedhn
+from pfl_jax.primitives.fingerprint import fingerprint
+from pfl_jax.primitives.holdout import fixed_subset
+
+
+@pytest.fixture(scope="module")
+def clients():
+    return training_examples()
+
+
+# Adaptive local aggregation
+
+
+def test_fedala_with_weights_at_one_is_fedavg():
+    # FedALA's training has the key of FedAvg's: the orders are the same.
+    last = run(fedala, ala_lr=0.0, rounds=3, batch_size=8)
+    assert_like_fedavg(last, last.state.server, rounds=3, batch_size=8)
+    for weights in last.state.clients.weights:
+        np.testing.assert_array_equal(weights, 1.0)
+    # Neither has anything to interpolate in a client's first round, nor without layers.
+    assert_same(run(fedala, rounds=1).state.server, run(fedavg, rounds=1).state.server)
+    assert_same(run(fedala, rounds=3, layers=0).state.server, run(fedavg, rounds=3).state.server)
+
+
+def test_last_layers():
+    params = {"backbone": {"conv1": {"bias": 0, "kernel": 0}, "fc1": {"bias": 0, "kernel": 0}}, "head": {"kernel": 0}}
+    assert [last_layers(params, count) for count in range(4)] == [[], [4], [2, 3, 4], [0, 1, 2, 3, 4]]
+
+
+def learn_weights(received, own, weights, x, y, names, passes, eta):
+    """The interpolation's weights, learned on all examples at once, and the model they give."""
+
+    def combine(weights):
+        return {n: own[n] + (v - own[n]) * weights[n] if n in names else v for n, v in received.items()}
+
+    for _ in range(passes):
+        gradient = reference.cross_entropy_gradient(combine(weights), x, y)
+        weights = {n: np.clip(weights[n] - eta * gradient[n] * (received[n] - own[n]), 0, 1) for n in names}
+    return weights, combine(weights)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_fedala(clients, layers):
+    eta, w, data = 20.0, reference.to_numpy(start_of(fedavg)), tiny_federation(SIZES)
+    names = [name for name in w if layers == 2 or name.startswith("head")]
+    shares = []
+    for client in range(len(clients)):
+        mask = client_data(data, client, "train").mask
+        shares.append(np.asarray(fixed_subset(mask, 0.8))[np.asarray(mask)])
+    weights, own = [{name: np.ones_like(w[name]) for name in names}] * len(clients), [None] * len(clients)
+    for passes in (0, 12, 1, 1):
+        for client, (x, y) in enumerate(clients):
+            start, part = w, shares[client]
+            if passes:
+                weights[client], start = learn_weights(
+                    w, own[client], weights[client], x[part], y[part], names, passes, eta
+                )
+            own[client] = train(start, x, y)
+        w = reference.mean(BETA, own)
+    # A threshold of zero is never undercut: the first learning takes all its passes.
+    last = run(fedala, rounds=4, layers=layers, ala_lr=eta, ala_epochs=12, threshold=0.0)
+    assert_model(last.state.server, w, rtol=1e-3, atol=2e-4)
+    for client in range(len(clients)):
+        assert_model(row(last.state.clients.params, client), own[client], rtol=1e-3, atol=2e-4)
+        learned = np.concatenate([np.ravel(weights[client][name]) for name in sorted(names)])
+        got = np.concatenate([np.ravel(leaf[client]) for leaf in last.state.clients.weights])
+        np.testing.assert_allclose(got, learned, atol=2e-3)
+        assert ((learned > 0.01) & (learned < 0.95)).any()
+    # What it deploys is interpolated with the new global model.
+    deployed = [
+        learn_weights(w, own[client], weights[client], x[shares[client]], y[shares[client]], names, 1, eta)[1]
+        for client, (x, y) in enumerate(clients)
+    ]
+    assert_received(last, deployed, rtol=2e-3, atol=5e-4)
+
+
+@pytest.mark.slow
+def test_fedala_stops_learning_when_the_loss_has_converged():
+    # With a wide threshold the first learning ends after the window of ten and one more, however many are allowed.
+    settings = {"rounds": 2, "ala_lr": 5.0}
+    early = run(fedala, threshold=1e9, ala_epochs=40, **settings).state.clients
+    assert_same(early, run(fedala, threshold=0.0, ala_epochs=11, **settings).state.clients)
+    late = run(fedala, threshold=0.0, ala_epochs=40, **settings).state.clients
+    moved = [float(jnp.abs(a - b).max()) for a, b in zip(early.weights, late.weights, strict=True)]
+    assert max(moved) > 1e-3
+
+
+# The hypernetwork
+
+
+def test_pfedhn_without_server_steps_generates_the_same_models():
+    frozen = run(pfedhn, server_lr=0.0, embedding_lr=0.0)
+    start = start_of(pfedhn)
+    assert_same(frozen.state.server.hypernetwork, start.hypernetwork)
+    # Different clients have different embeddings.
+    embeddings = np.asarray(frozen.state.clients)
+    assert np.abs(embeddings[0] - embeddings[1]).max() > 0.1
+
+
+def test_fingerprints_depend_on_the_data_alone():
+    data = client_data(tiny_federation(SIZES, pad=7), 1, "train")
+    same = (
+        client_data(tiny_federation(SIZES), 1, "train"),
+        data._replace(x=jnp.where(data.mask[:, None, None, None], data.x, 3.0)),
+        data._replace(x=data.x * (1 + 1e-6)),
+    )
+    other = (
+        data._replace(y=data.y.at[0].add(1)),
+        data._replace(x=data.x.at[2].add(0.5)),
+        data._replace(x=data.x[::-1], y=data.y[::-1], mask=data.mask[::-1]),
+        client_data(tiny_federation(SIZES), 0, "train"),
+    )
+    assert {int(fingerprint(rows)) for rows in same} == {int(fingerprint(data))}
+    assert len({int(fingerprint(rows)) for rows in (data, *other)}) == 5
+
+
+def test_pfedhn(clients):
+    sizes = {"embedding_size": 3, "hidden_size": 5, "hidden_layers": 1}
+    rates = {"server_lr": 0.3, "embedding_lr": 0.2, "server_momentum": 0.5}
+    names = ("backbone/bias", "backbone/kernel", "head/bias", "head/kernel")
+    shapes = {name: value.shape for name, value in reference.to_numpy(tiny_model().init(jax.random.key(0))).items()}
+    (kernel1, bias1), (kernel2, bias2) = jax.tree.map(np.float64, start_of(pfedhn, **sizes).hypernetwork)
+    embeddings = np.float64(run(pfedhn, rounds=1, server_lr=0.0, embedding_lr=0.0, **sizes).state.clients)
+
+    def model_of(flat):
+        ends = np.cumsum([np.prod(shapes[name]) for name in names])[:-1]
+        return {name: part.reshape(shapes[name]) for name, part in zip(names, np.split(flat, ends), strict=True)}
+
+    velocity = [0.0] * 4
+    for _ in range(2):
+        gradients, new = [0.0] * 4, []
+        for (x, y), v in zip(clients, embeddings, strict=True):
+            before = v @ kernel1 + bias1
+            hidden = np.maximum(before, 0)
+            flat = hidden @ kernel2 + bias2
+            trained = train(model_of(flat), x, y)
+            change = np.concatenate([trained[name].ravel() for name in names]) - flat
+            back = (kernel2 @ change) * (before > 0)
+            terms = np.outer(v, back), back, np.outer(hidden, change), change
+            gradients = [total + term for total, term in zip(gradients, terms, strict=True)]
+            new.append(v + rates["embedding_lr"] * (kernel1 @ back))
+        velocity = [rates["server_momentum"] * v + g for v, g in zip(velocity, gradients, strict=True)]
+        kernel1, bias1, kernel2, bias2 = (
+            leaf + rates["server_lr"] * v for leaf, v in zip((kernel1, bias1, kernel2, bias2), velocity, strict=True)
+        )
+        embeddings = np.array(new)
+    last = run(pfedhn, rounds=2, **sizes, **rates)
+    np.testing.assert_allclose(last.state.clients, embeddings, rtol=1e-3, atol=1e-4)
+    got = [leaf for layer in last.state.server.hypernetwork for leaf in layer]
+    for leaf, want in zip(got, (kernel1, bias1, kernel2, bias2), strict=True):
+        np.testing.assert_allclose(leaf, want, rtol=1e-3, atol=1e-4)
+
+
+# Channels
+
+
+@pytest.mark.parametrize("factory", [cd2pfed, pytest.param(fedas_cd2, marks=pytest.mark.slow)])
+def test_without_personal_channels_is_fedavg(factory):
+    # Keys are split between alignment and training: with full batches, order is all that keys decide.
+    align = {"align_epochs": 0} if factory is fedas_cd2 else {}
+    last = run(factory, share=0.0, lam=3.0, **align)
+    assert_like_fedavg(last, last.state.server.params)
+    # The first round of a growing share has no personal channels, the second has.
+    first, second = (run(factory, rounds=rounds, growth_rounds=2, share=0.5, **align) for rounds in (1, 2))
+    fedavg_first = run(fedavg, rounds=1)
+    assert_same(first.state.server.params, fedavg_first.state.server)
+    assert_same(first.trained.loss, fedavg_first.trained.loss)
+    np.testing.assert_allclose([first.info["share"], second.info["share"]], [0.0, 0.25])
+    np.testing.assert_allclose(run(factory, rounds=3, growth_rounds=2, **align).info["share"], 0.5)
+    assert run(factory, rounds=1, growth_rounds=0, **align).info["share"] == 0.5
+
+
+@pytest.mark.parametrize("factory", [cd2pfed, fedas_cd2])
+def test_clients_never_trained_take_the_received_model(factory):
+    # A model that has moved since the client's first: entries of that one, or aligning with it, would be seen.
+    method, data = factory(tiny_model(), growth_rounds=0), client_data(tiny_federation(SIZES), 1, "train")
+    first, later = (method.init_server(jax.random.key(seed)) for seed in (0, 1))
+    client = method.init_client(jax.random.key(2), first, data)
+    personalize = jax.jit(method.personalize)
+    jax.tree.map(np.testing.assert_array_equal, personalize(jax.random.key(3), later, client, data), later.params)
+    trained = personalize(jax.random.key(3), later, client._replace(trained=jnp.ones((), bool)), data)
+    for part in ("backbone", "head"):
+        assert float(jnp.abs(trained[part]["kernel"] - later.params[part]["kernel"]).max()) > 1e-2
+
+
+def test_personal_entries():
+    params = tiny_model().init(jax.random.key(0))
+    for share, channels in ((0.0, 0), (0.25, 1), (0.49, 1), (0.5, 2), (1.0, 4)):
+        mask = jax.tree.map(np.asarray, personal_entries(params, share))
+        want = np.arange(4) >= 4 - channels
+        np.testing.assert_array_equal(mask["backbone"]["kernel"], np.tile(want, (6, 1)))
+        np.testing.assert_array_equal(mask["backbone"]["bias"], want)
+        np.testing.assert_array_equal(mask["head"]["kernel"], np.tile(want[:, None], (1, CLASSES)))
+        assert not mask["head"]["bias"].any()
+
+
+def distillation_value(w, x, own):
+    """The two paths' divergences and their gradient by central differences, each target held fixed."""
+
+    def paths(w):
+        keep = {name: np.ones_like(value) for name, value in w.items()}
+        keep["backbone/kernel"], keep["backbone/bias"] = np.tile(own, (6, 1)), own
+        keep["head/kernel"] = np.tile(own[:, None], (1, CLASSES))
+        mine = {name: value * keep[name] for name, value in w.items()}
+        common = {n: value * (1 - keep[n]) if n != "head/bias" else value for n, value in w.items()}
+        return [log_softmax(reference.logits(path, x)) for path in (mine, common)]
+
+    fixed = paths(w)[::-1]
+
+    def value(w):
+        return 0.5 * sum(np.mean(np.sum(np.exp(t) * (t - p), 1)) for t, p in zip(fixed, paths(w), strict=True))
+
+    gradient = {}
+    for name, entries in w.items():
+        gradient[name] = np.zeros_like(entries)
+        for index in np.ndindex(entries.shape):
+            step = np.zeros_like(entries)
+            step[index] = 1e-5
+            up, down = value({**w, name: entries + step}), value({**w, name: entries - step})
+            gradient[name][index] = (up - down) / 2e-5
+    return gradient
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_cd2pfed_and_its_alignment(clients, aligned):
+    lam, align_lr, own = 1.5, 0.5, np.array([0.0, 0.0, 1.0, 1.0])
+    w = reference.to_numpy(start_of(fedavg))
+    mask = {"backbone/kernel": np.tile(own, (6, 1)), "backbone/bias": own, "head/bias": np.zeros(CLASSES)}
+    mask["head/kernel"] = np.tile(own[:, None], (1, CLASSES))
+
+    def choose(left, right):
+        return {name: np.where(mask[name] > 0, left[name], right[name]) for name in right}
+
+    def pull(x):
+        return lambda w: {name: lam * value for name, value in distillation_value(w, x, own).items()}
+
+    def align(received, last, x):
+        def gradient(w):
+            entries = reference.alignment_gradient(w, x, reference.features(last, x))
+            return {name: value * (1 - mask[name]) for name, value in entries.items()}
+
+        return reference.descend(received, gradient, 1, align_lr)
+
+    last_models = [None] * len(clients)
+    for _ in range(2):
+        for client, (x, y) in enumerate(clients):
+            start = w
+            if last_models[client] is not None:
+                start = choose(last_models[client], w)
+                if aligned:
+                    start = align(start, last_models[client], x)
+            last_models[client] = train(start, x, y, more=pull(x))
+        w = choose(w, reference.mean(BETA, last_models))
+    more = {"align_lr": align_lr, "align_batch_size": 32} if aligned else {}
+    last = run(fedas_cd2 if aligned else cd2pfed, share=0.5, growth_rounds=0, lam=lam, **more)
+    assert_model(last.state.server.params, w, rtol=1e-3, atol=1e-4)
+    for client in range(len(clients)):
+        assert_model(row(last.state.clients.params, client), last_models[client], rtol=1e-3, atol=1e-4)
+    deployed = [choose(own_last, w) for own_last in last_models]
+    if aligned:
+        deployed = [align(d, own_last, x) for d, own_last, (x, _) in zip(deployed, last_models, clients, strict=True)]
+    assert_received(last, deployed, rtol=1e-3, atol=1e-4)
+    assert np.abs(last_models[0]["head/kernel"][3] - last_models[1]["head/kernel"][3]).max() > 1e-3

@@ -1,0 +1,177 @@
+"""FedProto and kNN-Per, and the parts of examples they hold out: limits, and equations against float64 NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from full_batches import (
+    SIZES,
+    assert_like_fedavg,
+    assert_model,
+    assert_same,
+    log_softmax,
+    row,
+    run,
+    start_of,
+    train,
+    training_examples,
+    unseen_examples,
+)
+from problems import CLASSES, tiny_federation, tiny_model
+
+from pfl_jax.data.federated import client_data
+from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.methods.fedproto import fedproto_g, fedproto_l
+from pfl_jax.methods.knn_per import Datastore, knn_per, neighbour_probabilities
+from pfl_jax.methods.local import local
+from pfl_jax.primitives.holdout import fixed_subset
+
+
+@pytest.fixture(scope="module")
+def clients():
+    return training_examples()
+
+
+# Prototypes
+
+
+@pytest.mark.parametrize("factory", [fedproto_g, fedproto_l])
+def test_fedproto_with_zero_lambda_is_local(factory):
+    last, alone = run(factory, lam=0.0, batch_size=8), run(local, batch_size=8)
+    own = last.state.clients.params if factory is fedproto_l else last.state.clients
+    assert_same(own, alone.state.clients)
+    assert_same(last.received.loss, alone.received.loss)
+    pulled = run(factory, lam=5.0, batch_size=8).state.clients
+    pulled = pulled.params if factory is fedproto_l else pulled
+    assert float(jnp.abs(pulled["backbone"]["kernel"] - own["backbone"]["kernel"]).max()) > 1e-3
+
+
+@pytest.mark.parametrize("factory", [fedproto_g, fedproto_l])
+def test_fedproto(factory, clients):
+    lam, w = 2.0, reference.to_numpy(start_of(fedavg))
+    own, prototypes = [w] * len(clients), [{} for _ in clients]
+    for _ in range(3):
+        new = []
+        for client, (x, y) in enumerate(clients):
+
+            def pull(w, known=prototypes[client], x=x, y=y):
+                targets = np.stack([known.get(k, f) for k, f in zip(y, reference.features(w, x), strict=True)])
+                return {name: lam * value for name, value in reference.alignment_gradient(w, x, targets).items()}
+
+            own[client] = train(own[client], x, y, more=pull)
+            features = reference.features(own[client], x)
+            new.append({k: (features[y == k].mean(0), np.sum(y == k)) for k in set(y)})
+        if factory is fedproto_l:
+            prototypes = [{k: centroid for k, (centroid, _) in mine.items()} for mine in new]
+        else:
+            classes = set().union(*new)
+            merged = {}
+            for k in classes:
+                held = [mine[k] for mine in new if k in mine]
+                merged[k] = sum(c * n for c, n in held) / sum(n for _, n in held)
+            prototypes = [merged] * len(clients)
+    last = run(factory, rounds=3, lam=lam)
+    for client in range(len(clients)):
+        if factory is fedproto_l:
+            state = row(last.state.clients, client)
+            params, got = state.params, state.prototypes.centroids
+        else:
+            params, got = row(last.state.clients, client), last.state.server.prototypes.centroids
+        assert_model(params, own[client], rtol=5e-4, atol=5e-5)
+        for k, centroid in prototypes[client].items():
+            np.testing.assert_allclose(got[k], centroid, rtol=1e-3, atol=1e-4)
+
+
+# Parts of a client's examples
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 17])
+def test_fixed_subset(count):
+    mask = jnp.arange(20) < count
+    chosen = np.asarray(fixed_subset(mask, 0.2))
+    assert not (chosen & ~np.asarray(mask)).any()
+    assert chosen.sum() == (min(1, count) if count < 8 else round(0.2 * count))
+    assert count < 2 or (np.asarray(mask) & ~chosen).any()
+    # The same rows whatever the padding, and whatever rows the real ones stand in.
+    np.testing.assert_array_equal(fixed_subset(jnp.arange(33) < count, 0.2)[:20], chosen)
+
+
+def test_fixed_subset_is_not_just_the_first_rows():
+    assert np.asarray(fixed_subset(jnp.ones(50, bool), 0.5))[:25].sum() < 25
+
+
+# Neighbours
+
+
+def test_neighbour_probabilities():
+    generator = np.random.default_rng(0)
+    stored, labels, queries = (
+        generator.normal(size=(12, 4)),
+        generator.integers(0, 3, 12),
+        generator.normal(size=(5, 4)),
+    )
+    mask = np.arange(12) != 3
+    want = np.zeros((5, 3))
+    for query, probabilities in zip(queries, want, strict=True):
+        distances = np.linalg.norm(stored - query, axis=1)
+        distances[~mask] = np.inf
+        for index in np.argsort(distances)[:4]:
+            probabilities[labels[index]] += np.exp(-distances[index])
+    want /= want.sum(1, keepdims=True)
+    store = Datastore(jnp.float32(stored), jnp.int32(labels), jnp.asarray(mask))
+    np.testing.assert_allclose(neighbour_probabilities(store, jnp.float32(queries), 4, 3), want, rtol=1e-4, atol=1e-6)
+    # All fewer than k examples count; far away, nothing underflows; without any, nothing is predicted.
+    few = store._replace(mask=jnp.arange(12) < 2)
+    far = neighbour_probabilities(few, jnp.float32(queries) + 1e3, 10, 3)
+    np.testing.assert_allclose(far.sum(1), 1.0, rtol=1e-5)
+    assert (
+        float(neighbour_probabilities(store._replace(mask=jnp.zeros(12, bool)), jnp.float32(queries), 4, 3).max()) == 0
+    )
+
+
+def test_knn_per_without_neighbours_is_fedavg():
+    last = run(knn_per, mixing=0.0, batch_size=8)
+    assert_like_fedavg(last, last.state.server, batch_size=8)
+
+
+@pytest.mark.parametrize("neighbours", [1, 5])
+def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(clients, neighbours):
+    method, data = knn_per(tiny_model(), neighbours=neighbours, held_out=0.4), tiny_federation(SIZES)
+    # A head that overrates a class: how much of the neighbours is best differs from client to client.
+    params = tiny_model().init(jax.random.key(8))
+    params["head"]["bias"] = jnp.array([0.0, 0.0, 3.0])
+    w = reference.to_numpy(params)
+    personalize, chosen = jax.jit(method.personalize), []
+
+    def mixture(store_x, store_y, x, a):
+        stored, features, near = reference.features(w, store_x), reference.features(w, x), []
+        for feature in features:
+            distances = np.linalg.norm(stored - feature, axis=1)
+            nearest = np.argsort(distances)[:neighbours]
+            near.append(np.exp(-distances[nearest]) @ np.eye(CLASSES)[store_y[nearest]])
+        near = np.array(near) / np.sum(near, axis=1, keepdims=True)
+        return a * near + (1 - a) * np.exp(log_softmax(reference.logits(w, x)))
+
+    for client, (x, y) in enumerate(clients):
+        train_data = client_data(data, client, "train")
+        judged = np.asarray(fixed_subset(train_data.mask, 0.4))[np.asarray(train_data.mask)]
+
+        def best(store, x=x, y=y, judged=judged):
+            """The candidate with most of the judged examples right, among these neighbours."""
+            candidates = (0.5, 0.6, 0.7, 0.8)
+            models = [mixture(x[store], y[store], x[judged], a) for a in candidates]
+            return candidates[int(np.argmax([np.mean(model.argmax(1) == y[judged]) for model in models]))]
+
+        a = best(~judged)
+        chosen.append((a, best(np.ones_like(judged))))
+        personal = personalize(jax.random.key(0), params, (), train_data)
+        np.testing.assert_allclose(personal.mixing, a, rtol=1e-6)
+        # What it deploys has all the examples as neighbours.
+        queries, _ = unseen_examples(client)
+        predicted = method.predict(personal, jnp.float32(queries))
+        np.testing.assert_allclose(np.exp(predicted), mixture(x, y, queries, a), rtol=1e-3, atol=1e-5)
+    # Neither one value for everyone nor judged examples among their own neighbours would do.
+    if neighbours == 5:
+        assert len({a for a, _ in chosen}) == 3
+        assert sum(a != with_itself for a, with_itself in chosen) == 2

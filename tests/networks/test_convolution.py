@@ -1,0 +1,232 @@
+"""Convolution against plain loops in float64, its gradients against those of lax.conv_general_dilated."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pfl_jax.errors import InvalidInput
+from pfl_jax.networks.convolution import FORMS, conv2d
+from pfl_jax.networks.pooling import max_pool
+
+# (B, H, W, Cin, kh, kw, Cout, padding): every branch of the direct form, odd and even widths, wide paddings.
+SHAPES = [
+    (3, 12, 12, 1, 5, 5, 16, 0),
+    (2, 9, 8, 3, 5, 5, 4, 1),
+    (2, 7, 9, 2, 3, 4, 3, 0),
+    (2, 6, 6, 2, 1, 1, 3, 0),
+    (2, 8, 8, 16, 5, 5, 8, 1),
+    (2, 6, 6, 32, 3, 3, 8, 1),
+    (2, 5, 7, 32, 2, 4, 3, 0),
+    (1, 4, 5, 32, 3, 2, 2, 4),
+    (1, 4, 5, 3, 3, 2, 2, 4),
+]
+ALL_FORMS = ["auto", *FORMS]
+
+
+def problem(shape, seed=0, clients=()):
+    batch, height, width, channels, kernel_height, kernel_width, features, _ = shape
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(*clients, batch, height, width, channels))
+    kernel = rng.normal(size=(*clients, kernel_height, kernel_width, channels, features))
+    return jnp.asarray(x, jnp.float32), jnp.asarray(kernel, jnp.float32)
+
+
+def reference(x, kernel, padding):
+    sides = ((padding, padding), (padding, padding))
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), sides, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def convolve_by_loops(x, kernel, padding):
+    x = np.pad(np.asarray(x, np.float64), ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    kernel = np.asarray(kernel, np.float64)
+    height, width = kernel.shape[:2]
+    rows, columns = x.shape[1] - height + 1, x.shape[2] - width + 1
+    y = np.zeros((x.shape[0], rows, columns, kernel.shape[3]))
+    for i in range(rows):
+        for j in range(columns):
+            y[:, i, j] = np.einsum("buvc,uvco->bo", x[:, i : i + height, j : j + width], kernel)
+    return y
+
+
+def assert_close(actual, expected, tolerance=2e-5):
+    """Every leaf equal to rounding, relative to its largest element."""
+
+    def check(a, b):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * float(np.abs(np.asarray(b)).max()))
+
+    jax.tree.map(check, actual, expected)
+
+
+def scalar(convolve, padding):
+    """A loss whose derivatives of every order are non-trivial in x and in the kernel."""
+    return lambda x, kernel: jnp.sum(jnp.sin(0.1 * convolve(x, kernel, padding)) ** 2)
+
+
+@pytest.mark.parametrize("form", ALL_FORMS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_convolution_and_gradients(shape, form):
+    x, kernel = problem(shape)
+    padding = shape[-1]
+
+    def convolve(x, kernel, padding):
+        return conv2d(x, kernel, padding, form=form)
+
+    assert_close(jax.jit(convolve, static_argnums=2)(x, kernel, padding), convolve_by_loops(x, kernel, padding))
+    gradients = jax.jit(jax.grad(scalar(convolve, padding), argnums=(0, 1)))(x, kernel)
+    assert_close(gradients, jax.grad(scalar(reference, padding), argnums=(0, 1))(x, kernel))
+
+
+@pytest.mark.parametrize("form", ALL_FORMS)
+def test_gradient_of_gradient(form):
+    shape = (2, 8, 8, 3, 3, 3, 4, 1)
+    x, kernel = problem(shape)
+
+    def second_order(convolve):
+        loss = scalar(convolve, 1)
+
+        def squared_norm(x, kernel):
+            return sum(jnp.sum(g**2) for g in jax.grad(loss, argnums=(0, 1))(x, kernel))
+
+        return jax.jit(jax.grad(squared_norm, argnums=(0, 1)))
+
+    actual = second_order(lambda x, kernel, padding: conv2d(x, kernel, padding, form=form))(x, kernel)
+    assert_close(actual, second_order(reference)(x, kernel))
+
+
+@pytest.mark.parametrize("form", ALL_FORMS)
+@pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0)])
+def test_vmap_over_clients(form, axes):
+    shape = (2, 8, 8, 16, 5, 5, 4, 1)
+    clients = problem(shape, clients=(3,))
+    x, kernel = (operand if axis == 0 else operand[0] for operand, axis in zip(clients, axes, strict=True))
+
+    def gradients(convolve):
+        one = jax.grad(scalar(convolve, 1), argnums=(0, 1))
+        return jax.jit(jax.vmap(one, in_axes=axes))
+
+    actual = gradients(lambda x, kernel, padding: conv2d(x, kernel, padding, form=form))(x, kernel)
+    assert_close(actual, gradients(reference)(x, kernel))
+
+
+def test_nested_vmap():
+    shape = (1, 6, 6, 2, 3, 3, 4, 0)
+    x, kernel = problem(shape, clients=(2, 3))
+    actual = jax.jit(jax.vmap(jax.vmap(conv2d)))(x, kernel)
+    expected = [[convolve_by_loops(x[i, j], kernel[i, j], 0) for j in range(3)] for i in range(2)]
+    assert_close(actual, np.asarray(expected))
+
+
+@pytest.mark.parametrize("form", ALL_FORMS)
+@pytest.mark.parametrize("over_clients", ["map", "vmap"])
+def test_descent_in_a_scan(form, over_clients):
+    shape = (2, 8, 8, 1, 5, 5, 4, 1)
+    x, kernel = problem(shape, clients=(2,))
+
+    def descend(convolve):
+        loss = scalar(convolve, 1)
+
+        def client(operands):
+            x, kernel = operands
+
+            def step(kernel, _):
+                return kernel - 0.01 * jax.grad(loss, argnums=1)(x, kernel), loss(x, kernel)
+
+            return jax.lax.scan(step, kernel, length=5)
+
+        over = jax.vmap(client) if over_clients == "vmap" else lambda operands: jax.lax.map(client, operands)
+        return jax.jit(over)
+
+    actual = descend(lambda x, kernel, padding: conv2d(x, kernel, padding, form=form))((x, kernel))
+    assert_close(actual, descend(reference)((x, kernel)), tolerance=1e-4)
+
+
+def test_gradient_through_vmap():
+    shape = (2, 6, 6, 3, 3, 3, 4, 1)
+    x, kernel = problem(shape, clients=(2,))
+
+    def total(convolve):
+        loss = scalar(convolve, 1)
+        return jax.jit(jax.grad(lambda x, kernel: jnp.sum(jax.vmap(loss)(x, kernel)), argnums=(0, 1)))
+
+    assert_close(total(conv2d)(x, kernel), total(reference)(x, kernel))
+
+
+@pytest.mark.parametrize("form", ALL_FORMS)
+def test_clients_on_two_devices(form):
+    mesh = jax.make_mesh((2,), ("clients",), axis_types=(jax.sharding.AxisType.Auto,))
+    x, kernel = problem((2, 6, 6, 3, 3, 3, 4, 1), clients=(4,))
+
+    def gradients(convolve):
+        one = jax.grad(scalar(convolve, 1), argnums=(0, 1))
+        return lambda x, kernel: jax.lax.map(lambda operands: one(*operands), (x, kernel))
+
+    spec = jax.sharding.PartitionSpec("clients")
+    local = gradients(lambda x, kernel, padding: conv2d(x, kernel, padding, form=form))
+    sharded = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec))
+    assert_close(sharded(x, kernel), gradients(reference)(x, kernel))
+
+
+def count_convolutions(fn, *operands):
+    return jax.jit(fn).lower(*operands).compile().as_text().count(" convolution(")
+
+
+def test_unused_picture_gradient_is_not_computed():
+    x, kernel = problem((2, 8, 8, 16, 3, 3, 4, 0))
+    # The loss is linear in y, so a gradient needs no forward convolution.
+    weights = jnp.ones((2, 6, 6, 4))
+
+    def loss(x, kernel):
+        return jnp.vdot(conv2d(x, kernel), weights)
+
+    assert count_convolutions(jax.grad(loss, argnums=1), x, kernel) == 1
+    assert count_convolutions(jax.grad(loss, argnums=(0, 1)), x, kernel) == 2
+
+
+def test_rejects_what_does_not_fit():
+    with pytest.raises(InvalidInput, match="does not fit a 4x6 picture"):
+        conv2d(jnp.zeros((1, 4, 6, 1)), jnp.zeros((5, 5, 1, 2)))
+    with pytest.raises(InvalidInput, match="no convolution form 'fft'"):
+        conv2d(jnp.zeros((1, 8, 8, 1)), jnp.zeros((5, 5, 1, 2)), form="fft")
+
+
+@pytest.mark.parametrize("window", [2, 3])
+@pytest.mark.parametrize("size", [(6, 6), (7, 8)])
+def test_max_pool(size, window):
+    x = np.random.default_rng(0).normal(size=(2, *size, 3)).astype(np.float32)
+    rows, columns = size[0] // window, size[1] // window
+    expected = np.zeros((2, rows, columns, 3), np.float32)
+    mask = np.zeros_like(x)
+    for b, i, j, c in np.ndindex(*expected.shape):
+        square = x[b, i * window : (i + 1) * window, j * window : (j + 1) * window, c]
+        expected[b, i, j, c] = square.max()
+        row, column = np.unravel_index(square.argmax(), square.shape)
+        mask[b, i * window + row, j * window + column, c] = expected[b, i, j, c]
+    np.testing.assert_array_equal(jax.jit(max_pool, static_argnums=1)(x, window), expected)
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(max_pool(x, window) ** 2) / 2))(x)
+    np.testing.assert_allclose(gradient, mask, rtol=1e-6)
+
+
+def test_first_of_equal_maxima_gets_the_gradient():
+    x = jnp.asarray([[0.0, 1.0, 2.0, 2.0], [1.0, 1.0, 2.0, 2.0]])[None, :, :, None]
+    gradient = jax.grad(lambda x: jnp.sum(max_pool(x)))(x)
+    np.testing.assert_array_equal(gradient[0, :, :, 0], [[0, 1, 1, 0], [0, 0, 0, 0]])
+
+
+def test_gradient_of_gradient_of_max_pool():
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5, 4, 3)), jnp.float32)
+
+    def penalty(pool):
+        return jax.grad(lambda x: jnp.sum(jax.grad(lambda x: jnp.sum(pool(x) ** 3))(x) ** 2))(x)
+
+    def reference(x):
+        return jnp.max(x[:, :4].reshape(2, 2, 2, 2, 2, 3), axis=(2, 4))
+
+    assert_close(penalty(max_pool), penalty(reference))
+
+
+@pytest.mark.parametrize("window", [0, 12])
+def test_max_pool_rejects_windows(window):
+    with pytest.raises(InvalidInput, match="between 1 and 11"):
+        max_pool(jnp.zeros((1, 24, 24, 1)), window)

@@ -1,0 +1,179 @@
+"""Fisher traces against per-example gradients taken one by one, in float64 where the model is simple enough."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pfl_jax.base import ClientData, Model
+from pfl_jax.errors import InvalidInput
+from pfl_jax.networks.models import fedavg_cnn, fedpac_cnn, mlp
+from pfl_jax.primitives.fisher import fisher_diagonal, fisher_trace, squared_gradient_norms
+from pfl_jax.primitives.losses import cross_entropy
+
+
+def client(shape, num_classes, size, padded, seed=0):
+    rng = np.random.default_rng(seed)
+    return ClientData(
+        x=jnp.asarray(rng.normal(size=(padded, *shape)), jnp.float32),
+        y=jnp.asarray(rng.integers(0, num_classes, padded), jnp.int32),
+        mask=jnp.arange(padded) < size,
+    )
+
+
+def loss_of(model):
+    return lambda params, batch: cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+
+
+def one_by_one(model, params, data):
+    """Squared norms of the gradients of the real examples, one call of jax.grad each."""
+    gradient = jax.jit(jax.grad(loss_of(model)))
+    norms = []
+    for index in np.flatnonzero(data.mask):
+        leaves = jax.tree.leaves(gradient(params, jax.tree.map(lambda leaf: leaf[index : index + 1], data)))  # noqa: B023
+        norms.append(sum(np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in leaves))
+    return np.array(norms)
+
+
+def sharing_model(num_classes=3):
+    """A model outside the closed form: one dense layer used twice, by flax's own Dense."""
+
+    class Twice(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            layer = nn.Dense(4)
+            return jnp.tanh(layer(jnp.tanh(layer(x))))
+
+    backbone, head = Twice(), nn.Dense(num_classes)
+    return Model(
+        init=lambda key: {
+            "backbone": backbone.init(key, jnp.zeros((1, 4)))["params"],
+            "head": head.init(key, jnp.zeros((1, 4)))["params"],
+        },
+        features=lambda params, x: backbone.apply({"params": params}, x),
+        classify=lambda params, x: head.apply({"params": params}, x),
+        num_features=4,
+        num_classes=num_classes,
+    )
+
+
+CASES = {
+    "mlp": (mlp, (4, 4, 1)),
+    "fedpac_grey": (fedpac_cnn, (16, 16, 1)),
+    "fedpac_colour": (fedpac_cnn, (20, 20, 3)),
+    "fedavg": (fedavg_cnn, (16, 17, 2)),
+}
+
+
+def build(name):
+    if name == "shared":
+        return sharing_model(), (4,)
+    factory, shape = CASES[name]
+    return factory(shape, 3), shape
+
+
+@pytest.mark.parametrize("name", [*CASES, "shared"])
+def test_equals_gradients_one_by_one(name):
+    model, shape = build(name)
+    params = model.init(jax.random.key(1))
+    data = client(shape, 3, size=5, padded=8)
+    norms = one_by_one(model, params, data)
+    # Not a multiple of the microbatch, so that the last one is partly padding.
+    trace = jax.jit(lambda params, data: fisher_trace(model, params, data, microbatch=3))(params, data)
+    np.testing.assert_allclose(trace, norms.mean(), rtol=1e-5)
+    per_example = jax.jit(lambda params, data: squared_gradient_norms(loss_of(model), params, data))(
+        params, data._replace(mask=jnp.ones(8, bool))
+    )
+    np.testing.assert_allclose(per_example[:5], norms, rtol=1e-5)
+
+
+def test_softmax_regression_by_hand():
+    """Eq. 5-6 for a linear classifier: ||(p - e_y) x^T||^2 + ||p - e_y||^2 (the bias), in float64."""
+    model = mlp((3,), 4, hidden=(5,))
+    params = model.init(jax.random.key(0))
+    data = client((3,), 4, size=6, padded=6)
+    weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    x, y = np.asarray(data.x, np.float64), np.asarray(data.y)
+    total = 0.0
+    for example, label in zip(x, y, strict=True):
+        before = example @ weights["backbone"]["fc1"]["kernel"] + weights["backbone"]["fc1"]["bias"]
+        hidden = np.maximum(before, 0)
+        logits = hidden @ weights["head"]["kernel"] + weights["head"]["bias"]
+        error = np.exp(logits) / np.exp(logits).sum()
+        error[label] -= 1
+        below = (weights["head"]["kernel"] @ error) * (before > 0)
+        total += error @ error * (hidden @ hidden + 1) + below @ below * (example @ example + 1)
+    np.testing.assert_allclose(fisher_trace(model, params, data, reduction="sum"), total, rtol=1e-5)
+    np.testing.assert_allclose(fisher_trace(model, params, data), total / 6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mlp", "fedpac_colour", "shared"])
+def test_the_diagonal_is_the_mean_of_squared_gradients(name):
+    model, shape = build(name)
+    params = model.init(jax.random.key(1))
+    data = client(shape, 3, size=5, padded=8)
+    gradient = jax.jit(jax.grad(loss_of(model)))
+    examples = [jax.tree.map(lambda leaf: leaf[index : index + 1], data) for index in range(5)]  # noqa: B023
+    squares = [jax.tree.map(lambda leaf: np.square(leaf, dtype=np.float64), gradient(params, one)) for one in examples]
+    expected = jax.tree.map(lambda *leaves: sum(leaves) / 5, *squares)
+    noise = jnp.where(data.mask.reshape(-1, *[1] * len(shape)), data.x, 1e3)
+    for microbatch in (2, 5, 9):
+        diagonal = fisher_diagonal(model, params, data._replace(x=noise), microbatch=microbatch)
+        assert jax.tree.structure(diagonal) == jax.tree.structure(params)
+        jax.tree.map(
+            lambda got, wanted: np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-9), diagonal, expected
+        )
+    np.testing.assert_allclose(
+        sum(jnp.sum(leaf) for leaf in jax.tree.leaves(diagonal)), fisher_trace(model, params, data), rtol=1e-4
+    )
+
+
+def test_padding_and_microbatch_change_nothing():
+    model, shape = build("mlp")
+    params = model.init(jax.random.key(0))
+    data = client(shape, 3, size=7, padded=12)
+    expected = fisher_trace(model, params, jax.tree.map(lambda leaf: leaf[:7], data), microbatch=7)
+    noise = jnp.where(data.mask[:, None, None, None], data.x, 1e6)
+    for microbatch in (1, 4, 50):
+        trace = fisher_trace(model, params, data._replace(x=noise), microbatch=microbatch)
+        np.testing.assert_allclose(trace, expected, rtol=1e-5)
+
+
+def test_under_vmap_over_clients():
+    model, shape = build("fedpac_grey")
+    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 2))
+    data = jax.tree.map(lambda *leaves: jnp.stack(leaves), client(shape, 3, 3, 4), client(shape, 3, 4, 4, seed=1))
+    traces = jax.jit(jax.vmap(lambda params, data: fisher_trace(model, params, data, microbatch=2)))(params, data)
+    for index in range(2):
+        one_params, one_data = jax.tree.map(lambda leaf: leaf[index], (params, data))  # noqa: B023
+        np.testing.assert_allclose(traces[index], one_by_one(model, one_params, one_data).mean(), rtol=1e-5)
+
+
+def test_a_client_without_examples_has_no_information():
+    model, shape = build("mlp")
+    params = model.init(jax.random.key(0))
+    nobody = client(shape, 3, size=0, padded=4)
+    assert fisher_trace(model, params, nobody) == 0
+    assert all(jnp.all(leaf == 0) for leaf in jax.tree.leaves(fisher_diagonal(model, params, nobody)))
+
+
+def test_closed_form_holds_no_gradient_per_example():
+    """The closed form of the dense layers never builds an array of microbatch x parameters."""
+    model = mlp((30,), 3, hidden=(40,))
+    params = model.init(jax.random.key(0))
+    program = jax.jit(lambda params, data: fisher_trace(model, params, data, microbatch=7))
+    text = program.lower(params, client((30,), 3, size=9, padded=9)).as_text()
+    assert "7x30x40" not in text
+    assert "7x40x30" not in text
+    assert "7x30x" in text or "7x40x" in text
+
+
+def test_rejects_what_it_does_not_know():
+    model, shape = build("mlp")
+    params = model.init(jax.random.key(0))
+    with pytest.raises(InvalidInput, match="mean or sum"):
+        fisher_trace(model, params, client(shape, 3, 2, 2), reduction="max")
+    for primitive in (fisher_trace, fisher_diagonal):
+        with pytest.raises(InvalidInput, match="at least 1"):
+            primitive(model, params, client(shape, 3, 2, 2), microbatch=0)

@@ -1,0 +1,84 @@
+"""Balanced softmax, the proximal term and mixtures of models against float64 NumPy; batches folded by hand."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from pfl_jax.base import ClientData
+from pfl_jax.primitives import local_sgd, losses, tree
+
+
+def problem(rows=7, classes=4):
+    generator = np.random.default_rng(0)
+    logits, labels = 3 * generator.normal(size=(rows, classes)), generator.integers(0, classes - 1, rows)
+    return logits, labels, generator.random(rows) < 0.7
+
+
+def test_balanced_softmax_weighs_every_class_by_its_count():
+    logits, labels, mask = problem()
+    counts = np.array([5.0, 1.0, 30.0, 2.0])
+    terms = [-np.log(counts[k] * np.exp(row[k]) / (counts * np.exp(row)).sum()) for row, k in zip(logits, labels)]  # noqa: B905
+    got = losses.balanced_softmax(jnp.float32(logits), jnp.int32(labels), jnp.asarray(mask), jnp.float32(counts))
+    np.testing.assert_allclose(got, np.mean(np.array(terms)[mask]), rtol=1e-5)
+
+
+def test_balanced_softmax_with_equal_counts_is_cross_entropy():
+    logits, labels, mask = problem()
+    arguments = jnp.float32(logits), jnp.int32(labels), jnp.asarray(mask)
+    got = losses.balanced_softmax(*arguments, jnp.full(4, 6.0))
+    np.testing.assert_allclose(got, losses.cross_entropy(*arguments), rtol=1e-5)
+
+
+def test_balanced_softmax_leaves_absent_classes_out():
+    logits, labels, mask = problem()
+    arguments = jnp.float32(logits), jnp.int32(labels), jnp.asarray(mask)
+    counts = jnp.array([5.0, 1.0, 30.0, 0.0])
+    loss, gradient = jax.value_and_grad(losses.balanced_softmax)(*arguments, counts)
+    without = losses.balanced_softmax(arguments[0][:, :3], *arguments[1:], counts[:3])
+    np.testing.assert_allclose(loss, without, rtol=1e-6)
+    chex.assert_tree_all_finite(gradient)
+    assert (np.asarray(gradient)[:, 3] == 0).all()
+    assert (np.asarray(gradient)[mask, :3] != 0).any()
+
+
+def test_proximal():
+    generator = np.random.default_rng(1)
+    left, right = ({"a": generator.normal(size=(3, 2)), "b": (generator.normal(size=4),)} for _ in range(2))
+    want = ((left["a"] - right["a"]) ** 2).sum() / 2 + ((left["b"][0] - right["b"][0]) ** 2).sum() / 2
+    left, right = jax.tree.map(jnp.float32, (left, right))
+    value, gradient = jax.value_and_grad(losses.proximal)(left, right)
+    np.testing.assert_allclose(value, want, rtol=1e-5)
+    chex.assert_trees_all_close(gradient, jax.tree.map(jnp.subtract, left, right), rtol=1e-6)
+
+
+def test_interpolate():
+    left, right = {"a": jnp.array([1.0, 3.1])}, {"a": jnp.array([5.0, -1.7])}
+    np.testing.assert_allclose(tree.interpolate(0.25, left, right)["a"], [4.0, -0.5], rtol=1e-6)
+    chex.assert_trees_all_equal(tree.interpolate(1.0, left, right), left)
+    chex.assert_trees_all_equal(tree.interpolate(jnp.float32(0.0), left, right), right)
+
+
+def test_fold_batches_visits_every_real_example_once_an_epoch():
+    data = ClientData(x=jnp.arange(10.0), y=jnp.arange(10), mask=jnp.arange(10) < 7)
+
+    def step(carry, batch):
+        visits, batches = carry
+        return visits.at[batch.y].add(batch.mask.astype(jnp.int32)), batches + 1
+
+    start = jnp.zeros(10, jnp.int32), jnp.zeros((), jnp.int32)
+    visits, batches = local_sgd.fold_batches(jax.random.key(0), start, data, step, epochs=3, batch_size=4)
+    np.testing.assert_array_equal(visits, [3] * 7 + [0] * 3)
+    assert int(batches) == 3 * 2
+
+
+def test_descend_is_one_step_of_the_optimizer():
+    optimizer, params = local_sgd.sgd(0.1, 0.5), jnp.array([1.0, 2.0])
+    state = optimizer.init(params)
+    for _ in range(2):
+        params, state = local_sgd.descend(optimizer, jnp.ones(2), params, state)
+    # Velocities 1 and 1.5.
+    np.testing.assert_allclose(params, [0.75, 1.75], rtol=1e-6)
+    chex.assert_trees_all_equal_structs(state, optimizer.init(params))
+    assert isinstance(optimizer, optax.GradientTransformation)

@@ -1,0 +1,123 @@
+"""Losses, aggregation, trees and summaries against float64 NumPy."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn import metrics
+
+from pfl_jax.base import ClientData, Scores
+from pfl_jax.primitives import aggregation, losses
+from pfl_jax.primitives import metrics as evaluation
+from pfl_jax.primitives import tree as trees
+
+
+def numpy_cross_entropy(logits, labels):
+    logits = np.float64(logits)
+    return np.mean(
+        [np.log(np.exp(row - row.max()).sum()) + row.max() - row[k] for row, k in zip(logits, labels, strict=True)]
+    )
+
+
+def test_cross_entropy_counts_real_examples_only():
+    generator = np.random.default_rng(0)
+    logits, labels = generator.normal(size=(7, 4)) * 5, generator.integers(0, 4, 7)
+    mask = np.array([1, 1, 0, 1, 0, 0, 1], bool)
+    got = losses.cross_entropy(jnp.float32(logits), jnp.int32(labels), jnp.asarray(mask))
+    np.testing.assert_allclose(got, numpy_cross_entropy(logits[mask], labels[mask]), rtol=1e-5)
+    gradient = jax.grad(losses.cross_entropy)(jnp.float32(logits), jnp.int32(labels), jnp.asarray(mask))
+    assert (np.asarray(gradient)[~mask] == 0).all()
+    assert losses.cross_entropy(jnp.float32(logits), jnp.int32(labels), jnp.zeros(7, bool)) == 0
+
+
+def test_feature_alignment_is_equation_3():
+    generator = np.random.default_rng(1)
+    features, targets = generator.normal(size=(2, 5, 3))
+    mask = np.array([1, 0, 1, 1, 0], bool)
+    want = np.mean([np.sum((f - t) ** 2) / 3 for f, t in zip(features[mask], targets[mask], strict=True)])
+    arguments = jnp.float32(features), jnp.float32(targets), jnp.asarray(mask)
+    np.testing.assert_allclose(losses.feature_alignment(*arguments), want, rtol=1e-5)
+    assert (jax.grad(losses.feature_alignment, argnums=1)(*arguments) == 0).all()
+
+
+def test_weighted_mean_and_mix():
+    generator = np.random.default_rng(2)
+    stacked = {"a": generator.normal(size=(3, 2, 2)), "b": (generator.normal(size=3),)}
+    matrix = generator.dirichlet(np.ones(3), size=3)
+    tree = jax.tree.map(jnp.float32, stacked)
+    mean = aggregation.weighted_mean(jnp.float32(matrix[0]), tree)
+    want = jax.tree.map(lambda leaf: sum(w * row for w, row in zip(matrix[0], leaf, strict=True)), stacked)
+    chex.assert_trees_all_close(mean, jax.tree.map(np.float32, want), rtol=1e-5)
+    mixed = aggregation.mix(jnp.float32(matrix), tree)
+    for i in range(3):
+        row = aggregation.weighted_mean(jnp.float32(matrix[i]), tree)
+        chex.assert_trees_all_close(trees.gather(mixed, i), row, rtol=1e-5)
+
+
+def test_weights():
+    np.testing.assert_allclose(aggregation.size_weights(jnp.array([300, 600, 1100])), [0.15, 0.3, 0.55], rtol=1e-6)
+    np.testing.assert_allclose(aggregation.normalize(jnp.zeros(4)), [0.25] * 4)
+
+
+def test_gather_scatter_merge_split():
+    tree = {"x": jnp.arange(10.0).reshape(5, 2), "flag": jnp.array([True] * 5)}
+    rows = trees.gather(tree, jnp.array([3, 1]))
+    np.testing.assert_array_equal(rows["x"], [[6, 7], [2, 3]])
+    back = trees.scatter(tree, jnp.array([3, 1]), jax.tree.map(jnp.zeros_like, rows))
+    np.testing.assert_array_equal(back["x"], [[0, 1], [0, 0], [4, 5], [0, 0], [8, 9]])
+    np.testing.assert_array_equal(back["flag"], [True, False, True, False, True])
+    assert trees.split(trees.merge("theta", "phi")) == ("theta", "phi")
+    assert trees.byte_count(tree) == 10 * 4 + 5
+
+
+def test_choose_takes_rows_of_one_of_two_trees():
+    left, right = {"x": jnp.ones((3, 2)), "n": jnp.arange(3)}, {"x": jnp.zeros((3, 2)), "n": 10 * jnp.arange(3)}
+    got = trees.choose(jnp.array([True, False, True]), left, right)
+    np.testing.assert_array_equal(got["x"], [[1, 1], [0, 0], [1, 1]])
+    np.testing.assert_array_equal(got["n"], [0, 10, 2])
+
+
+def test_all_finite_sees_one_number():
+    tree = {"x": jnp.ones((3, 2)), "n": jnp.arange(3)}
+    assert trees.all_finite(tree)
+    for wrong in (jnp.nan, jnp.inf):
+        assert not trees.all_finite({**tree, "x": tree["x"].at[1, 0].set(wrong)})
+
+
+@pytest.mark.parametrize(("n", "real"), [(5, 3), (450, 450), (450, 201)])
+def test_scores_are_scikit_learns_and_ignore_padding(n, real):
+    generator = np.random.default_rng(3)
+    # Rounded, so that there are ties; class 4 has no example but is predicted, class 5 occurs nowhere.
+    logits, labels = generator.normal(size=(n, 6)).round(1).astype(np.float32), generator.integers(0, 4, n)
+    logits[:, 5] = -9
+    data = ClientData(jnp.asarray(logits), jnp.asarray(labels, jnp.int32), jnp.arange(n) < real)
+    got = evaluation.score(lambda scale, x: scale * x, jnp.float32(2.0), data)
+    logits, labels = logits[:real].astype(np.float64), labels[:real]
+    log_probabilities = 2 * logits - np.log(np.exp(2 * logits).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(got.accuracy, np.mean(logits.argmax(-1) == labels), rtol=1e-6)
+    np.testing.assert_allclose(got.loss, -log_probabilities[np.arange(real), labels].mean(), rtol=1e-5)
+    np.testing.assert_allclose(got.macro_f1, metrics.f1_score(labels, logits.argmax(-1), average="macro"), rtol=1e-6)
+    areas = [metrics.roc_auc_score(labels == k, log_probabilities[:, k]) for k in np.unique(labels)]
+    np.testing.assert_allclose(got.auc, np.mean(areas), rtol=1e-5)
+
+
+def test_scores_without_an_example_or_with_one_class_are_nan():
+    data = ClientData(jnp.eye(3), jnp.zeros(3, jnp.int32), jnp.ones(3, bool))
+    one_class = evaluation.score(lambda _, x: x, (), data)
+    assert np.isnan(one_class.auc)
+    np.testing.assert_allclose(one_class.macro_f1, (2 / 4 + 0 + 0) / 3, rtol=1e-6)
+    assert np.isnan(evaluation.score(lambda _, x: x, (), data._replace(mask=jnp.zeros(3, bool)))).all()
+
+
+def test_summary():
+    accuracies = np.array([0.5, np.nan, 0.9, 0.7] + [0.8] * 17)
+    summary = evaluation.summarize(Scores(accuracies, accuracies + 1, accuracies / 2, np.full(21, np.nan)))
+    values = 100 * accuracies[~np.isnan(accuracies)]
+    np.testing.assert_allclose([summary.mean, summary.std], [values.mean(), values.std()])
+    np.testing.assert_allclose(summary.worst_decile, (50 + 70) / 2)
+    np.testing.assert_allclose(summary.jain, values.sum() ** 2 / (20 * (values**2).sum()))
+    np.testing.assert_allclose([summary.loss, summary.macro_f1], [values.mean() / 100 + 1, values.mean() / 2])
+    assert summary.clients == 20
+    assert np.isnan(summary.auc)
+    assert np.isnan(evaluation.summarize(Scores(*[np.full(3, np.nan)] * 4)).mean)

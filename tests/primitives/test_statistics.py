@@ -1,0 +1,93 @@
+"""Client statistics against loops over the examples in float64."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pfl_jax.primitives.feature_statistics import class_centroids, class_counts, label_feature_statistics
+
+CLASSES, FEATURES = 5, 3
+
+
+def client(sizes, pad=0, offset=0.0, seed=0):
+    """Features, labels and mask of a client with so many examples of each class, padding spread among them."""
+    generator = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    features = generator.normal(size=(len(labels), FEATURES)) + labels[:, None] + offset
+    mask = np.ones(len(labels), bool)
+    features = np.concatenate([features, 1e6 * np.ones((pad, FEATURES))])
+    labels = np.concatenate([labels, np.ones(pad, int)])
+    mask = np.concatenate([mask, np.zeros(pad, bool)])
+    order = generator.permutation(len(labels))
+    return jnp.float32(features[order]), jnp.int32(labels[order]), jnp.asarray(mask[order])
+
+
+def by_class(features, labels, mask):
+    features, labels, mask = np.float64(features), np.asarray(labels), np.asarray(mask)
+    return [features[mask & (labels == k)] for k in range(CLASSES)]
+
+
+def reference(features, labels, mask):
+    """FedPAC's Eq. 44 and 46 as printed."""
+    groups = by_class(features, labels, mask)
+    total = sum(map(len, groups))
+    mu, variance = np.zeros((CLASSES, FEATURES)), 0.0
+    for k, group in enumerate(groups):
+        if len(group):
+            share = len(group) / total
+            second_moment = sum(np.outer(row, row) for row in group) / len(group)
+            mu[k] = share * group.mean(axis=0)
+            variance += share * np.trace(second_moment) - share**2 * np.sum(group.mean(axis=0) ** 2)
+    return mu, variance
+
+
+@pytest.mark.parametrize("sizes", [[4, 0, 2, 1, 7], [9, 0, 0, 0, 0], [1, 1, 1, 1, 1]])
+def test_counts_and_centroids(sizes):
+    features, labels, mask = client(sizes, pad=6)
+    np.testing.assert_array_equal(class_counts(labels, mask, CLASSES), sizes)
+    centroids, counts = class_centroids(features, labels, mask, CLASSES)
+    np.testing.assert_array_equal(counts, sizes)
+    want = [group.mean(axis=0) if len(group) else np.zeros(FEATURES) for group in by_class(features, labels, mask)]
+    np.testing.assert_allclose(centroids, want, rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=CLASSES, max_size=CLASSES).filter(any), st.integers(0, 1000))
+def test_statistics_are_the_equations(sizes, seed):
+    # Always 24 rows: one compiled shape.
+    features, labels, mask = client(sizes, pad=24 - sum(sizes), seed=seed)
+    mu, variance = label_feature_statistics(features, labels, mask, CLASSES)
+    want_mu, want_variance = reference(features, labels, mask)
+    np.testing.assert_allclose(mu, want_mu, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(variance, want_variance, rtol=1e-4, atol=1e-5)
+
+
+def test_the_variance_survives_a_large_common_feature():
+    # E||f||^2 and sum ||mu_k||^2 are 3e8 here, their difference 3: float32 could not hold it.
+    features, labels, mask = client([40, 0, 0, 0, 0], offset=1e4)
+    _, variance = label_feature_statistics(features, labels, mask, CLASSES)
+    _, want = reference(features, labels, mask)
+    assert want < 10
+    np.testing.assert_allclose(variance, want, rtol=1e-2)
+
+
+def test_padding_changes_nothing():
+    plain = label_feature_statistics(*client([3, 2, 0, 1, 4]), CLASSES)
+    features, labels, mask = client([3, 2, 0, 1, 4])
+    padded = label_feature_statistics(
+        jnp.pad(features, ((0, 7), (0, 0)), constant_values=1e5),
+        jnp.pad(labels, (0, 7)),
+        jnp.pad(mask, (0, 7)),
+        CLASSES,
+    )
+    np.testing.assert_allclose(padded[0], plain[0], rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(padded[1], plain[1], rtol=1e-6)
+
+
+def test_a_client_without_examples_gives_zeros():
+    features, labels, mask = client([0] * CLASSES, pad=4)
+    mu, variance = label_feature_statistics(features, labels, mask, CLASSES)
+    np.testing.assert_array_equal(mu, 0)
+    assert float(variance) == 0

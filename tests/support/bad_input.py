@@ -1,0 +1,443 @@
+"""Every kind of bad input, and the one line that each gets: this file, run by itself, writes docs/bad-input.md anew.
+
+test_bad_input.py goes over the same list. Nothing here trains: all of it is refused before that.
+"""
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import pickle
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+
+# As the tests see the machine: two devices, whatever there is.
+import conftest  # noqa: F401
+import numpy as np
+from archives import IDX_NAMES, cifar_members, idx, images, write_idx, write_tar
+
+PAGE = Path(__file__).parents[2] / "docs" / "bad-input.md"
+
+GREY = (*images(40, 10, (28, 28)), *images(20, 10, (28, 28), 1))
+COLOUR = (*images(20, 10, (32, 32, 3)), *images(10, 10, (32, 32, 3), 1))
+
+RUN = "--method local --rounds 3 --num-clients 4 --train-size 20 --test-size 10 --no-compilation-cache"
+"""The run whose folder `run` is, cut off after a round."""
+
+Prepare = Callable[[Path], object]
+
+
+class Case(NamedTuple):
+    """One bad input.
+
+    Attributes:
+      section: of the page.
+      command: after `python -m experiments.`; what is wrong must show in it or in `what`.
+      what: the state of the files it meets, in words.
+      prepare: makes that state in the current folder, which holds a copy of `run`.
+    """
+
+    section: str
+    command: str
+    what: str = ""
+    prepare: Prepare | None = None
+
+
+def _options() -> Iterator[Case]:
+    for words in (
+        *("--method fedsa", "--method", "--method --rounds 3", "--preset fedpacc", "--model cnn", "--partition group"),
+        *("--source embeded", "--shift label", "--eval-protocol receive", "--roundz 3", "--train_sise 3"),
+        *("--frobnicate", "-r 3", "three", "--no-full-last-round=yes", "--rounds", "--rounds 0", "--rounds 1.5"),
+        *("--rounds --seed 1", "--participation 0", "--participation 1.5", "--participation nan"),
+        *("--participation half", "--straggler-rate 0", "--straggler-fraction 2", "--num-clients 0", "--eval-every 0"),
+        *("--checkpoint-every 0", "--keep-checkpoints 0", "--chunk 0", "--chunk many", "--devices 0"),
+        *("--state-on disk", "--precision double", "--train-size few", "--test-size 0", "--size-choices"),
+        *("--size-choices 300 many", "--size-choices 300 0", "--min-size 0", "--seed -1", "--seed 4294967296"),
+        *("--s 101", "--beta 0", "--beta inf", "--lr 0", "--lr 1e999", "--momentum 1", "--batch-size 0"),
+        *("--drop-rate 1", "--held-out-clients 20", "--target-accuracy 101", "--on-nan go"),
+        *("--epochs 0", "--lam -1", "--method apfl --alpha 1.5", "--method fedfomo --epsilon 2"),
+        *("--method hypcluster --clusters 0", "--method fedas --target class_men"),
+    ):
+        yield Case("Options and values", f"digits {words}")
+    yield Case("Options and values", "digitz")
+
+
+def _combinations() -> Iterator[Case]:
+    for words in (
+        *("digits --method fedavg --solver auto", "fashion_mnist --augment", "digits --source tfds"),
+        *("digits --resume run --out elsewhere", "digits --model fedpac_cnn", "digits --devices 999"),
+        *("digits --num-clients 5000", "digits --num-clients 5000 --partition iid --train-size None"),
+        *("digits --num-clients 5000 --partition dirichlet", "digits --size-choices 1000"),
+        "digits --partition pathological --train-size 300",
+    ):
+        yield Case("Combinations", words)
+
+
+def _folders() -> Iterator[Case]:
+    section = "Folders for results"
+    yield Case(section, "digits --out run", "run holds a run")
+    yield Case(section, "digits --out mine", "mine holds thesis.tex", lambda here: _file(here / "mine" / "thesis.tex"))
+    yield Case(section, "digits --out file/run", "file is a file", lambda here: _file(here / "file"))
+    yield Case(section, "digits --out /proc/none/run", "nobody can write there")
+    yield Case(
+        section, "digits --out table", "table is the folder of a table", lambda here: _file(here / "table" / ".lock")
+    )
+
+
+def _data() -> Iterator[Case]:
+    section, files = "Data", "--source files --data-dir data"
+
+    def grey(what: str, change: Prepare, dataset: str = "fashion_mnist") -> Case:
+        def prepare(here: Path) -> None:
+            write_idx(here / "data", GREY)
+            change(here / "data")
+
+        return Case(section, f"{dataset} {files}", what, prepare)
+
+    def part(number: int, change: Callable[[bytes], bytes]) -> Prepare:
+        def apply(data: Path) -> None:
+            path = data / f"{IDX_NAMES[number]}.gz"
+            path.write_bytes(gzip.compress(change(gzip.decompress(path.read_bytes()))))
+
+        return apply
+
+    def cut(name: str, by: int) -> Prepare:
+        return lambda data: (data / name).write_bytes((data / name).read_bytes()[:-by])
+
+    yield Case(section, f"fashion_mnist {files}", "there is no data")
+    yield Case(section, f"fashion_mnist {files}", "data is empty", lambda here: (here / "data").mkdir())
+    yield Case(section, f"fashion_mnist {files}", "data is a file", lambda here: _file(here / "data"))
+    yield grey("test labels are missing", lambda data: (data / f"{IDX_NAMES[3]}.gz").unlink())
+    yield grey("training pictures: the file is cut off", cut(f"{IDX_NAMES[0]}.gz", 100))
+    yield grey("training pictures: no gzip", lambda data: _file(data / f"{IDX_NAMES[0]}.gz"))
+    yield grey("training pictures: an example is missing", part(0, lambda content: content[:-784]))
+    yield grey("training labels: one byte more", part(1, lambda content: content + b"\0"))
+    yield grey("test pictures: ten bytes", part(2, lambda content: content[:10]))
+    yield grey("test pictures: another magic number", part(2, lambda content: b"\1" + content[1:]))
+    yield grey("training pictures: of another size", part(0, lambda _: idx(np.zeros((40, 14, 56), np.uint8))))
+    yield grey("39 labels for 40 pictures", part(1, lambda _: idx(np.zeros(39, np.uint8))))
+    yield grey("a label that is no class", part(3, lambda content: content[:-1] + b"\x0a"))
+    yield grey(
+        "MNIST's labels",
+        part(3, lambda _: idx(np.array([7, 2, 1, 0, 4, 1, 4, 9, 5, 9, 0, 6, 9, 0, 1, 5] + [0] * 4, np.uint8))),
+    )
+    yield grey("Fashion-MNIST's files", lambda data: None, "emnist")
+
+    def colour(what: str, change: Callable[[dict[str, bytes]], dict[str, bytes]], then: Prepare | None = None) -> Case:
+        def prepare(here: Path) -> None:
+            write_tar(here / "data" / "cifar-10-binary.tar.gz", change(cifar_members("cifar10", COLOUR)))
+            if then is not None:
+                then(here / "data")
+
+        return Case(section, f"cifar10 {files}", what, prepare)
+
+    bin_ = "cifar-10-batches-bin/"
+    yield colour("the archive is cut off", lambda m: m, cut("cifar-10-binary.tar.gz", 1000))
+    yield colour("a batch is missing", lambda m: {name: m[name] for name in m if "batch_3" not in name})
+    yield colour("a record is cut off", lambda m: {**m, bin_ + "test_batch.bin": m[bin_ + "test_batch.bin"][:-1]})
+    yield colour("a label that is no class", lambda m: {**m, bin_ + "test_batch.bin": b"\x0b" + bytes(3072)})
+    yield colour("a pickle in the place of a batch", lambda m: {**m, bin_ + "test_batch.bin": evil_pickle()})
+    yield Case(
+        section,
+        f"cifar10 {files}",
+        "data holds CIFAR's Python archive, which is made of pickles",
+        lambda here: write_tar(
+            here / "data" / "cifar-10-python.tar.gz", {"cifar-10-batches-py/data_batch_1": evil_pickle()}
+        ),
+    )
+    yield Case(section, f"cinic10 {files}", "data is empty", lambda here: (here / "data").mkdir())
+    yield Case(section, "cifar10 --source tfds --data-dir data", "nothing is prepared, and there is no network")
+    yield Case(
+        section,
+        "cifar10 --data-dir data",
+        "what was kept of prepared data is cut off",
+        lambda here: _file(here / "data" / "pfl_jax" / "cifar10-3.0.2.npz", b"PK\3\4"),
+    )
+    yield Case(section, "cifar10 --data-dir data", "it holds a pickle", _pickled_arrays)
+    yield Case(section, "cifar10 --data-dir data", "prepared data names code of others", _foreign_features)
+
+
+def _checkpoints() -> Iterator[Case]:
+    section = "Runs that go on"
+
+    def of(what: str, change: Prepare | None = None, words: str = "") -> Case:
+        prepare = None if change is None else lambda here: change(here / "run")
+        return Case(section, f"digits --resume run{words}", what, prepare)
+
+    yield Case(section, "digits --resume absent", "there is no such folder")
+    yield of("the run is finished", lambda run: _file(run / "summary.json", b"{}"))
+    yield of("", words=" --num-clients 7")
+    yield of("", words=" --method fedas")
+    yield of("", words=" --method fedpac --lam 1")
+    yield Case(section, "cifar10 --resume run", "the run is on digits")
+    yield of("config.json is cut off", lambda run: _file(run / "config.json", b'{"dataset": "dig'))
+    yield of("config.json is another file", lambda run: _file(run / "config.json", b"{}"))
+    yield of("config.json edited: a word for a number", edit("options", rounds="many"))
+    yield of("config.json edited: out of range", edit("options", rounds=-3))
+    yield of("config.json edited: an unknown option", edit("options", roundz=3))
+    yield of("config.json edited: another learning rate", edit("hyper_parameters", lr=0.5))
+    yield of("config.json edited: another seed", edit("options", seed=1))
+    yield of("config.json edited: more clients", edit("options", num_clients=5))
+    yield of("metrics.jsonl is gone", lambda run: (run / "metrics.jsonl").unlink())
+    yield of("metrics.jsonl is cut off", lambda run: _file(run / "metrics.jsonl", b"{"))
+    yield of("the checkpoints are gone", lambda run: shutil.rmtree(run / "checkpoints"))
+    yield of("a file of the checkpoint is cut off", _cut_checkpoint)
+    yield of("the checkpoint was not written to its end", lambda run: (run / "checkpoints/1/files.json").unlink())
+    yield of("a checkpoint folder of another program", _other_content)
+    yield of("the checkpoint's arrays are of another shape", _other_shapes)
+    yield of("another process is at work in it", lambda run: _hold(run / "metrics.jsonl"))
+
+
+def _many() -> Iterator[Case]:
+    section, table = "Tables, figures, sweeps, benchmark", "tables --paper fedpac --table 5 --dataset fashion_mnist"
+    for command in (
+        *("tables --paper fedpacc --table 5", "tables --paper fedpac --table 99", f"{table} --clients 7"),
+        *(f"{table} --method fedsa", f"{table} --setting beta=7", f"{table} --seeds 0", f"{table} --seed 3"),
+        *(f"{table} --resume run", f"{table} --rounds many", f"{table} --score mean"),
+        *("figures --paper fedpac --figure 99", "figures --paper fedpac --figure 2 --rounds 0"),
+        *("figures --paper fedpac --figure 2 --source disk", "figures --paper fedpac --figure 2 --dataset mnist"),
+        *("figures --paper fedpac --figure 2 --seed 1", "sweep --dataset digitz", "sweep --dataset digits --seeds 0"),
+        *("sweep --dataset digits --grid lr", "sweep --dataset digits --grid lr=0.1 --grid lr=0.2"),
+        *("sweep --dataset digits --grid momentun=0.1", "sweep --dataset digits --grid lr=0.1 --lr 0.2"),
+        *("sweep --dataset digits --grid epochs=1,x", "sweep --dataset digits --seed 3"),
+        *("sweep --dataset digits --state-on host", "benchmark --chunks 0"),
+    ):
+        yield Case(section, command)
+    yield Case(section, f"{table} --out run", "run is the folder of a single run")
+    yield Case(
+        section,
+        f"{table} --out table",
+        "table holds another table",
+        lambda here: _file(here / "table" / "table.json", b'{"paper": "fedas", "table": 2}'),
+    )
+    yield Case(
+        section,
+        f"{table} --out table",
+        "its table.json is cut off",
+        lambda here: _file(here / "table" / "table.json", b'{"pap'),
+    )
+    yield Case(
+        section,
+        f"{table} --out table",
+        "another process is at work in it",
+        lambda here: _hold(here / "table" / ".lock"),
+    )
+    yield Case(section, f"{table} --out file/table", "file is a file", lambda here: _file(here / "file"))
+    yield Case(section, "benchmark --out file", "file is there", lambda here: _file(here / "file"))
+
+
+def cases() -> list[Case]:
+    """All of them."""
+    return [case for part in (_options, _combinations, _folders, _data, _checkpoints, _many) for case in part()]
+
+
+# Files that commands meet
+
+
+class Evil:
+    """What a malicious pickle is made of: unpickled, it leaves a file behind."""
+
+    def __reduce__(self):
+        return os.mkdir, ("pickles-are-executed",)
+
+
+def evil_pickle() -> bytes:
+    """A pickle that must not be read."""
+    return pickle.dumps(Evil())
+
+
+def _pickled_arrays(here: Path) -> None:
+    (here / "data" / "pfl_jax").mkdir(parents=True)
+    array = np.array([Evil()], object)
+    arrays = dict.fromkeys(("fingerprint", "train_x", "train_y", "test_x", "test_y"), array)
+    np.savez(here / "data" / "pfl_jax" / "cifar10-3.0.2.npz", allow_pickle=True, **arrays)
+
+
+def _foreign_features(here: Path) -> None:
+    folder = here / "data" / "cifar10" / "3.0.2"
+    _file(folder / "dataset_info.json", b"{}")
+    inner = json.dumps({"type": "evil.Feature"})
+    _file(folder / "features.json", json.dumps({"jsonFeature": {"json": inner}}).encode())
+
+
+def _file(path: Path, content: bytes = b"nothing of use") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def edit(part: str, **values: object) -> Prepare:
+    """Changes values in a run's config.json."""
+
+    def apply(run: Path) -> None:
+        config = json.loads((run / "config.json").read_text())
+        config[part] |= values
+        (run / "config.json").write_text(json.dumps(config))
+
+    return apply
+
+
+def _cut_checkpoint(run: Path) -> None:
+    path = run / "checkpoints" / "1" / "record" / "metadata"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _other_content(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    _file(run / "checkpoints" / "7" / "default" / "manifest.ocdbt")
+
+
+def _other_shapes(run: Path) -> None:
+    """A checkpoint of the same options whose arrays are not the same, as another version might have written it."""
+    import jax
+
+    experiment, state = experiment_of(run)
+    shutil.rmtree(run / "checkpoints")
+    save_checkpoint(experiment, state._replace(clients=jax.tree.map(lambda leaf: leaf[:3], state.clients)), run)
+
+
+_held: list[io.IOBase] = []
+
+
+def _hold(path: Path) -> None:
+    """As another process would hold it: until `release`."""
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _held.append(path.open("a"))
+    fcntl.flock(_held[-1], fcntl.LOCK_EX)
+
+
+def experiment_of(run: Path):
+    """The run's experiment, and a state of it after a round; nothing is trained."""
+    import jax
+    from rich.console import Console
+
+    from experiments.config.request import parse
+    from experiments.execution import build
+    from experiments.execution.run import _shapes
+
+    experiment = build.build(parse("digits", [*RUN.split(), "--out", str(run)]), Console(file=io.StringIO()))
+    shapes = _shapes(experiment)
+    plain = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes._replace(key=()))
+    return experiment, plain._replace(key=jax.random.key(0), round=np.int32(1))
+
+
+def save_checkpoint(experiment, state, run: Path) -> None:
+    """Writes the run's only checkpoint."""
+    from experiments.execution.records import identity
+    from experiments.execution.resume import History
+    from pfl_jax.engine.checkpoint import Checkpoints
+
+    History(wasted=[0.0]).save(Checkpoints(run / "checkpoints"), state, run / "metrics.jsonl", identity(experiment))
+
+
+def make_run(run: Path) -> None:
+    """The folder of a run that was cut off after a round."""
+    from experiments.execution.records import configuration
+
+    run.mkdir()
+    experiment, state = experiment_of(run)
+    (run / "config.json").write_text(json.dumps(configuration(experiment)))
+    (run / "metrics.jsonl").write_text('{"round": 1}\n')
+    save_checkpoint(experiment, state, run)
+
+
+# What is said
+
+
+def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
+    """Exit code, and what stood on stderr, without what differs between machines.
+
+    Args:
+      case: the bad input.
+      run: see `make_run`; it is copied.
+      here: an empty folder, which becomes the current one meanwhile.
+    """
+    from experiments import figures
+    from experiments.benchmark.__main__ import main as benchmark
+    from experiments.commands import main as cli
+    from experiments.figures.__main__ import main as figure
+    from experiments.sweep import __main__ as sweep
+    from experiments.tables import __main__ as tables
+    from pfl_jax.data import files, tfds
+
+    commands = {"tables": tables.main, "figures": figure, "sweep": sweep.main, "benchmark": benchmark}
+    assert figures
+    shutil.copytree(run, here / "run")
+    if case.prepare is not None:
+        case.prepare(here)
+    name, *words = case.command.split()
+    error, before = io.StringIO(), Path.cwd()
+    usual = tfds._unreachable, files.SYSTEM_FOLDERS
+    try:
+        os.chdir(here)
+        tfds._unreachable, files.SYSTEM_FOLDERS = (lambda url: "the host did not answer"), ()
+        with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+            code = commands[name](words) if name in commands else cli.main(name, words)
+    finally:
+        tfds._unreachable, files.SYSTEM_FOLDERS = usual
+        os.chdir(before)
+        while _held:
+            _held.pop().close()
+    return code, tidy(error.getvalue(), here)
+
+
+def tidy(text: str, here: Path) -> str:
+    """A message without the folder it was made in, and without lists of all there is, which grow."""
+    text = text.replace(f"{here.resolve()}/", "").replace(f"{here}/", "")
+    text = re.sub(r"needs a value: local, .*", "needs a value: ...", text)
+    return re.sub(r"\(there are [^()]*(\([^()]*\)[^()]*)*\)", "(there are ...)", text)
+
+
+def row(case: Case, code: int, text: str) -> str:
+    """A row of the page."""
+    cells = f"`{case.command}`" + (f": {case.what}" if case.what else ""), text.removesuffix("\n"), str(code)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def page(rows: dict[Case, str]) -> str:
+    """The document."""
+    lines = [
+        "# Bad input",
+        "",
+        "What cannot be used is refused in one line on stderr that says what was wrong and what to do; the exit code",
+        "is 2, and no file of a finished run is touched. Inputs are words after `python -m experiments.`; `run` is the",
+        f"folder of `digits {RUN}`,",
+        "cut off after a round. Made by `python tests/support/bad_input.py`;",
+        "`tests/experiments/test_bad_input.py` holds us to it.",
+        "",
+        "Also one line, and not in the list because it takes more than words: a full disk (`cannot write ...; make",
+        "room`, exit code 2), too little memory (`use --chunk ...`, exit code 2), Ctrl-C (`interrupted ...`, exit code",
+        "130). Where the kernel ends the process for want of memory (`Killed`, exit code 137) nothing can be said.",
+    ]
+    for section in dict.fromkeys(case.section for case in rows):
+        lines += ["", f"## {section}", "", "| input | message | exit code |", "| --- | --- | --- |"]
+        lines += [text for case, text in rows.items() if case.section == section]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Writes the page."""
+    with tempfile.TemporaryDirectory() as folder:
+        run, rows = Path(folder) / "run", {}
+        make_run(run)
+        for number, case in enumerate(cases()):
+            here = Path(folder) / str(number)
+            here.mkdir()
+            rows[case] = row(case, *answer(case, run, here))
+            print(rows[case][:200])
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Three tiny clients with full batches, so that no order is left: how methods run on them, and the same in NumPy."""
+
+import jax
+import numpy as np
+import reference
+from problems import tiny_federation, tiny_model
+from reference import log_softmax
+
+from pfl_jax import simulate
+from pfl_jax.engine.simulate import Settings
+from pfl_jax.methods.fedavg import fedavg
+
+SIZES, EPOCHS = (9, 20, 14), 3
+SGD = {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}
+BETA = np.array(SIZES) / sum(SIZES)
+
+
+def run(factory, rounds=2, sizes=SIZES, batch_size=32, **hyper_parameters):
+    """The last round."""
+    arguments = {"epochs": EPOCHS, **SGD, "batch_size": batch_size, **hyper_parameters}
+    method = factory(tiny_model(), **arguments)
+    *_, last = simulate.run(method, tiny_federation(sizes), Settings(rounds=rounds), jax.random.key(4))
+    return last
+
+
+def start_of(factory, **hyper_parameters):
+    """The server's state as the engine draws it in `run`."""
+    method = factory(tiny_model(), **hyper_parameters)
+    return simulate.build(method, Settings(rounds=1)).init(tiny_federation(SIZES), jax.random.key(4)).server
+
+
+def training_examples():
+    """Every client's x and y."""
+    data = tiny_federation(SIZES)
+    return [reference.examples(data, client) for client in range(len(SIZES))]
+
+
+def row(tree, index):
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def train(w, x, y, weights=None, steps=EPOCHS, more=lambda w: {}):
+    """Full-batch SGD on mean_l weights_l CE_l plus a term whose gradient is `more`."""
+
+    def gradient(w):
+        if weights is None:
+            total = reference.cross_entropy_gradient(w, x, y)
+        else:
+            singles = [reference.cross_entropy_gradient(w, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+            total = reference.mean(np.asarray(weights) / len(x), singles)
+        extra = more(w)
+        return {name: value + extra.get(name, 0.0) for name, value in total.items()}
+
+    return reference.descend(w, gradient, steps, **SGD)
+
+
+def losses(w, x, y):
+    return -log_softmax(reference.logits(w, x))[np.arange(len(y)), y]
+
+
+def unseen_examples(client):
+    """A client's test examples."""
+    return reference.examples(tiny_federation(SIZES), client, "test")
+
+
+def assert_received(last, models, rtol=2e-4, atol=2e-5):
+    """What each client deploys gives its test examples the losses of these models."""
+    data = tiny_federation(SIZES)
+    want = [reference.loss(w, data, client) for client, w in enumerate(models)]
+    np.testing.assert_allclose(last.received.loss, want, rtol=rtol, atol=atol)
+
+
+def assert_model(got, want, rtol=2e-4, atol=2e-5):
+    for name, value in reference.to_numpy(got).items():
+        np.testing.assert_allclose(value, want[name], rtol=rtol, atol=atol, err_msg=name)
+
+
+def assert_same(left, right):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), left, right)
+
+
+def assert_like_fedavg(last, params, **settings):
+    fedavg_last = run(fedavg, **settings)
+    assert_same(params, fedavg_last.state.server)
+    assert_same((last.received.loss, last.trained.loss), (fedavg_last.received.loss, fedavg_last.trained.loss))
