@@ -21,11 +21,12 @@ SAME = [
 """(method, its hyper-parameters, another method, its): both deploy the same. A new method adds a row."""
 
 
-def run(name, rounds=3, sizes=(9, 20, 14, 5), **hyper_parameters):
+def run(name, rounds=3, sizes=(9, 20, 14, 5), data=None, **hyper_parameters):
     """The last round; every method trains with the same optimizer unless told otherwise."""
+    data = tiny_federation(sizes) if data is None else data
     sgd = {"momentum": 0.5, "weight_decay": 5e-4, **HYPER_PARAMETERS}
     method = METHODS[name](tiny_model(), **{**sgd, **hyper_parameters})
-    *_, last = simulate.run(method, tiny_federation(sizes), Settings(rounds=rounds), jax.random.key(5))
+    *_, last = simulate.run(method, data, Settings(rounds=rounds), jax.random.key(5))
     return last
 
 
@@ -109,10 +110,13 @@ def test_fedas_synchronization_weights_are_the_traces():
 def test_fedpac_without_both_parts_trains_each_head_alone():
     fedpac = run("fedpac", alignment=False, collaboration=False)
     np.testing.assert_array_equal(fedpac.info["head_weights"], np.eye(4))
-    # Under a backbone that stays as it is, other examples of the last client change nobody else's head.
+    # Under a backbone that stays as it is, other labels of the last client change nobody else's head.
+    data = tiny_federation()
+    rows = data.train_index[3, :5]
+    others = data._replace(y=data.y.at[rows].set((data.y[rows] + 1) % 3))
     for collaboration in (False, True):
         settings = {"alignment": False, "collaboration": collaboration, "rounds": 2, "lr": 0.0}
-        heads = [run("fedpac", sizes=(9, 20, 14, size), **settings).state.clients["kernel"] for size in (5, 8)]
+        heads = [run("fedpac", data=each, **settings).state.clients["kernel"] for each in (data, others)]
         moved = np.abs(heads[0] - heads[1]).max(axis=(1, 2))
         assert moved[3] > 1e-3
         assert (moved[:3] > 1e-3).any() if collaboration else (moved[:3] < 1e-6).all()
