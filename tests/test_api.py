@@ -18,6 +18,7 @@ ROOT = Path(pfl_jax.__file__).parent
 
 INTERNAL = {
     "atomic_write",
+    "streams",
     *(f"engine.{name}" for name in ("cohort", "host_state", "mapping", "rounds", "sharding")),
     *(f"primitives.{name}" for name in ("affinity", "interior_point")),
 }

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from pfl_jax.data.specs import SPECS, PixelNormalization
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.models import MODELS
@@ -76,6 +77,9 @@ class Options:
     augment: bool = False
     """Crop and mirror colour images at random in every training batch, as FedPAC's released code does. Heads that are
     trained on features of a fixed backbone (FedPAC, FedRep), statistics and tests see the images as they are."""
+    pixel_normalization: PixelNormalization = "fedas"
+    """Paper whose released code gives the mean and deviation that CIFAR's pixels are normalised by: 0.5 (fedas), or
+    those of CIFAR-10's training pixels (fedpac). The other datasets have one of each."""
     seed: int = 0
     """Seed of partition, initial weights, cohorts and batches: the same seed gives the same result."""
     source: Literal["auto", "tfds", "files", "embedded"] = "auto"
@@ -207,8 +211,8 @@ PARTITION_OPTIONS = {
 """partition -> the options that it reads."""
 
 
-def without_effect(options: Options, given: frozenset[str], backend: str) -> list[str]:
-    """Notes about given options that the chosen partition does not read, or the backend (as JAX names it)."""
+def without_effect(dataset: str, options: Options, given: frozenset[str], backend: str) -> list[str]:
+    """Notes about given options that dataset, partition or backend (as JAX names it) do not read."""
     every = {name for names in PARTITION_OPTIONS.values() for name in names}
     idle = sorted((every & given) - set(PARTITION_OPTIONS[options.partition]))
     notes = [f"{flag(name)} has no effect with --partition {options.partition}" for name in idle]
@@ -216,7 +220,14 @@ def without_effect(options: Options, given: frozenset[str], backend: str) -> lis
         notes.append("--train-size has no effect with --size-choices")
     if backend == "cpu" and options.precision != "float32":
         notes.append(f"--precision {options.precision} has no effect on a CPU, which computes in float32")
+    if "pixel_normalization" in given and not reads_pixel_normalization(dataset):
+        notes.append(f"--pixel-normalization has no effect on {dataset}, which both papers' settings normalise alike")
     return notes
+
+
+def reads_pixel_normalization(dataset: str) -> bool:
+    """Whether the papers' released code normalises a dataset in different ways."""
+    return SPECS[dataset].fedpac is not None
 
 
 def check_hyper_parameters(values: dict[str, Any]) -> None:

@@ -158,8 +158,11 @@ def _description(dataset: str) -> str:
 
 
 def assignments(values: dict[str, Any]) -> str:
-    """Values as they would be given: "--rounds 30, --train-size 300"."""
-    return ", ".join(f"{flag(name)} {value}" for name, value in values.items())
+    """Values as they would be given: "--rounds 30, --train-size 300, --no-augment"."""
+    return ", ".join(
+        flag(name if value else f"no_{name}") if isinstance(value, bool) else f"{flag(name)} {value}"
+        for name, value in values.items()
+    )
 
 
 def _first_choice(name: str, arguments: Sequence[str], choices: Sequence[str], default: str) -> str:

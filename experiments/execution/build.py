@@ -70,14 +70,20 @@ def load(request: Request, console: Console) -> tuple[Request, Dataset]:
     folder = request.options.data_dir
     if folder is not None and request.options.source == "files" and not Path(folder).expanduser().exists():
         raise InvalidInput(f"the data folder {folder} is not there")
-    dataset = sources.load(request.dataset, request.options.source, request.options.data_dir, notify=notify)
+    dataset = sources.load(
+        request.dataset,
+        request.options.source,
+        request.options.data_dir,
+        notify=notify,
+        normalization=request.options.pixel_normalization,
+    )
     if not dataset.is_real:
         request, changes = request.on_embedded_data()
         if changes:
             notify(
                 f"Smaller defaults on {dataset.description}: {assignments(changes)}. Options given stay as they are."
             )
-    for note in without_effect(request.options, request.given, jax.default_backend()):
+    for note in without_effect(request.dataset, request.options, request.given, jax.default_backend()):
         notify(f"Note: {note}.")
     return request, dataset
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from experiments.config.options import PARTITION_OPTIONS, PROCESSES, Options, flag
+from experiments.config.options import PARTITION_OPTIONS, PROCESSES, Options, flag, reads_pixel_normalization
 from experiments.config.request import Request, method_config, parse
 from experiments.execution import trackers
 from experiments.results.load import read_config, read_summary
@@ -132,12 +132,12 @@ def inspect(cell: Cell, folder: str | Path) -> State:
         return "absent"
     if (folder / CONFIG).exists():
         try:
-            difference = _difference(cell.request(), read_config(folder))
+            differs = difference(cell.request(), read_config(folder))
         except KeyError as error:
             raise InvalidInput(f"{folder / CONFIG} has no {error}: give --out another folder") from None
-        if difference:
+        if differs:
             raise InvalidInput(
-                f"{folder} holds another run ({difference}), which is never overwritten: give --out another"
+                f"{folder} holds another run ({differs}), which is never overwritten: give --out another"
             )
     elif (folder / SUMMARY).exists():
         raise InvalidInput(f"{folder} holds a {SUMMARY} without its {CONFIG}: give --out another folder")
@@ -147,25 +147,41 @@ def inspect(cell: Cell, folder: str | Path) -> State:
 def bearing(request: Request) -> dict[str, Any]:
     """Everything in a request that its results depend on, by name; seed and data apart.
 
-    What the chosen partition does not read is left out.
+    What the dataset or the chosen partition does not read is left out, and None that stands for another value is that.
     """
     unread = {name for names in PARTITION_OPTIONS.values() for name in names}
     unread -= set(PARTITION_OPTIONS[request.options.partition])
-    every = dataclasses.asdict(request.options) | request.hyper_parameters
+    if not reads_pixel_normalization(request.dataset):
+        unread.add("pixel_normalization")
+    every = filled(dataclasses.asdict(request.options) | request.hyper_parameters)
     return {name: value for name, value in every.items() if name not in WITHOUT_BEARING | unread | {"seed"}}
 
 
-def say_state(cell: Cell, folder: Path, console: Console) -> None:
-    """Prints a cell's command and what its folder holds of it."""
+def filled(values: dict[str, Any]) -> dict[str, Any]:
+    """Options and hyper-parameters, with the epochs of fine-tuning where None says that they are those of training."""
+    if "finetune_epochs" in values and values["finetune_epochs"] is None:
+        return values | {"finetune_epochs": values["epochs"]}
+    return values
+
+
+def say_state(cell: Cell, folder: Path, console: Console, kept: Path | None = None) -> None:
+    """Prints a cell's command and what its folder holds of it, or where else its result is kept."""
     try:
         state: str = inspect(cell, folder)
+        if kept is not None and state != "finished":
+            state = f"in {kept}"
     except InvalidInput as error:
         state = str(error)
     console.print(f"{cell.command(folder)}  # {state}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _difference(request: Request, config: dict[str, Any]) -> str:
-    """The first thing in which a stored configuration is not the requested one, in words; "" where they agree."""
+def difference(request: Request, config: dict[str, Any]) -> str:
+    """The first thing in which a stored configuration is not the requested one, in words; "" where they agree.
+
+    Args:
+      request: what is asked for.
+      config: content of a run's config.json, of this version or an earlier one.
+    """
     is_real = bool(config["data"]["is_real"])
     source = request.options.source
     if source != "auto" and is_real == (source == "embedded"):
@@ -175,16 +191,21 @@ def _difference(request: Request, config: dict[str, Any]) -> str:
     if config["dataset"] != request.dataset:
         return f"on {config['dataset']}, not {request.dataset}"
     wanted = bearing(request) | {"seed": request.options.seed}
-    stored = config["options"] | config["hyper_parameters"]
-    # What was no option yet when the run was made had its default.
-    usual = {field.name: field.default for field in dataclasses.fields(Options)}
-    usual |= vars(method_config(request.options.method)())
+    stored = filled(config["options"] | config["hyper_parameters"])
+    usual = _defaults(request.options.method)
     for name, value in wanted.items():
         # As JSON: tuples come back as lists.
         found = stored.get(name, json.loads(json.dumps(usual[name], default=str)))
         if found != json.loads(json.dumps(value)):
             return f"{flag(name)} {found}, not {value}"
-    return ""
+    gone = sorted(set(config["hyper_parameters"]) - set(request.hyper_parameters))
+    return f"{flag(gone[0])} {stored[gone[0]]}, which {request.options.method} no longer has" if gone else ""
+
+
+@functools.cache
+def _defaults(method: str) -> dict[str, Any]:
+    """What an option that did not exist yet when a run was made had."""
+    return {field.name: field.default for field in dataclasses.fields(Options)} | vars(method_config(method)())
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -1,24 +1,21 @@
 """What an experiment is made of, and what is written down about it."""
 
 import dataclasses
-import functools
-import hashlib
 import math
 import platform
 from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-import pfl_jax
 from experiments.config.options import Options, flag
 from experiments.config.request import Request
 from experiments.execution.cached_runs import bearing
 from experiments.papers import published
 from experiments.results.run_folder import Evaluation, best, rounded
+from experiments.results.version import own_version
 from pfl_jax import simulate
 from pfl_jax.base import Info, Method
 from pfl_jax.data.federated import class_table
@@ -148,17 +145,7 @@ def _versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found | {"pfl_jax": _own_version()}
-
-
-@functools.cache
-def _own_version() -> str:
-    """Of this package, which is used from its checkout: a digest of its source files."""
-    folder = Path(pfl_jax.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
+    return found | {"pfl_jax": own_version()}
 
 
 def _device(options: Options) -> str:

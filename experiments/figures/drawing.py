@@ -96,8 +96,13 @@ def save(picture: Picture, folder: Path, name: str) -> list[Path]:
     return paths
 
 
-def save_as(picture: Picture, *paths: Path) -> None:
+def save_as(picture: Picture, *paths: Path, description: str | None = None) -> None:
     """Draws a picture into files, each whole or not at all; their names end in .png, .svg or .pdf.
+
+    Args:
+      picture: what is drawn.
+      *paths: where to.
+      description: a text that .png and .svg carry.
 
     Raises:
       InvalidInput: one of them cannot be written.
@@ -108,11 +113,19 @@ def save_as(picture: Picture, *paths: Path) -> None:
         kind = path.suffix[1:]
         try:
             with mpl.rc_context(_SETTINGS):
-                figure.savefig(temporary, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
+                figure.savefig(temporary, format=kind, dpi=200, metadata=_metadata(kind, description))
             os.replace(temporary, path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise InvalidInput(f"cannot write {path}: {error.strerror or error}; give --out another folder") from None
+
+
+def _metadata(kind: str, description: str | None) -> dict[str, str | None]:
+    """Without the time, so that the same picture is the same file."""
+    metadata: dict[str, str | None] = {"Date": None} if kind == "svg" else {}
+    if description is not None and kind != "pdf":
+        metadata["Description"] = description
+    return metadata
 
 
 def _shared_legend(picture: Picture) -> list[str]:
@@ -157,6 +170,8 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
     else:
         axes.set_xticks(range(len(panel.x_ticks)), [f"{tick:g}" for tick in panel.x_ticks])
     axes.margins(x=0.04, y=0.08)
+    if panel.least is not None and panel.series:
+        axes.set_ylim(bottom=panel.least)
 
 
 def _draw_series(axes: Axes, series: Series, x: Sequence[float], look: dict[str, Any]) -> None:
@@ -165,6 +180,9 @@ def _draw_series(axes: Axes, series: Series, x: Sequence[float], look: dict[str,
     y = [np.nan if value is None else value for value in series.y]
     size = 4.5 if look["marker"] != "*" else 6.5
     axes.plot(x, y, label=series.label, markevery=(0, every), markersize=size, markerfacecolor="white", **look)
+    if series.mark is not None:
+        point = {name: look[name] for name in ("color", "marker")}
+        axes.plot(*([value] for value in series.mark), markersize=size + 1.5, clip_on=False, zorder=6, **point)
     if series.low is not None and series.high is not None:
         axes.fill_between(x, series.low, series.high, color=look["color"], alpha=0.13, linewidth=0)
 

@@ -20,6 +20,7 @@ class Series:
       x, y: equally many numbers.
       low, high: least and greatest of y over seeds; None with one seed.
       is_main: whether this is the method that the figure is about.
+      mark: x and y of a single point that belongs to the line, such as a published result; None for none.
     """
 
     label: str
@@ -28,6 +29,11 @@ class Series:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     is_main: bool = False
+    mark: tuple[float, float] | None = None
+
+    def with_mark(self, x: float, y: float) -> "Series":
+        """The line with a point at (x, y)."""
+        return dataclasses.replace(self, mark=(x, y))
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class Lines:
       series: the lines.
       x_ticks: where the axis is marked; None leaves that to the drawing. Given ticks stand at equal distances.
       zero_line: whether y = 0 is marked.
+      least: where the y axis begins; None leaves that to the drawing.
     """
 
     title: str
@@ -48,6 +55,7 @@ class Lines:
     series: Sequence[Series]
     x_ticks: Sequence[float] | None = None
     zero_line: bool = False
+    least: float | None = None
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,12 @@ TABLES: dict[tuple[str, int], Table] = {
 _GROUPED = "--partition grouped --s 20"
 _EVERYONE = "--participation 1.0"
 
+
+def fedas_setting(beta: float, participation: float) -> str:
+    """The options of FedAS's Dirichlet partition."""
+    return f"--partition dirichlet --dirichlet-protocol fedas --beta {beta} --participation {participation}"
+
+
 SETTINGS: dict[str, str] = {
     "grouped s=20": f"{_GROUPED} {_EVERYONE}",
     "grouped s=20 participation=0.3": f"{_GROUPED} --participation 0.3 --full-last-round",
@@ -66,9 +72,7 @@ SETTINGS: dict[str, str] = {
         "--participation 0.3 --full-last-round"
     ),
 } | {
-    f"dirichlet beta={beta} participation={participation}": (
-        f"--partition dirichlet --dirichlet-protocol fedas --beta {beta} --participation {participation}"
-    )
+    f"dirichlet beta={beta} participation={participation}": fedas_setting(beta, participation)
     for beta in (0.1, 0.3, 0.5)
     for participation in (0.2, 0.4, 0.6, 1.0)
 }

@@ -6,6 +6,8 @@ The same command again goes on where it was stopped: finished runs stay, one tha
 --setting narrow what is run, --dry-run only shows it. All other words (--rounds 50, --train-size 100, --source
 embedded, ...) are options of `python -m experiments.DATASET`, go to every run, and are said in the table.
 
+Runs whose results the repository keeps, in results/, are finished too; --anew runs them all the same.
+
 Table 1 of FedPAC on Fashion-MNIST with 20 clients: 15 methods of 200 rounds for each seed.
 """
 
@@ -21,13 +23,14 @@ from rich.console import Console
 
 from experiments.commands import batch
 from experiments.config.options import flag
-from experiments.execution import cached_runs
+from experiments.execution import cached_runs, committed
 from experiments.execution.cached_runs import Cell
+from experiments.execution.committed import Library
 from experiments.papers import published
 from experiments.papers import settings as catalogue
 from experiments.papers.published import Published
 from experiments.results import load
-from experiments.results.run_folder import PROTOCOLS
+from experiments.results.run_folder import PROTOCOLS, SUMMARY
 from experiments.runtime.progress import duration
 from experiments.tables import comparison, layout
 from experiments.tables.comparison import Comparison, Figure
@@ -49,6 +52,7 @@ class Order(NamedTuple):
       protocol, score: which accuracy counts.
       out: folder of the runs and the table.
       dry_run: only say what there is to do.
+      anew: whether committed results do not count.
     """
 
     paper: str
@@ -62,19 +66,25 @@ class Order(NamedTuple):
     score: Any
     out: Path
     dry_run: bool
+    anew: bool
 
     def runs(self, row: Published) -> list[tuple[Cell, Path]]:
         """The cells of a place of the table, one for each seed, and their folders; none where it cannot be run."""
         if not comparison.is_runnable(row):
             return []
-        column = batch.slug(f"{row.dataset} {row.clients} clients {row.setting}")
-        folder = self.out / column / batch.slug(row.method.replace(" -", " no-"))
-        arguments = (*row.arguments, *self.words)
+        arguments, folder = (*row.arguments, *self.words), self.out / comparison.place(row)
         return [(Cell(row.dataset, arguments, seed), folder / f"seed-{seed}") for seed in range(self.seeds)]
+
+    def library(self) -> Library | None:
+        """The committed results that count as finished runs: none beside runs on a stand-in."""
+        if self.anew or any(not load.read_config(path.parent)["data"]["is_real"] for path in _summaries(self.out)):
+            return None
+        return Library(committed.ROOT)
 
     def compare(self) -> tuple[Comparison, Comparison]:
         """What was asked for of the table, and that together with all else that is there."""
-        figures = [comparison.figure(row, self.runs(row), self.protocol, self.score) for row in self.rows]
+        library = self.library()
+        figures = [comparison.figure(row, self.runs(row), self.protocol, self.score, library) for row in self.rows]
         there = [figure for figure in figures if figure.accuracies]
         columns = {figure.column for figure in there} | {comparison.column(row) for row in self.shown}
         methods = {figure.row.method for figure in there} | {row.method for row in self.shown}
@@ -98,6 +108,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return batch.command(arguments, parse, _say_what_there_is_to_do, _run)
 
 
+def _summaries(folder: Path) -> list[Path]:
+    """Of the finished runs in a table's folder."""
+    return sorted(folder.glob(f"*/*/seed-*/{SUMMARY}"))
+
+
 def _parser() -> batch.Parser:
     parser = batch.Parser("experiments.tables", __doc__)
     tables = "; ".join(f"{name}: {', '.join(map(str, _numbers(name)))}" for name in catalogue.PAPERS)
@@ -112,6 +127,7 @@ def _parser() -> batch.Parser:
     parser.add_argument("--score", help="last or best: which round counts; by default as the paper has it")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of runs and table; by default in runs/tables")
     parser.add_argument("--dry-run", action="store_true", help="say each command and what is there, and run nothing")
+    parser.add_argument("--anew", action="store_true", help="run what only the committed results have, too")
     return parser
 
 
@@ -144,6 +160,7 @@ def parse(words: Sequence[str]) -> Order:
         score=own.score or catalogue.SCORE[own.paper],
         out=(own.out or ROOT / batch.folder_name(own.paper, own.table, rest)).expanduser(),
         dry_run=own.dry_run,
+        anew=own.anew,
     )
     _check_words(order)
     return order
@@ -186,9 +203,11 @@ def _check_words(order: Order) -> None:
 
 
 def _say_what_there_is_to_do(order: Order, console: Console) -> None:
+    library = order.library()
     for row in order.wanted:
         for cell, folder in order.runs(row):
-            cached_runs.say_state(cell, folder, console)
+            kept = None if library is None else library.find(cell)
+            cached_runs.say_state(cell, folder, console, None if kept is None else kept.path)
 
 
 def _run(order: Order, console: Console) -> None:
@@ -203,9 +222,17 @@ def _run(order: Order, console: Console) -> None:
     ]
     # All folders first: what is refused is refused before hours of work.
     states = {folder: cached_runs.inspect(cell, folder) for _, cell, folder in cells}
-    missing = [folder for folder, state in states.items() if state != "finished"]
-    console.print(f"{len(cells) - len(missing)} of {len(cells)} runs are there, in {order.out}", highlight=False)
     seconds = {folder: _seconds(folder) for folder, state in states.items() if state == "finished"}
+    there, library = len(seconds), order.library()
+    for _, cell, folder in cells:
+        kept = None if library is None else library.find(cell)
+        if kept is not None:
+            seconds.setdefault(folder, kept.seconds)
+    console.print(
+        f"{len(seconds)} of {len(cells)} runs are there, in {order.out}"
+        + (f" and {committed.ROOT.name} ({len(seconds) - there})" if len(seconds) > there else ""),
+        highlight=False,
+    )
     try:
         for number, (row, cell, folder) in enumerate(cells, start=1):
             if folder in seconds:

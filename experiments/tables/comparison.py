@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.commands.batch import slug
 from experiments.config.options import flag
 from experiments.config.presets import DEFAULT_PRESET
-from experiments.execution.cached_runs import Cell, bearing, inspect
+from experiments.execution.cached_runs import Cell, bearing, filled, inspect
+from experiments.execution.committed import Library
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.results.load import Score, accuracy, read_config
@@ -33,6 +35,14 @@ class Column(NamedTuple):
 def column(row: Published) -> Column:
     """Where a published accuracy stands."""
     return Column(row.dataset, row.clients, row.setting)
+
+
+def place(row: Published) -> Path:
+    """Where the runs of a place of a table are, below the table's folder: a folder for each seed."""
+    return Path(
+        slug(f"{row.dataset} {row.clients} clients {row.setting}"),
+        slug(row.method.replace(" -", " no-")),
+    )
 
 
 class Figure(NamedTuple):
@@ -118,25 +128,37 @@ class Comparison(NamedTuple):
         return next((figure for figure in self.figures if (figure.column, figure.row.method) == (column, method)), None)
 
 
-def figure(row: Published, runs: Sequence[tuple[Cell, Path]], protocol: Protocol, score: Score) -> Figure:
+def figure(
+    row: Published,
+    runs: Sequence[tuple[Cell, Path | None]],
+    protocol: Protocol,
+    score: Score,
+    library: Library | None = None,
+) -> Figure:
     """Gathers what there is of one place of a table.
 
     Args:
       row: what is published there.
-      runs: its cells, one for each seed, with their folders. A folder with anything else counts as empty.
+      runs: its cells, one for each seed, with their folders, if they have any. A folder with anything else counts as
+        empty.
       protocol, score: which accuracy counts.
+      library: committed results, for the runs that no folder holds.
 
     Raises:
       InvalidInput: a result cannot be read, or some are on the dataset and some on a stand-in.
     """
     accuracies, configs = {}, []
     for cell, folder in runs:
-        if not _is_finished(cell, folder):
+        committed = None if library is None else library.find(cell)
+        if folder is not None and _is_finished(cell, folder):
+            mean, config = accuracy(folder, protocol, score), read_config(folder)
+        elif committed is not None:
+            mean, config = committed.accuracy(protocol, score), committed.config
+        else:
             continue
-        mean = accuracy(folder, protocol, score)
         if mean is not None:
             accuracies[cell.seed] = mean
-        configs.append((cell, read_config(folder)))
+        configs.append((cell, config))
     if not configs:
         return Figure(row, {}, None, None, {})
     descriptions = dict.fromkeys(config["data"]["description"] for _, config in configs)
@@ -183,7 +205,7 @@ def _is_finished(cell: Cell, folder: Path) -> bool:
 
 def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What a finished run had otherwise than the paper's setting."""
-    had = config["options"] | config["hyper_parameters"]
+    had = filled(config["options"] | config["hyper_parameters"])
     paper = bearing(Cell(cell.dataset, row.arguments).request())
     # The papers do not say how often they evaluated.
     names = (name for name in paper if name in had and name != "eval_every")

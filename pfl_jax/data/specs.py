@@ -1,8 +1,13 @@
 """What each dataset is: its shape, its classes, how its pixels are normalised, and where it comes from."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
+
+PixelNormalization = Literal["fedpac", "fedas"]
+"""Papers whose released code says how pixels are normalised."""
+
+PIXEL_NORMALIZATIONS: tuple[PixelNormalization, ...] = get_args(PixelNormalization)
 
 
 class Arrays(NamedTuple):
@@ -30,6 +35,8 @@ class DatasetSpec(NamedTuple):
       num_classes: K.
       mean: per channel, of pixels in [0, 1]; inputs become (x / 255 - mean) / std.
       std: per channel.
+      fedpac: (mean, std) of FedPAC's released code where they are others than these; None where they are the same, or
+        that code has not got the dataset.
       published: (training, test) examples of the complete dataset; anything less is said in every output.
       tfds_name: the name (and configuration) in tensorflow-datasets; None where it does not apply.
       urls: what tensorflow-datasets downloads.
@@ -44,6 +51,7 @@ class DatasetSpec(NamedTuple):
     num_classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    fedpac: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     published: tuple[int, int] | None = None
     tfds_name: str | None = None
     urls: tuple[str, ...] = ()
@@ -51,12 +59,21 @@ class DatasetSpec(NamedTuple):
     transposed: bool = False
     own_builder: bool = False
 
+    def normalised(self, paper: PixelNormalization) -> "DatasetSpec":
+        """The dataset with the mean and deviation of this paper's released code."""
+        if paper == "fedas" or self.fedpac is None:
+            return self
+        mean, std = self.fedpac
+        return self._replace(mean=mean, std=std)
+
 
 _FASHION_MNIST_HOST = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
-# Both papers' released code normalises CIFAR by 0.5; FedPAC's uses MNIST's mean and deviation for the grey datasets.
+# CIFAR: FedAS's released code has 0.5 for all channels, FedPAC's these means and deviations of CIFAR-10's training
+# pixels. CIFAR-100 is not in FedPAC: as its CIFAR-10. The grey datasets: FedPAC's code, which uses those of MNIST.
 _CIFAR = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+_FEDPAC_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _MNIST = ((0.1307,), (0.3081,))
 
 _ALL = (
@@ -65,6 +82,7 @@ _ALL = (
         (32, 32, 3),
         10,
         *_CIFAR,
+        fedpac=_FEDPAC_CIFAR,
         published=(50_000, 10_000),
         tfds_name="cifar10",
         urls=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
@@ -75,13 +93,14 @@ _ALL = (
         (32, 32, 3),
         100,
         *_CIFAR,
+        fedpac=_FEDPAC_CIFAR,
         published=(50_000, 10_000),
         tfds_name="cifar100",
         urls=("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
         folders=("cifar100", "cifar-100"),
     ),
     # FedPAC's released code: training from the folder train, tests from test (valid is left alone), and this mean and
-    # deviation, which are those of the folder train.
+    # deviation, which are those of the folder train. FedAS has not got CINIC-10.
     DatasetSpec(
         "cinic10",
         (32, 32, 3),

@@ -7,9 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Cohort, PRNGKey
 from pfl_jax.errors import InvalidInput
-
-# Streams of the run's key beside its rounds, which count from 0 and never get there.
-INITIALIZATION, COHORT, EVALUATION, STRAGGLERS, DROPOUTS, NEWCOMERS = (2**32 - 1 - stream for stream in range(6))
+from pfl_jax.streams import COHORT, DROPOUTS, STRAGGLERS
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import Cohort, Info, Method, PRNGKey, PyTree, Scores, State
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.engine.cohort import EVALUATION, INITIALIZATION, NEWCOMERS, Settings, arriving, sample_cohort
+from pfl_jax.engine.cohort import Settings, arriving, sample_cohort
 from pfl_jax.engine.mapping import map_clients
 from pfl_jax.engine.sharding import PlacedData, map_owned
 from pfl_jax.errors import Diverged
 from pfl_jax.primitives.metrics import score
 from pfl_jax.primitives.tree import all_finite, choose, gather, scatter
+from pfl_jax.streams import EVALUATION, INITIALIZATION, NEWCOMERS
 
 Federation: TypeAlias = FederatedData | PlacedData
 """A federation's data, on every device whole or with the clients' owners."""

@@ -115,8 +115,9 @@ def cd2pfed(
       There is no released code, and only the paper's abstract was at hand: the method follows that and is verified
       against nothing else. Unverified choices: linear growth over 20 rounds to one half, lambda = 1,
       which channels are personal (the last ones, with their incoming weights; a fully connected layer's weights from
-      personal to shared channels are shared), a teacher without gradient, no temperature and no averaging of the
-      distillation over time.
+      personal to shared channels are shared), a teacher without gradient and no temperature. Left out: averages over
+      time, which the paper takes of the weights (here each round starts from those of the last one) and which a
+      teacher could have.
     """
     return decouple_channels(
         model,

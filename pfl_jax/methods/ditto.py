@@ -6,9 +6,7 @@ from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.local_sgd import fit, sgd
 from pfl_jax.primitives.losses import cross_entropy, proximal
-
-PERSONAL_STREAM = 2**32 - 1
-"""Stream of the personal training's key; epochs count from 0 and never get there."""
+from pfl_jax.streams import PERSONAL_MODEL
 
 
 def ditto(
@@ -58,7 +56,7 @@ def ditto(
             return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask) + lam * proximal(params, server)
 
         personal = fit(
-            jax.random.fold_in(key, PERSONAL_STREAM),
+            jax.random.fold_in(key, PERSONAL_MODEL),
             client,
             data,
             loss,

@@ -12,6 +12,7 @@ from pfl_jax.primitives.holdout import fixed_subset
 from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
 from pfl_jax.primitives.losses import cross_entropy
 from pfl_jax.primitives.tree import interpolate
+from pfl_jax.streams import AGGREGATION_WEIGHTS
 
 WINDOW = 10
 """The weights have converged when the losses of so many passes hardly differ."""
@@ -64,7 +65,7 @@ def fedala(
     share: float = 0.8,
     ala_lr: float = 1.0,
     ala_epochs: int = 50,
-    threshold: float = 0.01,
+    threshold: float = 0.1,
     lr: float = 0.01,
     momentum: float = 0.5,
     weight_decay: float = 5e-4,
@@ -82,10 +83,11 @@ def fedala(
 
     Args:
       layers: number p of last layers whose weights are learned; lower ones take the global model's values.
-      share: of a client's examples that the weights are learned on, the same ones in every round.
+      share: of a client's examples that the weights are learned on, the same ones in every round; 1 takes all.
       ala_lr: learning rate eta of the weights.
       ala_epochs: passes that the first learning of the weights takes at most.
-      threshold: the weights have converged when the losses of the last ten passes have a smaller standard deviation.
+      threshold: the weights have converged when the losses of the last ten passes have a smaller standard deviation;
+        0.1 is the released code's.
       lr: learning rate.
       momentum: momentum of SGD.
       weight_decay: weight decay of SGD.
@@ -110,7 +112,7 @@ def fedala(
 
     def adapt(key, received, client, data):
         """The interpolated model, and the weights it was made with."""
-        data = data._replace(mask=fixed_subset(data.mask, share))
+        data = data._replace(mask=fixed_subset(data.mask, share, keep_rest=False))
 
         def loss(weights, batch):
             logits = model.apply(take_over(weights, received, client.params), batch.x)
@@ -138,7 +140,7 @@ def fedala(
         return jax.tree.map(lambda a, r: jnp.where(client.trained, a, r), adapted, received), weights
 
     def train(key, server, client, data):
-        start, weights = adapt(jax.random.fold_in(key, 1), server, client, data)
+        start, weights = adapt(jax.random.fold_in(key, AGGREGATION_WEIGHTS), server, client, data)
         result = base.local(key, start, (), data)
         return LocalResult(
             client=FedALAClient(result.message, weights, jnp.ones((), bool), client.trained),

@@ -12,7 +12,7 @@ def fedavg_ft(
     weight_decay: float = 5e-4,
     batch_size: int = 50,
     epochs: int = 5,
-    finetune_epochs: int = 5,
+    finetune_epochs: int | None = None,
 ) -> Method:
     """FedAvg-FT: FedAvg whose clients fine-tune the global model before they use it.
 
@@ -25,7 +25,7 @@ def fedavg_ft(
       weight_decay: weight decay of SGD.
       batch_size: examples of a mini-batch.
       epochs: local epochs of a round.
-      finetune_epochs: epochs of fine-tuning before a client uses the model.
+      finetune_epochs: epochs of fine-tuning before a client uses the model; None for as many as `epochs`.
 
     Returns:
       A `Method` with the global model as server state and no client state.
@@ -35,7 +35,7 @@ def fedavg_ft(
       Classifier Collaboration. ICLR 2023; FedAvg-P of Yang, Huang, Ye. FedAS. CVPR 2024.
     """
     sgd = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "batch_size": batch_size}
-    tune = fedavg(model, **sgd, epochs=finetune_epochs).local
+    tune = fedavg(model, **sgd, epochs=epochs if finetune_epochs is None else finetune_epochs).local
 
     def personalize(key, server, client, data):
         return tune(key, server, client, data).personal

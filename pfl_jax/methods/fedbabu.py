@@ -16,7 +16,7 @@ def fedbabu(
     weight_decay: float = 5e-4,
     batch_size: int = 50,
     epochs: int = 5,
-    finetune_epochs: int = 5,
+    finetune_epochs: int | None = None,
 ) -> Method:
     """FedBABU: all clients train the backbone under the same random head, and fine-tune everything before use.
 
@@ -32,7 +32,7 @@ def fedbabu(
       weight_decay: weight decay of SGD.
       batch_size: examples of a mini-batch.
       epochs: local epochs of a round.
-      finetune_epochs: epochs of fine-tuning before a client uses the model.
+      finetune_epochs: epochs of fine-tuning before a client uses the model; None for as many as `epochs`.
 
     Returns:
       A `Method` with the shared backbone and the fixed head as server state, and no client state. What a client
@@ -66,6 +66,7 @@ def fedbabu(
         momentum=momentum,
         weight_decay=weight_decay,
         batch_size=batch_size,
+        epochs=epochs,
         finetune_epochs=finetune_epochs,
     )
     # The head is the same in all rounds.

@@ -13,7 +13,7 @@ def fedem_ft(
     weight_decay: float = 5e-4,
     batch_size: int = 50,
     epochs: int = 5,
-    finetune_epochs: int = 5,
+    finetune_epochs: int | None = None,
 ) -> Method:
     """FedEM-FT: training and aggregation are FedEM's; a client deploys the received models after local training.
 
@@ -27,7 +27,7 @@ def fedem_ft(
       weight_decay: weight decay of SGD.
       batch_size: examples of a mini-batch.
       epochs: local epochs of a round.
-      finetune_epochs: epochs of fine-tuning before a client uses the models.
+      finetune_epochs: epochs of fine-tuning before a client uses the models; None for as many as `epochs`.
 
     Returns:
       A `Method`; states as in `fedem`.
@@ -40,7 +40,8 @@ def fedem_ft(
       FedPAC does not say what its fine-tuning trains: here it is all M models on FedEM's weighted loss.
     """
     sgd = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "batch_size": batch_size}
-    tune = fedem(model, learners=learners, **sgd, epochs=finetune_epochs).local
+    tuning = epochs if finetune_epochs is None else finetune_epochs
+    tune = fedem(model, learners=learners, **sgd, epochs=tuning).local
 
     def personalize(key, server, client, data):
         return tune(key, server, client, data).personal

@@ -73,8 +73,9 @@ def fedfomo(
       epsilon: probability of a random choice of whom to download from, in the first round.
       epsilon_decay: how much it falls every round, down to zero.
       fallback: what a client goes on from where no model does better than theta_i: "previous" is theta_i, as in the
-        equation, so that training which only raises the held-out loss is undone, in every round anew; "trained" is
-        its own trained model. FedPAC's figure for Fashion-MNIST goes with the latter, see the README.
+        equation and in the released code, so that training which only raises the held-out loss is undone, in every
+        round anew; "trained" is its own trained model. FedPAC's figure for Fashion-MNIST goes with the latter, see the
+        README.
       memory: other clients whose affinity a client remembers at most; beyond, the smallest are forgotten.
       lr: learning rate.
       momentum: momentum of SGD.
@@ -90,14 +91,18 @@ def fedfomo(
 
     Reference:
       Zhang, Sapra, Fidler, Yeung, Alvarez. Personalized Federated Learning with First Order Model Optimization.
-      ICLR 2021. M = 5 is FedPAC's (Appendix B.3); epsilon, its decay and the held-out share are the released code's.
+      ICLR 2021. M = 5 is FedPAC's (Appendix B.3); epsilon, its decay, the held-out share and the baseline theta_i (its
+      "first_model", the default) are the released code's.
 
     Deviations:
-      A client downloads right after a round that it took part in, from that round's cohort (as in the released code);
-      models and p_i wait on the client, and the server need not keep models of clients that were away. Its own model
-      is always among the M (as in the released code). The norm is Euclidean (released: sum of absolute values by
-      default). Affinities add up the scaled weights, so they never fall (released: also what is below zero). Others
-      are known by a hash of their data, so that results do not depend on how clients are numbered.
+      A client downloads right after a round that it took part in, from that round's cohort; the released code does so
+      when the client next takes part, from the round before, which is the same where everyone always does. Models and
+      p_i wait on the client, and the server need not keep models of clients that were away. Its own model is always
+      compared too (as in the released code), and counts as one of the M (released: M others beside it). The norm is
+      Euclidean (released: sum of absolute values by default). Affinities add up the scaled weights, so they never fall
+      (released: also what is below zero). Clients compare single clients' models alone (released: also averages of
+      groups, found by spectral clustering of the affinities, and the mean of those averages). Others are known by a
+      hash of their data, so that results do not depend on how clients are numbered.
     """
     if download < 1:
         raise InvalidInput(f"download must be at least 1, a client's own model, not {download}")

@@ -158,7 +158,11 @@ def fedpac(
     Deviations:
       Algorithm 1 leaves c(0) open: there is no alignment in the first round. A class without a global centroid later
       is aligned to the client's own centroid under the received backbone. A class that the cohort lacks keeps its
-      last centroid. Features are not centred to zero mean (Assumption 2), as in the released code.
+      last centroid. Features are not centred to zero mean (Assumption 2), as in the released code. Statistics and
+      heads see the images as they are; where training images are augmented (the released code does so for CIFAR-10 and
+      CINIC-10, for the heads too), that happens in the backbone's epochs alone. Under concept shift (Table 3) the
+      method runs as it is: Section 1 speaks of a slight modification, which the paper does not give. Centroids and
+      statistics of one label then mix the classes that the groups call so.
     """
 
     def summarize(features, data):

@@ -14,7 +14,7 @@ def fedprox_ft(
     weight_decay: float = 5e-4,
     batch_size: int = 50,
     epochs: int = 5,
-    finetune_epochs: int = 5,
+    finetune_epochs: int | None = None,
 ) -> Method:
     """FedProx-FT: FedProx whose clients fine-tune the global model before they use it.
 
@@ -28,7 +28,7 @@ def fedprox_ft(
       weight_decay: weight decay of SGD.
       batch_size: examples of a mini-batch.
       epochs: local epochs of a round.
-      finetune_epochs: epochs of fine-tuning before a client uses the model.
+      finetune_epochs: epochs of fine-tuning before a client uses the model; None for as many as `epochs`.
 
     Returns:
       A `Method` with the global model as server state and no client state.
@@ -41,5 +41,5 @@ def fedprox_ft(
       FedAS does not say how its FedProx-P personalizes; here as FedAvg-FT does.
     """
     sgd = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "batch_size": batch_size}
-    tuned = fedavg_ft(model, **sgd, finetune_epochs=finetune_epochs)
+    tuned = fedavg_ft(model, **sgd, epochs=epochs, finetune_epochs=finetune_epochs)
     return fedprox(model, mu=mu, **sgd, epochs=epochs)._replace(personalize=tuned.personalize)

@@ -45,6 +45,8 @@ def fedrep(
     Deviations:
       Algorithm 1 takes one step on the backbone; its experiments, epochs. The released code has ten epochs of the
       head, kept here, and for most datasets one of the backbone, where FedPAC's comparison has E = 5 for all methods.
+      The head trains on features of the images as they are: where training images are augmented, that happens in the
+      backbone's epochs alone. Code that passes every batch through the network augments in the head's epochs too.
     """
     head_optimizer = sgd(lr if head_lr is None else head_lr, momentum, weight_decay)
     backbone_optimizer = sgd(lr, momentum, weight_decay)

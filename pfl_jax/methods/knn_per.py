@@ -6,10 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, Method, Model, Params
+from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.holdout import fixed_subset
 from pfl_jax.primitives.local_sgd import map_examples
 from pfl_jax.primitives.losses import masked_mean
+
+Kernel = Literal["exponential", "gaussian"]
 
 CANDIDATES = (0.5, 0.6, 0.7, 0.8)
 """Weights of the neighbours that are tried (FedPAC, Appendix B.3)."""
@@ -37,7 +40,9 @@ class KNNModel(NamedTuple):
     mixing: jax.Array
 
 
-def neighbour_probabilities(store: Datastore, features: jax.Array, neighbours: int, num_classes: int) -> jax.Array:
+def neighbour_probabilities(
+    store: Datastore, features: jax.Array, neighbours: int, num_classes: int, kernel: Kernel = "exponential"
+) -> jax.Array:
     r"""p(y|x) proportional to the sum of exp(-||f(x) - f(x_l)||) over the k nearest stored examples l with y_l = y.
 
     Args:
@@ -45,6 +50,7 @@ def neighbour_probabilities(store: Datastore, features: jax.Array, neighbours: i
       features: f(x) [B, d].
       neighbours: k.
       num_classes: K.
+      kernel: "exponential", or "gaussian" for exp(-||f(x) - f(x_l)||^2 / d).
 
     Returns:
       [B, K]; rows sum to one, or are zero if the store is empty.
@@ -54,7 +60,11 @@ def neighbour_probabilities(store: Datastore, features: jax.Array, neighbours: i
     closeness = jnp.where(store.mask, closeness, -jnp.inf)
     _, nearest = jax.lax.top_k(closeness, min(neighbours, store.mask.shape[0]))
     # Distances of the few that are near, without the cancellation of the product above.
-    distances = jnp.linalg.norm(features[:, None] - store.features[nearest], axis=-1)
+    difference = features[:, None] - store.features[nearest]
+    if kernel == "gaussian":
+        distances = jnp.mean(jnp.square(difference), axis=-1)
+    else:
+        distances = jnp.linalg.norm(difference, axis=-1)
     real = store.mask[nearest]
     # Only ratios matter: relative to the nearest one, no exponential underflows.
     offset = jnp.min(jnp.where(real, distances, jnp.inf), axis=-1, keepdims=True)
@@ -69,6 +79,7 @@ def knn_per(
     neighbours: int = 10,
     mixing: float | Literal["auto"] = "auto",
     held_out: float = 0.2,
+    kernel: Kernel = "exponential",
     lr: float = 0.01,
     momentum: float = 0.5,
     weight_decay: float = 5e-4,
@@ -86,6 +97,8 @@ def knn_per(
       neighbours: number k of nearest neighbours.
       mixing: weight a of the neighbours' prediction, from 0 to 1; auto chooses it on held-out examples of the client.
       held_out: share of a client's training examples that mixing auto is judged on.
+      kernel: weight of a neighbour at distance r in d features: exponential is exp(-r), the paper's; gaussian is
+        exp(-r^2 / d), the released code's.
       lr: learning rate.
       momentum: momentum of SGD.
       weight_decay: weight decay of SGD.
@@ -101,11 +114,14 @@ def knn_per(
       on kNN-Per. The choices of a are FedPAC's (Appendix B.3).
 
     Deviations:
-      The held-out examples took part in training the global model, which no client can undo.
+      The paper's weights are exp(-r), the default here; its released code has exp(-r^2 / d), see `kernel`. The
+      held-out examples took part in training the global model, which no client can undo.
     """
+    if kernel not in ("exponential", "gaussian"):
+        raise InvalidInput(f"kernel must be exponential or gaussian, not {kernel!r}")
 
     def probabilities(params: Params, store: Datastore, features: jax.Array) -> tuple[jax.Array, jax.Array]:
-        near = neighbour_probabilities(store, features, neighbours, model.num_classes)
+        near = neighbour_probabilities(store, features, neighbours, model.num_classes, kernel)
         return near, jax.nn.softmax(model.classify(params["head"], features))
 
     def choose_mixing(params: Params, store: Datastore, data: ClientData) -> jax.Array:

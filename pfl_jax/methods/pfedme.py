@@ -15,9 +15,9 @@ def pfedme(
     lam: float = 10.0,
     inner_steps: int = 5,
     personal_lr: float | None = None,
+    inner_momentum: float = 0.0,
     server_lr: float = 1.0,
     lr: float = 0.01,
-    momentum: float = 0.5,
     weight_decay: float = 5e-4,
     batch_size: int = 50,
     epochs: int = 5,
@@ -35,9 +35,9 @@ def pfedme(
       lam: strength lambda of the pull between t and w_i.
       inner_steps: steps K of the personal model on a mini-batch.
       personal_lr: learning rate of the personal model; None for lr.
+      inner_momentum: momentum of the personal model's steps, which starts afresh on every mini-batch.
       server_lr: learning rate of the server, the paper's beta; 1 takes the mean of the clients' models.
       lr: learning rate of w_i; lr times lam should stay below 1.
-      momentum: momentum of the personal model's SGD, which starts afresh on every mini-batch.
       weight_decay: weight decay of the personal model's SGD.
       batch_size: examples of a mini-batch.
       epochs: local epochs of a round.
@@ -52,10 +52,11 @@ def pfedme(
     Deviations:
       Algorithm 1 asks for t up to an accuracy and counts R local rounds of one mini-batch each; here t takes K steps,
       as in its experiments, and R follows from E epochs. t starts at the received model and goes on from one
-      mini-batch to the next, as in the released code. Models are averaged by numbers of examples. A client never
-      trained deploys the initial model.
+      mini-batch to the next, as in the released code, whose steps have no momentum either; its weight decay is 1e-3.
+      There every client trains in every round and a cohort's w_i are averaged; here the cohort alone trains. Models are
+      averaged by numbers of examples, as in the released code. A client never trained deploys the initial model.
     """
-    optimizer = sgd(lr if personal_lr is None else personal_lr, momentum, weight_decay)
+    optimizer = sgd(lr if personal_lr is None else personal_lr, inner_momentum, weight_decay)
 
     def train(key, server, client, data):
         def step(models, batch):

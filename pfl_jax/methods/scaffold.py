@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import LocalResult, Method, Model, Params
-from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.aggregation import weighted_mean
 from pfl_jax.primitives.local_sgd import fit, num_steps, sgd
 from pfl_jax.primitives.losses import cross_entropy
 from pfl_jax.primitives.tree import interpolate
@@ -54,9 +54,11 @@ def scaffold(
 
         each step of w_i:  g(w_i) - c_i + c  in place of the gradient g(w_i)
         c_i+ = c_i - c + (w - w_i) / (S_i lr),  S_i steps of client i                      (option II)
-        w <- w + server_lr (sum_i beta_i w_i - w);   c <- c + (M / N) mean_i (c_i+ - c_i)
+        w <- w + server_lr mean_i (w_i - w);   c <- c + (M / N) mean_i (c_i+ - c_i)
 
-    All control variates start at zero: the first round is FedAvg's.
+    All control variates start at zero: the first round is FedAvg's for clients of equal size. Both means give every
+    client of the cohort the same weight, whatever its size: c is the mean of the c_i, so corrections by c - c_i cancel
+    in the server's mean only if that weighs clients alike. A learning rate of zero moves neither models nor controls.
 
     Args:
       server_lr: learning rate of the server; 1 takes the mean of the clients' models.
@@ -76,8 +78,8 @@ def scaffold(
     Deviations:
       The paper has no momentum. With it S_i becomes `effective_steps`, so that c_i stays an estimate of the
       client's gradient: divided by S_i lr it would be 1 / (1 - m) times that, and the corrections would overshoot
-      from round to round, around their fixed point with m = 0.5 and without end with m = 0.9. The models are averaged
-      by numbers of examples, as in FedAvg; the paper averages them equally, the same for clients of equal size.
+      from round to round, around their fixed point with m = 0.5 and without end with m = 0.9. Weight decay is part of
+      the steps, so that c_i estimates the gradient of the decayed loss.
     """
     optimizer = sgd(lr, momentum, weight_decay)
 
@@ -101,9 +103,10 @@ def scaffold(
             batch_size=batch_size,
         )
         steps = effective_steps(num_steps(jnp.sum(data.mask), batch_size, epochs), momentum)
-        # A client without a step has learned nothing: its control variate stays.
+        # A client without a step, or with steps of length zero, has learned nothing: its control variate stays.
+        reach = steps * lr
         change = jax.tree.map(
-            lambda old, new, c: jnp.where(steps > 0, (old - new) / (jnp.maximum(steps, 1) * lr) - c, 0),
+            lambda old, new, c: jnp.where(reach == 0, 0, (old - new) / jnp.where(reach == 0, 1, reach) - c),
             server.params,
             params,
             server.control,
@@ -111,7 +114,7 @@ def scaffold(
         return LocalResult(jax.tree.map(jnp.add, client, change), ScaffoldMessage(params, change), params)
 
     def aggregate(key, server, clients, messages, cohort):
-        params = weighted_mean(size_weights(cohort.counts), messages.params)
+        params = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), messages.params)
         # (M / N) times the cohort's mean: each of its clients moves the mean of all N by 1 / N of its change.
         shares = jnp.full(cohort.counts.shape, 1 / cohort.num_clients)
         control = jax.tree.map(jnp.add, server.control, weighted_mean(shares, messages.control_change))

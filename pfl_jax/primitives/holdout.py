@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 
-def fixed_subset(mask: jax.Array, share: float | jax.Array) -> jax.Array:
+def fixed_subset(mask: jax.Array, share: float | jax.Array, *, keep_rest: bool = True) -> jax.Array:
     """A random part of the real examples, the same one whenever it is asked for.
 
     Methods that judge models on held-out examples must never train on them in another round. The choice depends on
@@ -12,14 +12,16 @@ def fixed_subset(mask: jax.Array, share: float | jax.Array) -> jax.Array:
 
     Args:
       mask: [n], bool; the real examples.
-      share: of them, in [0, 1]; rounded, at least one example, and one is left over where there are two.
+      share: of them, in [0, 1]; rounded, at least one example.
+      keep_rest: leave at least one example to the complement where there are two; False lets a share of 1 take all.
 
     Returns:
       [n], bool; the complement is `mask & ~subset`.
     """
     (n,) = mask.shape
     count = jnp.sum(mask, dtype=jnp.int32)
-    size = jnp.clip(jnp.round(share * count).astype(jnp.int32), 1, jnp.maximum(count - 1, 1))
+    most = count - 1 if keep_rest else count
+    size = jnp.clip(jnp.round(share * count).astype(jnp.int32), 1, jnp.maximum(most, 1))
     bits = jax.random.bits(jax.random.key(0), (n,), jnp.uint32)
     rows = jnp.arange(n, dtype=jnp.int32)
     _, _, order = jax.lax.sort((~mask, bits, rows), num_keys=2)

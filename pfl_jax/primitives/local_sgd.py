@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import ClientData, PRNGKey, PyTree
+from pfl_jax.streams import AUGMENTATION
 
 Loss = Callable[[PyTree, ClientData], jax.Array]
 """(params, batch of B examples) -> scalar, a mean over the examples that batch.mask marks."""
@@ -15,9 +16,6 @@ Loss = Callable[[PyTree, ClientData], jax.Array]
 
 FORWARD_BATCH = 200
 """Examples of one forward pass: enough for full speed, few enough for the cache of a CPU."""
-
-AUGMENTATION = 2**32 - 1
-"""Stream of a training key beside its epochs, which count from 0 and never get there."""
 
 
 def _is_static_zero(value: float | jax.Array) -> bool:

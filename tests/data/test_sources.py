@@ -10,6 +10,7 @@ import pytest
 
 from pfl_jax.data import files, sources, tfds
 from pfl_jax.data.sources import load
+from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 
 GREY = (*archives.images(40, 10, (28, 28)), *archives.images(20, 10, (28, 28), 1))
@@ -39,6 +40,33 @@ def fails(message, name, source, folder):
     with pytest.raises(InvalidInput, match=message) as error:
         load(name, source, folder, notify=lambda text: None)
     assert "\n" not in str(error.value)
+
+
+# Normalisation
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_is_normalised_as_either_papers_code_does(name):
+    spec = SPECS[name]
+    fedas, fedpac = spec.normalised("fedas"), spec.normalised("fedpac")
+    assert (fedas.mean, fedas.std) == ((0.5,) * 3, (0.5,) * 3)
+    assert (fedpac.mean, fedpac.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+    assert fedpac._replace(mean=spec.mean, std=spec.std) == spec
+    dataset = load(name, "embedded", normalization="fedpac")
+    assert (dataset.mean, dataset.std) == (fedpac.mean, fedpac.std)
+    assert load(name, "embedded").mean == fedas.mean
+
+
+def test_the_other_datasets_have_one_normalisation():
+    for name in SPECS.keys() - {"cifar10", "cifar100"}:
+        assert SPECS[name].normalised("fedpac") == SPECS[name].normalised("fedas")
+    cinic = SPECS["cinic10"]
+    assert (cinic.mean, cinic.std) == ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835))
+
+
+def test_an_unknown_normalisation_is_refused():
+    with pytest.raises(InvalidInput, match="unknown normalization 'imagenet'"):
+        load("cifar10", "embedded", normalization="imagenet")  # pyright: ignore[reportArgumentType]
 
 
 # Files

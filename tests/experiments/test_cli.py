@@ -24,6 +24,7 @@ from experiments.config.request import method_config, parse
 from experiments.execution import build
 from experiments.runtime import jax_config
 from experiments.runtime.progress import RoundProgress, duration
+from pfl_jax.data import client_data
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
@@ -422,6 +423,24 @@ def test_augmentation_runs_on_embedded_cinic10(tmp_path, capsys):
     assert "grouped, augmented" in out
 
 
+@pytest.mark.parametrize("paper", ["fedpac", "fedas"])
+def test_pixels_are_normalised_as_the_options_say_and_the_run_says_how(tmp_path, capsys, paper):
+    words = ["--source", "embedded", "--method", "fedavg", "--model", "mlp", "--rounds", "1", *SMALL]
+    request = parse("cifar10", [*words, "--pixel-normalization", paper])
+    data = build.build(request, Console(quiet=True)).data
+    mean, std = {
+        "fedpac": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        "fedas": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    }[paper]
+    pixels = np.asarray(data.x[data.train_index[0, 0]], np.float64)
+    np.testing.assert_allclose(client_data(data, 0, "train").x[0], (pixels / 255 - mean) / std, atol=1e-5)
+    out = tmp_path / "run"
+    words += ["--no-compilation-cache", "--out", str(out), "--pixel-normalization", paper]
+    assert main("cifar10", words) == 0
+    assert json.loads((out / "config.json").read_text())["options"]["pixel_normalization"] == paper
+    capsys.readouterr()
+
+
 def test_sizes_are_a_list_that_ends_at_the_next_option():
     request = parse("digits", ["--size-choices", "300", "600", "1200", "--rounds", "3"])
     assert (request.options.size_choices, request.options.rounds) == ((300, 600, 1200), 3)
@@ -459,7 +478,7 @@ def test_settings_that_cannot_be_are_one_line(capsys, tmp_path, dataset, words, 
 def test_settings_without_effect_are_said():
     def notes(words):
         request = parse("digits", words.split())
-        return without_effect(request.options, request.given, "gpu")
+        return without_effect("digits", request.options, request.given, "gpu")
 
     assert notes("--size-choices 30 60 --partition iid") == []
     assert notes("--size-choices 30 60 --train-size 30") == ["--train-size has no effect with --size-choices"]
@@ -468,6 +487,11 @@ def test_settings_without_effect_are_said():
     assert notes("--pathological-protocol clustered") == [
         "--pathological-protocol has no effect with --partition grouped"
     ]
+    assert notes("--pixel-normalization fedas") == [
+        "--pixel-normalization has no effect on digits, which both papers' settings normalise alike"
+    ]
+    cifar = parse("cifar10", ["--pixel-normalization", "fedas"])
+    assert without_effect("cifar10", cifar.options, cifar.given, "gpu") == []
 
 
 @pytest.mark.parametrize("dataset", presets.DEFAULT_PRESET)

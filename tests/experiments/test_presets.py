@@ -7,7 +7,7 @@ import pytest
 from experiments import datasets
 from experiments.config import presets
 from experiments.config.options import Options
-from experiments.config.request import method_config, parse
+from experiments.config.request import assignments, method_config, parse
 from experiments.papers import published as paper
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.models import MODELS
@@ -63,6 +63,30 @@ def test_fedas_values():
     assert parse("cifar100", ["--method", "fedper"]).hyper_parameters["momentum"] == 0.0
 
 
+@pytest.mark.parametrize("dataset", ["cifar10", "cinic10"])
+def test_fedpacs_released_code_augments_and_normalises_colour_images(dataset):
+    request = parse(dataset, [])
+    assert (request.options.preset, request.options.pixel_normalization) == ("fedpac", "fedpac")
+    assert request.options.augment
+    assert not parse(dataset, ["--no-augment"]).options.augment
+    # Stand-ins are digits, which are not mirrored.
+    embedded, changes = request.on_embedded_data()
+    assert not embedded.options.augment
+    assert "--no-augment" in assignments(changes)
+    assert parse(dataset, ["--augment"]).on_embedded_data()[0].options.augment
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
+def test_fedas_normalises_by_a_half_and_never_augments(dataset):
+    options = parse(dataset, ["--preset", "fedas"]).options
+    assert (options.pixel_normalization, options.augment) == ("fedas", False)
+
+
+def test_grey_images_are_never_augmented():
+    for dataset in ("fashion_mnist", "emnist", "digits"):
+        assert not parse(dataset, []).options.augment
+
+
 def test_embedded_data_shrinks_what_was_not_given():
     request, changes = parse("cifar100", ["--rounds", "33"]).on_embedded_data()
     assert request.options.rounds == 33
@@ -91,6 +115,7 @@ def test_the_published_table_is_whole():
         ("cifar10", "--method fedper --preset fedas --seed 7 --chunk 4", 88.51),
         ("cinic10", "", 74.96),
         ("cifar10", "--augment", 81.13),
+        ("cifar10", "--no-augment", 81.13),
         ("cifar10", "--shift labels --method ditto", 70.41),
         ("fashion_mnist", "--size-choices 600 1200 300 --method fedavg_ft", 90.75),
         ("cifar10", "--partition pathological --method fedrep", 72.71),
@@ -152,6 +177,8 @@ def test_no_figure_for_any_other_setting(words):
         "--partition pathological --method fedem",
         "--preset fedas --method fedper --augment",
         "--preset fedas --method fedper --shift labels",
+        "--pixel-normalization fedas",
+        "--preset fedas --method fedper --pixel-normalization fedpac",
     ],
 )
 def test_no_figure_for_other_settings_of_cifar10(words):

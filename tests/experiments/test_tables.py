@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from experiments.config.request import parse
-from experiments.execution import cached_runs, run
+from experiments.execution import cached_runs, committed, run
 from experiments.execution.cached_runs import Cell
 from experiments.papers import published, settings
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
@@ -61,6 +61,12 @@ def accuracies(method, seed):
     """Two evaluations, the first one better."""
     last = {"local": 0.5, "fedavg_ft": 0.75}.get(method, 0.25) + 0.02 * seed
     return [last + 0.1, last]
+
+
+@pytest.fixture(autouse=True)
+def _no_committed_results(monkeypatch, tmp_path):
+    """Those of the checkout would count as finished runs."""
+    monkeypatch.setattr(committed, "ROOT", tmp_path / "none")
 
 
 @pytest.fixture
@@ -189,6 +195,43 @@ def test_what_has_no_bearing_on_results_is_no_other_run(runs, tmp_path):
     (tmp_path / "run" / CONFIG).write_text("{")
     with pytest.raises(InvalidInput, match="is damaged"):
         cached_runs.inspect(cell, tmp_path / "run")
+
+
+def test_fine_tuning_as_long_as_training_is_the_same_run_told_or_not(runs, tmp_path):
+    untold = Cell("fashion_mnist", ("--method", "fedavg_ft"))
+    told = Cell("fashion_mnist", (*untold.arguments, "--finetune-epochs", "5"))
+    for first, second in ((untold, told), (told, untold)):
+        folder = tmp_path / str(len(first.arguments))
+        cached_runs.run_cell(first, folder, Console(quiet=True))
+        assert cached_runs.inspect(second, folder) == "finished"
+        with pytest.raises(InvalidInput, match="--finetune-epochs 5, not 4"):
+            cached_runs.inspect(Cell("fashion_mnist", ("--method", "fedavg_ft", "--finetune-epochs", "4")), folder)
+
+
+def test_a_run_with_a_hyper_parameter_that_is_gone_is_another_run(runs, tmp_path):
+    cell = Cell("fashion_mnist", ("--method", "pfedme"))
+    cached_runs.run_cell(cell, tmp_path / "run", Console(quiet=True))
+    config = json.loads((tmp_path / "run" / CONFIG).read_text())
+    config["hyper_parameters"]["momentum"] = 0.5
+    (tmp_path / "run" / CONFIG).write_text(json.dumps(config))
+    with pytest.raises(InvalidInput, match=r"--momentum 0\.5, which pfedme no longer has"):
+        cached_runs.inspect(cell, tmp_path / "run")
+
+
+def test_runs_from_before_the_choice_of_a_normalization_are_known(runs, tmp_path):
+    fashion = Cell("fashion_mnist", ("--method", "local"))
+    fedas = Cell("cifar10", ("--method", "local", "--preset", "fedas"))
+    half = Cell("cifar10", ("--method", "local", "--pixel-normalization", "fedas"))
+    for cell in (fashion, fedas, half):
+        folder = tmp_path / "-".join([cell.dataset, *cell.arguments])
+        cached_runs.run_cell(cell, folder, Console(quiet=True))
+        config = json.loads((folder / CONFIG).read_text())
+        del config["options"]["pixel_normalization"]
+        (folder / CONFIG).write_text(json.dumps(config))
+        assert cached_runs.inspect(cell, folder) == "finished"
+    # CIFAR was normalised by 0.5 whatever the preset.
+    with pytest.raises(InvalidInput, match="--pixel-normalization fedas, not fedpac"):
+        cached_runs.inspect(Cell("cifar10", ("--method", "local")), folder)
 
 
 def test_one_process_at_a_time(runs, tmp_path, capsys):

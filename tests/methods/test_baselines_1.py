@@ -1,6 +1,7 @@
 """Limits of FedProx, SCAFFOLD, LG-FedAvg, FedRep, FedBABU, Fed-RoD, Ditto, pFedMe and APFL that are other methods."""
 
 import functools
+import inspect
 
 import chex
 import jax
@@ -17,6 +18,7 @@ from pfl_jax.methods.ditto import ditto
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedavg_ft import fedavg_ft
 from pfl_jax.methods.fedbabu import fedbabu
+from pfl_jax.methods.fedem_ft import fedem_ft
 from pfl_jax.methods.fedpac import fedpac
 from pfl_jax.methods.fedprox import fedprox
 from pfl_jax.methods.fedprox_ft import fedprox_ft
@@ -43,6 +45,7 @@ def federation(sizes, balanced):
 def run(factory, rounds=3, sizes=(9, 20, 14, 5), balanced=False, participation=1.0, **hyper_parameters):
     """The last round; every method trains with the same optimizer unless told otherwise."""
     sgd = {"momentum": 0.5, "weight_decay": 5e-4, **HYPER_PARAMETERS}
+    sgd = {name: value for name, value in sgd.items() if name in inspect.signature(factory).parameters}
     method = factory(tiny_model(), **{**sgd, **hyper_parameters})
     settings = Settings(rounds=rounds, participation=participation, eval_every=rounds)
     *_, last = simulate.run(method, federation(sizes, balanced), settings, jax.random.key(5))
@@ -86,11 +89,65 @@ def test_fedprox_ft_trains_like_fedprox_and_tunes_like_fedavg_ft():
     assert_same_run(run(fedprox_ft, rounds=1, mu=0.0), run(fedavg_ft, rounds=1))
 
 
+@pytest.mark.parametrize("factory", [fedavg_ft, fedprox_ft, fedem_ft, fedbabu])
+def test_fine_tuning_has_as_many_epochs_as_training_unless_told(factory):
+    examples = client_data(tiny_federation(), 1, "train")
+
+    def deployed(**epochs):
+        method = factory(tiny_model(), lr=0.1, batch_size=8, **epochs)
+        server = method.init_server(jax.random.key(0))
+        client = method.init_client(jax.random.key(1), server, examples)
+        return method.personalize(jax.random.key(2), server, client, examples)
+
+    for epochs in (1, 3):
+        assert_same(deployed(epochs=epochs), deployed(epochs=epochs, finetune_epochs=epochs))
+    assert distance(deployed(epochs=1), deployed(epochs=3)) > 1e-3
+    assert_same(deployed(epochs=1, finetune_epochs=3), deployed(epochs=3))
+
+
 def test_scaffold_starts_as_fedavg():
-    first = run(scaffold, rounds=1)
-    assert_same(first.state.server.params, run(fedavg, rounds=1).state.server)
+    # FedAvg weighs clients by their examples, SCAFFOLD all alike: the same for clients of equal size.
+    equal = {"sizes": (12, 12, 12)}
+    first = run(scaffold, rounds=1, **equal)
+    assert_same(first.state.server.params, run(fedavg, rounds=1, **equal).state.server)
     # From the second round on the control variates count.
-    assert distance(run(scaffold, rounds=2).state.server.params, run(fedavg, rounds=2).state.server) > 1e-5
+    second, other = (run(factory, rounds=2, **equal).state.server for factory in (scaffold, fedavg))
+    assert distance(second.params, other) > 1e-5
+
+
+def test_scaffold_weighs_clients_alike_whatever_their_sizes():
+    data = tiny_federation()
+    engine = simulate.build(scaffold(tiny_model(), **HYPER_PARAMETERS), Settings(rounds=1)).jit()
+    state = engine.init(data, jax.random.key(5))
+    method, alone = fedavg(tiny_model(), **HYPER_PARAMETERS), []
+    for client in range(4):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(5), 0), client)
+        alone.append(method.local(key, state.server.params, (), client_data(data, client, "train")).message)
+    state, _ = engine.round(data, state, 4)
+    assert_same(state.server.params, jax.tree.map(lambda *leaves: sum(leaves) / 4, *alone))
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_scaffold_without_a_learning_rate_stands_still(traced):
+    data, examples = tiny_federation(), client_data(tiny_federation(), 1, "train")
+
+    def train(lr):
+        method = scaffold(tiny_model(), **{**HYPER_PARAMETERS, "lr": lr})
+        server = method.init_server(jax.random.key(0))
+        # As in a later round: controls that are not zero.
+        server = server._replace(control=jax.tree.map(jnp.ones_like, server.control))
+        client = jax.tree.map(lambda leaf: 2 * jnp.ones_like(leaf), server.control)
+        result = method.local(jax.random.key(2), server, client, examples)
+        return server, client, result
+
+    server, client, result = jax.jit(train)(0.0) if traced else train(0.0)
+    assert_same(result.client, client)
+    assert_same(result.message.params, server.params)
+    assert float(sum(jnp.abs(leaf).sum() for leaf in jax.tree.leaves(result.message.control_change))) == 0
+    method = scaffold(tiny_model(), **{**HYPER_PARAMETERS, "lr": 0.0})
+    *_, last = simulate.run(method, data, Settings(rounds=2), jax.random.key(5))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(last.state.server))
+    assert_same(last.state.server.params, run(fedavg, rounds=1, lr=0.0).state.server)
 
 
 def test_scaffold_of_one_client_is_fedavg():
@@ -207,7 +264,7 @@ def test_ditto_without_the_pull_is_local():
 
 def test_pfedme_of_single_full_steps_is_fedavg():
     # With lr lambda = 1 every step of w_i lands on t, so that the next pull is zero.
-    me = run(pfedme, lr=0.1, lam=10.0, inner_steps=1, personal_lr=0.05, momentum=0.0)
+    me = run(pfedme, lr=0.1, lam=10.0, inner_steps=1, personal_lr=0.05)
     assert_same(me.state.server, run(fedavg, lr=0.05, momentum=0.0).state.server)
 
 

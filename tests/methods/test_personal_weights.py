@@ -1,5 +1,7 @@
 """FedALA, pFedHN and CD2-pFed, whose clients have weights of their own: limits, and equations against float64 NumPy."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,14 +69,16 @@ def learn_weights(received, own, weights, x, y, names, passes, eta):
     return weights, combine(weights)
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-def test_fedala(clients, layers):
+@pytest.mark.parametrize(("layers", "share"), [(1, 0.8), (2, 0.8), (1, 1.0)])
+def test_fedala(clients, layers, share):
     eta, w, data = 20.0, reference.to_numpy(start_of(fedavg)), tiny_federation(SIZES)
     names = [name for name in w if layers == 2 or name.startswith("head")]
     shares = []
-    for client in range(len(clients)):
+    for client, (x, _) in enumerate(clients):
         mask = client_data(data, client, "train").mask
-        shares.append(np.asarray(fixed_subset(mask, 0.8))[np.asarray(mask)])
+        chosen = np.asarray(fixed_subset(mask, share))[np.asarray(mask)]
+        # A share of 1 is every example.
+        shares.append(chosen if share < 1 else np.ones(len(x), bool))
     weights, own = [{name: np.ones_like(w[name]) for name in names}] * len(clients), [None] * len(clients)
     for passes in (0, 12, 1, 1):
         for client, (x, y) in enumerate(clients):
@@ -86,7 +90,7 @@ def test_fedala(clients, layers):
             own[client] = train(start, x, y)
         w = reference.mean(BETA, own)
     # A threshold of zero is never undercut: the first learning takes all its passes.
-    last = run(fedala, rounds=4, layers=layers, ala_lr=eta, ala_epochs=12, threshold=0.0)
+    last = run(fedala, rounds=4, layers=layers, share=share, ala_lr=eta, ala_epochs=12, threshold=0.0)
     assert_model(last.state.server, w, rtol=1e-3, atol=2e-4)
     for client in range(len(clients)):
         assert_model(row(last.state.clients.params, client), own[client], rtol=1e-3, atol=2e-4)
@@ -100,6 +104,10 @@ def test_fedala(clients, layers):
         for client, (x, y) in enumerate(clients)
     ]
     assert_received(last, deployed, rtol=2e-3, atol=5e-4)
+
+
+def test_fedalas_threshold_is_the_released_codes():
+    assert inspect.signature(fedala).parameters["threshold"].default == 0.1
 
 
 @pytest.mark.slow

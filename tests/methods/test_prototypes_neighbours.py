@@ -21,6 +21,7 @@ from full_batches import (
 from problems import CLASSES, tiny_federation, tiny_model
 
 from pfl_jax.data.federated import client_data
+from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedproto import fedproto_g, fedproto_l
 from pfl_jax.methods.knn_per import Datastore, knn_per, neighbour_probabilities
@@ -97,6 +98,14 @@ def test_fixed_subset(count):
     np.testing.assert_array_equal(fixed_subset(jnp.arange(33) < count, 0.2)[:20], chosen)
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 17])
+def test_a_fixed_subset_that_need_not_leave_a_rest_may_be_everything(count):
+    mask = jnp.arange(20) < count
+    np.testing.assert_array_equal(fixed_subset(mask, 1.0, keep_rest=False), mask)
+    np.testing.assert_array_equal(fixed_subset(mask, 0.4, keep_rest=False), fixed_subset(mask, 0.4))
+    assert np.asarray(fixed_subset(mask, 1.0)).sum() == (count - 1 if count > 1 else count)
+
+
 def test_fixed_subset_is_not_just_the_first_rows():
     assert np.asarray(fixed_subset(jnp.ones(50, bool), 0.5))[:25].sum() < 25
 
@@ -104,7 +113,12 @@ def test_fixed_subset_is_not_just_the_first_rows():
 # Neighbours
 
 
-def test_neighbour_probabilities():
+KERNELS = {"exponential": lambda distance: np.exp(-distance), "gaussian": lambda distance: np.exp(-(distance**2) / 4)}
+"""Weight of a neighbour at a distance in the four features of the tests."""
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_neighbour_probabilities(kernel):
     generator = np.random.default_rng(0)
     stored, labels, queries = (
         generator.normal(size=(12, 4)),
@@ -117,17 +131,22 @@ def test_neighbour_probabilities():
         distances = np.linalg.norm(stored - query, axis=1)
         distances[~mask] = np.inf
         for index in np.argsort(distances)[:4]:
-            probabilities[labels[index]] += np.exp(-distances[index])
+            probabilities[labels[index]] += KERNELS[kernel](distances[index])
     want /= want.sum(1, keepdims=True)
     store = Datastore(jnp.float32(stored), jnp.int32(labels), jnp.asarray(mask))
-    np.testing.assert_allclose(neighbour_probabilities(store, jnp.float32(queries), 4, 3), want, rtol=1e-4, atol=1e-6)
+    got = neighbour_probabilities(store, jnp.float32(queries), 4, 3, kernel)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
     # All fewer than k examples count; far away, nothing underflows; without any, nothing is predicted.
     few = store._replace(mask=jnp.arange(12) < 2)
-    far = neighbour_probabilities(few, jnp.float32(queries) + 1e3, 10, 3)
+    far = neighbour_probabilities(few, jnp.float32(queries) + 1e3, 10, 3, kernel)
     np.testing.assert_allclose(far.sum(1), 1.0, rtol=1e-5)
-    assert (
-        float(neighbour_probabilities(store._replace(mask=jnp.zeros(12, bool)), jnp.float32(queries), 4, 3).max()) == 0
-    )
+    none = store._replace(mask=jnp.zeros(12, bool))
+    assert float(neighbour_probabilities(none, jnp.float32(queries), 4, 3, kernel).max()) == 0
+
+
+def test_knn_per_refuses_an_unknown_kernel():
+    with pytest.raises(InvalidInput, match="kernel must be exponential or gaussian"):
+        knn_per(tiny_model(), kernel="gauss")
 
 
 def test_knn_per_without_neighbours_is_fedavg():
@@ -135,9 +154,9 @@ def test_knn_per_without_neighbours_is_fedavg():
     assert_like_fedavg(last, last.state.server, batch_size=8)
 
 
-@pytest.mark.parametrize("neighbours", [1, 5])
-def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(clients, neighbours):
-    method, data = knn_per(tiny_model(), neighbours=neighbours, held_out=0.4), tiny_federation(SIZES)
+@pytest.mark.parametrize(("neighbours", "kernel"), [(1, "exponential"), (5, "exponential"), (5, "gaussian")])
+def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(clients, neighbours, kernel):
+    method, data = knn_per(tiny_model(), neighbours=neighbours, held_out=0.4, kernel=kernel), tiny_federation(SIZES)
     # A head that overrates a class: how much of the neighbours is best differs from client to client.
     params = tiny_model().init(jax.random.key(8))
     params["head"]["bias"] = jnp.array([0.0, 0.0, 3.0])
@@ -149,7 +168,7 @@ def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(clients, neighbo
         for feature in features:
             distances = np.linalg.norm(stored - feature, axis=1)
             nearest = np.argsort(distances)[:neighbours]
-            near.append(np.exp(-distances[nearest]) @ np.eye(CLASSES)[store_y[nearest]])
+            near.append(KERNELS[kernel](distances[nearest]) @ np.eye(CLASSES)[store_y[nearest]])
         near = np.array(near) / np.sum(near, axis=1, keepdims=True)
         return a * near + (1 - a) * np.exp(log_softmax(reference.logits(w, x)))
 
@@ -172,6 +191,6 @@ def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(clients, neighbo
         predicted = method.predict(personal, jnp.float32(queries))
         np.testing.assert_allclose(np.exp(predicted), mixture(x, y, queries, a), rtol=1e-3, atol=1e-5)
     # Neither one value for everyone nor judged examples among their own neighbours would do.
-    if neighbours == 5:
+    if (neighbours, kernel) == (5, "exponential"):
         assert len({a for a, _ in chosen}) == 3
         assert sum(a != with_itself for a, with_itself in chosen) == 2

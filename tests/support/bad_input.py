@@ -66,6 +66,7 @@ def _options() -> Iterator[Case]:
         *("--drop-rate 1", "--held-out-clients 20", "--target-accuracy 101", "--on-nan go"),
         *("--epochs 0", "--lam -1", "--method apfl --alpha 1.5", "--method fedfomo --epsilon 2"),
         *("--method hypcluster --clusters 0", "--method fedas --target class_men"),
+        *("--pixel-normalization imagenet", "--method knn_per --kernel gaussain"),
     ):
         yield Case("Options and values", f"digits {words}")
     yield Case("Options and values", "digitz")
@@ -210,6 +211,7 @@ def _many() -> Iterator[Case]:
         *("sweep --dataset digits --grid momentun=0.1", "sweep --dataset digits --grid lr=0.1 --lr 0.2"),
         *("sweep --dataset digits --grid epochs=1,x", "sweep --dataset digits --seed 3"),
         *("sweep --dataset digits --state-on host", "benchmark --chunks 0"),
+        *("queue --only table-9", "queue --collect nowhere", "results_page --chek"),
     ):
         yield Case(section, command)
     yield Case(section, f"{table} --out run", "run is the folder of a single run")
@@ -366,11 +368,14 @@ def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
     from experiments.benchmark.__main__ import main as benchmark
     from experiments.commands import main as cli
     from experiments.figures.__main__ import main as figure
+    from experiments.queue.__main__ import main as queue
+    from experiments.results_page.__main__ import main as results_page
     from experiments.sweep import __main__ as sweep
     from experiments.tables import __main__ as tables
     from pfl_jax.data import files, tfds
 
     commands = {"tables": tables.main, "figures": figure, "sweep": sweep.main, "benchmark": benchmark}
+    commands |= {"queue": queue, "results_page": results_page}
     assert figures
     shutil.copytree(run, here / "run")
     if case.prepare is not None:

@@ -1,0 +1,184 @@
+"""Results that the repository keeps: a small file for each finished run, in place of its folder.
+
+    results/COLUMN/METHOD/seed-N.json
+
+holds the command, the commit, the configuration, the summary, and every evaluation's means over clients; nothing of
+single clients. Such a file counts as the finished run, wherever its folder is, if it is of the same dataset, options
+and seed; its name only helps people to find it.
+"""
+
+import functools
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.config.options import flag
+from experiments.execution.cached_runs import WITHOUT_BEARING, Cell, difference
+from experiments.results import load
+from experiments.results.load import Score
+from experiments.results.run_folder import PROTOCOLS, Protocol, strict_json
+from experiments.results.version import commit_of
+from pfl_jax.atomic_write import cannot_write, write_whole
+from pfl_jax.errors import InvalidInput
+
+ROOT = Path(__file__).parents[2] / "results"
+"""Where they are in the checkout."""
+
+LEFT_OUT = ("class_table", "train_examples", "test_examples")
+"""Of the configuration: as long as there are clients; the partition is a function of options and seed."""
+
+COUNTERS = ("bytes_up", "bytes_down", "seconds")
+"""Of an evaluation, beside its scores."""
+
+
+class Committed(NamedTuple):
+    """A finished run as the repository keeps it.
+
+    Attributes:
+      path: its file.
+      command: that makes the same run, for a shell.
+      commit: whose sources made it, see `commit_of`; None if it is not known.
+      config: content of config.json without what is as long as there are clients.
+      summary: content of summary.json, likewise.
+      rounds: "round" -> numbers of the evaluated rounds [R]; "received" and "trained" -> name -> [R], see
+        `pfl_jax.primitives.metrics.Summary`; "bytes_up", "bytes_down" and "seconds" -> [R].
+    """
+
+    path: Path
+    command: str
+    commit: str | None
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    rounds: dict[str, Any]
+
+    @property
+    def seconds(self) -> float:
+        """That the run took."""
+        return self.summary["seconds"]
+
+    def accuracy(self, protocol: Protocol, score: Score = "last") -> float | None:
+        """The mean over clients, see `load.accuracy`."""
+        means = self.rounds[protocol]["mean"]
+        if score == "last":
+            return means[-1]
+        return max((mean for mean in means if mean is not None), default=None)
+
+    def after(self, number: int, protocol: Protocol) -> float | None:
+        """The mean over clients after a round; None where it was not evaluated."""
+        rounds = self.rounds["round"]
+        return self.rounds[protocol]["mean"][rounds.index(number)] if number in rounds else None
+
+
+class Library:
+    """The committed results of a folder.
+
+    Args:
+      root: the folder; one that is not there is an empty one.
+
+    Raises:
+      InvalidInput: a file in it is damaged.
+    """
+
+    def __init__(self, root: Path = ROOT):
+        self.root = root
+        self._by_kind: dict[tuple[Any, ...], list[Committed]] = {}
+        self.all = [_read(path) for path in sorted(root.glob("*/*/seed-*.json"))]
+        for one in self.all:
+            self._by_kind.setdefault(_kind(one.config["dataset"], one.config["options"]), []).append(one)
+
+    def find(self, cell: Cell) -> Committed | None:
+        """The result of a cell; None if it is not there."""
+        # Before the arguments are parsed, which takes its time for the hundred places of a table.
+        if not any(dataset == cell.dataset and seed == cell.seed for dataset, *_, seed in self._by_kind):
+            return None
+        request = cell.request()
+        there = self._by_kind.get(_kind(cell.dataset, vars(request.options)), [])
+        return next((one for one in there if not difference(request, one.config)), None)
+
+
+def keep(folder: Path, place: Path, root: Path = ROOT) -> Path:
+    """Distils a finished run's folder.
+
+    Args:
+      folder: of the run.
+      place: of its file below root, without the ending.
+      root: where the committed results are.
+
+    Returns:
+      The file.
+
+    Raises:
+      InvalidInput: the folder cannot be read, or the file cannot be written.
+    """
+    path = root / place.parent / f"{place.name}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(path.parent, error) from None
+    write_whole(path, strict_json(distilled(folder)))
+    return path
+
+
+def distilled(folder: Path) -> dict[str, Any]:
+    """What is kept of a finished run, see `Committed`.
+
+    Raises:
+      InvalidInput: its files cannot be read.
+    """
+    config, summary, lines = load.read_config(folder), load.read_summary(folder), load.read_metrics(folder)
+    try:
+        options = config["options"] | {"out": None, "resume": None}
+        return {
+            "command": command(config),
+            "commit": commit_of(config["versions"]["pfl_jax"]),
+            "config": {name: value for name, value in config.items() if name not in LEFT_OUT} | {"options": options},
+            "summary": {name: value for name, value in summary.items() if not _is_of_clients(name)},
+            "rounds": _columns(lines),
+        }
+    except (KeyError, TypeError, IndexError) as error:
+        raise InvalidInput(f"{folder} is not the folder of a finished run: {error!r}") from None
+
+
+def command(config: dict[str, Any]) -> str:
+    """The command line of a stored run, without what does not bear on its results."""
+    values = config["options"] | config["hyper_parameters"]
+    given = [name for name in values if name in config["given"] and name not in WITHOUT_BEARING]
+    words = ["python", "-m", f"experiments.{config['dataset']}"]
+    for name in given:
+        value = values[name]
+        if isinstance(value, bool):
+            words.append(flag(name if value else f"no_{name}"))
+        else:
+            words += [flag(name), *(map(str, value) if isinstance(value, list) else [str(value)])]
+    return shlex.join(words)
+
+
+def _is_of_clients(name: str) -> bool:
+    return name.endswith(("_per_client", "per_client_accuracy"))
+
+
+def _columns(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The evaluations as lists, which JSON writes on one line each."""
+    columns: dict[str, Any] = {"round": [line["round"] for line in lines]}
+    for protocol in PROTOCOLS:
+        columns[protocol] = {name: [line[protocol][name] for line in lines] for name in lines[-1][protocol]}
+    return columns | {name: [line[name] for line in lines] for name in COUNTERS if name in lines[-1]}
+
+
+def _kind(dataset: str, options: dict[str, Any]) -> tuple[Any, ...]:
+    """What is compared first, because it is quick."""
+    return dataset, options["method"], options["num_clients"], options["seed"]
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(path: Path, changed: int) -> Committed:
+    content = load.read_json(path)
+    try:
+        return Committed(path, *(content[name] for name in Committed._fields[1:]))
+    except KeyError as error:
+        raise InvalidInput(f"{path} has no {error}: remove it, and collect its run again") from None
+
+
+def _read(path: Path) -> Committed:
+    return _parsed(path, path.stat().st_mtime_ns)

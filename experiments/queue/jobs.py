@@ -1,0 +1,121 @@
+"""The long runs as plain data, in the order in which they are run.
+
+All are on Fashion-MNIST, which has no download to wait for. A run that several tables share is run once.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.commands.batch import slug
+from experiments.execution.cached_runs import Cell, bearing
+from experiments.papers import published, settings
+from experiments.papers.published import Published
+from experiments.tables.comparison import place as place_of
+
+DATASET = "fashion_mnist"
+
+ORDER = (
+    *("fedpac", "fedavg", "fedavg_ft", "local", "fedper", "fedrep", "lg_fedavg", "fedbabu"),
+    *("fedpac_proto (modified)", "ditto"),
+)
+"""What comes first in the first block; then the rest in the paper's order."""
+
+SEVERAL_SEEDS = (
+    *("fedpac", "fedpac -alignment -collaboration", "fedpac -collaboration", "fedpac -alignment"),
+    *("fedpac_proto (modified)", "fedavg", "fedavg_ft", "fedper", "fedrep", "fedbabu", "lg_fedavg", "ditto", "local"),
+)
+"""What is run with seeds 1 and 2 too."""
+
+FEDAS_METHODS = ("fedas", "fedper", "fedala", "fedavg")
+FEDAS_BETAS = (0.1, 0.5, 1.0)
+FEDAS_PARTICIPATIONS = (0.2, 0.4, 0.6, 1.0)
+FEDAS_CLIENTS = 20
+
+BLOCKS = {
+    "table-1": "FedPAC's Table 1 and its replication's, 20 clients, seed 0",
+    "tables-2-3": "FedPAC's Tables 2 (ablation) and 3 (concept shift), seed 0",
+    "seeds": "seeds 1 and 2 of what is compared most, 20 clients",
+    "100-clients": "FedPAC's Table 1 and its replication's, 100 clients, seed 0",
+    "fedas": "FedAS's Dirichlet partitions and participations, which its tables have for CIFAR only",
+}
+"""Block -> what it holds."""
+
+
+class Job(NamedTuple):
+    """One run.
+
+    Attributes:
+      block: a key of BLOCKS.
+      cell: what is run.
+      method: as tables have it, with what is switched off.
+      place: of its folder, or of its file in results/, below their roots: COLUMN/METHOD/seed-N.
+    """
+
+    block: str
+    cell: Cell
+    method: str
+    place: Path
+
+    @property
+    def label(self) -> str:
+        """For people, and as a name for --only."""
+        return f"{self.place.parts[0]} {self.method} seed {self.cell.seed}"
+
+
+def jobs() -> list[Job]:
+    """All of them, the most wanted first."""
+    found: dict[tuple[str, int, str], Job] = {}
+    for job in _all():
+        request = job.cell.request()
+        found.setdefault((job.cell.dataset, job.cell.seed, json.dumps(bearing(request), sort_keys=True)), job)
+    return list(found.values())
+
+
+def _all() -> Iterator[Job]:
+    main = [("fedpac", 1), ("fedpac_replication", 1)]
+    yield from _of("table-1", sorted(_rows(main, 20), key=_turn), 0)
+    yield from _of("tables-2-3", _rows([("fedpac", 2), ("fedpac", 3)], 20), 0)
+    repeated = _rows([*main, ("fedpac", 2)], 20)
+    repeated = [next(row for row in repeated if row.method == method) for method in SEVERAL_SEEDS]
+    for seed in (1, 2):
+        yield from _of("seeds", repeated, seed)
+    yield from _of("100-clients", sorted(_rows(main, 100), key=_turn), 0)
+    yield from fedas_jobs()
+
+
+def fedas_jobs() -> Iterator[Job]:
+    """FedAS's settings on Fashion-MNIST: the best round counts, so every round is evaluated."""
+    for beta in FEDAS_BETAS:
+        for participation in FEDAS_PARTICIPATIONS:
+            for method in FEDAS_METHODS:
+                yield Job(
+                    "fedas", fedas_cell(beta, participation, method), method, _fedas_place(beta, participation, method)
+                )
+
+
+def fedas_cell(beta: float, participation: float, method: str) -> Cell:
+    """The run of a method in one of FedAS's settings."""
+    words = f"--preset fedas --method {method} --num-clients {FEDAS_CLIENTS} --eval-every 1"
+    return Cell(DATASET, (*words.split(), *settings.fedas_setting(beta, participation).split()))
+
+
+def _fedas_place(beta: float, participation: float, method: str) -> Path:
+    setting = f"dirichlet beta={beta} participation={participation}"
+    return Path(slug(f"{DATASET} {FEDAS_CLIENTS} clients {setting}"), method, "seed-0")
+
+
+def _rows(tables: Sequence[tuple[str, int]], clients: int) -> list[Published]:
+    """The places of some tables, table after table."""
+    rows = [row for row in published.load() if (row.dataset, row.clients) == (DATASET, clients)]
+    return [row for table in tables for row in rows if (row.paper, row.table) == table]
+
+
+def _turn(row: Published) -> int:
+    return ORDER.index(row.method) if row.method in ORDER else len(ORDER)
+
+
+def _of(block: str, rows: Sequence[Published], seed: int) -> Iterator[Job]:
+    for row in rows:
+        yield Job(block, Cell(row.dataset, row.arguments, seed), row.method, place_of(row) / f"seed-{seed}")

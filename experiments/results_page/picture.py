@@ -1,0 +1,56 @@
+"""Accuracy over rounds: ours as curves, the papers' final accuracies as marks."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+from experiments.execution.committed import Committed, Library
+from experiments.figures.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
+from experiments.papers.published import Published
+from experiments.results_page.places import SECTIONS, rows, runs
+
+METHODS = ("fedpac", "fedavg_ft", "ditto", "fedbabu", "fedrep", "fedper", "local", "fedavg")
+"""What the figure and README's table show, of the first section."""
+
+LEAST = 70.0
+"""Where the axis of accuracies begins, in percent: averaged models are below it for a few rounds."""
+
+MARKS_AT = 1.03
+"""Where the papers' accuracies stand: just behind the last round."""
+
+
+def chosen() -> list[Published]:
+    """The places of METHODS."""
+    by_method = {row.method: row for row in rows(SECTIONS[0])}
+    return [by_method[method] for method in METHODS]
+
+
+def picture(library: Library) -> Picture:
+    """The curves of the methods that have a finished run.
+
+    Args:
+      library: the committed results.
+    """
+    found = [(row, runs(row, library)) for row in chosen()]
+    series = [_series(row, there) for row, there in found if there]
+    seeds = sorted({len(there) for _, there in found if there})
+    numbers = " to ".join(str(number) for number in dict.fromkeys((seeds or [0])[:1] + seeds[-1:]))
+    caption = (
+        "Mean accuracy over clients of what each deploys after aggregation (received): Fashion-MNIST, 20 clients of "
+        f"600 examples, s = 20 %; {numbers} seeds. Filled marks at the right: FedPAC's Table 1, after its last round."
+    )
+    panel = Lines("", ROUND, ACCURACY, series, least=LEAST)
+    return Picture("Accuracy over rounds, pfl_jax beside FedPAC's paper", caption, [panel], 1)
+
+
+def digest(shown: Picture) -> str:
+    """Of everything that is drawn, whatever draws it; the files of the figure carry it."""
+    return hashlib.sha256(json.dumps(shown.record(), sort_keys=True).encode()).hexdigest()
+
+
+def _series(row: Published, there: Sequence[Committed]) -> Series:
+    common = set.intersection(*(set(one.rounds["round"]) for one in there))
+    numbers = sorted(common)
+    curves = [[one.after(number, "received") for number in numbers] for one in there]
+    line = over_seeds(row.method, numbers, curves, is_main=row.method == METHODS[0])  # pyright: ignore
+    return line.with_mark(MARKS_AT * numbers[-1], row.accuracy_percent)

@@ -1,0 +1,180 @@
+"""What the page compares: places of the papers' tables, ours in them, and why some are far apart."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.execution.cached_runs import Cell
+from experiments.execution.committed import Committed, Library
+from experiments.papers import published, settings
+from experiments.papers.published import Published
+from experiments.queue.jobs import DATASET
+from experiments.results.load import Score, read_json
+from experiments.results.run_folder import PROTOCOLS, Protocol
+from experiments.tables import comparison
+from experiments.tables.comparison import Figure
+from pfl_jax.errors import InvalidInput
+
+SEEDS = (0, 1, 2)
+CLOSE = 1.0
+"""Points up to which ours and the paper's agree: about what another seed or another partition moves."""
+
+CAUSES, RELEASED = "causes.json", "released"
+"""Below the committed results: why places are far apart, and what released code reaches."""
+
+
+class Section(NamedTuple):
+    """A table of the page: a paper's table for one number of clients."""
+
+    paper: str
+    table: int
+    clients: int
+
+    @property
+    def title(self) -> str:
+        name = settings.TABLES[self.paper, self.table].title
+        return f"{settings.PAPERS[self.paper]}, Table {self.table}: {name}; {self.clients} clients"
+
+
+SECTIONS = (
+    *(Section("fedpac", 1, 20), Section("fedpac", 2, 20), Section("fedpac", 3, 20)),
+    *(Section("fedpac_replication", 1, 20), Section("fedpac", 1, 100), Section("fedpac_replication", 1, 100)),
+)
+
+
+class Cause(NamedTuple):
+    """Why a place is further than CLOSE from the paper's.
+
+    Attributes:
+      where: field of `Published` -> value, for the places that it is the cause of.
+      cause: in a sentence.
+      command: of the experiment that showed it.
+    """
+
+    where: dict[str, Any]
+    cause: str
+    command: str
+
+    def holds(self, row: Published) -> bool:
+        """Whether it is the cause at a place."""
+        return all(getattr(row, name) == value for name, value in self.where.items())
+
+
+class Place(NamedTuple):
+    """One place.
+
+    Attributes:
+      figure: ours and the paper's, by the protocol that the paper's tables have.
+      trained: ours after local training, in percent; None where there is no result.
+      cause: why they are far apart, where that is known.
+    """
+
+    figure: Figure
+    trained: float | None
+    cause: Cause | None
+
+    @property
+    def is_close(self) -> bool | None:
+        """None where there is nothing to compare."""
+        difference = self.figure.difference
+        return None if difference is None else round(abs(difference), 2) <= CLOSE
+
+
+class Released(NamedTuple):
+    """What a paper's released code reaches over the rounds.
+
+    Attributes:
+      source: how that was measured.
+      row: the place of a table that it is to repeat.
+      rounds: [R].
+      accuracies: protocol -> means over clients [R], in percent.
+    """
+
+    source: str
+    row: Published
+    rounds: list[int]
+    accuracies: dict[str, list[float]]
+
+
+def places(section: Section, library: Library, causes: Sequence[Cause]) -> list[Place]:
+    """The places of a section in the paper's order.
+
+    Args:
+      section: which table.
+      library: the committed results.
+      causes: all that are known.
+    """
+    return [_place(row, library, causes) for row in rows(section)]
+
+
+def rows(section: Section) -> list[Published]:
+    """What is published in a section."""
+    where = (section.paper, section.table, DATASET, section.clients)
+    return [row for row in published.load() if (row.paper, row.table, row.dataset, row.clients) == where]
+
+
+def runs(row: Published, library: Library) -> list[Committed]:
+    """The finished runs of a place, by seed."""
+    found = (library.find(Cell(row.dataset, row.arguments, seed)) for seed in SEEDS)
+    return [one for one in found if one is not None]
+
+
+def mean_after(there: Sequence[Committed], number: int, protocol: Protocol) -> float | None:
+    """The mean over runs after a round; None unless all of them were evaluated there."""
+    values = [one.after(number, protocol) for one in there]
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
+def best_mean(cell: Cell, library: Library, protocol: Protocol, score: Score) -> float | None:
+    """Of one run; None where it is not finished."""
+    found = library.find(cell)
+    return None if found is None else found.accuracy(protocol, score)
+
+
+def _place(row: Published, library: Library, causes: Sequence[Cause]) -> Place:
+    cells = [(Cell(row.dataset, row.arguments, seed), None) for seed in SEEDS]
+    score: Score = "best" if settings.SCORE[row.paper] == "best" else "last"
+    received, trained = (comparison.figure(row, cells, protocol, score, library) for protocol in PROTOCOLS)
+    return Place(received, trained.mean, next((cause for cause in causes if cause.holds(row)), None))
+
+
+def load_causes(root: Path) -> list[Cause]:
+    """The causes that are known.
+
+    Args:
+      root: of the committed results.
+
+    Raises:
+      InvalidInput: the file cannot be read, or a cause has no place, no sentence or no command.
+    """
+    path = root / CAUSES
+    shown = [row for section in SECTIONS for row in rows(section)]
+    causes = []
+    for entry in read_json(path).get("causes", []):
+        where = {name: value for name, value in entry.items() if name in Published._fields}
+        unknown = sorted(entry.keys() - where.keys() - {"cause", "command"})
+        if unknown:
+            raise InvalidInput(f"{path}: '{unknown[0]}' is nothing that a cause has")
+        if not entry.get("cause") or not entry.get("command"):
+            raise InvalidInput(f"{path}: the cause for {where} needs its cause and its command")
+        cause = Cause(where, entry["cause"], entry["command"])
+        if not where or not any(cause.holds(row) for row in shown):
+            raise InvalidInput(f"{path}: the cause for {where} has no place in docs/results.md")
+        causes.append(cause)
+    return causes
+
+
+def load_released(root: Path) -> list[Released]:
+    """What is known of released code; InvalidInput if a file cannot be read."""
+    found = []
+    for path in sorted((root / RELEASED).glob("*.json")):
+        content = read_json(path)
+        where = {name: value for name, value in content.items() if name in Published._fields}
+        row = next((row for row in published.load() if Cause(where, "", "").holds(row)), None)
+        if row is None or not {"source", "round", *PROTOCOLS} <= content.keys():
+            raise InvalidInput(f"{path} is not what released code reaches at a place of a paper's table")
+        accuracies = {protocol: content[protocol] for protocol in PROTOCOLS}
+        found.append(Released(content["source"], row, content["round"], accuracies))
+    return found

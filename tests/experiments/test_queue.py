@@ -1,0 +1,317 @@
+"""The queue of long runs: each is run once, in order, and is finished wherever its committed result came from."""
+
+import dataclasses
+import json
+import shutil
+import statistics
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from experiments.config.request import parse
+from experiments.execution import cached_runs, committed, run
+from experiments.execution.committed import Library
+from experiments.figures.runs import examples_visited
+from experiments.queue import __main__ as queue
+from experiments.queue.jobs import BLOCKS, SEVERAL_SEEDS, jobs
+from experiments.queue.plan import EXAMPLES_PER_SECOND, seconds_left, standings
+from experiments.results import version
+from experiments.results.run_folder import CONFIG, SUMMARY, Evaluation, RunFolder
+from experiments.tables import __main__ as tables
+from pfl_jax.base import Scores
+from pfl_jax.errors import InvalidInput
+
+JOBS = jobs()
+PLACES = {str(job.place): job for job in JOBS}
+MAIN = "fashion_mnist-20-clients-grouped-s=20"
+
+
+class Runs:
+    """Stands in for `run.run`: leaves its folder behind and trains nothing."""
+
+    def __init__(self):
+        self.done, self.refused, self.stop_at = [], None, None
+
+    def __call__(self, request, console, observe=None):
+        options = request.options
+        if self.stop_at == len(self.done):
+            raise KeyboardInterrupt("interrupted: evaluated up to round 7 of 200")
+        if options.method == self.refused:
+            raise InvalidInput("--lr 0.01 is too large")
+        self.done.append(request)
+        folder = RunFolder.claim(options.out, "never")
+        data = {"description": "fashion_mnist (files)", "is_real": options.source != "embedded"}
+        folder.write(
+            CONFIG,
+            {
+                "dataset": request.dataset,
+                "data": data,
+                "options": dataclasses.asdict(options),
+                "hyper_parameters": request.hyper_parameters,
+                "given": sorted(request.given),
+                "train_examples": [600] * options.num_clients,
+                "class_table": [[60] * 10] * options.num_clients,
+                "versions": {"pfl_jax": version.own_version(), "jax": "0.10.1"},
+                "device": "cpu x 2",
+            },
+        )
+        for number in (100, 200):
+            scores = [Scores(*[np.linspace(low, low + 0.1, 20)] * 4) for low in (0.6 + number / 1000, 0.5)]
+            folder.log(Evaluation(number, *scores, 36.0 * number, 1000.0), info={"weights": [[0.5] * 20] * 20})
+        folder.write(SUMMARY, {"seconds": 7200.0, "per_client_accuracy": [85.0] * 20, "received_accuracy": 85.0})
+
+
+@pytest.fixture(autouse=True)
+def nice(monkeypatch):
+    asked = []
+    monkeypatch.setattr(queue.os, "nice", asked.append)
+    return asked
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    stand_in = Runs()
+    monkeypatch.setattr(run, "run", stand_in)
+    return stand_in
+
+
+@pytest.fixture
+def words(tmp_path):
+    return ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+
+
+def named(requests):
+    return [(request.options.method, request.options.seed) for request in requests]
+
+
+# What there is to run.
+
+
+def test_the_most_wanted_come_first_and_nothing_comes_twice():
+    assert [job.method for job in JOBS[:5]] == ["fedpac", "fedavg", "fedavg_ft", "local", "fedper"]
+    assert list(dict.fromkeys(job.block for job in JOBS)) == list(BLOCKS)
+    assert len(PLACES) == len(JOBS)
+    parsed = [
+        (job.cell.dataset, job.cell.seed, json.dumps(cached_runs.bearing(job.cell.request()), sort_keys=True))
+        for job in JOBS
+    ]
+    assert len(set(parsed)) == len(JOBS)
+    # Table 2's and the replication's FedPAC are Table 1's run.
+    assert f"{MAIN}/fedpac-replicated/seed-0" not in PLACES
+    assert [job.block for job in JOBS if job.place.parent.as_posix() == f"{MAIN}/fedpac"] == ["table-1", *["seeds"] * 2]
+
+
+@pytest.mark.parametrize(
+    ("block", "count", "rounds"),
+    [
+        ("table-1", 16, 200),
+        ("tables-2-3", 3 + 8, 200),
+        ("seeds", 2 * len(SEVERAL_SEEDS), 200),
+        ("100-clients", 16, 200),
+        ("fedas", 3 * 4 * 4, 40),
+    ],
+)
+def test_every_block_has_its_runs(block, count, rounds):
+    there = [job for job in JOBS if job.block == block]
+    assert len(there) == count
+    assert {job.cell.request().options.rounds for job in there} == {rounds}
+    assert {job.cell.seed for job in there} == ({1, 2} if block == "seeds" else {0})
+
+
+def test_fedas_settings_are_fedas_own():
+    place = "fashion_mnist-20-clients-dirichlet-beta=1.0-participation=0.6/fedala/seed-0"
+    options = PLACES[place].cell.request().options
+    assert (options.preset, options.dirichlet_protocol, options.beta) == ("fedas", "fedas", 1.0)
+    assert (options.participation, options.eval_every, options.num_clients) == (0.6, 1, 20)
+
+
+# Running it.
+
+
+def test_it_runs_what_is_missing_and_keeps_what_finishes(runs, words, nice, tmp_path, capsys):
+    assert queue.main([*words, "--only", "apfl", "lg_fedavg"]) == 0
+    first = [job for job in JOBS if job.method in ("lg_fedavg", "apfl")]
+    assert named(runs.done) == [(job.cell.request().options.method, job.cell.seed) for job in first]
+    assert nice == [19]
+    # Little is lost with a machine, and a stand-in never passes for the dataset.
+    assert {(one.options.checkpoint_every, one.options.source) for one in runs.done} == {(20, "files")}
+    assert len(list((tmp_path / "results").rglob("*.json"))) == len(first)
+    assert f"run 1 of {len(first)}: {MAIN} lg_fedavg seed 0" in capsys.readouterr().out
+    # On another machine: no folder of a run, only the committed results.
+    shutil.rmtree(tmp_path / "runs")
+    before = len(runs.done)
+    assert queue.main([*words, "--only", "apfl", "lg_fedavg"]) == 0
+    assert len(runs.done) == before
+    assert queue.main([*words, "--only", "knn_per"]) == 0
+    assert {method for method, _ in named(runs.done[before:])} == {"knn_per"}
+
+
+def test_it_stops_and_goes_on(runs, words, capsys):
+    runs.stop_at = 2
+    assert queue.main([*words, "--only", "lg_fedavg"]) == 130
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "2 of 4 runs are finished: the same command goes on" in err
+    runs.stop_at = None
+    assert queue.main([*words, "--only", "lg_fedavg"]) == 0
+    assert [(one.options.num_clients, one.options.seed) for one in runs.done] == [(20, 0), (20, 1), (20, 2), (100, 0)]
+
+
+def test_what_is_refused_does_not_stop_the_rest(runs, words, capsys):
+    runs.refused = "lg_fedavg"
+    assert queue.main([*words, "--only", "lg_fedavg", "apfl"]) == 2
+    captured = capsys.readouterr()
+    assert "left out: --lr 0.01 is too large" in captured.out
+    assert "2 of 6 runs are finished, 4 could not be" in captured.err
+
+
+def test_the_list_says_what_is_left_and_runs_nothing(runs, words, tmp_path, nice, capsys):
+    assert queue.main([*words, "--only", "lg_fedavg"]) == 0
+    done = len(runs.done)
+    folder = tmp_path / "runs" / MAIN / "local" / "seed-0"
+    cached_runs.run_cell(PLACES[f"{MAIN}/local/seed-0"].cell, folder, Console(quiet=True))
+    (folder / SUMMARY).unlink()
+    nice.clear()
+    capsys.readouterr()
+    assert queue.main([*words, "--list"]) == 0
+    out = capsys.readouterr().out
+    assert len(runs.done) == done + 1
+    assert nice == []
+    assert f"{done} of {len(JOBS)} runs are finished" in out
+    (line,) = [line for line in out.splitlines() if line.endswith(f"{MAIN} lg_fedavg seed 0")]
+    assert line.split()[:3] == ["2.00", "h", "finished"]
+    (line,) = [line for line in out.splitlines() if line.endswith(f"{MAIN} local seed 0")]
+    assert "round 200 of 200" in line
+
+
+def test_the_time_left_follows_what_has_finished(runs, words, tmp_path):
+    job = PLACES[f"{MAIN}/fedper/seed-1"]
+    library = Library(tmp_path / "results")
+    visited = examples_visited(job.cell.request())
+    usual = visited / EXAMPLES_PER_SECOND["fedpac_cnn"]
+    assert seconds_left(standings([job], library, tmp_path)) == pytest.approx(usual)
+    assert queue.main([*words, "--only", "local"]) == 0
+    finished = PLACES[f"{MAIN}/local/seed-1"]
+    wider = PLACES["fashion_mnist-100-clients-grouped-s=20-participation=0.3/ditto/seed-0"]
+    there = standings([finished, job, wider], Library(tmp_path / "results"), tmp_path)
+    assert [one.is_finished for one in there] == [True, False, False]
+    # Other methods with the same network are as fast as what has finished with it; 30 clients of 100 are more than 20.
+    seconds = statistics.median([7200.0] * 3 + [4800.0])
+    assert [one.seconds for one in there] == pytest.approx([7200.0, seconds, 1.5 * seconds])
+    assert seconds_left(there) == pytest.approx(2.5 * seconds)
+
+
+# Committed results.
+
+
+def test_a_result_is_small_and_has_nothing_of_single_clients(runs, words, tmp_path):
+    job = PLACES[f"{MAIN}/lg_fedavg/seed-0"]
+    assert queue.main([*words, "--only", "lg_fedavg"]) == 0
+    path = tmp_path / "results" / f"{job.place}.json"
+    content = json.loads(path.read_text())
+    assert "per_client" not in path.read_text()
+    assert not {"class_table", "train_examples", "info"} & (content["config"].keys() | content["rounds"].keys())
+    assert content["rounds"]["round"] == [100, 200]
+    assert content["rounds"]["received"]["mean"] == pytest.approx([75.0, 85.0])
+    assert content["rounds"]["trained"]["std"] == pytest.approx([3.035, 3.035], abs=1e-3)
+    assert content["config"]["options"]["out"] is None
+    # The command is the run.
+    python, dash, module, *arguments = content["command"].split()
+    assert (python, dash, module) == ("python", "-m", "experiments.fashion_mnist")
+    request = parse("fashion_mnist", arguments)
+    assert cached_runs.bearing(request) == cached_runs.bearing(job.cell.request())
+    assert request.options.seed == 0
+
+
+def test_only_the_same_run_counts(runs, words, tmp_path):
+    job = PLACES[f"{MAIN}/lg_fedavg/seed-0"]
+    assert queue.main([*words, "--only", "lg_fedavg"]) == 0
+    library = Library(tmp_path / "results")
+    found = library.find(job.cell)
+    assert found is not None
+    assert (found.accuracy("received"), found.accuracy("trained", "best")) == pytest.approx((85.0, 55.0))
+    assert (found.after(100, "received"), found.after(50, "received")) == (pytest.approx(75.0), None)
+    for arguments, same in ((("--chunk", "2"), True), (("--lr", "0.02"), False), (("--source", "embedded"), False)):
+        other = dataclasses.replace(job.cell, arguments=(*job.cell.arguments, *arguments))
+        assert (library.find(other) == found) == same, arguments
+    assert library.find(dataclasses.replace(job.cell, seed=7)) is None
+
+
+def test_finished_runs_of_other_commands_are_collected(runs, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(committed, "ROOT", tmp_path / "none")
+    table = ["--paper", "fedpac", "--table", "1", "--dataset", "fashion_mnist", "--clients", "20"]
+    for folder, more in (("whole", ()), ("short", ("--rounds", "5")), ("stand-in", ("--source", "embedded"))):
+        assert tables.main([*table, "--method", "lg_fedavg", "local", *more, "--out", str(tmp_path / folder)]) == 0
+    done = len(runs.done)
+    assert queue.main([*words, "--collect", *(str(tmp_path / name) for name in ("short", "stand-in", "whole"))]) == 0
+    out = capsys.readouterr().out
+    assert out.count("not of the queue") == 4
+    kept = {path.relative_to(tmp_path / "results").as_posix() for path in (tmp_path / "results").rglob("*.json")}
+    assert kept == {f"{MAIN}/lg_fedavg/seed-0.json", f"{MAIN}/local/seed-0.json"}
+    assert queue.main([*words, "--only", "lg_fedavg"]) == 0
+    assert [(one.options.num_clients, one.options.seed) for one in runs.done[done:]] == [(20, 1), (20, 2), (100, 0)]
+
+
+def test_a_table_takes_committed_results(runs, words, tmp_path, monkeypatch, capsys):
+    assert queue.main([*words, "--only", "local"]) == 0
+    monkeypatch.setattr(committed, "ROOT", tmp_path / "results")
+    done = len(runs.done)
+    table = ["--paper", "fedpac", "--table", "1", "--dataset", "fashion_mnist", "--clients", "20", "--method", "local"]
+    assert tables.main([*table, "--out", str(tmp_path / "table")]) == 0
+    assert len(runs.done) == done
+    assert "1 of 1 runs are there" in capsys.readouterr().out
+    places = json.loads((tmp_path / "table" / "table.json").read_text())["places"]
+    (place,) = [place for place in places if (place["dataset"], place["clients"]) == ("fashion_mnist", 20)]
+    assert (place["mean"], place["paper"]) == (pytest.approx(85.0), 85.68)
+    assert tables.main([*table, "--out", str(tmp_path / "table"), "--dry-run"]) == 0
+    assert f"# in {tmp_path / 'results'}" in capsys.readouterr().out
+    assert tables.main([*table, "--out", str(tmp_path / "again"), "--anew"]) == 0
+    assert len(runs.done) == done + 1
+
+
+def test_the_commit_is_the_one_whose_sources_made_the_run(tmp_path, monkeypatch):
+    package, git = tmp_path / "library", ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    package.mkdir()
+    monkeypatch.setattr(version, "PACKAGE", package)
+    digests, commits = [], []
+    version.subprocess.run([*git, "init", "-q"], check=True)
+    for content in ("one = 1\n", "two = 2\n"):
+        (package / "part").mkdir(exist_ok=True)
+        (package / "part" / "a.py").write_text(content)
+        (package / "b.py").write_text("b\n")
+        version.subprocess.run([*git, "add", "-A"], check=True)
+        version.subprocess.run([*git, "commit", "-qm", "x"], check=True)
+        digests.append(version.own_version.__wrapped__())
+        head = version.subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+        commits.append(head.stdout.strip())
+    assert len(set(digests)) == 2
+    assert [version.commit_of(digest) for digest in digests] == commits
+    assert version.commit_of("0" * 12) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--only fedpca", "unknown block or method 'fedpca' (there are table-1"),
+        ("--collect nowhere", "--collect nowhere: there is no such folder"),
+        ("--everything", "unrecognized arguments: --everything"),
+    ],
+)
+def test_bad_input_is_one_line(runs, capsys, words, expected):
+    assert queue.main(words.split()) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert expected in err
+    assert runs.done == []
+
+
+def test_a_damaged_result_is_one_line(runs, words, tmp_path, capsys):
+    path = tmp_path / "results" / "column" / "method" / "seed-0.json"
+    path.parent.mkdir(parents=True)
+    for content, expected in (("{", "is damaged"), ("{}", "has no 'command'")):
+        path.write_text(content)
+        assert queue.main([*words, "--list"]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert expected in err

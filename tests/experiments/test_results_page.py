@@ -1,0 +1,190 @@
+"""docs/results.md and README's table are what the committed results give, and say what is open."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from run_folders import write_run
+
+from experiments.execution import committed
+from experiments.execution.committed import Library
+from experiments.queue.jobs import jobs
+from experiments.results_page import __main__ as command
+from experiments.results_page import places
+from experiments.results_page.page import Content, page, readme_table
+from experiments.results_page.picture import METHODS, digest, picture
+from experiments.results_page.places import SECTIONS, Cause, load_causes, load_released, rows
+from pfl_jax.errors import InvalidInput
+
+JOBS = {str(job.place): job for job in jobs()}
+MAIN = "fashion_mnist-20-clients-grouped-s=20"
+ROUNDS = (10, 100, 200)
+
+
+def keep(tmp_path, place, level):
+    """Commits a run whose accuracies are `level` percent in its first evaluation, and two points better in its last.
+
+    Returns:
+      The mean of the last round.
+    """
+    job = JOBS[place]
+    folder = tmp_path / "runs" / place
+    accuracies = write_run(folder, job.cell.arguments, dataset=job.cell.dataset, seed=job.cell.seed, rounds=ROUNDS)
+    accuracies += level - 80.0
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line, values in zip(lines, accuracies, strict=True):
+        line["received"]["mean"], line["trained"]["mean"] = values.mean(), values.mean() - 1
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = json.loads((folder / "config.json").read_text())
+    config["versions"]["pfl_jax"] = "0" * 12
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "summary.json").write_text(json.dumps({"seconds": 3600.0}))
+    committed.keep(folder, job.place, tmp_path / "results")
+    return accuracies[-1].mean()
+
+
+def content(tmp_path, causes=()):
+    return Content(Library(tmp_path / "results"), list(causes), [])
+
+
+def line_of(text, start, section=None):
+    """The first line that starts so, below a heading."""
+    text = text if section is None else text.split(f"## {section}")[1]
+    return next(line for line in text.splitlines() if line.startswith(start))
+
+
+def test_page_readme_and_figure_are_up_to_date():
+    assert command.differing(command.ROOT) == []
+
+
+def test_a_place_has_ours_the_papers_and_the_difference(tmp_path):
+    means = [keep(tmp_path, f"{MAIN}/fedpac/seed-{seed}", level) for seed, level in ((0, 89.0), (1, 90.0), (2, 89.5))]
+    mean, std = np.mean(means), np.std(means, ddof=1)
+    text = page(content(tmp_path))
+    expected = f"| `fedpac` | {mean:.2f} ± {std:.2f} (3) | 91.83 | {mean - 91.83:+.2f} | {mean - 1:.2f} |"
+    assert line_of(text, "| `fedpac` ", "FedPAC, Table 1").startswith(expected)
+    assert line_of(text, "| `fedpac` ", "FedPAC, Table 2").startswith(expected)
+    # The replication's FedPAC is the same run beside another figure.
+    assert f"| {mean:.2f} ± {std:.2f} (3) | 91.95 | {mean - 91.95:+.2f} |" in line_of(text, "| `fedpac (replicated)`")
+    assert f"| `fedpac` | {mean:.2f} ± {std:.2f} (3) | 91.83 | {mean - 91.83:+.2f} |" in readme_table(content(tmp_path))
+    assert line_of(text, "| `local` ", "FedPAC, Table 1").startswith("| `local` | — | 85.68 | — | — |")
+
+
+def test_it_counts_what_agrees_what_is_explained_and_what_is_open(tmp_path):
+    close = keep(tmp_path, f"{MAIN}/local/seed-0", 83.7)
+    far = keep(tmp_path, f"{MAIN}/fedper/seed-0", 70.0)
+    other = keep(tmp_path, f"{MAIN}/ditto/seed-0", 95.0)
+    assert abs(close - 85.68) < 1 < min(abs(far - 87.43), abs(other - 90.43))
+    cause = Cause({"method": "fedper", "clients": 20}, "Too few heads.", "python -m experiments.digits --method fedper")
+    text = page(content(tmp_path, [cause]))
+    total = sum(len(rows(section)) for section in SECTIONS)
+    counts = [
+        int(line_of(text, start).split("|")[2]) for start in ("| within", "| further away, e", "| further away, o")
+    ]
+    assert counts == [1, 1, 1]
+    assert int(line_of(text, "| no finished").split("|")[2]) == total - 3
+    assert f"{len(JOBS) - 3} of {len(JOBS)} runs of the queue are left" in text
+    assert line_of(text, "| `local` | 8").endswith("|  |")
+    assert line_of(text, "| `ditto` | 9").endswith("| open |")
+    assert line_of(text, "| `fedper` | 7").endswith(f"| {cause.cause} `{cause.command}` |")
+    assert "Of 3 places of the papers' tables that have a finished run, 1 are within 1 point" in readme_table(
+        content(tmp_path)
+    )
+
+
+def test_released_code_stands_beside_ours(tmp_path):
+    (released,) = load_released(committed.ROOT)
+    assert (released.row.paper, released.row.table, released.row.method) == ("fedpac", 1, "fedpac")
+    mean = keep(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
+    text = page(Content(Library(tmp_path / "results"), [], [released]))
+    assert line_of(text, "| 200 |") == (
+        f"| 200 | {mean:.2f} | 91.3 | {mean - 91.3:+.2f} | {mean - 1:.2f} | 91.2 | {mean - 1 - 91.2:+.2f} |"
+    )
+    # Where ours was not evaluated.
+    assert line_of(text, "| 20 |") == "| 20 | — | 88.5 | — | — | 87.8 | — |"
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        ({"method": "fedper", "cause": "So."}, "needs its cause and its command"),
+        ({"method": "fedper", "command": "x"}, "needs its cause and its command"),
+        ({"method": "fedpre", "cause": "So.", "command": "x"}, "has no place"),
+        ({"cause": "So.", "command": "x"}, "has no place"),
+        ({"methd": "fedper", "cause": "So.", "command": "x"}, "'methd' is nothing that a cause has"),
+    ],
+)
+def test_a_cause_has_a_place_a_sentence_and_a_command(tmp_path, cause, expected):
+    (tmp_path / places.CAUSES).write_text(json.dumps({"causes": [cause]}))
+    with pytest.raises(InvalidInput, match=expected):
+        load_causes(tmp_path)
+
+
+def test_the_committed_causes_and_results_have_places():
+    load_causes(committed.ROOT)
+    names = {path.relative_to(committed.ROOT).with_suffix("").as_posix() for path in committed.ROOT.glob("*/*/seed-*")}
+    assert names <= JOBS.keys()
+    # Each file is the run that its name says.
+    library = Library()
+    for name in names:
+        found = library.find(JOBS[name].cell)
+        assert found is not None, name
+        assert found.path == committed.ROOT / f"{name}.json"
+        assert found.config["data"]["is_real"], name
+        assert found.path.stat().st_size < 40_000
+
+
+def test_the_figure_has_curves_and_the_papers_marks(tmp_path):
+    means = [keep(tmp_path, f"{MAIN}/fedper/seed-{seed}", level) for seed, level in ((0, 84.0), (1, 86.0))]
+    keep(tmp_path, f"{MAIN}/local/seed-0", 84.0)
+    shown = picture(Library(tmp_path / "results"))
+    (panel,) = shown.panels
+    assert [series.label for series in panel.series] == [name for name in METHODS if name in ("fedper", "local")]
+    line = panel.series[0]
+    assert (line.x, line.y[-1]) == ([10, 100, 200], pytest.approx(np.mean(means)))
+    assert line.mark == (pytest.approx(206.0), 87.43)
+    assert "1 to 2 seeds" in shown.caption
+    keep(tmp_path, f"{MAIN}/ditto/seed-0", 84.0)
+    assert digest(picture(Library(tmp_path / "results"))) != digest(shown)
+
+
+def checkout(tmp_path):
+    """What the command works on, without results."""
+    (tmp_path / "results").mkdir(exist_ok=True)
+    (tmp_path / "results" / places.CAUSES).write_text('{"causes": []}')
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(f"# Title\n\n{command.START}old\n{command.END}\nThe rest.\n")
+
+
+def test_the_command_makes_all_and_check_says_what_differs(tmp_path, capsys):
+    checkout(tmp_path)
+    keep(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
+    assert command.main(["--check"], tmp_path) == 2
+    assert "docs/results.md, README.md, docs/figures/results.svg" in capsys.readouterr().err
+    assert command.main([], tmp_path) == 0
+    assert command.main(["--check"], tmp_path) == 0
+    readme = (tmp_path / "README.md").read_text()
+    assert readme.startswith(f"# Title\n\n{command.START}\n| method |")
+    assert readme.endswith(f"\n{command.END}\nThe rest.\n")
+    assert len(re.findall(r"^\| `", readme, re.MULTILINE)) == 8
+    made = {path: path.read_bytes() for path in (tmp_path / "docs").rglob("*.*")}
+    assert {path.name for path in made} == {"results.md", "results.svg", "results.png"}
+    # The same results give the same bytes.
+    assert command.main([], tmp_path) == 0
+    assert {path: path.read_bytes() for path in (tmp_path / "docs").rglob("*.*")} == made
+    keep(tmp_path, f"{MAIN}/fedpac/seed-1", 90.0)
+    capsys.readouterr()
+    assert command.main(["--check"], tmp_path) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    for name in ("docs/results.md", "README.md", "results.svg", "results.png"):
+        assert name in err
+
+
+def test_a_readme_without_marks_is_left_alone(tmp_path, capsys):
+    checkout(tmp_path)
+    (tmp_path / "README.md").write_text("# Title\n")
+    assert command.main([], tmp_path) == 2
+    assert "README.md has no lines <!-- results:start -->" in capsys.readouterr().err
+    assert (tmp_path / "README.md").read_text() == "# Title\n"
