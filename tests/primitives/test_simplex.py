@@ -223,6 +223,12 @@ def test_the_gap_is_the_relative_frank_wolfe_gap():
     solution = solve_simplex_qp(jnp.asarray(matrices, jnp.float32), solver="projected_gradient", tolerance=1e-2)
     want = [relative_gap(matrix, weights) for matrix, weights in zip(matrices, solution.weights, strict=True)]
     np.testing.assert_allclose(solution.gap, want, atol=1e-6)
+    # Far from the minimisers too.
+    anywhere = np.random.default_rng(1).dirichlet(np.ones(4), 3)
+    for matrix, weights in zip(matrices, anywhere, strict=True):
+        gap = simplex_qp.frank_wolfe_gap(jnp.float32(matrix), jnp.float32(weights), 1e-7)
+        np.testing.assert_allclose(gap, relative_gap(matrix, weights), rtol=1e-4)
+        assert gap > 0.1
 
 
 @settings(max_examples=50, deadline=None)
