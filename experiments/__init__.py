@@ -3,7 +3,6 @@
 import difflib
 import importlib.util
 import os
-import pkgutil
 import signal
 import sys
 
@@ -26,35 +25,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # jax is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-_NOT_DATASETS = (
-    "__main__",
-    "benchmark",
-    "commands",
-    "config",
-    "execution",
-    "figures",
-    "papers",
-    "queue",
-    "report",
-    "results",
-    "results_page",
-    "runtime",
-    "sizes",
-    "sweep",
-    "tables",
-)
-
-
-def datasets() -> list[str]:
-    """Names of the experiments, one module each."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _NOT_DATASETS)
+DATASETS = ("cifar10", "cifar100", "cinic10", "digits", "emnist", "fashion_mnist")
+"""The data sets that have an experiment, each a module of this name here."""
 
 
 def unknown_dataset(name: str) -> str:
     """The error for a dataset that has no experiment, with the nearest one that has."""
-    near = difflib.get_close_matches(name, datasets(), n=1)
+    near = difflib.get_close_matches(name, DATASETS, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    return f"unknown dataset '{name}' (there are {', '.join(datasets())}){hint}"
+    return f"unknown dataset '{name}' (there are {', '.join(DATASETS)}){hint}"
 
 
 def _refuse_unknown_module() -> None:

@@ -26,7 +26,7 @@ def commands() -> dict[str, str]:
 def usage() -> str:
     """The list for people."""
     lines = ["usage: python -m experiments NAME [--help] [OPTIONS]"]
-    datasets, every = experiments.datasets(), commands()
+    datasets, every = experiments.DATASETS, commands()
     for title, names in (
         ("One method on one data set:", datasets),
         ("Other commands:", sorted(every.keys() - set(datasets))),
@@ -44,7 +44,7 @@ if __name__ == "__main__":
     name = next(iter(sys.argv[1:]), "--help")
     if name in ("-h", "--help"):
         print(usage())
-    elif name in commands() and name not in experiments.datasets():
+    elif name in commands() and name not in experiments.DATASETS:
         sys.argv[:2] = [f"python -m experiments.{name}"]
         runpy.run_module(f"experiments.{name}", run_name="__main__")
     else:

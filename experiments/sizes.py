@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from experiments import datasets, unknown_dataset
+from experiments import DATASETS, unknown_dataset
 from experiments.commands import batch
-from experiments.commands.main import exit_code
+from experiments.config.exit_codes import exit_code
 from experiments.config.presets import DEFAULT_PRESET
 from experiments.config.request import parse
 from pfl_jax.data.federated import FederatedData
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: the words of the command line; by default those of this process.
 
     Returns:
-      The exit code, see `main.exit_code`.
+      The exit code, see `exit_codes.exit_code`.
     """
     return exit_code(lambda: _print(sys.argv[1:] if arguments is None else arguments, Console()))
 
@@ -96,7 +96,7 @@ def _shapes(spec: DatasetSpec, num_clients: int, train_size: int) -> FederatedDa
 
 def _print(words: Sequence[str], console: Console) -> None:
     parser = batch.Parser("experiments.sizes", __doc__)
-    parser.add_argument("--dataset", default="fashion_mnist", help=", ".join(datasets()))
+    parser.add_argument("--dataset", default="fashion_mnist", help=", ".join(DATASETS))
     parser.add_argument("--method", nargs="+", default=list(METHODS), metavar="NAME", help="by default all")
     parser.add_argument("--num-clients", type=int, default=1000, metavar="N", help="default 1000")
     parser.add_argument("--cohort", type=int, metavar="M", help="clients of a round; default a hundredth of all")

@@ -34,9 +34,9 @@ def insert(path, anchor, text):
 def copy(tmp_path_factory):
     """The repository with the page's method in it."""
     root = tmp_path_factory.mktemp("contributing")
-    for folder in ("pfl_jax", "experiments", "tests"):
+    for folder in ("pfl_jax", "experiments", "tests", "docs"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "README.md"):
+    for file in ("pyproject.toml", "mkdocs.yml", *(path.name for path in ROOT.glob("*.md"))):
         shutil.copy(ROOT / file, root / file)
     (root / "pfl_jax/methods/fedavgm.py").write_text(block("python", "def fedavgm("))
     methods = root / "pfl_jax/methods/__init__.py"
@@ -45,7 +45,8 @@ def copy(tmp_path_factory):
     insert(root / "tests/methods/test_limits.py", "SAME = [", block("python", '("fedavgm", {'))
     mutants = root / "tests/support/mutants.toml"
     mutants.write_text(mutants.read_text() + "\n" + block("toml", "fedavgm.py"))
-    insert(root / "README.md", "| `fedavg` | one model |", block("markdown", "`fedavgm`"))
+    insert(root / "docs/methods.md", "| `fedavg` | one model |", block("markdown", "Hsu, Qi, Brown"))
+    insert(root / "docs/methods.md", "| `fedavg` | nothing |", block("markdown", "| sum |"))
     return root
 
 
@@ -66,7 +67,7 @@ def follow(command, root):
 def test_the_walk_through(copy):
     commands = [line for line in block("console", "pytest").splitlines() if line not in ELSEWHERE]
     printed = {command.split()[-1]: follow(command, copy) for command in commands}
-    # Conformance, the limit, the golden values and the README's row.
+    # Conformance, the limit, the golden values and the documentation's rows.
     (passed,) = re.findall(r"(\d+) passed", printed["fedavgm"])
     assert int(passed) >= 13
     assert "--server-momentum" in printed["--help"]

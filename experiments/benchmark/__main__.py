@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from experiments.commands.main import INTERRUPTED, INVALID
+from experiments.config.exit_codes import INTERRUPTED, INVALID
 from experiments.runtime.signals import interruptible
 from pfl_jax.atomic_write import write_whole
 from pfl_jax.errors import InvalidInput

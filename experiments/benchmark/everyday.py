@@ -39,7 +39,7 @@ def everyday(setup: Setup) -> Record:
     times = measure.interleaved(scale.repetitions[1], {"accuracies": plain.both, "scores": full.both})
     medians = {name: measure.median(seconds) for name, seconds in times.items()}
     setup.notify("lines of the log and checkpoints")
-    written = _writing(full, scale.repetitions[0])
+    written = _writing(full, np.asarray(data.test_count), scale.repetitions[0])
     return {
         "clients": scale.clients,
         "round_seconds": medians["accuracies"],
@@ -50,12 +50,12 @@ def everyday(setup: Setup) -> Record:
     }
 
 
-def _writing(rounds: Rounds, repetitions: int) -> dict[str, float]:
+def _writing(rounds: Rounds, counts: np.ndarray, repetitions: int) -> dict[str, float]:
     """Seconds of a line of the log, and of a checkpoint, medians."""
     outcome = rounds.outcome
     assert outcome is not None
     received, trained = (jax.tree.map(np.asarray, scores) for scores in (rounds.evaluate(), rounds.state.trained))
-    history = History([Evaluation(1, received, trained, 1.0, 1.0)])
+    history = History([Evaluation(1, received, trained, counts, 1.0, 1.0)])
     numbers = itertools.count()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "metrics.jsonl"

@@ -9,8 +9,8 @@ from typing import NoReturn, TypeVar
 
 from rich.console import Console
 
-from experiments.commands.main import exit_code
-from experiments.execution.cached_runs import WITHOUT_BEARING
+from experiments.config.exit_codes import exit_code
+from experiments.config.request import RESULT_NEUTRAL
 from experiments.runtime.locks import exclusive
 from experiments.runtime.signals import interruptible
 from pfl_jax.errors import InvalidInput
@@ -64,7 +64,7 @@ def command(
       make: does it, while no other process is at work in `out`.
 
     Returns:
-      The exit code, see `main.exit_code`.
+      The exit code, see `exit_codes.exit_code`.
     """
 
     def work() -> None:
@@ -98,9 +98,12 @@ def folder_name(name: str, number: int, words: Sequence[str]) -> str:
         if word.startswith("--") or not parts:
             parts.append([])
         parts[-1].append(word)
-    without = WITHOUT_BEARING - {"source"}
-    bearing = sorted(" ".join(part) for part in parts if not given(part) & without)
-    return slug(" ".join([f"{name}-{number}", *bearing]))
+    without = RESULT_NEUTRAL - {"source"}
+    # One protocol of evaluation is measured by request only.
+    relevant = sorted(
+        " ".join(part) for part in parts if not given(part) & without or "before_aggregation" in " ".join(part)
+    )
+    return slug(" ".join([f"{name}-{number}", *relevant]))
 
 
 def choose(name: str, asked: Iterable[str], choices: Iterable[str], where: str = "") -> None:

@@ -1,17 +1,15 @@
 """The command line: words in, an exit code out; every error the user can mend is one line."""
 
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 
 from experiments import unknown_dataset
 from experiments.config import request as parsing
+from experiments.config.exit_codes import exit_code
 from experiments.config.presets import DEFAULT_PRESET
 from pfl_jax.errors import InvalidInput
-
-INVALID, INTERRUPTED = 2, 130
 
 
 def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +20,7 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
       arguments: the words after it; by default those of this process.
 
     Returns:
-      The exit code, see `exit_code`.
+      The exit code, see `exit_codes.exit_code`.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
 
@@ -61,32 +59,3 @@ def _as_one_of_many(request: parsing.Request) -> None:
     with processes.together():
         request = _resumed(request)
     run.run(request, Console(quiet=not processes.reports), processes=processes)
-
-
-def exit_code(work: Callable[[], None]) -> int:
-    """Does the work of a command, and tells every error the user can mend in one line on stderr.
-
-    Args:
-      work: may raise InvalidInput, or KeyboardInterrupt with what is left of it.
-
-    Returns:
-      0, 2 for input that cannot be used, 130 after SIGINT, 1 if nobody reads the output any more.
-    """
-    try:
-        work()
-    except InvalidInput as error:
-        _say(f"error: {error}")
-        return INVALID
-    except KeyboardInterrupt as stop:
-        _say(str(stop) or "interrupted while no run was going on")
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has left; Python would complain about it once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    return 0
-
-
-def _say(message: str) -> None:
-    """One line on stderr, whatever the message."""
-    print(" ".join(message.split()), file=sys.stderr, flush=True)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from experiments.results.run_folder import Protocol
 from pfl_jax.data.specs import SPECS, PixelNormalization
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
@@ -115,8 +116,10 @@ class Options:
     on_nan: OnNaN = "stop"
     """When a client's model, message or loss becomes NaN or infinite: end the run, or leave the client out of the
     round."""
-    eval_protocol: Literal["received", "trained"] = "received"
-    """Accuracy that comes first: after aggregation or right after a client's own training; both are always measured."""
+    eval_protocol: Protocol = "received"
+    """Accuracy that comes first: after aggregation or right after a client's own training, which are always measured;
+    or before_aggregation, measured where it is asked for: a round's clients right after their training, all others
+    with what they received in the round before."""
     out: str | None = None
     """New folder for the results; None makes one under runs/."""
     checkpoint_every: int | None = None

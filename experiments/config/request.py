@@ -19,10 +19,27 @@ import docstring_parser
 import tyro
 
 from experiments.config import presets
-from experiments.config.options import MethodName, Options, PresetName, check_hyper_parameters, flag, mesh_devices
+from experiments.config.options import (
+    PARTITION_OPTIONS,
+    PROCESSES,
+    MethodName,
+    Options,
+    PresetName,
+    check_hyper_parameters,
+    flag,
+    mesh_devices,
+    reads_pixel_normalization,
+)
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
+
+RESULT_NEUTRAL = {
+    *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"),
+    *("checkpoint_every", "keep_checkpoints", "resume", "mesh", "tensorboard", "wandb", "plot"),
+    *PROCESSES,
+}
+"""Options that two runs with the same results may differ in; of the source only what it led to is compared."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +111,26 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
         raise InvalidInput(f"--augment is for colour images, and those of {dataset} are grey")
     check_hyper_parameters(hyper_parameters)
     return Request(dataset, options, hyper_parameters, frozenset(given))
+
+
+def relevant_options(request: Request) -> dict[str, Any]:
+    """Everything in a request that its results depend on, by name; seed and data apart.
+
+    What the dataset or the chosen partition does not read is left out, and None that stands for another value is that.
+    """
+    unread = {name for names in PARTITION_OPTIONS.values() for name in names}
+    unread -= set(PARTITION_OPTIONS[request.options.partition])
+    if not reads_pixel_normalization(request.dataset):
+        unread.add("pixel_normalization")
+    every = filled(dataclasses.asdict(request.options) | request.hyper_parameters)
+    return {name: value for name, value in every.items() if name not in RESULT_NEUTRAL | unread | {"seed"}}
+
+
+def filled(values: dict[str, Any]) -> dict[str, Any]:
+    """Options and hyper-parameters, with the epochs of fine-tuning where None says that they are those of training."""
+    if "finetune_epochs" in values and values["finetune_epochs"] is None:
+        return values | {"finetune_epochs": values["epochs"]}
+    return values
 
 
 def method_config(name: str) -> type:

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from experiments.config.options import PARTITION_OPTIONS, Options, without_effect
 from experiments.config.request import Request, assignments
-from experiments.execution.records import Experiment, devices
+from experiments.execution.experiment import Experiment
+from experiments.runtime.devices import devices
 from experiments.runtime.distributed import Processes
 from pfl_jax import simulate
 from pfl_jax.base import Method
@@ -109,6 +110,7 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
         straggler_rate=options.straggler_rate,
         drop_rate=options.drop_rate,
         eval_every=options.eval_every,
+        before_aggregation=options.eval_protocol == "before_aggregation",
     )
     newcomers = None
     if options.held_out_clients:

@@ -8,15 +8,14 @@ of cells.
 import dataclasses
 import functools
 import json
-import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from experiments.config.options import PARTITION_OPTIONS, PROCESSES, Options, flag, reads_pixel_normalization
-from experiments.config.request import Request, method_config, parse
+from experiments.config.cell import Cell
+from experiments.config.options import Options, flag
+from experiments.config.request import Request, filled, method_config, relevant_options
 from experiments.execution import trackers
 from experiments.results.load import read_config, read_summary
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY
@@ -28,57 +27,6 @@ if TYPE_CHECKING:
     from experiments.execution.run import Observe
 
 State = Literal["absent", "unfinished", "finished"]
-
-WITHOUT_BEARING = {
-    *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"),
-    *("checkpoint_every", "keep_checkpoints", "resume", "mesh", "tensorboard", "wandb", "plot"),
-    *PROCESSES,
-}
-"""Options that two runs with the same results may differ in; of the source only what it led to is compared."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run.
-
-    Attributes:
-      dataset: which experiment, a key of `presets.DEFAULT_PRESET`.
-      arguments: its command line, without --seed and --out.
-      seed: of the run.
-    """
-
-    dataset: str
-    arguments: tuple[str, ...]
-    seed: int = 0
-
-    def request(self, folder: str | Path | None = None) -> Request:
-        """The checked command line.
-
-        Args:
-          folder: for the results.
-
-        Raises:
-          InvalidInput: the arguments cannot be used.
-        """
-        parsed = _parsed(self.dataset, self.arguments)
-        if parsed.options.distributed:
-            raise InvalidInput("--distributed is for single runs: a command of many runs has one process")
-        given = {"seed"} if folder is None else {"seed", "out"}
-        out = None if folder is None else str(folder)
-        options = dataclasses.replace(parsed.options, seed=self.seed, out=out)
-        options.check()
-        return dataclasses.replace(parsed, options=options, given=parsed.given | given)
-
-    def command(self, folder: str | Path) -> str:
-        """The command that makes the same run, for a shell."""
-        words = ["python", "-m", f"experiments.{self.dataset}", *self.arguments]
-        return shlex.join([*words, "--seed", str(self.seed), "--out", str(folder)])
-
-
-@functools.lru_cache(maxsize=4096)
-def _parsed(dataset: str, arguments: tuple[str, ...]) -> Request:
-    """Parsed once for all seeds: a table asks for each cell several times."""
-    return parse(dataset, arguments)
 
 
 def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe | None" = None) -> dict[str, Any]:
@@ -132,7 +80,8 @@ def inspect(cell: Cell, folder: str | Path) -> State:
         return "absent"
     if (folder / CONFIG).exists():
         try:
-            differs = difference(cell.request(), read_config(folder))
+            request, config = cell.request(), read_config(folder)
+            differs = difference(request, config) or unmeasured(request, config, finished=(folder / SUMMARY).exists())
         except KeyError as error:
             raise InvalidInput(f"{folder / CONFIG} has no {error}: give --out another folder") from None
         if differs:
@@ -142,26 +91,6 @@ def inspect(cell: Cell, folder: str | Path) -> State:
     elif (folder / SUMMARY).exists():
         raise InvalidInput(f"{folder} holds a {SUMMARY} without its {CONFIG}: give --out another folder")
     return "finished" if (folder / SUMMARY).exists() else "unfinished"
-
-
-def bearing(request: Request) -> dict[str, Any]:
-    """Everything in a request that its results depend on, by name; seed and data apart.
-
-    What the dataset or the chosen partition does not read is left out, and None that stands for another value is that.
-    """
-    unread = {name for names in PARTITION_OPTIONS.values() for name in names}
-    unread -= set(PARTITION_OPTIONS[request.options.partition])
-    if not reads_pixel_normalization(request.dataset):
-        unread.add("pixel_normalization")
-    every = filled(dataclasses.asdict(request.options) | request.hyper_parameters)
-    return {name: value for name, value in every.items() if name not in WITHOUT_BEARING | unread | {"seed"}}
-
-
-def filled(values: dict[str, Any]) -> dict[str, Any]:
-    """Options and hyper-parameters, with the epochs of fine-tuning where None says that they are those of training."""
-    if "finetune_epochs" in values and values["finetune_epochs"] is None:
-        return values | {"finetune_epochs": values["epochs"]}
-    return values
 
 
 def say_state(cell: Cell, folder: Path, console: Console, kept: Path | None = None) -> None:
@@ -190,7 +119,7 @@ def difference(request: Request, config: dict[str, Any]) -> str:
         request, _ = request.on_embedded_data()
     if config["dataset"] != request.dataset:
         return f"on {config['dataset']}, not {request.dataset}"
-    wanted = bearing(request) | {"seed": request.options.seed}
+    wanted = relevant_options(request) | {"seed": request.options.seed}
     stored = filled(config["options"] | config["hyper_parameters"])
     usual = _defaults(request.options.method)
     for name, value in wanted.items():
@@ -206,6 +135,24 @@ def difference(request: Request, config: dict[str, Any]) -> str:
 def _defaults(method: str) -> dict[str, Any]:
     """What an option that did not exist yet when a run was made had."""
     return {field.name: field.default for field in dataclasses.fields(Options)} | vars(method_config(method)())
+
+
+def unmeasured(request: Request, config: dict[str, Any], *, finished: bool) -> str:
+    """Whether a run is not measured as requested, in words; "" where it is.
+
+    Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
+    that goes on must be measured alike to its end.
+
+    Args:
+      request: what is wanted.
+      config: content of the run's config.json.
+      finished: whether the run is.
+    """
+    optional, wanted = "before_aggregation", request.options.eval_protocol
+    found = config["options"].get("eval_protocol", Options.eval_protocol)
+    if found != wanted and (wanted == optional or (found == optional and not finished)):
+        return f"{flag('eval_protocol')} {found}, not {wanted}"
+    return ""
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.config.cell import Cell
 from experiments.config.options import flag
-from experiments.execution.cached_runs import WITHOUT_BEARING, Cell, difference
+from experiments.config.request import RESULT_NEUTRAL, Request
+from experiments.execution.cached_runs import difference, unmeasured
 from experiments.results import load
 from experiments.results.load import Score
-from experiments.results.run_folder import PROTOCOLS, Protocol, strict_json
+from experiments.results.run_folder import FIELD, Average, Protocol, strict_json
 from experiments.results.version import commit_of
 from pfl_jax.atomic_write import cannot_write, write_whole
 from pfl_jax.errors import InvalidInput
@@ -41,7 +43,7 @@ class Committed(NamedTuple):
       commit: whose sources made it, see `commit_of`; None if it is not known.
       config: content of config.json without what is as long as there are clients.
       summary: content of summary.json, likewise.
-      rounds: "round" -> numbers of the evaluated rounds [R]; "received" and "trained" -> name -> [R], see
+      rounds: "round" -> numbers of the evaluated rounds [R]; each protocol's name -> name -> [R], see
         `pfl_jax.primitives.metrics.Summary`; "bytes_up", "bytes_down" and "seconds" -> [R].
     """
 
@@ -57,9 +59,14 @@ class Committed(NamedTuple):
         """That the run took."""
         return self.summary["seconds"]
 
-    def accuracy(self, protocol: Protocol, score: Score = "last") -> float | None:
-        """The mean over clients, see `load.accuracy`."""
-        means = self.rounds[protocol]["mean"]
+    def accuracy(self, protocol: Protocol, score: Score = "last", average: Average = "clients") -> float | None:
+        """The mean accuracy, see `load.accuracy`."""
+        name = FIELD[average]
+        if name not in self.rounds.get(protocol, {}):
+            raise InvalidInput(
+                f"{self.path} has no accuracies {protocol}, {name}: remove it, and collect its run again"
+            )
+        means = self.rounds[protocol][name]
         if score == "last":
             return means[-1]
         return max((mean for mean in means if mean is not None), default=None)
@@ -94,7 +101,11 @@ class Library:
             return None
         request = cell.request()
         there = self._by_kind.get(_kind(cell.dataset, vars(request.options)), [])
-        return next((one for one in there if not difference(request, one.config)), None)
+        return next((one for one in there if _is_of(request, one)), None)
+
+
+def _is_of(request: Request, one: Committed) -> bool:
+    return not (difference(request, one.config) or unmeasured(request, one.config, finished=True))
 
 
 def keep(folder: Path, place: Path, root: Path = ROOT) -> Path:
@@ -126,7 +137,7 @@ def distilled(folder: Path) -> dict[str, Any]:
     Raises:
       InvalidInput: its files cannot be read.
     """
-    config, summary, lines = load.read_config(folder), load.read_summary(folder), load.read_metrics(folder)
+    config, summary, lines = load.read_config(folder), load.read_summary(folder), load.read_evaluations(folder)
     try:
         options = config["options"] | {"out": None, "resume": None}
         return {
@@ -143,7 +154,9 @@ def distilled(folder: Path) -> dict[str, Any]:
 def command(config: dict[str, Any]) -> str:
     """The command line of a stored run, without what does not bear on its results."""
     values = config["options"] | config["hyper_parameters"]
-    given = [name for name in values if name in config["given"] and name not in WITHOUT_BEARING]
+    # One protocol of evaluation is measured by request only.
+    silent = RESULT_NEUTRAL - {name for name in ("eval_protocol",) if values.get(name) == "before_aggregation"}
+    given = [name for name in values if name in config["given"] and name not in silent]
     words = ["python", "-m", f"experiments.{config['dataset']}"]
     for name in given:
         value = values[name]
@@ -161,7 +174,7 @@ def _is_of_clients(name: str) -> bool:
 def _columns(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The evaluations as lists, which JSON writes on one line each."""
     columns: dict[str, Any] = {"round": [line["round"] for line in lines]}
-    for protocol in PROTOCOLS:
+    for protocol in load.measured(lines[-1]):
         columns[protocol] = {name: [line[protocol][name] for line in lines] for name in lines[-1][protocol]}
     return columns | {name: [line[name] for line in lines] for name in COUNTERS if name in lines[-1]}
 

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from experiments.execution.records import Experiment, devices
+from experiments.execution.experiment import Experiment
+from experiments.runtime.devices import devices
 from pfl_jax.engine import rounds
 from pfl_jax.primitives.tree import byte_count
 

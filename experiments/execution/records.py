@@ -1,89 +1,31 @@
-"""What an experiment is made of, and what is written down about it."""
+"""What is written down about an experiment."""
 
 import dataclasses
 import math
 import platform
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from experiments.config.options import Options, flag
-from experiments.config.request import Request
-from experiments.execution.cached_runs import bearing
+from experiments.config.request import relevant_options
+from experiments.execution.experiment import Experiment
 from experiments.papers import published
-from experiments.results.run_folder import Evaluation, best, rounded
+from experiments.results.run_folder import AVERAGES, FIELD, PROTOCOLS, Average, Evaluation, best, rounded
 from experiments.results.version import own_version
-from pfl_jax import simulate
-from pfl_jax.base import Info, Method
+from experiments.runtime.devices import devices
+from pfl_jax.base import Info
 from pfl_jax.data.federated import class_table
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import chunking
 from pfl_jax.engine.communication import traffic
-from pfl_jax.engine.rounds import Federation
 from pfl_jax.engine.sharding import PlacedData
-from pfl_jax.errors import InvalidInput
 
 MOST_OF_A_TABLE = 20_000
 """Numbers in the table of classes by clients."""
-
-
-class Experiment(NamedTuple):
-    """Everything that a run needs, built from a request.
-
-    Attributes:
-      request: with the reductions for embedded data, if it is that.
-      dataset: the examples.
-      data: the federation, of the clients that take part; in a distributed run with the clients' owners.
-      newcomers: the clients that never do; None where all take part.
-      method: over the model, with its hyper-parameters.
-      settings: of the simulation.
-    """
-
-    request: Request
-    dataset: Dataset
-    data: Federation
-    method: Method
-    settings: simulate.Settings
-    newcomers: Federation | None = None
-
-
-def devices(options: Options) -> list[Any]:
-    """The devices that share the clients: of all processes equally many, where there are several.
-
-    Args:
-      options: of the run.
-
-    Raises:
-      InvalidInput: more devices are wanted than there are, or processes than clients, or they cannot share equally.
-    """
-    if not options.distributed:
-        there = jax.local_devices()
-        if options.devices == "auto":
-            return there[: options.num_clients]
-        if options.devices > len(there):
-            raise InvalidInput(f"--devices {options.devices} is more than the {len(there)} there are")
-        return there[: options.devices]
-    processes = jax.process_count()
-    if processes > options.num_clients:
-        raise InvalidInput(
-            f"{processes} processes cannot share {options.num_clients} clients: start at most {options.num_clients}"
-        )
-    of_each = [[one for one in jax.devices() if one.process_index == index] for index in range(processes)]
-    fewest = min(map(len, of_each))
-    if options.devices == "auto":
-        share = min(fewest, options.num_clients // processes)
-    else:
-        share, rest = divmod(options.devices, processes)
-        if rest:
-            raise InvalidInput(f"--devices {options.devices} cannot be shared equally by {processes} processes")
-        if share > fewest:
-            raise InvalidInput(f"--devices {options.devices} is more than {processes} processes have, {fewest} each")
-        if options.devices > options.num_clients:
-            raise InvalidInput(f"--devices {options.devices} is more than the {options.num_clients} clients")
-    return [one for there in of_each for one in there[:share]]
 
 
 def configuration(experiment: Experiment) -> dict[str, Any]:
@@ -96,7 +38,7 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
         "hyper_parameters": request.hyper_parameters,
         "given": sorted(request.given),
         "train_examples": np.asarray(data.train_count).tolist(),
-        "test_examples": np.asarray(data.test_count).tolist(),
+        "test_examples": experiment.test_counts.tolist(),
         "class_table": _class_table(experiment),
         "bytes_per_client_and_round": traffic(experiment.method, data)._asdict(),
         "chunk": experiment.settings.chunk,
@@ -128,7 +70,7 @@ def _data_record(dataset: Dataset) -> dict[str, Any]:
 def identity(experiment: Experiment) -> dict[str, Any]:
     """What a checkpoint says about its run: what it is, and what the last bits of its results depend on."""
     request = experiment.request
-    options = {flag(name): value for name, value in bearing(request).items()}
+    options = {flag(name): value for name, value in relevant_options(request).items()}
     named = {"dataset": request.dataset, **options, "--seed": request.options.seed}
     versions = {name: version for name, version in _versions().items() if name in ("jax", "jaxlib", "pfl_jax")}
     return {
@@ -230,7 +172,7 @@ def _division(options: Options) -> str:
 
 
 def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: float) -> dict[str, Any]:
-    """The finished run in a few numbers; accuracies are means over clients in percent.
+    """The finished run in a few numbers; accuracies are in percent, means over clients unless they are called pooled.
 
     Args:
       experiment: what was run.
@@ -240,7 +182,7 @@ def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: f
     request, options, last = experiment.request, experiment.request.options, evaluations[-1]
     figure = published.published(request, is_real=experiment.dataset.is_real)
     line = last.record()
-    top = best(evaluations, options.eval_protocol)
+    top = {average: best(evaluations, options.eval_protocol, average) for average in AVERAGES}
     # The first evaluation's rounds include compilation, unless they are all there is.
     steady = [evaluation.examples_per_second for evaluation in (evaluations[1:] or evaluations)]
     return {
@@ -253,18 +195,10 @@ def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: f
         "rounds_done": last.round,
         "num_clients": options.num_clients,
         "eval_protocol": options.eval_protocol,
-        "received_accuracy": rounded(last.summary("received").mean),
-        "trained_accuracy": rounded(last.summary("trained").mean),
-        **{
-            name: line[name]
-            for name in ("received", "trained", "new_clients", "bytes_up", "bytes_down")
-            if name in line
-        },
-        "best": {
-            "round": top.round,
-            "received_accuracy": rounded(top.summary("received").mean),
-            "trained_accuracy": rounded(top.summary("trained").mean),
-        },
+        **_accuracies(last, "clients"),
+        **{name: line[name] for name in (*PROTOCOLS, "new_clients", "bytes_up", "bytes_down") if name in line},
+        "best": {"round": top["clients"].round, **_accuracies(top["clients"], "clients")},
+        "best_pooled": {"round": top["examples"].round, **_accuracies(top["examples"], "examples")},
         "per_client_accuracy": line[f"{options.eval_protocol}_per_client"],
         **{name: values for name, values in line.items() if name.endswith("_per_client")},
         "paper_accuracy": None if figure is None else figure.accuracy_percent,
@@ -274,4 +208,12 @@ def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: f
         "wasted_step_share": round(wasted, 4),
         "jax_version": jax.__version__,
         "device": _device(options),
+    }
+
+
+def _accuracies(evaluation: Evaluation, average: Average) -> dict[str, float]:
+    """The accuracies of an evaluation by its protocols: "received_accuracy", ..."""
+    return {
+        f"{protocol}_accuracy": rounded(getattr(evaluation.summary(protocol), FIELD[average]))
+        for protocol in evaluation.protocols
     }

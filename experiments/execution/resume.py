@@ -12,10 +12,9 @@ import numpy as np
 from experiments import unknown_dataset
 from experiments.config.options import PROCESSES, flag
 from experiments.config.presets import DEFAULT_PRESET
-from experiments.config.request import Request, parse
-from experiments.execution.cached_runs import WITHOUT_BEARING
+from experiments.config.request import RESULT_NEUTRAL, Request, parse
 from experiments.results.load import read_config
-from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation
+from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, Newcomers
 from pfl_jax.base import Scores, State
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.errors import InvalidInput
@@ -54,23 +53,32 @@ class History:
         return len(self.wasted)
 
     def evaluate(
-        self, number: int, received: Scores, trained: Scores, newcomers: tuple[Scores, Scores] | None = None
+        self,
+        number: int,
+        received: Scores,
+        trained: Scores,
+        test_counts: np.ndarray,
+        *,
+        newcomers: Newcomers | None = None,
+        before_aggregation: Scores | None = None,
     ) -> Evaluation:
         """Adds the evaluation that a round had, and begins the next stretch of rounds.
 
         Args:
           number: of the round.
-          received, trained, newcomers: see `Evaluation`.
+          received, trained, test_counts, newcomers, before_aggregation: see `Evaluation`.
         """
         evaluation = Evaluation(
             round=number,
             received=received,
             trained=trained,
+            test_counts=test_counts,
             seconds=self.elapsed,
             examples_per_second=self.visits / self.seconds,
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
             newcomers=newcomers,
+            before_aggregation=before_aggregation,
         )
         self.evaluations.append(evaluation)
         self.visits, self.seconds = 0.0, 0.0
@@ -94,17 +102,30 @@ class History:
             "since": np.array([self.visits, self.seconds, self.elapsed], np.float64),
             "sent": np.array([self.bytes_up, self.bytes_down, self.diverged], np.int64),
         }
-        for name in Evaluation._fields:
-            # [evaluations, 2, 4, newcomers] without entries where nobody is held out.
+        for name in _STORED:
             values = [getattr(evaluation, name) for evaluation in self.evaluations]
-            arrays[name] = np.array([np.zeros((2, 4, 0)) if value is None else value for value in values])
+            arrays[name] = np.array([_NOTHING.get(name) if value is None else _scores(value) for value in values])
         return arrays
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray], state: State | None = None) -> "History":
-        """What `arrays` gave, with the state that belongs to it."""
-        columns = [arrays[name] for name in Evaluation._fields]
-        evaluations = [_evaluation(*values) for values in zip(*columns, strict=True)]
+    def from_arrays(
+        cls,
+        arrays: dict[str, np.ndarray],
+        test_counts: np.ndarray,
+        newcomer_counts: np.ndarray | None = None,
+        state: State | None = None,
+    ) -> "History":
+        """What `arrays` gave.
+
+        Args:
+          arrays: of this version, or of one that measured less.
+          test_counts, newcomer_counts: test examples of the clients, and of those held out, which are not stored.
+          state: that belongs to it.
+        """
+        count = len(arrays["round"])
+        columns = [arrays.get(name, np.zeros((count, 0))) for name in _STORED]
+        rows = (dict(zip(_STORED, values, strict=True)) for values in zip(*columns, strict=True))
+        evaluations = [_evaluation(row, test_counts, newcomer_counts) for row in rows]
         visits, seconds, elapsed = map(float, arrays["since"])
         up, down, diverged = map(int, arrays["sent"])
         return cls(evaluations, arrays["wasted"].tolist(), up, down, diverged, visits, seconds, elapsed, state)
@@ -118,6 +139,8 @@ class History:
         identity: dict[str, Any],
         notify: Callable[[str], None],
         *,
+        test_counts: np.ndarray,
+        newcomer_counts: np.ndarray | None,
         cut: bool = True,
     ) -> "History":
         """The run up to its newest good checkpoint; what the log has beyond it is cut off, to be written anew.
@@ -128,6 +151,7 @@ class History:
           log: the metrics.
           identity: of the run, see `records.identity`.
           notify: told where the results may differ in their last bits from those of an uninterrupted run.
+          test_counts, newcomer_counts: see `from_arrays`.
           cut: False leaves the log to the process that writes it.
 
         Raises:
@@ -142,7 +166,7 @@ class History:
         if found is None:
             raise InvalidInput(f"there is no checkpoint in {checkpoints.folder}: start the run anew")
         cut_log(log, found.record["metrics_bytes"], cut=cut)
-        return cls.from_arrays(found.arrays, found.state)
+        return cls.from_arrays(found.arrays, test_counts, newcomer_counts, found.state)
 
 
 def cut_log(log: Path, size: int, *, cut: bool = True) -> None:
@@ -163,20 +187,35 @@ def cut_log(log: Path, size: int, *, cut: bool = True) -> None:
             file.truncate(size)
 
 
-def _evaluation(
-    number: np.ndarray,
-    received: np.ndarray,
-    trained: np.ndarray,
-    seconds: np.ndarray,
-    speed: np.ndarray,
-    up: np.ndarray,
-    down: np.ndarray,
-    newcomers: np.ndarray,
-) -> Evaluation:
+_STORED = [name for name in Evaluation._fields if name != "test_counts"]
+"""What a checkpoint has of an evaluation; the clients' test examples come with the data."""
+
+_NOTHING = {"newcomers": np.zeros((2, 4, 0)), "before_aggregation": np.zeros((4, 0))}
+"""In the place of scores that were not measured."""
+
+
+def _scores(value: Any) -> Any:
+    """As an array: scores as [4, N], those of newcomers as [2, 4, N']."""
+    return np.array(value[:2]) if isinstance(value, Newcomers) else value
+
+
+def _evaluation(row: dict[str, np.ndarray], test_counts: np.ndarray, newcomer_counts: np.ndarray | None) -> Evaluation:
     """From the arrays that were stored."""
-    of_newcomers = (Scores(*newcomers[0]), Scores(*newcomers[1])) if newcomers.size else None
+    newcomers, middle = row["newcomers"], row["before_aggregation"]
+    of_newcomers = None
+    if newcomers.size and newcomer_counts is not None:
+        of_newcomers = Newcomers(Scores(*newcomers[0]), Scores(*newcomers[1]), newcomer_counts)
     return Evaluation(
-        int(number), Scores(*received), Scores(*trained), float(seconds), float(speed), int(up), int(down), of_newcomers
+        round=int(row["round"]),
+        received=Scores(*row["received"]),
+        trained=Scores(*row["trained"]),
+        test_counts=test_counts,
+        seconds=float(row["seconds"]),
+        examples_per_second=float(row["examples_per_second"]),
+        bytes_up=int(row["bytes_up"]),
+        bytes_down=int(row["bytes_down"]),
+        newcomers=of_newcomers,
+        before_aggregation=Scores(*middle) if middle.size else None,
     )
 
 
@@ -204,14 +243,18 @@ def resumed(request: Request) -> Request:
         raise InvalidInput(f"--resume {folder}: the run is on {found.dataset}, not {request.dataset}")
     stored = {**vars(found.options), **found.hyper_parameters}
     given = {**vars(options), **request.hyper_parameters}
+    fixed = request.given - CONTINUING - RESULT_NEUTRAL
+    if "before_aggregation" in (found.options.eval_protocol, options.eval_protocol):
+        # The evaluations so far have this protocol, or have not.
+        fixed |= request.given & {"eval_protocol"}
     # The method first: it decides which other options there are.
-    for name in sorted(request.given - CONTINUING - WITHOUT_BEARING, key=lambda name: (name != "method", name)):
+    for name in sorted(fixed, key=lambda name: (name != "method", name)):
         if name not in stored:
             raise InvalidInput(f"--resume {folder}: the run's method {found.options.method} has no {flag(name)}")
         if stored[name] != given[name]:
             raise InvalidInput(f"--resume {folder}: the run has {flag(name)} {stored[name]}, not {given[name]}")
     # Never the processes that began it.
-    taken = PROCESSES | request.given & (CONTINUING | WITHOUT_BEARING)
+    taken = PROCESSES | request.given & (CONTINUING | RESULT_NEUTRAL)
     changed = {name: getattr(options, name) for name in taken}
     restored = dataclasses.replace(found.options, **changed | {"resume": str(folder), "out": str(folder)})
     return dataclasses.replace(found, options=restored)

@@ -10,15 +10,14 @@ from typing import Any, TypeAlias
 import jax
 from rich.console import Console
 
-from experiments.commands.main import INTERRUPTED, INVALID
+from experiments.config.exit_codes import INTERRUPTED, INVALID
 from experiments.config.options import Options, flag
 from experiments.config.request import Request
 from experiments.execution import build
+from experiments.execution.experiment import Experiment
 from experiments.execution.memory import advice, is_shortage, state_place
 from experiments.execution.records import (
-    Experiment,
     configuration,
-    devices,
     headline,
     identity,
     info_record,
@@ -27,15 +26,17 @@ from experiments.execution.records import (
 )
 from experiments.execution.resume import History, check_data, refuse_finished
 from experiments.execution.trackers import check, tracked
-from experiments.papers import published
-from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, results_table
+from experiments.papers import published, settings
+from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, Newcomers, RunFolder, results_table
 from experiments.runtime.compilation_cache import tended
+from experiments.runtime.devices import devices
 from experiments.runtime.distributed import Processes
 from experiments.runtime.jax_config import prepare
 from experiments.runtime.locks import alone
 from experiments.runtime.progress import RoundProgress, duration
 from experiments.runtime.signals import Stop, interruptible, stoppable
 from pfl_jax import simulate
+from pfl_jax.base import Scores
 from pfl_jax.engine import host_state
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.engine.communication import traffic
@@ -122,7 +123,12 @@ def _carry_out(work: _Work, console: Console, observe: Observe | None) -> None:
             if options.resume:
                 check_data(folder.path, experiment.dataset.description)
                 like, log, same = _shapes(experiment), folder.path / METRICS, identity(experiment)
-                work.history = History.restore(work.checkpoints, like, log, same, notify, cut=processes.reports)
+                work.history = History.restore(
+                    *(work.checkpoints, like, log, same, notify),
+                    test_counts=experiment.test_counts,
+                    newcomer_counts=experiment.newcomer_counts,
+                    cut=processes.reports,
+                )
             elif processes.reports:
                 folder.write(CONFIG, configuration(experiment))
         history = work.history
@@ -231,7 +237,7 @@ def _rounds(
                 console.print(f"round {result.round}: left out as diverged: clients {result.diverged.tolist()}")
             reached = False
             if result.received is not None:
-                evaluation = history.evaluate(result.round, result.received, result.trained, result.newcomers)
+                evaluation = _evaluate(history, experiment, result, result.received)
                 with processes.together():
                     if track is not None:
                         folder.log(evaluation, **_further(result))
@@ -254,6 +260,19 @@ def _rounds(
                 raise KeyboardInterrupt
             if is_last:
                 break
+
+
+def _evaluate(history: History, experiment: Experiment, result: simulate.RoundResult, received: Scores) -> Evaluation:
+    """Adds a round's evaluation to the history."""
+    counts = experiment.newcomer_counts
+    return history.evaluate(
+        result.round,
+        received,
+        result.trained,
+        experiment.test_counts,
+        newcomers=None if result.newcomers is None or counts is None else Newcomers(*result.newcomers, counts),
+        before_aggregation=result.before_aggregation,
+    )
 
 
 def _further(result: simulate.RoundResult) -> dict[str, Any]:
@@ -292,14 +311,16 @@ def _show(experiment: Experiment, folder: RunFolder, console: Console, history: 
     figure = published.published(request, is_real=experiment.dataset.is_real)
     beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
     title = f"{options.method} on {experiment.dataset.description}"
-    console.print(results_table(evaluations, title, options.eval_protocol, beside))
+    pooled = figure is not None and settings.MEASURES[figure.paper].average == "examples"
+    paper_is = "best pooled" if pooled else "last"
+    console.print(results_table(evaluations, title, options.eval_protocol, beside, paper_is=paper_is))
     if evaluations[-1].round < options.rounds:
         console.print(f"reached --target-accuracy {options.target_accuracy:g} in round {evaluations[-1].round}")
     if history.diverged:
         console.print(f"clients were left out {history.diverged} times because they had diverged", style="bold yellow")
     if options.plot:
         # Imported now: matplotlib takes seconds.
-        from experiments.report.curves import save_curves
+        from experiments.plots.curves import save_curves
 
         save_curves(folder.path)
     console.print(

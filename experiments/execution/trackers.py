@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from experiments.config.options import Options
-from experiments.results.run_folder import PROTOCOLS, Evaluation, RunFolder
+from experiments.results.run_folder import Evaluation, RunFolder
 from pfl_jax.errors import InvalidInput
 
 TENSORBOARD, WANDB = "tensorboard", "wandb"
@@ -157,7 +157,7 @@ def _write_events(writer: Any, evaluation: Evaluation, began: float) -> None:
     kind: Any = event_pb2
     values = [value for name, number in scalars(evaluation).items() for value in summary.scalar(name, number).value]
     record = evaluation.record()
-    for protocol in PROTOCOLS:
+    for protocol in evaluation.protocols:
         clients = np.asarray(record[f"{protocol}_per_client"], np.float64)
         clients = clients[~np.isnan(clients)]
         if clients.size:

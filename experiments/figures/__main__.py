@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from experiments import datasets
+from experiments import DATASETS
 from experiments.commands import batch
+from experiments.config.cell import Cell
 from experiments.config.options import flag
+from experiments.config.request import relevant_options
 from experiments.execution import cached_runs
-from experiments.execution.cached_runs import Cell
 from experiments.figures.catalogue import PLANS, numbers
 from experiments.figures.plan import Key, Plan, Results, Scope, arrays_path
 from experiments.figures.runs import examples_visited, is_real, run_with_arrays
@@ -33,7 +34,7 @@ from pfl_jax.methods import METHODS
 
 ROOT = Path("runs/figures")
 SPEED = 11_000
-"""Training examples a second, see the README's Performance."""
+"""Training examples a second, see docs/performance.md."""
 
 
 class Order(NamedTuple):
@@ -81,8 +82,8 @@ class Order(NamedTuple):
         folders: dict[str, Path] = {}
         found = {}
         for key, cells in self.plan.cells(scope).items():
-            bearing = json.dumps(cached_runs.bearing(cells[0].request()), sort_keys=True)
-            folder = folders.setdefault(bearing, self.out / batch.slug(" ".join([scope.dataset, *key])))
+            relevant = json.dumps(relevant_options(cells[0].request()), sort_keys=True)
+            folder = folders.setdefault(relevant, self.out / batch.slug(" ".join([scope.dataset, *key])))
             found[key] = [(cell, folder / f"seed-{cell.seed}") for cell in cells]
         return found
 
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: the words of the command line; by default those of this process.
 
     Returns:
-      The exit code, see `main.exit_code`.
+      The exit code, see `exit_codes.exit_code`.
     """
     return batch.command(arguments, parse, _say_what_there_is_to_do, _make)
 
@@ -127,7 +128,7 @@ def parse(words: Sequence[str]) -> Order:
     batch.choose("paper", [own.paper], PLANS)
     batch.choose("figure", [own.figure], numbers(own.paper), f" in {own.paper}")
     batch.choose("source", [own.source], ("auto", "tfds", "files", "embedded"))
-    batch.choose("dataset", own.dataset or [], datasets())
+    batch.choose("dataset", own.dataset or [], DATASETS)
     batch.choose("method", own.method or [], METHODS)
     plan = PLANS[own.paper][own.figure]
     if own.method and not plan.methods:
@@ -220,8 +221,8 @@ def _make(order: Order, console: Console) -> None:
             "command goes on"
         ) from None
     # Imported now, so that errors and --help do not wait for matplotlib.
-    from experiments.figures import drawing
     from experiments.figures.compose import compose
+    from experiments.plots import drawing
 
     results = [
         Results(scope, {key: [folder for _, folder in of_key] for key, of_key in runs.items()})

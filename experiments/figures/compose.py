@@ -7,8 +7,8 @@ from typing import Any
 from experiments.commands import batch
 from experiments.config import presets
 from experiments.config.options import PARTITION_OPTIONS
-from experiments.figures.pictures import ACCURACY, Lines, Picture
 from experiments.figures.plan import Panel, Plan, Results, arguments_of
+from experiments.plots.pictures import ACCURACY, Lines, Picture
 
 
 def compose(plan: Plan, results: Sequence[Results]) -> Picture:

@@ -3,11 +3,11 @@
 import jax
 import numpy as np
 
-from experiments.execution.records import Experiment
+from experiments.execution.experiment import Experiment
 from experiments.figures.fedpac import line
-from experiments.figures.pictures import ACCURACY, ROUND, Bars, Lines, Series, over_seeds
 from experiments.figures.plan import Key, Panel, Plan, Results, Scope, Values
 from experiments.figures.substitution import accuracies_after_replacement
+from experiments.plots.pictures import ACCURACY, ROUND, Bars, Lines, Series, over_seeds
 from pfl_jax import simulate
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.engine.simulate import RoundResult

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from experiments.execution.records import Experiment
-from experiments.figures.pictures import ACCURACY, ROUND, Heat, Lines, Series, over_seeds
+from experiments.execution.experiment import Experiment
 from experiments.figures.plan import Key, Panel, Plan, Results, Scope, Values
+from experiments.plots.pictures import ACCURACY, ROUND, Heat, Lines, Series, over_seeds
 from pfl_jax.data.partition import dominant_classes
 from pfl_jax.engine.simulate import RoundResult
 

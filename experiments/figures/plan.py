@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from experiments.config import presets
+from experiments.config.cell import Cell
 from experiments.config.options import flag
-from experiments.execution.cached_runs import Cell
-from experiments.figures.pictures import Bars, Heat, Lines
+from experiments.plots.pictures import Bars, Heat, Lines
 from experiments.results import load
 from experiments.results.run_folder import Protocol
 from pfl_jax.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from experiments.execution.records import Experiment
+    from experiments.execution.experiment import Experiment
     from pfl_jax.engine.simulate import RoundResult
 
 Key: TypeAlias = tuple[str, ...]

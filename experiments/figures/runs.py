@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
+from experiments.config.cell import Cell
 from experiments.config.request import Request
 from experiments.execution import cached_runs
-from experiments.execution.cached_runs import Cell
 from experiments.figures.plan import arrays_path
 from pfl_jax.atomic_write import write_binary_whole
 from pfl_jax.data.specs import SPECS
 
 if TYPE_CHECKING:
-    from experiments.execution.records import Experiment
+    from experiments.execution.experiment import Experiment
     from pfl_jax.engine.simulate import RoundResult
 
 

@@ -5,8 +5,8 @@ import csv
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.config.request import Request
-from experiments.execution.cached_runs import Cell, bearing
+from experiments.config.cell import Cell
+from experiments.config.request import Request, relevant_options
 from experiments.papers import settings
 from pfl_jax.errors import InvalidInput
 
@@ -96,7 +96,9 @@ def _says_all(row: Published) -> bool:
 
 def _compared(request: Request) -> dict[str, Any]:
     """What must be as in the paper; it does not say how often and how precisely it computed."""
-    compared = {name: value for name, value in bearing(request).items() if name not in ("eval_every", "precision")}
+    compared = {
+        name: value for name, value in relevant_options(request).items() if name not in ("eval_every", "precision")
+    }
     if request.options.preset == "fedpac":
         # FedPAC's text does not mention augmentation, its released code has it for colour images: its figures are for
         # both.

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from experiments.results.load import Score
+from experiments.results.run_folder import Average, Protocol
 from pfl_jax.methods import METHODS
 
 PAPERS = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication", "fedas": "FedAS"}
@@ -10,8 +12,31 @@ PAPERS = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication", "fedas
 PRESET = {"fedpac": "fedpac", "fedpac_replication": "fedpac", "fedas": "fedas"}
 """paper -> whose settings its tables have where they do not say otherwise."""
 
-SCORE = {"fedpac": "last", "fedpac_replication": "last", "fedas": "best"}
-"""paper -> the round that counts: FedPAC has "final test accuracy", FedAS "the highest top-1 accuracy" (4.1)."""
+
+class Measure(NamedTuple):
+    """Which accuracy of a run counts.
+
+    Attributes:
+      protocol: of the evaluation.
+      score: of which round.
+      average: over clients, or over all their test examples.
+    """
+
+    protocol: Protocol
+    score: Score
+    average: Average
+
+
+_FINAL = Measure("received", "last", "clients")
+
+MEASURES: dict[str, Measure] = {
+    "fedpac": _FINAL,
+    "fedpac_replication": _FINAL,
+    "fedas": Measure("trained", "best", "examples"),
+}
+"""paper -> what its tables have. FedPAC: "final test accuracy"; its released code takes the mean over clients. FedAS:
+"the highest top-1 accuracy" (4.1); its released code tests the clients' own trained models in every round, and counts
+each test example the same."""
 
 
 class Table(NamedTuple):
@@ -109,6 +134,8 @@ def arguments(paper: str, clients: int, setting: str, method: str) -> tuple[str,
       method: as in the table, with "-OPTION" for each option that is switched off.
     """
     words = f"--preset {PRESET[paper]} --method {_method(method)} --num-clients {clients} {SETTINGS[setting]}"
+    if MEASURES[paper].score == "best":
+        words += " --eval-every 1"
     return tuple(words.split())
 
 

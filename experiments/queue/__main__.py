@@ -24,8 +24,8 @@ from typing import NamedTuple
 from rich.console import Console
 
 from experiments.commands import batch
+from experiments.config.cell import Cell
 from experiments.execution import cached_runs, committed
-from experiments.execution.cached_runs import Cell
 from experiments.execution.committed import Library
 from experiments.queue.jobs import BLOCKS, Job, jobs
 from experiments.queue.plan import Standing, seconds_left, standings

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.commands.batch import slug
-from experiments.execution.cached_runs import Cell, bearing
+from experiments.config.cell import Cell
+from experiments.config.request import relevant_options
 from experiments.papers import published, settings
 from experiments.papers.published import Published
 from experiments.tables.comparison import place as place_of
@@ -69,7 +70,7 @@ def jobs() -> list[Job]:
     found: dict[tuple[str, int, str], Job] = {}
     for job in _all():
         request = job.cell.request()
-        found.setdefault((job.cell.dataset, job.cell.seed, json.dumps(bearing(request), sort_keys=True)), job)
+        found.setdefault((job.cell.dataset, job.cell.seed, json.dumps(relevant_options(request), sort_keys=True)), job)
     return list(found.values())
 
 

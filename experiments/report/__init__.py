@@ -1,5 +1,5 @@
-"""Runs as one HTML page that needs nothing else, and as a picture of their curves.
+"""Runs as one HTML page that needs nothing else.
 
-`gather` reads run folders, `tables` and `charts` say what is shown, `svg` and `markup` how it is written,
-`page` puts it together; `curves` is the picture.
+`results.gather` reads run folders, `tables` and `charts` say what is shown, `svg` and `markup` how it is written,
+`page` puts it together; the picture of their curves is `plots.curves`.
 """

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.commands.batch import Parser
-from experiments.commands.main import exit_code
-from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, write_whole
+from experiments.commands.batch import Parser, choose
+from experiments.config.exit_codes import exit_code
+from experiments.results.run_folder import CONFIG, METRICS, PROTOCOLS, SUMMARY, Protocol, write_whole
 from pfl_jax.errors import InvalidInput
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: the words of the command line; by default those of this process.
 
     Returns:
-      The exit code, see `experiments.commands.main.exit_code`.
+      The exit code, see `exit_codes.exit_code`.
     """
 
     def work() -> None:
@@ -42,11 +42,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(
             "--plot", type=Path, metavar="FILE", help="a picture of the curves, .png, .svg or .pdf, and no page"
         )
+        parser.add_argument(
+            "--eval-protocol",
+            metavar="PROTOCOL",
+            help=f"which accuracy comes first: {', '.join(PROTOCOLS)}; by default that of most of the runs",
+        )
         words = parser.parse_args(arguments)
         if words.out is not None and words.plot is not None:
             raise InvalidInput("--out is for the page and --plot for a picture: give one of them")
+        if words.eval_protocol is not None:
+            choose("eval-protocol", [words.eval_protocol], PROTOCOLS)
         _check(words.out or Path("report.html"), words.plot)
-        _write(words.runs, words.out or Path("report.html"), words.plot, Console())
+        _write(words.runs, words.out or Path("report.html"), words.plot, words.eval_protocol, Console())
 
     return exit_code(work)
 
@@ -66,11 +73,15 @@ def _check(out: Path, plot: Path | None) -> None:
         raise InvalidInput(f"{target} is there already and not a report's page: give another name, or remove it")
 
 
-def _write(folders: Sequence[Path], out: Path, plot: Path | None, console: Console) -> None:
+def _write(folders: Sequence[Path], out: Path, plot: Path | None, headline: Protocol | None, console: Console) -> None:
     # Imported now, so that errors and --help do not wait for it.
-    from experiments.report import gather, page
+    from experiments.report import page
+    from experiments.results import gather
 
-    groups, repeated = gather.group([gather.read(folder) for folder in gather.find(folders)])
+    found = [gather.read(folder, headline) for folder in gather.find(folders)]
+    if headline is not None and not any(headline in line for run in found for line in run.lines):
+        raise InvalidInput(f"--eval-protocol {headline}: none of the runs has been evaluated by it")
+    groups, repeated = gather.group(found)
     if plot is None:
         write_whole(out.expanduser(), page.page(groups, repeated))
     else:
@@ -79,8 +90,8 @@ def _write(folders: Sequence[Path], out: Path, plot: Path | None, console: Conso
             raise InvalidInput(f"--plot draws one kind of data, and these are {'; '.join(data)}")
         if not any(group.rounds for group in groups):
             raise InvalidInput("no run has been evaluated yet: there is nothing to draw")
-        from experiments.figures import drawing
-        from experiments.report.curves import picture
+        from experiments.plots import drawing
+        from experiments.plots.curves import picture
 
         drawing.save_as(picture(groups), plot.expanduser())
     runs, saved = sum(len(group.runs) for group in groups), out if plot is None else plot

@@ -6,18 +6,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.figures.palette import COLOURS
+from experiments.plots.selection import headline, ordered, shown
 from experiments.report import svg
-from experiments.report.gather import Group, Run
 from experiments.report.markup import Markup, tag
-from experiments.results.run_folder import PROTOCOLS, Protocol
+from experiments.results.gather import Group, Run
+from experiments.results.run_folder import Protocol
 
-MOST_LINES = 8
-"""Settings in a chart; the best ones, where there are more."""
 MOST_PARTITIONS = 4
 MOST_CLIENTS = 200
 """Columns of a partition's picture."""
-_AFTER = {"received": "after aggregation (received)", "trained": "after own training (trained)"}
+_AFTER: dict[Protocol, str] = {
+    "received": "after aggregation (received)",
+    "trained": "after own training (trained)",
+    "before_aggregation": "before the round's aggregation (before_aggregation)",
+}
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 
 
@@ -38,30 +40,6 @@ INFO = {
 """Name in Info -> how it is shown. What else rounds know stays in the metrics log."""
 
 
-def ordered(first: Protocol) -> list[Protocol]:
-    """Both protocols, one of them first."""
-    return sorted(PROTOCOLS, key=lambda name: name != first)
-
-
-def headline(groups: Sequence[Group]) -> Protocol:
-    """The protocol that most of the runs put first."""
-    names = [run.request.options.eval_protocol for group in groups for run in group.runs]
-    return max(PROTOCOLS, key=names.count)
-
-
-def shown(groups: Sequence[Group]) -> list[tuple[int, Group]]:
-    """The groups that a chart has room for, each with its style: its place among those, in the order of the page."""
-    first = headline(groups)
-
-    def last(group: Group) -> float:
-        values = group.values(group.rounds[-1], first, "mean")
-        return float(np.mean(values)) if values else -1.0
-
-    there = [group for group in groups if group.rounds]
-    best = sorted(there, key=last, reverse=True)[: min(MOST_LINES, len(COLOURS))]
-    return list(enumerate(group for group in there if group in best))
-
-
 def styles(groups: Sequence[Group]) -> dict[str, int]:
     """Label -> style, for the groups that charts show."""
     return {group.label: style for style, group in shown(groups)}
@@ -80,15 +58,15 @@ def key(style: int) -> Markup:
 
 
 def curves(groups: Sequence[Group]) -> list[Markup]:
-    """Mean accuracy of each group: against rounds, and against bytes where runs count them, for both protocols."""
+    """Mean accuracy of each group: against rounds, and against bytes where runs count them, for each protocol."""
     some = shown(groups)
     charts = []
-    for protocol in ordered(headline(groups)):
+    for protocol in ordered(groups):
         made = [_curve(group, style, protocol) for style, group in some]
         kept = [line for line in made if line is not None]
         if kept:
             charts.append(svg.lines(f"Accuracy in % {_AFTER[protocol]}", kept, x_label="round", whole=True))
-    for protocol in ordered(headline(groups)):
+    for protocol in ordered(groups):
         chart = _by_bytes(some, protocol)
         if chart is not None:
             charts.append(chart)

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from string import Template
 
-from experiments.figures.palette import COLOURS, DASHES, on_dark
+from experiments.plots.palette import COLOURS, DASHES, on_dark
+from experiments.plots.selection import shown
 from experiments.report import charts, tables
-from experiments.report.gather import Group, Run
 from experiments.report.markup import Content, Markup, join, tag
+from experiments.results.gather import Group, Run
 
 _TEMPLATE = Template(
     """<!doctype html>
@@ -139,6 +140,7 @@ def _results(groups: Sequence[Group]) -> Markup:
     several = any(len(group.counted) > 1 for group in groups)
     words = ["Accuracy, F1 and AUC in percent, means over clients after the last round"]
     words.append(" and over seeds, ± the standard deviation over seeds. " if several else ". ")
+    words.append("Pooled accuracies are over the test examples of all clients, each counting the same. ")
     if any(not group.is_finished for group in groups):
         words.append("What is not finished stands as far as it got. ")
     if not any(group.published for group in groups):
@@ -154,14 +156,14 @@ def _curves(groups: Sequence[Group]) -> Markup | None:
         return tag("p", "No run has been evaluated yet.", class_="note")
     several = any(len(group.counted) > 1 for group in groups)
     words = ["Means over clients" + (" and seeds; bands are the range over seeds." if several else ".")]
-    if any(group.published for _, group in charts.shown(groups)):
+    if any(group.published for _, group in shown(groups)):
         words.append("Triangles at the right edge are the papers' figures.")
     words += _left_out(groups)
     return join(tag("p", " ".join(words), class_="note"), charts.legend(groups), _grid(made))
 
 
 def _left_out(groups: Sequence[Group]) -> list[str]:
-    some, there = len(charts.shown(groups)), sum(bool(group.rounds) for group in groups)
+    some, there = len(shown(groups)), sum(bool(group.rounds) for group in groups)
     return [f"The best {some} of {there} settings."] if some < there else []
 
 

@@ -6,15 +6,23 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from experiments.config.options import flag
-from experiments.report.charts import headline, key, ordered, styles
-from experiments.report.gather import Group, Run, mean_and_deviation, plain
+from experiments.papers import settings
+from experiments.papers.published import Published
+from experiments.plots.selection import ordered
+from experiments.report.charts import key, styles
 from experiments.report.markup import Content, Markup, join, tag
-from experiments.results.run_folder import Protocol
+from experiments.results.gather import Group, Run, mean_and_deviation, plain
+from experiments.results.run_folder import FIELD, Protocol
 from experiments.runtime.progress import duration
 
 NOTHING = "—"
-PROTOCOL_TITLES = {"received": "After aggregation (received)", "trained": "After own training (trained)"}
+PROTOCOL_TITLES: dict[Protocol, str] = {
+    "received": "After aggregation (received)",
+    "trained": "After own training (trained)",
+    "before_aggregation": "Between the round's training and its aggregation (before_aggregation)",
+}
 _FIGURES = {
+    "pooled": ("pooled", 2),
     "std": ("std over clients", 2),
     "worst_decile": ("worst decile", 2),
     "jain": ("Jain", 3),
@@ -65,7 +73,7 @@ def name_of(group: Group, known: dict[str, int]) -> Markup:
 def results(groups: Sequence[Group]) -> list[Markup]:
     """For each protocol the groups' figures after their last round, beside the paper's, on one kind of data."""
     parts = []
-    for protocol in ordered(headline(groups)):
+    for protocol in ordered(groups):
         parts += [tag("h4", PROTOCOL_TITLES[protocol]), _results(groups, protocol)]
     return parts
 
@@ -92,7 +100,7 @@ def _results(groups: Sequence[Group], protocol: Protocol) -> Markup:
         row += [unseen] if any(new) else []
         if any(published):
             row.append(None if figure is None else [f"{figure.accuracy_percent:.2f}", tag("small", figure.source)])
-            row.append(None if figure is None or mean is None else _signed(mean - figure.accuracy_percent))
+            row.append(None if figure is None else _difference(group, protocol, figure))
         rows.append([*row, str(len(group.counted)), _round(group)])
     best = [number for number, mean in enumerate(means) if mean == max(means) >= 0 and len(means) > 1]
     return table(columns, rows, best)
@@ -111,6 +119,18 @@ def _spread(mean: float | None, deviation: float | None) -> str | None:
 def _signed(difference: float) -> str:
     """With a sign, and a minus as long as a plus."""
     return f"{difference:+.2f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _difference(group: Group, protocol: Protocol, figure: Published) -> Content:
+    """Ours less the paper's: the mean after the last round, or what else the paper's tables have."""
+    measure = settings.MEASURES[figure.paper]
+    if measure.score == "last":
+        found = _values(group, protocol, FIELD[measure.average])
+        return _signed(statistics.fmean(found) - figure.accuracy_percent) if found else None
+    _, table = group.curve(protocol, FIELD[measure.average])
+    if not table.size:
+        return None
+    return [_signed(float(table.max(1).mean()) - figure.accuracy_percent), tag("small", "best pooled")]
 
 
 def _round(group: Group) -> Content:

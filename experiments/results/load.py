@@ -4,10 +4,14 @@ import json
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Protocol
+import numpy as np
+
+from experiments.results.run_folder import CONFIG, FIELD, METRICS, PROTOCOLS, SUMMARY, Average, Protocol, rounded
 from pfl_jax.errors import InvalidInput
+from pfl_jax.primitives.metrics import pooled
 
 Score: TypeAlias = Literal["last", "best"]
+"""Which round of a run counts: the last one, or the one with the highest mean."""
 
 
 def read_summary(folder: str | Path) -> dict[str, Any]:
@@ -32,23 +36,57 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     return [_parse_json(line, Path(folder) / METRICS) for line in lines]
 
 
+def read_evaluations(folder: str | Path) -> list[dict[str, Any]]:
+    """The evaluations of a run as `read_metrics` has them, those of older versions with pooled accuracies added.
+
+    They are computed from the clients' accuracies and their numbers of test examples, and missing where the
+    configuration has no such numbers.
+    """
+    lines = read_metrics(folder)
+    if any("pooled" not in line[protocol] for line in lines for protocol in measured(line)):
+        counts = read_config(folder).get("test_examples")
+        for line in lines:
+            for protocol in measured(line):
+                values = line.get(f"{protocol}_per_client")
+                if "pooled" in line[protocol] or counts is None or values is None or len(values) != len(counts):
+                    continue
+                mean = rounded(pooled(np.array(values, np.float64), np.array(counts)))
+                line[protocol]["pooled"] = None if np.isnan(mean) else mean
+    return lines
+
+
+def measured(line: dict[str, Any]) -> list[Protocol]:
+    """The protocols of an evaluation."""
+    return [protocol for protocol in PROTOCOLS if isinstance(line.get(protocol), dict)]
+
+
 def read_json(path: str | Path) -> dict[str, Any]:
     """The content of a JSON file; InvalidInput if it cannot be read."""
     return _parse_json(_text(Path(path)), Path(path))
 
 
-def accuracy(folder: str | Path, protocol: Protocol, score: Score = "last") -> float | None:
-    """The mean over clients that a finished run reached, in percent.
+def accuracy(
+    folder: str | Path, protocol: Protocol, score: Score = "last", average: Average = "clients"
+) -> float | None:
+    """The mean accuracy that a finished run reached, in percent.
 
     Args:
       folder: of the run.
-      protocol: received or trained.
+      protocol: one that the run was evaluated by.
       score: at the last evaluation, or at that with the highest mean.
+      average: over clients, or over their test examples.
 
     Returns:
       None where no client has an accuracy.
+
+    Raises:
+      InvalidInput: the run was not evaluated so.
     """
-    means = [line[protocol]["mean"] for line in read_metrics(folder)]
+    name, lines = FIELD[average], read_evaluations(folder)
+    if not all(name in line.get(protocol, {}) for line in lines):
+        what = f"{protocol}, {name}" if all(protocol in line for line in lines) else protocol
+        raise InvalidInput(f"{Path(folder) / METRICS} has no accuracies {what}: remove the folder, and run it anew")
+    means = [line[protocol][name] for line in lines]
     if score == "last":
         return means[-1]
     return max((mean for mean in means if mean is not None), default=None)

@@ -21,10 +21,40 @@ from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import Summary, summarize
 
-Protocol = Literal["received", "trained"]
-PROTOCOLS: tuple[Protocol, ...] = ("received", "trained")
+Protocol = Literal["received", "trained", "before_aggregation"]
+ALWAYS: tuple[Protocol, ...] = ("received", "trained")
+"""The protocols that every run is evaluated by."""
+PROTOCOLS: tuple[Protocol, ...] = (*ALWAYS, "before_aggregation")
+"""All there are; the last one where a run asks for it."""
+
+Average = Literal["clients", "examples"]
+AVERAGES: tuple[Average, ...] = ("clients", "examples")
+"""How clients' accuracies are averaged: each client, or each test example, counting the same."""
+
+FIELD: dict[Average, str] = {"clients": "mean", "examples": "pooled"}
+"""Average -> its field in `pfl_jax.primitives.metrics.Summary` and in records."""
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
+
+
+class Newcomers(NamedTuple):
+    """An evaluation of the clients that never took part.
+
+    Attributes:
+      received, trained: Scores [N'], see `pfl_jax.simulate.RoundResult`.
+      test_counts: [N'], their test examples.
+    """
+
+    received: Scores
+    trained: Scores
+    test_counts: np.ndarray
+
+    def summaries(self) -> dict[Protocol, Summary]:
+        """Their scores in a few numbers, by protocol."""
+        return {
+            "received": summarize(self.received, self.test_counts),
+            "trained": summarize(self.trained, self.test_counts),
+        }
 
 
 class Evaluation(NamedTuple):
@@ -34,33 +64,42 @@ class Evaluation(NamedTuple):
       round: number of the round, counted from 1.
       received: Scores [N] of what every client would deploy now.
       trained: Scores [N] of every client's model right after its own last training, NaN before the first.
+      test_counts: [N], test examples of each client.
       seconds: since the run began, compilation included.
       examples_per_second: training examples visited per second in the rounds since the previous evaluation.
       bytes_up, bytes_down: what all clients together have sent and been sent since the first round.
-      newcomers: Scores of clients that never took part, (received, trained); None where nobody is held out.
+      newcomers: scores of clients that never took part; None where nobody is held out.
+      before_aggregation: Scores [N] of what every client held in the middle of the round; None where not measured.
     """
 
     round: int
     received: Scores
     trained: Scores
+    test_counts: np.ndarray
     seconds: float
     examples_per_second: float
     bytes_up: int = 0
     bytes_down: int = 0
-    newcomers: tuple[Scores, Scores] | None = None
+    newcomers: Newcomers | None = None
+    before_aggregation: Scores | None = None
+
+    @property
+    def protocols(self) -> list[Protocol]:
+        """Those that it was made by."""
+        return [protocol for protocol in PROTOCOLS if getattr(self, protocol) is not None]
 
     def summary(self, protocol: Protocol) -> Summary:
         """All clients' scores in a few numbers."""
-        return summarize(getattr(self, protocol))
+        return summarize(getattr(self, protocol), self.test_counts)
 
     def record(self) -> dict[str, Any]:
         """The evaluation as a line of the metrics log; all scores but losses in percent."""
         line: dict[str, Any] = {"round": self.round}
-        for protocol in PROTOCOLS:
-            line[protocol] = summary_record(getattr(self, protocol))
+        for protocol in self.protocols:
+            line[protocol] = summary_record(self.summary(protocol))
         if self.newcomers is not None:
-            line["new_clients"] = dict(zip(PROTOCOLS, map(summary_record, self.newcomers), strict=True))
-        for protocol in PROTOCOLS:
+            line["new_clients"] = {name: summary_record(of) for name, of in self.newcomers.summaries().items()}
+        for protocol in self.protocols:
             line |= per_client(protocol, getattr(self, protocol))
         return line | {
             "bytes_up": self.bytes_up,
@@ -70,14 +109,14 @@ class Evaluation(NamedTuple):
         }
 
 
-def best(evaluations: Sequence[Evaluation], protocol: Protocol) -> Evaluation:
-    """The first evaluation with the highest mean accuracy."""
-    return max(evaluations, key=lambda evaluation: _or_lowest(evaluation.summary(protocol).mean))
+def best(evaluations: Sequence[Evaluation], protocol: Protocol, average: Average = "clients") -> Evaluation:
+    """The first evaluation with the highest mean accuracy, over clients or over their test examples."""
+    return max(evaluations, key=lambda one: _or_lowest(getattr(one.summary(protocol), FIELD[average])))
 
 
-def summary_record(scores: Scores) -> dict[str, float]:
-    """The scores [N] of clients in a few numbers, for JSON; see `Summary`."""
-    return {name: rounded(value) for name, value in summarize(scores)._asdict().items()}
+def summary_record(summary: Summary) -> dict[str, float]:
+    """A summary for JSON."""
+    return {name: rounded(value) for name, value in summary._asdict().items()}
 
 
 def per_client(protocol: Protocol, scores: Scores) -> dict[str, list[float]]:
@@ -94,40 +133,55 @@ def percentages(per_client: np.ndarray | jax.Array) -> list[float]:
     return [rounded(100 * float(value)) for value in per_client]
 
 
-def results_table(evaluations: Sequence[Evaluation], title: str, headline: Protocol, paper: str | None = None) -> Table:
-    """What `Summary` has, for both protocols, last and best round, and for clients that never took part.
+def results_table(
+    evaluations: Sequence[Evaluation],
+    title: str,
+    headline: Protocol,
+    paper: str | None = None,
+    *,
+    paper_is: Literal["last", "best pooled"] = "last",
+) -> Table:
+    """What `Summary` has, for each protocol, last and best round, and for clients that never took part.
+
+    The best round is that with the highest mean over clients; where another one has the highest mean over test
+    examples, it has a line of its own.
 
     Args:
       evaluations: all of the run, at least one.
       title: which method on which data.
       headline: the protocol that comes first.
-      paper: the published accuracy for exactly this setting; it stands beside the last round.
+      paper: the published accuracy for exactly this setting.
+      paper_is: which round's accuracy it is, and so stands beside.
 
     Returns:
       A table for rich.
     """
-    caption = "accuracy, macro-F1 and AUC in percent"
+    caption = "accuracy, macro-F1 and AUC in percent, means over clients; pooled: over all their test examples"
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("protocol")
     table.add_column("round")
-    names = ["mean", "std", "worst 10%", "Jain", "loss", "F1", "AUC"]
+    names = ["mean", "pooled", "std", "worst 10%", "Jain", "loss", "F1", "AUC"]
     for name in names if paper is None else [*names, "paper"]:
         table.add_column(name, justify="right")
-    for protocol in sorted(PROTOCOLS, key=lambda name: name != headline):
-        for word, evaluation in (("last", evaluations[-1]), ("best", best(evaluations, protocol))):
+    for protocol in sorted(evaluations[-1].protocols, key=lambda name: name != headline):
+        shown = {"last": evaluations[-1], "best": best(evaluations, protocol)}
+        if (pooled := best(evaluations, protocol, "examples")) is not shown["best"]:
+            shown["best pooled"] = pooled
+        *_, last_line = shown
+        for word, evaluation in shown.items():
             figures = _figures(evaluation.summary(protocol))
             if paper is not None:
-                figures.append(paper if word == "last" else "—")
-            table.add_row(protocol, f"{word} ({evaluation.round})", *figures, end_section=word == "best")
+                figures.append(paper if word == ("last" if paper_is == "last" else last_line) else "—")
+            table.add_row(protocol, f"{word} ({evaluation.round})", *figures, end_section=word == last_line)
     newcomers = evaluations[-1].newcomers
-    for protocol, scores in zip(PROTOCOLS, newcomers or (), strict=newcomers is not None):
-        figures = _figures(summarize(scores))
+    for protocol, summary in newcomers.summaries().items() if newcomers else ():
+        figures = _figures(summary)
         table.add_row(protocol, "new clients", *figures, *([] if paper is None else ["—"]))
     return table
 
 
 def _figures(summary: Summary) -> list[str]:
-    percents = [_figure(value) for value in (summary.mean, summary.std, summary.worst_decile)]
+    percents = [_figure(value) for value in (summary.mean, summary.pooled, summary.std, summary.worst_decile)]
     fractions = [_figure(value, 3) for value in (summary.jain, summary.loss)]
     return [*percents, *fractions, _figure(summary.macro_f1), _figure(summary.auc)]
 

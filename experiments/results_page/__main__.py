@@ -78,7 +78,7 @@ def write(root: Path, say: Callable[[str], object]) -> None:
       InvalidInput: a result is damaged, or a file cannot be written.
     """
     # Imported now: matplotlib takes seconds.
-    from experiments.figures.drawing import save_as
+    from experiments.plots.drawing import save_as
 
     files, library, content = _gather(root)
     shown = picture(library)

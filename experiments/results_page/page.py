@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from experiments.execution.committed import Library
 from experiments.queue.jobs import FEDAS_BETAS, FEDAS_METHODS, FEDAS_PARTICIPATIONS, fedas_cell, jobs
 from experiments.queue.plan import Standing, seconds_left, standings
-from experiments.results.run_folder import PROTOCOLS
+from experiments.results.run_folder import ALWAYS
 from experiments.results_page.picture import chosen
 from experiments.results_page.places import (
     CLOSE,
@@ -158,7 +158,7 @@ def _fedas(library: Library) -> str:
 
 def _best(library: Library, beta: float, participation: float, method: str) -> str:
     cell = fedas_cell(beta, participation, method)
-    return " / ".join(_number(best_mean(cell, library, protocol, "best")) for protocol in PROTOCOLS)
+    return " / ".join(_number(best_mean(cell, library, protocol, "best")) for protocol in ALWAYS)
 
 
 def _released(released: Released, library: Library) -> str:
@@ -166,12 +166,12 @@ def _released(released: Released, library: Library) -> str:
     lines = []
     for position, number in enumerate(released.rounds):
         cells = [str(number)]
-        for protocol in PROTOCOLS:
+        for protocol in ALWAYS:
             ours, theirs = mean_after(there, number, protocol), released.accuracies[protocol][position]
             difference = NOTHING if ours is None else f"{ours - theirs:+.2f}"
             cells += [_number(ours), f"{theirs:.1f}", difference]
         lines.append(cells)
-    heads = ["round", *(f"{protocol}, {what}" for protocol in PROTOCOLS for what in ("ours", "released", "difference"))]
+    heads = ["round", *(f"{protocol}, {what}" for protocol in ALWAYS for what in ("ours", "released", "difference"))]
     return (
         f"## `{released.row.method}` beside its released code\n\n{released.source} "
         f"Ours: {len(there)} of {len(SEEDS)} seeds.\n\n" + _markdown(heads, lines, words=())

@@ -5,8 +5,8 @@ import json
 from collections.abc import Sequence
 
 from experiments.execution.committed import Committed, Library
-from experiments.figures.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
 from experiments.papers.published import Published
+from experiments.plots.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
 from experiments.results_page.places import SECTIONS, rows, runs
 
 METHODS = ("fedpac", "fedavg_ft", "ditto", "fedbabu", "fedrep", "fedper", "local", "fedavg")

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.execution.cached_runs import Cell
+from experiments.config.cell import Cell
 from experiments.execution.committed import Committed, Library
 from experiments.papers import published, settings
 from experiments.papers.published import Published
 from experiments.queue.jobs import DATASET
 from experiments.results.load import Score, read_json
-from experiments.results.run_folder import PROTOCOLS, Protocol
+from experiments.results.run_folder import ALWAYS, Protocol
 from experiments.tables import comparison
 from experiments.tables.comparison import Figure
 from pfl_jax.errors import InvalidInput
@@ -135,8 +135,8 @@ def best_mean(cell: Cell, library: Library, protocol: Protocol, score: Score) ->
 
 def _place(row: Published, library: Library, causes: Sequence[Cause]) -> Place:
     cells = [(Cell(row.dataset, row.arguments, seed), None) for seed in SEEDS]
-    score: Score = "best" if settings.SCORE[row.paper] == "best" else "last"
-    received, trained = (comparison.figure(row, cells, protocol, score, library) for protocol in PROTOCOLS)
+    measure = settings.MEASURES[row.paper]
+    received, trained = (comparison.figure(row, cells, measure._replace(protocol=name), library) for name in ALWAYS)
     return Place(received, trained.mean, next((cause for cause in causes if cause.holds(row)), None))
 
 
@@ -173,8 +173,8 @@ def load_released(root: Path) -> list[Released]:
         content = read_json(path)
         where = {name: value for name, value in content.items() if name in Published._fields}
         row = next((row for row in published.load() if Cause(where, "", "").holds(row)), None)
-        if row is None or not {"source", "round", *PROTOCOLS} <= content.keys():
+        if row is None or not {"source", "round", *ALWAYS} <= content.keys():
             raise InvalidInput(f"{path} is not what released code reaches at a place of a paper's table")
-        accuracies = {protocol: content[protocol] for protocol in PROTOCOLS}
+        accuracies = {protocol: content[protocol] for protocol in ALWAYS}
         found.append(Released(content["source"], row, content["round"], accuracies))
     return found

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from experiments.commands.main import INVALID
+from experiments.config.exit_codes import INVALID
 from experiments.config.options import Options, flag
 from experiments.config.request import Request
-from experiments.execution.records import devices
+from experiments.runtime.devices import devices
 from pfl_jax.engine.sharding import known, spread
 from pfl_jax.engine.simulate import client_mesh
 from pfl_jax.errors import InvalidInput

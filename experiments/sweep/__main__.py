@@ -9,66 +9,24 @@ interrupted goes on from its last checkpoint (--checkpoint-every writes them mea
 `python -m experiments.DATASET`, and go to every run.
 """
 
-import inspect
-import itertools
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 
-from experiments import datasets, unknown_dataset
+from experiments import DATASETS, unknown_dataset
 from experiments.commands import batch
 from experiments.config.options import flag
 from experiments.config.presets import DEFAULT_PRESET
-from experiments.config.request import Request
 from experiments.execution import cached_runs
-from experiments.execution.cached_runs import Cell
+from experiments.sweep.plan import Order, groups
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import METHODS
 
 ROOT = Path("runs/sweeps")
 
 GROUPS = "groups"
 """Folder of the checkpoints, in that of the sweep."""
-
-
-class Order(NamedTuple):
-    """A checked command line.
-
-    Attributes:
-      dataset: of all runs.
-      grid: option -> its values, as words; their product are the sweep's settings.
-      seeds: how many, from 0.
-      words: for every run.
-      out: folder of the runs, the table and the picture.
-      dry_run: only say what there is to do.
-    """
-
-    dataset: str
-    grid: dict[str, tuple[str, ...]]
-    seeds: int
-    words: tuple[str, ...]
-    out: Path
-    dry_run: bool
-
-    def settings(self) -> list[tuple[str, ...]]:
-        """A value for each option of the grid, in all combinations."""
-        return list(itertools.product(*self.grid.values()))
-
-    def name(self, setting: tuple[str, ...]) -> str:
-        """For people and folders: "lam=0.1 lr=0.01"; the method's name where the grid is empty."""
-        words = " ".join(f"{option}={value}" for option, value in zip(self.grid, setting, strict=True))
-        return words or self.runs(setting)[0][0].request().options.method
-
-    def runs(self, setting: tuple[str, ...]) -> list[tuple[Cell, Path]]:
-        """The cells of a setting, one for each seed, and their folders."""
-        words = [word for option, value in zip(self.grid, setting, strict=True) for word in (flag(option), value)]
-        folder = self.out / batch.slug(" ".join(f"{o}={v}" for o, v in zip(self.grid, setting, strict=True)) or "runs")
-        cells = [Cell(self.dataset, (*self.words, *words), seed) for seed in range(self.seeds)]
-        return [(cell, folder / f"seed-{cell.seed}") for cell in cells]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,14 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: the words of the command line; by default those of this process.
 
     Returns:
-      The exit code, see `main.exit_code`.
+      The exit code, see `exit_codes.exit_code`.
     """
     return batch.command(arguments, parse, _say_what_there_is_to_do, _run)
 
 
 def _parser() -> batch.Parser:
     parser = batch.Parser("experiments.sweep", __doc__)
-    parser.add_argument("--dataset", required=True, help=", ".join(datasets()))
+    parser.add_argument("--dataset", required=True, help=", ".join(DATASETS))
     parser.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds 0 to K - 1 (default 1)")
     parser.add_argument(
         "--grid", action="append", default=[], metavar="NAME=V,V,...", help="values of an option; may be repeated"
@@ -132,6 +90,8 @@ def parse(words: Sequence[str]) -> Order:
     for name, hint in hints.items():
         if name in grid or name in batch.given(rest):
             raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {hint}")
+    if "eval_protocol" in grid:
+        raise InvalidInput("--eval-protocol cannot be in the grid: it is what all settings are compared by")
     twice = sorted(batch.given(rest) & set(grid))
     if twice:
         raise InvalidInput(f"{flag(twice[0])} is in the grid already")
@@ -141,31 +101,6 @@ def parse(words: Sequence[str]) -> Order:
     for setting in order.settings():
         order.runs(setting)[0][0].request()
     return order
-
-
-def groups(cells: Sequence[Cell]) -> list[list[int]]:
-    """Which cells are one program: those that differ in the seed and in the method's real numbers only.
-
-    Args:
-      cells: of one dataset.
-
-    Returns:
-      Positions in `cells`, group by group.
-    """
-    found: dict[str, list[int]] = {}
-    for index, cell in enumerate(cells):
-        request = cell.request()
-        fixed = {
-            name: value for name, value in cached_runs.bearing(request).items() if name not in real_numbers(request)
-        }
-        found.setdefault(json.dumps(fixed, sort_keys=True), []).append(index)
-    return list(found.values())
-
-
-def real_numbers(request: Request) -> dict[str, float]:
-    """The hyper-parameters that may be inputs of a compiled program: real numbers by their annotation."""
-    parameters = inspect.signature(METHODS[request.options.method], eval_str=True).parameters
-    return {name: value for name, value in request.hyper_parameters.items() if parameters[name].annotation is float}
 
 
 def _say_what_there_is_to_do(order: Order, console: Console) -> None:

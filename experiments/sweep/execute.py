@@ -15,29 +15,24 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
+from experiments.config.cell import Cell
 from experiments.config.request import Request
 from experiments.execution import build
-from experiments.execution.cached_runs import Cell, remove_unfinished
+from experiments.execution.cached_runs import remove_unfinished
+from experiments.execution.experiment import Experiment
 from experiments.execution.memory import advice, free_bytes, is_shortage
-from experiments.execution.records import (
-    Experiment,
-    configuration,
-    devices,
-    headline,
-    identity,
-    summary,
-    wasted_step_share,
-)
+from experiments.execution.records import configuration, headline, identity, summary, wasted_step_share
 from experiments.execution.resume import History, check_data, check_identity, cut_log
 from experiments.execution.trackers import tracked
 from experiments.results import load
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, strict_json, write_whole
 from experiments.runtime.compilation_cache import tended
+from experiments.runtime.devices import devices
 from experiments.runtime.jax_config import prepare
 from experiments.runtime.locks import alone
 from experiments.runtime.progress import RoundProgress
 from experiments.runtime.signals import Stop, stoppable
-from experiments.sweep.__main__ import real_numbers
+from experiments.sweep.plan import real_numbers
 from pfl_jax import simulate, sweep
 from pfl_jax.base import State
 from pfl_jax.data import federated
@@ -197,7 +192,7 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
                     share = math.fsum(history.wasted) / len(history.wasted)
                     folder.write(SUMMARY, summary(experiment, history.evaluations, share))
                     if experiment.request.options.plot:
-                        from experiments.report.curves import save_curves
+                        from experiments.plots.curves import save_curves
 
                         save_curves(folder.path)
         except BaseException as error:
@@ -244,8 +239,10 @@ def _rounds(
                 history.bytes_down += sent.down * result.cohorts.shape[1]
                 history.wasted.append(wasted_step_share(group.experiments[index], result.cohorts[index]))
                 if result.received is not None:
-                    scores = gather((result.received, result.trained), index)
-                    evaluation = history.evaluate(result.round, *scores)
+                    scores = (result.received, result.trained, result.before_aggregation)
+                    received, trained, middle = gather(scores, index)
+                    counts = group.experiments[index].test_counts
+                    evaluation = history.evaluate(result.round, received, trained, counts, before_aggregation=middle)
                     folder.log(evaluation, cohort=result.cohorts[index].tolist())
                     track(evaluation)
             latest = [one.evaluations[-1].summary(options.eval_protocol).mean for one in histories if one.evaluations]
@@ -312,7 +309,7 @@ def _restore(group: Group, notify: Callable[[str], None]) -> tuple[list[History]
         cut_log(folder / METRICS, size)
         mark = f"{index}-"
         own = {name.removeprefix(mark): a for name, a in found.arrays.items() if name.startswith(mark)}
-        histories.append(History.from_arrays(own))
+        histories.append(History.from_arrays(own, group.experiments[index].test_counts))
     return histories, found.state
 
 

@@ -1,42 +1,48 @@
 """What a sweep has to show: a table over its settings, for people and programs, and the curves as a picture."""
 
+import math
 import statistics
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from experiments.figures.pictures import ACCURACY, ROUND, Lines, Picture, over_seeds
+from experiments.plots.pictures import ACCURACY, ROUND, Lines, Picture, over_seeds
 from experiments.results import load
-from experiments.results.run_folder import PROTOCOLS, Protocol, rounded, strict_json
-from experiments.sweep.__main__ import Order
+from experiments.results.run_folder import ALWAYS, AVERAGES, PROTOCOLS, Average, Protocol, rounded, strict_json
+from experiments.sweep.plan import Order
 from pfl_jax.atomic_write import write_whole
 
 NAME = "sweep"
+CAPTION = (
+    "Accuracy in percent after the last round, means over clients (pooled: over all their test examples); mean and "
+    "deviation over seeds"
+)
 MOST_LINES = 8
 """Settings in the picture, which has as many colours; the best ones, where there are more."""
 
 
 class Row(NamedTuple):
-    """A setting's accuracies in percent, mean over clients, after the last round.
+    """A setting's accuracies in percent.
 
     Attributes:
       name: of the setting.
-      accuracies: protocol -> one for each seed.
-      curves: protocol -> rounds of the evaluations, and for each seed its accuracies.
+      accuracies: protocol, average -> one for each seed, after the last round.
+      curves: protocol -> rounds of the evaluations, and for each seed its accuracies, means over clients.
     """
 
     name: str
-    accuracies: dict[Protocol, list[float]]
+    accuracies: dict[tuple[Protocol, Average], list[float]]
     curves: dict[Protocol, tuple[list[int], list[list[float]]]]
 
-    def mean(self, protocol: Protocol) -> float:
+    def mean(self, protocol: Protocol, average: Average = "clients") -> float:
         """Over seeds."""
-        return statistics.fmean(self.accuracies[protocol])
+        return statistics.fmean(self.accuracies[protocol, average])
 
-    def deviation(self, protocol: Protocol) -> float | None:
+    def deviation(self, protocol: Protocol, average: Average = "clients") -> float | None:
         """Standard deviation over seeds; None of one."""
-        values = self.accuracies[protocol]
+        values = self.accuracies[protocol, average]
         return statistics.stdev(values) if len(values) > 1 else None
 
 
@@ -51,8 +57,10 @@ def save(order: Order, console: Console) -> None:
       InvalidInput: the folder cannot be written, or a run in it cannot be read.
     """
     config = load.read_config(order.runs(order.settings()[0])[0][1])
-    protocol: Protocol = config["options"]["eval_protocol"]
-    rows = [_row(order, setting) for setting in order.settings()]
+    protocol = order.runs(order.settings()[0])[0][0].request().options.eval_protocol
+    # Finished runs may have one that was not asked for.
+    protocols: list[Protocol] = [name for name in PROTOCOLS if name in ALWAYS or name == protocol]
+    rows = [_row(order, setting, protocols) for setting in order.settings()]
     best = max(rows, key=lambda row: row.mean(protocol))
     seeds = "seed 0" if order.seeds == 1 else f"seeds 0 to {order.seeds - 1}"
     title = f"{config['options']['method']} on {config['data']['description']}, {seeds}"
@@ -68,62 +76,67 @@ def save(order: Order, console: Console) -> None:
     write_whole(order.out / f"{NAME}.json", strict_json(record))
     write_whole(order.out / f"{NAME}.md", _markdown(rows, best, title, protocol))
     # Imported now: matplotlib takes seconds, and what is saved above does not need it.
-    from experiments.figures import drawing
+    from experiments.plots import drawing
 
     paths = drawing.save(_picture(rows, title, protocol, config), order.out, NAME)
     for path in (order.out / f"{NAME}.json", order.out / f"{NAME}.md", *paths):
         console.print(f"saved {path}", soft_wrap=True, highlight=False)
 
 
-def _row(order: Order, setting: tuple[str, ...]) -> Row:
+def _row(order: Order, setting: tuple[str, ...], protocols: Sequence[Protocol]) -> Row:
+    folders = [folder for _, folder in order.runs(setting)]
+    metrics = [load.read_metrics(folder) for folder in folders]
+    rounds = [line["round"] for line in metrics[0]]
     curves: dict[Protocol, tuple[list[int], list[list[float]]]] = {}
-    metrics = [load.read_metrics(folder) for _, folder in order.runs(setting)]
-    for protocol in PROTOCOLS:
-        curves[protocol] = (
-            [line["round"] for line in metrics[0]],
-            [[line[protocol]["mean"] for line in run] for run in metrics],
-        )
-    return Row(order.name(setting), {name: [run[-1] for run in curves[name][1]] for name in PROTOCOLS}, curves)
+    accuracies: dict[tuple[Protocol, Average], list[float]] = {}
+    for name in protocols:
+        curves[name] = (rounds, [[line[name]["mean"] for line in run] for run in metrics])
+        for average in AVERAGES:
+            found = [load.accuracy(folder, name, "last", average) for folder in folders]
+            accuracies[name, average] = [math.nan if value is None else value for value in found]
+    return Row(order.name(setting), accuracies, curves)
 
 
-def _ordered(protocol: Protocol) -> list[Protocol]:
-    """The protocol that counts first."""
-    return sorted(PROTOCOLS, key=lambda name: name != protocol)
+def _columns(rows: list[Row], protocol: Protocol) -> dict[str, tuple[Protocol, Average]]:
+    """Headings and what stands below them, the protocol that counts first."""
+    columns = sorted(rows[0].accuracies, key=lambda column: column[0] != protocol)
+    return {name if average == "clients" else f"{name}, pooled": (name, average) for name, average in columns}
 
 
-def _figure(row: Row, protocol: Protocol) -> str:
-    deviation = row.deviation(protocol)
-    return f"{row.mean(protocol):.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
+def _figure(row: Row, column: tuple[Protocol, Average]) -> str:
+    deviation = row.deviation(*column)
+    return f"{row.mean(*column):.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
 
 
 def _table(rows: list[Row], best: Row, title: str, protocol: Protocol) -> Table:
-    table = Table(title=title, caption="accuracy in percent after the last round, mean and deviation over seeds")
+    table = Table(title=title, caption=f"{CAPTION[0].lower()}{CAPTION[1:]}")
     table.add_column("setting")
-    for name in _ordered(protocol):
+    columns = _columns(rows, protocol)
+    for name in columns:
         table.add_column(name, justify="right")
     for row in rows:
-        figures = [_figure(row, name) for name in _ordered(protocol)]
+        figures = [_figure(row, column) for column in columns.values()]
         table.add_row(f"{row.name} (best)" if row is best else row.name, *figures, style="bold" if row is best else "")
     return table
 
 
 def _markdown(rows: list[Row], best: Row, title: str, protocol: Protocol) -> str:
-    names = _ordered(protocol)
-    lines = [f"**{title}**", "", f"| setting | {' | '.join(names)} |", f"| --- |{' ---: |' * len(names)}"]
+    columns = _columns(rows, protocol)
+    lines = [f"**{title}**", "", f"| setting | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
     for row in rows:
-        figures = " | ".join(_figure(row, name) for name in names)
+        figures = " | ".join(_figure(row, column) for column in columns.values())
         lines.append(f"| {row.name}{' (best)' if row is best else ''} | {figures} |")
-    return "\n".join([*lines, "", "Accuracy in percent after the last round, mean and deviation over seeds."]) + "\n"
+    return "\n".join([*lines, "", f"{CAPTION}."]) + "\n"
 
 
 def _record(row: Row) -> dict[str, Any]:
     record: dict[str, Any] = {"setting": row.name}
-    for protocol in PROTOCOLS:
-        deviation = row.deviation(protocol)
-        record[protocol] = {
-            "mean": rounded(row.mean(protocol)),
+    for (protocol, average), values in row.accuracies.items():
+        deviation = row.deviation(protocol, average)
+        record[protocol if average == "clients" else f"{protocol}_pooled"] = {
+            "mean": rounded(row.mean(protocol, average)),
             "std": None if deviation is None else rounded(deviation),
-            "per_seed": row.accuracies[protocol],
+            "per_seed": values,
         }
     return record
 

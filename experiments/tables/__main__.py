@@ -17,20 +17,22 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, get_args
 
 from rich.console import Console
 
 from experiments.commands import batch
+from experiments.config.cell import Cell
 from experiments.config.options import flag
 from experiments.execution import cached_runs, committed
-from experiments.execution.cached_runs import Cell
 from experiments.execution.committed import Library
 from experiments.papers import published
 from experiments.papers import settings as catalogue
 from experiments.papers.published import Published
+from experiments.papers.settings import Measure
 from experiments.results import load
-from experiments.results.run_folder import PROTOCOLS, SUMMARY
+from experiments.results.load import Score
+from experiments.results.run_folder import AVERAGES, PROTOCOLS, SUMMARY
 from experiments.runtime.progress import duration
 from experiments.tables import comparison, layout
 from experiments.tables.comparison import Comparison, Figure
@@ -49,7 +51,7 @@ class Order(NamedTuple):
       shown: what is to be printed.
       seeds: how many, from 0.
       words: for every run.
-      protocol, score: which accuracy counts.
+      measure: which accuracy counts.
       out: folder of the runs and the table.
       dry_run: only say what there is to do.
       anew: whether committed results do not count.
@@ -62,8 +64,7 @@ class Order(NamedTuple):
     shown: list[Published]
     seeds: int
     words: tuple[str, ...]
-    protocol: Any
-    score: Any
+    measure: Measure
     out: Path
     dry_run: bool
     anew: bool
@@ -84,7 +85,7 @@ class Order(NamedTuple):
     def compare(self) -> tuple[Comparison, Comparison]:
         """What was asked for of the table, and that together with all else that is there."""
         library = self.library()
-        figures = [comparison.figure(row, self.runs(row), self.protocol, self.score, library) for row in self.rows]
+        figures = [comparison.figure(row, self.runs(row), self.measure, library) for row in self.rows]
         there = [figure for figure in figures if figure.accuracies]
         columns = {figure.column for figure in there} | {comparison.column(row) for row in self.shown}
         methods = {figure.row.method for figure in there} | {row.method for row in self.shown}
@@ -93,7 +94,7 @@ class Order(NamedTuple):
         return self._compare(shown), self._compare(saved)
 
     def _compare(self, figures: Sequence[Figure]) -> Comparison:
-        return comparison.compare(self.paper, self.table, figures, self.protocol, self.score, self.seeds)
+        return comparison.compare(self.paper, self.table, figures, self.measure, self.seeds)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: the words of the command line; by default those of this process.
 
     Returns:
-      The exit code, see `main.exit_code`.
+      The exit code, see `exit_codes.exit_code`.
     """
     return batch.command(arguments, parse, _say_what_there_is_to_do, _run)
 
@@ -123,8 +124,15 @@ def _parser() -> batch.Parser:
     parser.add_argument("--setting", nargs="+", help="only settings with these words, such as beta=0.1")
     parser.add_argument("--method", nargs="+", action="extend", help="only these of its methods, as the table has them")
     parser.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds 0 to K - 1 (default 1)")
-    parser.add_argument("--eval-protocol", default="received", help="received (default) or trained: what is compared")
-    parser.add_argument("--score", help="last or best: which round counts; by default as the paper has it")
+    usual = "by default as the paper has it"
+    parser.add_argument(
+        "--eval-protocol",
+        metavar="PROTOCOL",
+        help=f"received, trained or before_aggregation: what is compared, {usual}. Runs measure the third by request "
+        "only, and all three then: with the same --out, tables of the other two are made of the same runs",
+    )
+    parser.add_argument("--score", help=f"last or best: which round counts, {usual}")
+    parser.add_argument("--average", help=f"clients or examples: whether each client counts the same, {usual}")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of runs and table; by default in runs/tables")
     parser.add_argument("--dry-run", action="store_true", help="say each command and what is there, and run nothing")
     parser.add_argument("--anew", action="store_true", help="run what only the committed results have, too")
@@ -141,9 +149,9 @@ def parse(words: Sequence[str]) -> Order:
     own, rest = parser.parse_known_args(words)
     batch.choose("paper", [own.paper], catalogue.PAPERS)
     batch.choose("table", [str(own.table)], [str(number) for number in _numbers(own.paper)], f" in {own.paper}")
-    batch.choose("eval-protocol", [own.eval_protocol], PROTOCOLS)
-    if own.score is not None:
-        batch.choose("score", [own.score], ("last", "best"))
+    measure = _measure(own)
+    if measure.protocol == "before_aggregation":
+        rest += ["--eval-protocol", measure.protocol]
     if own.seeds < 1:
         raise InvalidInput(f"--seeds must be at least 1, not {own.seeds}")
     rows = [row for row in published.load() if (row.paper, row.table) == (own.paper, own.table)]
@@ -156,14 +164,28 @@ def parse(words: Sequence[str]) -> Order:
         shown=shown,
         seeds=own.seeds,
         words=tuple(rest),
-        protocol=own.eval_protocol,
-        score=own.score or catalogue.SCORE[own.paper],
+        measure=measure,
         out=(own.out or ROOT / batch.folder_name(own.paper, own.table, rest)).expanduser(),
         dry_run=own.dry_run,
         anew=own.anew,
     )
     _check_words(order)
     return order
+
+
+def _measure(own: argparse.Namespace) -> Measure:
+    """Which accuracy counts: the paper's, but for what was asked for."""
+    measure = catalogue.MEASURES[own.paper]
+    for field, name, choices in (
+        ("protocol", "eval-protocol", PROTOCOLS),
+        ("score", "score", get_args(Score)),
+        ("average", "average", AVERAGES),
+    ):
+        asked = getattr(own, name.replace("-", "_"))
+        if asked is not None:
+            batch.choose(name, [asked], choices)
+            measure = measure._replace(**{field: asked})
+    return measure
 
 
 def _numbers(name: str) -> list[int]:

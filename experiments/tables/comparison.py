@@ -9,18 +9,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.commands.batch import slug
+from experiments.config.cell import Cell
 from experiments.config.options import flag
 from experiments.config.presets import DEFAULT_PRESET
-from experiments.execution.cached_runs import Cell, bearing, filled, inspect
+from experiments.config.request import filled, relevant_options
+from experiments.execution.cached_runs import inspect
 from experiments.execution.committed import Library
 from experiments.papers import settings
 from experiments.papers.published import Published
+from experiments.papers.settings import Measure
 from experiments.results.load import Score, accuracy, read_config
-from experiments.results.run_folder import Protocol
+from experiments.results.run_folder import Average, Protocol
 from pfl_jax.errors import InvalidInput
 
-PROTOCOL_WORDS = {"received": "after aggregation (received)", "trained": "after local training (trained)"}
-SCORE_WORDS = {"last": "in the last round", "best": "in the best evaluated round"}
+PROTOCOL_WORDS: dict[Protocol, str] = {
+    "received": "after aggregation (received)",
+    "trained": "after local training (trained)",
+    "before_aggregation": "between local training and aggregation (before_aggregation)",
+}
+SCORE_WORDS: dict[Score, str] = {"last": "in the last round", "best": "in the best evaluated round"}
+AVERAGE_WORDS: dict[Average, str] = {"clients": "mean over clients", "examples": "pooled over all test examples"}
 NOTHING = "—"
 
 
@@ -50,7 +58,7 @@ class Figure(NamedTuple):
 
     Attributes:
       row: what is published there.
-      accuracies: ours by finished seed, means over clients in percent.
+      accuracies: ours by finished seed, in percent.
       description: what the data really was; None before there is a result.
       is_real: whether it was the dataset itself; None before there is a result.
       deviations: option -> (what it was, what the paper's setting is).
@@ -93,15 +101,14 @@ class Comparison(NamedTuple):
     Attributes:
       paper, number: which.
       figures: its places in the paper's order.
-      protocol, score: which accuracy of a run counts.
+      measure: which accuracy of a run counts.
       seeds: how many were asked for.
     """
 
     paper: str
     number: int
     figures: tuple[Figure, ...]
-    protocol: Protocol
-    score: Score
+    measure: Measure
     seeds: int
 
     @property
@@ -119,8 +126,7 @@ class Comparison(NamedTuple):
         table = settings.TABLES[self.paper, self.number]
         return (
             f"{settings.PAPERS[self.paper]}, Table {self.number}: {table.title}. Accuracy in percent "
-            f"{PROTOCOL_WORDS[self.protocol]}, {SCORE_WORDS[self.score]}"
-            + (f", on {'; '.join(data)}" if data else ": no results yet")
+            f"{in_words(self.measure)}" + (f", on {'; '.join(data)}" if data else ": no results yet")
         )
 
     def at(self, column: Column, method: str) -> Figure | None:
@@ -128,11 +134,15 @@ class Comparison(NamedTuple):
         return next((figure for figure in self.figures if (figure.column, figure.row.method) == (column, method)), None)
 
 
+def in_words(measure: Measure) -> str:
+    """Which accuracy counts: "after local training (trained), in the last round, mean over clients"."""
+    return ", ".join((PROTOCOL_WORDS[measure.protocol], SCORE_WORDS[measure.score], AVERAGE_WORDS[measure.average]))
+
+
 def figure(
     row: Published,
     runs: Sequence[tuple[Cell, Path | None]],
-    protocol: Protocol,
-    score: Score,
+    measure: Measure,
     library: Library | None = None,
 ) -> Figure:
     """Gathers what there is of one place of a table.
@@ -141,7 +151,7 @@ def figure(
       row: what is published there.
       runs: its cells, one for each seed, with their folders, if they have any. A folder with anything else counts as
         empty.
-      protocol, score: which accuracy counts.
+      measure: which accuracy counts.
       library: committed results, for the runs that no folder holds.
 
     Raises:
@@ -151,9 +161,9 @@ def figure(
     for cell, folder in runs:
         committed = None if library is None else library.find(cell)
         if folder is not None and _is_finished(cell, folder):
-            mean, config = accuracy(folder, protocol, score), read_config(folder)
+            mean, config = accuracy(folder, *measure), read_config(folder)
         elif committed is not None:
-            mean, config = committed.accuracy(protocol, score), committed.config
+            mean, config = committed.accuracy(*measure), committed.config
         else:
             continue
         if mean is not None:
@@ -169,9 +179,7 @@ def figure(
     return Figure(row, accuracies, "; ".join(descriptions), _one_kind(real, row), deviations)
 
 
-def compare(
-    paper: str, number: int, figures: Sequence[Figure], protocol: Protocol, score: Score, seeds: int
-) -> Comparison:
+def compare(paper: str, number: int, figures: Sequence[Figure], measure: Measure, seeds: int) -> Comparison:
     """Puts figures together to a table; see `Comparison` for the arguments.
 
     A column with a result on a stand-in shows no figure of the paper, not even where there is no result of ours.
@@ -184,7 +192,7 @@ def compare(
         kinds.setdefault(figure.column, set()).add(figure.is_real)
     real = {column: _one_kind(kind - {None}, column) for column, kind in kinds.items()}
     figures = [figure if real[figure.column] else figure._replace(is_real=False) for figure in figures]
-    return Comparison(paper, number, tuple(figures), protocol, score, seeds)
+    return Comparison(paper, number, tuple(figures), measure, seeds)
 
 
 def _one_kind(kinds: set[Any], where: Published | Column) -> bool:
@@ -206,9 +214,10 @@ def _is_finished(cell: Cell, folder: Path) -> bool:
 def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What a finished run had otherwise than the paper's setting."""
     had = filled(config["options"] | config["hyper_parameters"])
-    paper = bearing(Cell(cell.dataset, row.arguments).request())
-    # The papers do not say how often they evaluated.
-    names = (name for name in paper if name in had and name != "eval_every")
+    paper = relevant_options(Cell(cell.dataset, row.arguments).request())
+    # How often matters where the best round counts, and FedPAC does not say it.
+    silent = set() if settings.MEASURES[row.paper].score == "best" else {"eval_every"}
+    names = (name for name in paper if name in had and name not in silent)
     return {name: (had[name], paper[name]) for name in names if not _equal(had[name], paper[name])}
 
 
@@ -222,7 +231,11 @@ def notes(comparison: Comparison) -> list[str]:
     figures = comparison.figures
     there = [figure for figure in figures if figure.description]
     over = f"seeds 0 to {comparison.seeds - 1}, ± their standard deviation" if comparison.seeds > 1 else "seed 0 alone"
-    lines = [f"Each place: our mean over clients and over {over} / the paper's figure / the difference."]
+    of = {"clients": "mean over clients", "examples": "mean over the test examples of all clients"}
+    lines = [f"Each place: our {of[comparison.measure.average]}, {over} / the paper's figure / the difference."]
+    usual = settings.MEASURES[comparison.paper]
+    if comparison.measure != usual:
+        lines.append(f"The paper's figures are taken to be {in_words(usual)}.")
     lines += _deviation_notes(there)
     for description in dict.fromkeys(figure.description for figure in there if not figure.is_real):
         lines.append(f"{description} only stands in for the dataset: the paper's figures do not belong beside it.")

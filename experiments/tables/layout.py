@@ -101,7 +101,7 @@ def _records(comparison: Comparison) -> list[dict[str, Any]]:
 def _csv(comparison: Comparison) -> str:
     text = io.StringIO()
     records = _records(comparison)
-    extra = {"protocol": comparison.protocol, "score": comparison.score}
+    extra = comparison.measure._asdict()
     writer = csv.DictWriter(text, [*records[0], *extra], lineterminator="\n")
     writer.writeheader()
     writer.writerows(record | extra for record in records)
@@ -122,8 +122,7 @@ def _record(comparison: Comparison) -> dict[str, Any]:
         "paper": comparison.paper,
         "table": comparison.number,
         "title": comparison.title,
-        "protocol": comparison.protocol,
-        "score": comparison.score,
+        **comparison.measure._asdict(),
         "seeds": comparison.seeds,
         "notes": notes(comparison),
         "places": places,

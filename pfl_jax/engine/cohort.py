@@ -24,6 +24,8 @@ class Settings:
         message never arrives, in [0, 1); at least one arrives.
       chunk: clients trained together under one vmap on each device: 1 is one after another, None all at once.
       eval_every: rounds between two evaluations of `received`; the last round always has one.
+      before_aggregation: evaluate by the protocol of `pfl_jax.primitives.metrics.before_aggregation` too. It costs a
+        second pass over the clients in each evaluated round that follows one which is not, unless everyone takes part.
 
     Example:
       >>> from pfl_jax import Settings
@@ -40,6 +42,7 @@ class Settings:
     drop_rate: float = 0.0
     chunk: int | None = 1
     eval_every: int = 1
+    before_aggregation: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rounds", "eval_every"):
@@ -60,6 +63,10 @@ class Settings:
         if self.full_last_round and round_index == self.rounds - 1:
             return num_clients
         return max(1, round(self.participation * num_clients))
+
+    def is_evaluated(self, number: int) -> bool:
+        """Whether the round with this number, counted from 1, is evaluated."""
+        return number % self.eval_every == 0 or number == self.rounds
 
     def arrivals(self, cohort_size: int) -> int:
         """How many messages of a cohort arrive."""

@@ -16,6 +16,7 @@ from pfl_jax.engine.mapping import client_mesh, map_clients
 from pfl_jax.engine.rounds import Engine, Federation, Outcome, build, build_without_diverged
 from pfl_jax.engine.sharding import PlacedData, everywhere
 from pfl_jax.errors import Diverged
+from pfl_jax.primitives.metrics import before_aggregation
 
 __all__ = [
     "Engine",
@@ -55,6 +56,8 @@ class RoundResult(NamedTuple):
         would deploy with the server's state alone, and after local training of one round from there.
       examples: training examples of the cohort, each counted once.
       seconds: wall time of the round; compilation is in it where a program is new.
+      before_aggregation: Scores [N] of what every client held in the middle of this round, see
+        `pfl_jax.primitives.metrics.before_aggregation`; None unless `Settings.before_aggregation` asks for it.
     """
 
     round: int
@@ -68,6 +71,7 @@ class RoundResult(NamedTuple):
     newcomers: tuple[Scores, Scores] | None
     examples: int
     seconds: float
+    before_aggregation: Scores | None = None
 
 
 def run(
@@ -121,14 +125,25 @@ def run(
     else:
         # A round takes its state's buffers over: a state that came from outside stays the caller's.
         current = everywhere(jax.tree.map(jnp.copy, state), mesh)
-    start = time.perf_counter()
+    start, received = time.perf_counter(), None
     for index in range(int(current.round), settings.rounds):
-        current, outcome = engine.round(data, current, settings.cohort_size(num_clients, index))
-        number, cohort = index + 1, outcome.cohort
-        clients = np.asarray(cohort.clients)
+        number, size = index + 1, settings.cohort_size(num_clients, index)
+        evaluated = settings.is_evaluated(number)
+        everyone = size == num_clients and on_nan == "stop"
+        # After an evaluated round it is known what the clients outside this cohort have received.
+        if evaluated and settings.before_aggregation and not everyone and received is None:
+            received = jax.tree.map(np.asarray, engine.evaluate(data, current))
+        current, outcome = engine.round(data, current, size)
+        cohort, clients = outcome.cohort, np.asarray(outcome.cohort.clients)
         _check_finite(number, clients, outcome, on_nan)
+        # A copy: on the host the next round writes into the arrays.
+        trained = jax.tree.map(np.array, current.trained)
+        before = None
+        if evaluated and settings.before_aggregation:
+            members = np.isin(np.arange(num_clients), clients[np.asarray(outcome.finite)])
+            before = before_aggregation(trained if received is None else received, trained, members)
         received = of_newcomers = None
-        if number % settings.eval_every == 0 or number == settings.rounds:
+        if evaluated:
             received = jax.tree.map(np.asarray, engine.evaluate(data, current))
             if newcomers is not None:
                 of_newcomers = jax.tree.map(np.asarray, engine.adapt(newcomers, current))
@@ -140,11 +155,11 @@ def run(
             arrived=np.asarray(outcome.arrived),
             diverged=clients[~np.asarray(outcome.finite)],
             received=received,
-            # A copy: on the host the next round writes into the arrays.
-            trained=jax.tree.map(np.array, current.trained),
+            trained=trained,
             newcomers=of_newcomers,
             examples=int(np.sum(np.asarray(cohort.counts))),
             seconds=time.perf_counter() - start,
+            before_aggregation=before,
         )
         start = time.perf_counter()
 

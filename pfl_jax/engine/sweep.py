@@ -20,6 +20,7 @@ from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import simulate
 from pfl_jax.engine.simulate import Outcome, Settings
 from pfl_jax.errors import InvalidInput
+from pfl_jax.primitives.metrics import before_aggregation
 from pfl_jax.primitives.tree import byte_count, gather
 
 MakeMethod: TypeAlias = Callable[..., Method]
@@ -41,6 +42,7 @@ class SweepResult(NamedTuple):
       trained: Scores [R, N] of every client's model right after its own last local training, NaN before the first.
       examples: [R], training examples of each cohort, each counted once.
       seconds: wall time of the round of all runs; compilation is in it where a program is new.
+      before_aggregation: Scores [R, N], see `pfl_jax.simulate.RoundResult`.
     """
 
     round: int
@@ -53,6 +55,7 @@ class SweepResult(NamedTuple):
     trained: Scores
     examples: np.ndarray
     seconds: float
+    before_aggregation: Scores | None = None
 
 
 class Engine(NamedTuple):
@@ -182,23 +185,31 @@ def run(
         """On the host, without what fills up the devices' shares."""
         return jax.tree.map(lambda leaf: np.asarray(leaf)[:number], tree)
 
-    start = time.perf_counter()
+    start, received = time.perf_counter(), None
     for index in range(int(np.asarray(states.round)[0]), settings.rounds):
-        states, outcome = engine.round(data, values, states, settings.cohort_size(num_clients, index))
-        received = None
-        if (index + 1) % settings.eval_every == 0 or index + 1 == settings.rounds:
+        evaluated, before = settings.is_evaluated(index + 1), None
+        size = settings.cohort_size(num_clients, index)
+        if evaluated and settings.before_aggregation and size < num_clients and received is None:
             received = of_runs(engine.evaluate(data, values, states))
+        states, outcome = engine.round(data, values, states, size)
+        cohorts, trained = of_runs(outcome.cohort.clients), of_runs(states.trained)
+        if evaluated and settings.before_aggregation:
+            members = np.zeros((number, num_clients), bool)
+            np.put_along_axis(members, cohorts, values=True, axis=1)
+            before = before_aggregation(trained if received is None else received, trained, members)
+        received = of_runs(engine.evaluate(data, values, states)) if evaluated else None
         yield SweepResult(
             round=index + 1,
             states=states,
             infos=outcome.info,
-            cohorts=of_runs(outcome.cohort.clients),
+            cohorts=cohorts,
             arrived=of_runs(outcome.arrived),
             finite=of_runs(outcome.finite).all(axis=1) & of_runs(outcome.server_finite),
             received=received,
-            trained=of_runs(states.trained),
+            trained=trained,
             examples=of_runs(outcome.cohort.counts).sum(axis=1),
             seconds=time.perf_counter() - start,
+            before_aggregation=before,
         )
         start = time.perf_counter()
 

@@ -74,8 +74,8 @@ def fedfomo(
       epsilon_decay: how much it falls every round, down to zero.
       fallback: what a client goes on from where no model does better than theta_i: "previous" is theta_i, as in the
         equation and in the released code, so that training which only raises the held-out loss is undone, in every
-        round anew; "trained" is its own trained model. FedPAC's figure for Fashion-MNIST goes with the latter, see the
-        README.
+        round anew; "trained" is its own trained model. FedPAC's figure for Fashion-MNIST goes with the latter, see
+        docs/results-notes.md.
       memory: other clients whose affinity a client remembers at most; beyond, the smallest are forgotten.
       lr: learning rate.
       momentum: momentum of SGD.

@@ -169,7 +169,7 @@ FORMS: dict[str, Form] = {
 }
 """The forms of `conv2d` by name."""
 
-# "direct" as measured on the CPU (README, performance). The default is for accelerators, where vmap would make the
+# "direct" as measured on the CPU (docs/performance.md). The default is for accelerators, where vmap would make the
 # others grouped convolutions; it has not been measured there.
 _AUTO = {"cpu": "direct", "default": "matmul"}
 

@@ -88,11 +88,38 @@ def macro_auc(scores: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(has_curve, areas, 0.0)) / jnp.sum(has_curve)
 
 
+def before_aggregation(received: Scores, trained: Scores, members: np.ndarray) -> Scores:
+    """The scores of what the clients hold in the middle of a round, when its cohort has trained and nobody has sent.
+
+    The third evaluation protocol. Members of the cohort are tested with their model right after local training;
+    everyone else with what the server's state of the round before gives them, which is all they have. This is how the
+    code released with FedAS tests FedPer and FedAvg, with the parameters of the round before sent to all clients.
+
+    Args:
+      received: leaves [..., N], of what every client would have deployed after the round before.
+      trained: leaves [..., N], of every client's model right after its own last local training.
+      members: [..., N], bool: who has trained in this round.
+
+    Returns:
+      Leaves [..., N], NumPy arrays.
+
+    Example:
+      >>> import numpy as np
+      >>> from pfl_jax import Scores
+      >>> from pfl_jax.primitives import metrics
+      >>> received, trained = (Scores(*[np.full(3, value)] * 4) for value in (0.5, 0.75))
+      >>> metrics.before_aggregation(received, trained, np.array([True, False, True])).accuracy.tolist()
+      [0.75, 0.5, 0.75]
+    """
+    return jax.tree.map(lambda old, new: np.where(members, new, old), received, trained)
+
+
 class Summary(NamedTuple):
     """The scores of a federation in a few numbers; accuracies, F1 and AUC in percent.
 
     Attributes:
       mean: accuracy over clients, each counting the same.
+      pooled: accuracy over clients, weighted by their test examples: over all test examples, each counting the same.
       std: standard deviation of the accuracy over clients (population).
       worst_decile: mean accuracy of the worst tenth of the clients (at least one).
       jain: Jain's index (sum a)^2 / (N sum a^2) of the accuracies a: 1 where all are equal, 1/N where one has it all.
@@ -101,6 +128,7 @@ class Summary(NamedTuple):
     """
 
     mean: float
+    pooled: float
     std: float
     worst_decile: float
     jain: float
@@ -110,29 +138,58 @@ class Summary(NamedTuple):
     clients: int
 
 
-def summarize(scores: Scores) -> Summary:
+def summarize(scores: Scores, test_counts: np.ndarray | jax.Array) -> Summary:
     """Summary of the scores [N] of N clients; NaN marks clients that have none and do not count.
+
+    Args:
+      scores: [N].
+      test_counts: [N], test examples of each client.
 
     Example:
       >>> import numpy as np
       >>> from pfl_jax import Scores
       >>> from pfl_jax.primitives import metrics
       >>> each = np.array([0.5, 1.0, np.nan])
-      >>> summary = metrics.summarize(Scores(accuracy=each, loss=each, macro_f1=each, auc=each))
-      >>> summary.mean, summary.worst_decile, summary.clients
-      (75.0, 50.0, 2)
+      >>> scores = Scores(accuracy=each, loss=each, macro_f1=each, auc=each)
+      >>> summary = metrics.summarize(scores, test_counts=np.array([30, 10, 10]))
+      >>> summary.mean, summary.pooled, summary.worst_decile, summary.clients
+      (75.0, 62.5, 50.0, 2)
     """
     values = 100 * np.sort(_known(scores.accuracy))
     if not values.size:
         nan = float("nan")
-        return Summary(nan, nan, nan, nan, nan, nan, nan, 0)
+        return Summary(nan, nan, nan, nan, nan, nan, nan, nan, 0)
     worst = values[: max(1, round(values.size / 10))]
     loss, f1, auc = (_mean(_known(each)) for each in scores[1:])
     squares = float(np.sum(values**2))
     jain = float(np.sum(values)) ** 2 / (values.size * squares) if squares else 1.0
     return Summary(
-        float(values.mean()), float(values.std()), float(worst.mean()), jain, loss, 100 * f1, 100 * auc, values.size
+        mean=float(values.mean()),
+        pooled=100 * pooled(scores.accuracy, test_counts),
+        std=float(values.std()),
+        worst_decile=float(worst.mean()),
+        jain=jain,
+        loss=loss,
+        macro_f1=100 * f1,
+        auc=100 * auc,
+        clients=values.size,
     )
+
+
+def pooled(values: np.ndarray | jax.Array, test_counts: np.ndarray | jax.Array) -> float:
+    """Mean over clients weighted by their test examples.
+
+    Args:
+      values: [N], such as accuracies; NaN marks clients that do not count.
+      test_counts: [N].
+
+    Returns:
+      NaN where no client counts.
+    """
+    values, weights = np.asarray(values, np.float64), np.asarray(test_counts, np.float64)
+    known = ~np.isnan(values)
+    total = float(weights[known].sum())
+    return float(values[known] @ weights[known]) / total if total else float("nan")
 
 
 def _known(values: np.ndarray | jax.Array) -> np.ndarray:

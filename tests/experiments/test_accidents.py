@@ -12,8 +12,9 @@ from bad_input import RUN, experiment_of
 from rich.console import Console
 
 from experiments.commands.main import main
+from experiments.config.cell import Cell
 from experiments.execution import build, cached_runs, resume, run
-from experiments.execution.cached_runs import Cell, run_cell
+from experiments.execution.cached_runs import run_cell
 from experiments.execution.resume import check_identity
 from experiments.runtime import jax_config
 from experiments.runtime.locks import alone, exclusive

@@ -74,6 +74,10 @@ def test_a_run_leaves_its_files(finished):
     assert (summary["method"], summary["seed"], summary["rounds"], summary["num_clients"]) == ("fedavg", 0, 3, 4)
     assert summary["received_accuracy"] == lines[-1]["received"]["mean"]
     assert summary["trained_accuracy"] == lines[-1]["trained"]["mean"]
+    # Every client has ten test examples.
+    assert summary["received"]["pooled"] == summary["received"]["mean"]
+    assert summary["best_pooled"] == summary["best"]
+    assert "before_aggregation" not in summary
     assert len(summary["per_client_accuracy"]) == 4
     assert sum(summary["per_client_accuracy"]) / 4 == pytest.approx(summary["received_accuracy"], abs=1e-3)
     assert summary["seconds"] > 0

@@ -16,10 +16,10 @@ import pytest
 from test_cli import ROOT, process
 
 from experiments.commands.main import main
+from experiments.config.cell import Cell
 from experiments.config.request import parse
-from experiments.execution.cached_runs import Cell
-from experiments.execution.records import devices
 from experiments.results.run_folder import METRICS
+from experiments.runtime.devices import devices
 from experiments.runtime.distributed import Processes, _one_line
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput

@@ -33,7 +33,10 @@ def test_embedded_defaults_end_in_time_and_personalised_methods_win(tmp_path):
 
 @pytest.mark.real_data
 def test_fedpac_learns_fashion_mnist_as_the_released_code_does(tmp_path):
-    # The released code: 81.1 % received and 82.8 % trained in round 5, one run.
-    summary, _ = experiment(tmp_path, "fashion_mnist", "fedpac", "--source", "files", "--rounds", "5")
-    assert abs(summary["received_accuracy"] - 81.1) < 3
-    assert abs(summary["trained_accuracy"] - 82.8) < 3
+    # One run of the released code: 81.1 % received and 82.8 % trained in its line for round 5. It measures `received`
+    # before the round's training, so the first figure is that after round 4.
+    options = ("--source", "files", "--rounds", "5", "--eval-every", "1")
+    _, evaluations = experiment(tmp_path, "fashion_mnist", "fedpac", *options)
+    fourth, fifth = evaluations[3:]
+    assert abs(fourth["received"]["mean"] - 81.1) < 1.5
+    assert abs(fifth["trained"]["mean"] - 82.8) < 1.5

@@ -13,16 +13,16 @@ from problems import tiny_federation, tiny_model
 from experiments.commands import batch
 from experiments.config import presets
 from experiments.execution import run
-from experiments.figures import drawing
 from experiments.figures.__main__ import main, parse
 from experiments.figures.catalogue import PLANS
 from experiments.figures.compose import compose
 from experiments.figures.fedas import SHARES, equal_steps
 from experiments.figures.fedpac import by_group, heat_rounds
-from experiments.figures.pictures import Bars, Heat, Lines, Picture, Series, over_seeds
 from experiments.figures.plan import Results, arguments_of, arrays_path
 from experiments.figures.runs import examples_visited
 from experiments.figures.substitution import accuracies_after_replacement, replace_first
+from experiments.plots import drawing
+from experiments.plots.pictures import Bars, Heat, Lines, Picture, Series, over_seeds
 from experiments.results import load
 from pfl_jax.data.federated import client_data
 from pfl_jax.primitives.metrics import score

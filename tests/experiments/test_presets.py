@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 
-from experiments import datasets
+from experiments import DATASETS
 from experiments.config import presets
 from experiments.config.options import Options
 from experiments.config.request import assignments, method_config, parse
 from experiments.papers import published as paper
+from pfl_jax.data.specs import SPECS
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.models import MODELS
 
@@ -19,7 +20,7 @@ def figure(dataset, words, is_real=True):
 
 
 def test_every_experiment_has_a_preset_and_every_value_has_a_taker():
-    assert sorted(presets.DEFAULT_PRESET) == datasets()
+    assert sorted(presets.DEFAULT_PRESET) == sorted(DATASETS) == sorted(SPECS)
     takers = {field.name for field in dataclasses.fields(Options)}
     for method in METHODS:
         takers |= {field.name for field in dataclasses.fields(method_config(method))}

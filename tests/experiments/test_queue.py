@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.config.request import parse
+from experiments.config.request import parse, relevant_options
 from experiments.execution import cached_runs, committed, run
 from experiments.execution.committed import Library
 from experiments.figures.runs import examples_visited
@@ -58,7 +58,10 @@ class Runs:
         )
         for number in (100, 200):
             scores = [Scores(*[np.linspace(low, low + 0.1, 20)] * 4) for low in (0.6 + number / 1000, 0.5)]
-            folder.log(Evaluation(number, *scores, 36.0 * number, 1000.0), info={"weights": [[0.5] * 20] * 20})
+            folder.log(
+                Evaluation(number, *scores, np.full(20, 600), 36.0 * number, 1000.0),
+                info={"weights": [[0.5] * 20] * 20},
+            )
         folder.write(SUMMARY, {"seconds": 7200.0, "per_client_accuracy": [85.0] * 20, "received_accuracy": 85.0})
 
 
@@ -93,7 +96,7 @@ def test_the_most_wanted_come_first_and_nothing_comes_twice():
     assert list(dict.fromkeys(job.block for job in JOBS)) == list(BLOCKS)
     assert len(PLACES) == len(JOBS)
     parsed = [
-        (job.cell.dataset, job.cell.seed, json.dumps(cached_runs.bearing(job.cell.request()), sort_keys=True))
+        (job.cell.dataset, job.cell.seed, json.dumps(relevant_options(job.cell.request()), sort_keys=True))
         for job in JOBS
     ]
     assert len(set(parsed)) == len(JOBS)
@@ -220,7 +223,7 @@ def test_a_result_is_small_and_has_nothing_of_single_clients(runs, words, tmp_pa
     python, dash, module, *arguments = content["command"].split()
     assert (python, dash, module) == ("python", "-m", "experiments.fashion_mnist")
     request = parse("fashion_mnist", arguments)
-    assert cached_runs.bearing(request) == cached_runs.bearing(job.cell.request())
+    assert relevant_options(request) == relevant_options(job.cell.request())
     assert request.options.seed == 0
 
 

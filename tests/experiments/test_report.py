@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from run_folders import SMALL, write_run
 
-from experiments.report import charts, gather, page, svg, tables
+from experiments.plots.curves import picture
+from experiments.plots.selection import shown
+from experiments.report import charts, page, svg, tables
 from experiments.report.__main__ import main
-from experiments.report.curves import picture
 from experiments.report.markup import Markup, join, tag
+from experiments.results import gather
 from pfl_jax.errors import InvalidInput
 
 PAPER = ("--method", "fedper", "--num-clients", "20")
@@ -139,6 +141,62 @@ def test_results_are_the_figures_of_the_runs(tmp_path):
     write_run(tmp_path / "older" / "0")
     text = str(join(tables.results(groups_of(tmp_path / "older")[0])))
     assert not any(words in text for words in ("Jain", "AUC", "new clients", "paper"))
+
+
+def test_pooled_accuracies_stand_beside_the_means(tmp_path):
+    values = write_run(tmp_path / "a", rich=True)[-1]
+    text = str(join(tables.results(groups_of(tmp_path)[0])))
+    assert "pooled" in text
+    assert f"{values.mean() + 0.5:.2f}" in text
+    # Of an older run they are computed, where it is known how many test examples each client has.
+    values = write_run(tmp_path / "old" / "b")[-1]
+    assert "pooled" not in str(join(tables.results(groups_of(tmp_path / "old")[0])))
+    path, counts = tmp_path / "old" / "b" / "config.json", [1, 2, 3, 4, 50]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"test_examples": counts}))
+    text = str(join(tables.results(groups_of(tmp_path / "old")[0])))
+    assert f"<span>{np.average(values, weights=counts):.2f}</span>" in text
+
+
+def test_the_third_protocol_is_shown_where_there_is_one(tmp_path):
+    write_run(tmp_path / "a", ("--method", "fedas", *SMALL[2:]))
+    groups, _ = groups_of(tmp_path)
+    assert "before_aggregation" not in page.page(groups)
+    words = ("--eval-protocol", "before_aggregation")
+    values = write_run(tmp_path / "b", (*SMALL, *words), middle=True)[-1]
+    groups, _ = groups_of(tmp_path)
+    text = page.page(groups)
+    Reader(text)
+    assert "its aggregation (before_aggregation)" in text
+    assert f"{values.mean() - 2:.2f}" in text
+    # Both ask first for their own; of several runs the order of the protocols decides.
+    assert charts.ordered(groups) == ["received", "trained", "before_aggregation"]
+    assert charts.ordered(groups[1:]) == ["before_aggregation", "received", "trained"]
+    assert [panel.title for panel in picture(groups[1:]).panels] == ["before_aggregation", "received", "trained"]
+    # The run that was not evaluated so has no line there.
+    drawn = {panel.title: [series.label for series in panel.series] for panel in picture(groups).panels}
+    assert drawn == {"received": ["fedas", "fedpac"], "trained": ["fedas", "fedpac"], "before_aggregation": ["fedpac"]}
+
+
+def test_the_command_says_which_protocol_comes_first(tmp_path, capsys):
+    write_run(tmp_path / "run" / "a", middle=True)
+    for name in ("trained", "before_aggregation"):
+        assert main([str(tmp_path / "run"), "--eval-protocol", name, "--out", str(tmp_path / "r.html")]) == 0
+        headings = re.findall("<h4>[^<]*[(](.*?)[)]</h4>", (tmp_path / "r.html").read_text())
+        assert (headings[0], len(headings)) == (name, 3)
+
+
+def test_the_papers_figure_of_the_best_pooled_round(tmp_path):
+    """FedAS's tables have the best round, over all test examples."""
+    words = ("--preset", "fedas", "--method", "fedper", "--partition", "dirichlet", "--beta", "0.1")
+    write_run(tmp_path / "a", words, dataset="cifar100", rounds=(30, 40), rich=True, level=60.0)
+    path = tmp_path / "a" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["trained"]["pooled"] = 77.77
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (group,), _ = groups_of(tmp_path)
+    assert group.published is not None
+    difference = f"{77.77 - group.published.accuracy_percent:+.2f}".replace("-", "\N{MINUS SIGN}")
+    assert f"{difference}<small>best pooled</small>" in page.page([group])
 
 
 def test_the_papers_figure_stands_beside_its_setting_on_the_dataset_itself_only(tmp_path):
@@ -295,7 +353,7 @@ def test_many_settings_show_the_best_lines(tmp_path):
     for number in range(10):
         write_run(tmp_path / str(number), (*SMALL, "--lam", str(number)), level=40.0 + 5 * number)
     groups, _ = groups_of(tmp_path)
-    assert [group.label for _, group in charts.shown(groups)] == [f"fedpac lam={number}" for number in range(2, 10)]
+    assert [group.label for _, group in shown(groups)] == [f"fedpac lam={number}" for number in range(2, 10)]
     assert "The best 8 of 10 settings." in page.page(groups)
     assert "The best 8 of 10 settings." in picture(groups).caption
 
@@ -343,6 +401,8 @@ def test_the_command_writes_a_page_or_a_picture(runs, tmp_path, capsys):
         (["run", "other", "--plot", "x.png"], "--plot draws one kind of data"),
         (["new", "--plot", "x.png"], "no run has been evaluated yet"),
         (["run", "--dark"], "unrecognized arguments: --dark"),
+        (["run", "--eval-protocol", "receive"], "unknown eval-protocol 'receive' (there are received, trained, before"),
+        (["run", "--eval-protocol", "before_aggregation"], "none of the runs has been evaluated by it"),
     ],
 )
 def test_bad_words_are_one_line(words, message, tmp_path, monkeypatch, capsys):

@@ -12,8 +12,10 @@ from rich.console import Console
 from experiments.results.run_folder import (
     CONFIG,
     METRICS,
+    PROTOCOLS,
     SUMMARY,
     Evaluation,
+    Newcomers,
     RunFolder,
     best,
     percentages,
@@ -25,9 +27,21 @@ from pfl_jax.errors import InvalidInput
 NAN = float("nan")
 
 
-def evaluation(number, received, trained):
-    scores = [Scores(np.array(a), 1 - np.array(a), np.array(a) / 2, np.array(a)) for a in (received, trained)]
-    return Evaluation(number, *scores, seconds=1.5 * number, examples_per_second=800.0)
+COUNTS = np.array([30, 10])
+
+
+def scores(accuracy):
+    accuracy = np.array(accuracy)
+    return Scores(accuracy, 1 - accuracy, accuracy / 2, accuracy)
+
+
+def evaluation(number, received, trained, middle=None):
+    return Evaluation(
+        *(number, scores(received), scores(trained), COUNTS),
+        seconds=1.5 * number,
+        examples_per_second=800.0,
+        before_aggregation=None if middle is None else scores(middle),
+    )
 
 
 HISTORY = [
@@ -42,6 +56,13 @@ def test_best_is_of_the_asked_protocol_and_ignores_clients_without_accuracy():
     assert best(HISTORY, "trained").round == 1
     untrained = evaluation(4, [0.1, 0.1], [NAN, NAN])
     assert best([untrained, HISTORY[1]], "trained").round == 2
+
+
+def test_the_best_round_may_be_another_over_test_examples():
+    history = [evaluation(1, [0.4, 0.9], [0.5, 0.5]), evaluation(2, [0.6, 0.5], [0.5, 0.5])]
+    assert best(history, "received").round == 1
+    # 30 examples of the first client, 10 of the second: 52.5 and 57.5 per cent of them.
+    assert best(history, "received", "examples").round == 2
 
 
 def test_the_log_is_strict_json_with_percentages(tmp_path):
@@ -60,6 +81,7 @@ def test_the_log_is_strict_json_with_percentages(tmp_path):
     assert lines[0]["received_macro_f1_per_client"] == [25.0, 35.0]
     assert lines[0]["received"] == {
         "mean": 60.0,
+        "pooled": 55.0,
         "std": 10.0,
         "worst_decile": 50.0,
         "jain": 0.973,
@@ -69,6 +91,9 @@ def test_the_log_is_strict_json_with_percentages(tmp_path):
         "auc": 60.0,
     }
     assert lines[0]["trained"]["clients"] == 1
+    # The client without an accuracy does not count.
+    assert lines[0]["trained"]["pooled"] == 90.0
+    assert not any("before_aggregation" in name for name in lines[0])
     assert lines[2]["seconds"] == 4.5
     assert lines[2]["examples_per_second"] == 800.0
 
@@ -154,28 +179,56 @@ def rows(table):
         text = console.export_text()
     # Cells may have single spaces in them, columns are further apart.
     found = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
-    return [cells for cells in found if cells[0] in ("received", "trained")]
+    return [cells for cells in found if cells[0] in PROTOCOLS]
 
 
-def test_the_table_shows_both_protocols_last_and_best():
-    figures = (("last (3)", "70.00", "10.00", "60.00"), ("best (2)", "85.00", "5.00", "80.00"))
+def test_the_table_shows_each_protocol_last_and_best():
+    figures = (("last (3)", "70.00", "65.00", "10.00", "60.00"), ("best (2)", "85.00", "82.50", "5.00", "80.00"))
     table = rows(results_table(HISTORY, "title", "received", "91.83 (FedPAC, Table 1)"))
-    assert [tuple(row[1:5]) for row in table[:2]] == list(figures)
+    assert [tuple(row[1:6]) for row in table[:2]] == list(figures)
     assert table[2] == [
-        *("trained", "last (3)", "75.00", "5.00", "70.00", "0.996", "0.250", "37.50", "75.00"),
+        *("trained", "last (3)", "75.00", "72.50", "5.00", "70.00", "0.996", "0.250", "37.50", "75.00"),
         "91.83 (FedPAC, Table 1)",
     ]
-    assert table[3] == ["trained", "best (1)", "90.00", "0.00", "90.00", "1.000", "0.100", "45.00", "90.00", "—"]
+    assert table[3] == [
+        *("trained", "best (1)", "90.00", "90.00", "0.00", "90.00", "1.000", "0.100", "45.00", "90.00", "—"),
+    ]
     assert [row[0] for row in rows(results_table(HISTORY, "title", "trained"))] == ["trained"] * 2 + ["received"] * 2
-    assert {len(row) for row in rows(results_table(HISTORY, "title", "trained"))} == {9}
+    assert {len(row) for row in rows(results_table(HISTORY, "title", "trained"))} == {10}
+
+
+def test_the_table_has_the_third_protocol_and_the_best_round_over_test_examples():
+    history = [
+        evaluation(1, [0.4, 0.9], [0.5, 0.5], [0.3, 0.7]),
+        evaluation(2, [0.6, 0.5], [0.5, 0.5], [0.2, 0.4]),
+    ]
+    table = rows(results_table(history, "title", "before_aggregation", "81.67", paper_is="best pooled"))
+    assert [row[:4] for row in table] == [
+        ["before_aggregation", "last (2)", "30.00", "25.00"],
+        ["before_aggregation", "best (1)", "50.00", "40.00"],
+        ["received", "last (2)", "55.00", "57.50"],
+        ["received", "best (1)", "65.00", "52.50"],
+        ["received", "best pooled (2)", "55.00", "57.50"],
+        ["trained", "last (2)", "50.00", "50.00"],
+        ["trained", "best (1)", "50.00", "50.00"],
+    ]
+    # The published figure is of the best round over test examples.
+    assert [row[-1] for row in table] == ["—", "81.67", "—", "—", "81.67", "—", "81.67"]
+    record = history[0].record()
+    assert record["before_aggregation"]["pooled"] == 40.0
+    assert record["before_aggregation_per_client"] == [30.0, 70.0]
 
 
 def test_the_table_has_the_new_clients():
-    scores = Scores(*[np.array([0.5, 0.7])] * 4)
-    last = HISTORY[-1]._replace(newcomers=(scores, HISTORY[-1].trained))
+    newcomers = Newcomers(scores([0.5, 0.7]), HISTORY[-1].trained, np.array([10, 30]))
+    last = HISTORY[-1]._replace(newcomers=newcomers)
     table = rows(results_table([*HISTORY[:2], last], "title", "received"))
-    assert [row[:3] for row in table[4:]] == [["received", "new clients", "60.00"], ["trained", "new clients", "75.00"]]
+    assert [row[:4] for row in table[4:]] == [
+        ["received", "new clients", "60.00", "65.00"],
+        ["trained", "new clients", "75.00", "77.50"],
+    ]
     assert last.record()["new_clients"]["received"]["mean"] == 60.0
+    assert last.record()["new_clients"]["received"]["pooled"] == 65.0
 
 
 def test_percentages_keep_what_is_missing():

@@ -13,9 +13,10 @@ from rich.console import Console
 from test_cli import process
 
 from experiments.commands.main import main
+from experiments.config.cell import Cell
 from experiments.config.request import parse
 from experiments.execution import run
-from experiments.execution.cached_runs import Cell, inspect, run_cell
+from experiments.execution.cached_runs import inspect, run_cell
 from experiments.runtime.locks import alone
 from pfl_jax.engine.checkpoint import FOLDER, MANIFEST, Checkpoints
 

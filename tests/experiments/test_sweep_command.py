@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from experiments.execution.cached_runs import Cell, run_cell
+from experiments.config.cell import Cell
+from experiments.execution.cached_runs import run_cell
 from experiments.sweep import execute
-from experiments.sweep.__main__ import groups, main, parse
+from experiments.sweep.__main__ import main, parse
+from experiments.sweep.plan import groups
 from pfl_jax.errors import InvalidInput
 
 SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--batch-size", "10", "--rounds", "2"]
@@ -44,6 +46,8 @@ def test_a_sweep_is_its_runs_and_goes_on(tmp_path, capsys, monkeypatch):
     assert summary.keys() == json.loads((alone / "summary.json").read_text()).keys()
     row = record["settings"][1]
     assert row["received"]["per_seed"][1] == summary["received_accuracy"]
+    assert row["trained_pooled"]["per_seed"][1] == summary["trained"]["pooled"]
+    assert "| setting | received | received, pooled | trained | trained, pooled |" in (out / "sweep.md").read_text()
 
     # What was cut off is made anew, alone, with the same result; and then nothing is.
     (folder / "summary.json").unlink()
@@ -124,6 +128,7 @@ def test_runs_of_one_shape_are_a_group():
         ([*SWEEP, "--grid", "momentun=0.1"], "did you mean --momentum?"),
         ([*SWEEP, "--lr", "0.2"], "--lr is in the grid already"),
         ([*SWEEP, "--grid", "epochs=1,x"], "--epochs must be a whole number, not 'x'"),
+        ([*SWEEP, "--grid", "eval_protocol=received,trained"], "--eval-protocol cannot be in the grid"),
         ([*SWEEP, "--seed", "3"], "--seed cannot be given for a sweep: use --seeds"),
         ([*SWEEP, "--wandb"], "--wandb cannot be given for a sweep: its runs go side by side"),
         ([*SWEEP, "--resume", "run"], "--resume cannot be given for a sweep: the same command goes on"),

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from experiments.config.cell import Cell
 from experiments.config.request import parse
 from experiments.execution import cached_runs, committed, run
-from experiments.execution.cached_runs import Cell
 from experiments.papers import published, settings
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
 from experiments.runtime.locks import exclusive
@@ -50,9 +50,13 @@ class Runs:
         record = {"dataset": request.dataset, "data": data, "options": dataclasses.asdict(request.options)}
         folder.write(CONFIG, record | {"hyper_parameters": request.hyper_parameters, "given": sorted(request.given)})
         for number, value in enumerate(accuracies(options.method, options.seed), start=1):
-            folder.log(
-                Evaluation(number, Scores(*[np.full(2, value)] * 4), Scores(*[np.full(2, value - 0.1)] * 4), 1.0, 1.0)
-            )
+            # Of two clients with the given mean, one with three times as many test examples.
+            each = [np.array([value + place - 0.05, value + place + 0.05]) for place in (0, -0.1, -0.2)]
+            received, trained, middle = (Scores(*[accuracy] * 4) for accuracy in each)
+            if options.eval_protocol != "before_aggregation":
+                middle = None
+            counts = np.array([10, 30])
+            folder.log(Evaluation(number, received, trained, counts, 1.0, 1.0, before_aggregation=middle))
         folder.write(SUMMARY, {"seconds": 60.0, "method": options.method})
         self.done.append((request.dataset, options.method, options.seed))
 
@@ -99,7 +103,8 @@ def test_a_table_beside_the_papers_figures(runs, tmp_path, capsys):
     assert place["difference"] == pytest.approx(52 - 85.68, abs=1e-3)
     text = capsys.readouterr().out
     assert "FedPAC, Table 5" in text
-    assert "after aggregation (received), in the last round, on fashion_mnist" in " ".join(text.split())
+    title = "after aggregation (received), in the last round, mean over clients, on fashion_mnist"
+    assert title in " ".join(text.split())
     assert "run 3 of 6: local on fashion_mnist, 20 clients, grouped s=20, seed 1; about 4:00 left" in text
     for shown in (text, (out / "table.md").read_text()):
         assert "52.00 ± 2.00" in shown
@@ -108,6 +113,7 @@ def test_a_table_beside_the_papers_figures(runs, tmp_path, capsys):
     with (out / "table.csv").open(newline="") as file:
         lines = {line["method"]: line for line in csv.DictReader(file)}
     assert (lines["local"]["mean"], lines["local"]["paper"], lines["local"]["score"]) == ("52.0", "85.68", "last")
+    assert (lines["local"]["protocol"], lines["local"]["average"]) == ("received", "clients")
 
 
 def test_nothing_is_run_twice(runs, tmp_path):
@@ -287,21 +293,82 @@ def test_dataset_and_stand_in_do_not_mix(runs, tmp_path, capsys):
     assert "some results on fashion_mnist are on the dataset and some on its stand-in" in capsys.readouterr().err
 
 
+FEDAS = ["--paper", "fedas", "--table", "4", "--setting", "participation=0.2", "--method", "fedas"]
+MIDDLE = ["--eval-protocol", "before_aggregation"]
+
+
 @pytest.mark.parametrize(
     ("words", "mean", "title"),
     [
-        ([], 60, "after aggregation (received), in the best evaluated round"),
-        (["--score", "last"], 50, "after aggregation (received), in the last round"),
-        (["--eval-protocol", "trained"], 50, "after local training (trained), in the best evaluated round"),
+        ([], 52.5, "after local training (trained), in the best evaluated round, pooled over all test examples"),
+        (["--average", "clients"], 50, "(trained), in the best evaluated round, mean over clients"),
+        (["--score", "last"], 42.5, "after local training (trained), in the last round, pooled"),
+        (["--eval-protocol", "received"], 62.5, "after aggregation (received), in the best evaluated round, pooled"),
+        (MIDDLE, 42.5, "between local training and aggregation (before_aggregation), in the best evaluated"),
     ],
 )
 def test_which_accuracy_counts(runs, monkeypatch, tmp_path, words, mean, title):
     monkeypatch.setattr(f"{__name__}.accuracies", lambda method, seed: [0.6, 0.5])
-    order = ["--paper", "fedas", "--table", "4", "--setting", "participation=0.2", "--method", "fedas"]
-    assert tables.main([*order, *words, "--out", str(tmp_path)]) == 0
+    assert tables.main([*FEDAS, *words, "--out", str(tmp_path)]) == 0
     assert places(tmp_path)["cifar10", "fedas"]["mean"] == pytest.approx(mean, abs=1e-3)
     table = json.loads((tmp_path / "table.json").read_text())
     assert title in table["title"]
+    assert table["title"] in (tmp_path / "table.md").read_text()
+    named = {"protocol": "trained", "score": "best", "average": "examples"}
+    if words:
+        named[words[0].removeprefix("--").removeprefix("eval-")] = words[1]
+    assert {name: table[name] for name in named} == named
+    with (tmp_path / "table.csv").open(newline="") as file:
+        (line,) = csv.DictReader(file)
+    assert {name: line[name] for name in named} == named
+    # What differs from the paper's own figures is said.
+    told = "- The paper's figures are taken to be after local training (trained), in the best evaluated round, pooled"
+    assert (told in (tmp_path / "table.md").read_text()) == bool(words)
+
+
+def test_tables_of_best_rounds_are_of_all_rounds(runs, tmp_path):
+    assert tables.main([*FEDAS, "--out", str(tmp_path / "a")]) == 0
+    config = json.loads(next((tmp_path / "a").rglob(CONFIG)).read_text())
+    assert config["options"]["eval_every"] == 1
+    assert places(tmp_path / "a")["cifar10", "fedas"]["deviations"] == {}
+    assert tables.main([*FEDAS, "--eval-every", "4", "--out", str(tmp_path / "b")]) == 0
+    deviations = places(tmp_path / "b")["cifar10", "fedas"]["deviations"]
+    assert deviations == {"eval_every": {"here": 4, "paper": 1}}
+
+
+def test_the_third_protocol_is_measured_by_request(runs, tmp_path, capsys):
+    assert tables.parse([*FEDAS, *MIDDLE]).out.name == "fedas-4-eval-protocol-before_aggregation"
+    usual, asked = tmp_path / "usual", tmp_path / "asked"
+    assert tables.main([*FEDAS, "--out", str(usual)]) == 0
+    before = contents(usual)
+    assert tables.main([*FEDAS, *MIDDLE, "--out", str(usual)]) == 2
+    assert "(--eval-protocol received, not before_aggregation)" in capsys.readouterr().err
+    assert contents(usual) == before
+    # Runs that have it serve all tables.
+    for words in (MIDDLE, [], ["--eval-protocol", "received"]):
+        assert tables.main([*FEDAS, *words, "--out", str(asked)]) == 0
+    assert len(runs.done) == 2
+    # One that goes on is measured alike to its end.
+    (folder,) = {path.parent for path in asked.rglob(SUMMARY)}
+    (folder / SUMMARY).unlink()
+    assert tables.main([*FEDAS, "--out", str(asked)]) == 2
+    assert "(--eval-protocol before_aggregation, not received)" in capsys.readouterr().err
+
+
+def test_older_runs_are_pooled_from_their_clients(runs, tmp_path, capsys):
+    assert tables.main([*FEDAS, "--out", str(tmp_path)]) == 0
+    place = places(tmp_path)
+    log, config = next(tmp_path.rglob(METRICS)), next(tmp_path.rglob(CONFIG))
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        for protocol in ("received", "trained"):
+            del line[protocol]["pooled"]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert tables.main([*FEDAS, "--out", str(tmp_path)]) == 2
+    assert f"{log} has no accuracies trained, pooled" in capsys.readouterr().err
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"test_examples": [10, 30]}))
+    assert tables.main([*FEDAS, "--out", str(tmp_path)]) == 0
+    assert places(tmp_path) == place
 
 
 def test_what_the_project_has_not_got_is_shown_as_missing(runs, monkeypatch, tmp_path):
@@ -376,6 +443,7 @@ def test_a_trial_has_a_folder_of_its_own():
         ("--paper fedpac --table 5 --seeds many", "--seeds"),
         ("--paper fedpac --table 5 --score worst", "unknown score 'worst'"),
         ("--paper fedpac --table 5 --eval-protocol all", "unknown eval-protocol 'all'"),
+        ("--paper fedpac --table 5 --average median", "unknown average 'median' (there are clients, examples)"),
         ("--paper fedpac --table 5 --seed 3", "--seed cannot be given for a table: use --seeds"),
         ("--paper fedpac --table 5 --s=30", "--s cannot be given for a table"),
         ("--paper fedpac --table 2 --no-alignment", "--alignment cannot be given for a table"),

@@ -14,7 +14,7 @@ from experiments.commands.main import main
 from experiments.config.options import Options
 from experiments.execution.cached_runs import remove_unfinished
 from experiments.execution.trackers import TENSORBOARD, WANDB, check, scalars, tracked
-from experiments.results.run_folder import Evaluation, RunFolder
+from experiments.results.run_folder import Evaluation, Newcomers, RunFolder
 from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 
@@ -24,10 +24,15 @@ BASE = {
 NAN = float("nan")
 
 
-def evaluation(number, accuracy=0.5):
+def evaluation(number, accuracy=0.5, *, middle=False):
     received, trained = (scores(np.array(values)) for values in ([accuracy, accuracy + 0.25], [NAN, 0.75]))
+    counts = np.array([1, 3])
+    newcomers = Newcomers(received, trained, counts)
     return Evaluation(
-        number, received, trained, 2.0 * number, 100.0, bytes_up=8 * number, newcomers=(received, trained)
+        *(number, received, trained, counts, 2.0 * number, 100.0),
+        bytes_up=8 * number,
+        newcomers=newcomers,
+        before_aggregation=received if middle else None,
     )
 
 
@@ -77,6 +82,7 @@ def numbers(event):
 def test_every_number_of_an_evaluation_is_a_scalar():
     found = scalars(evaluation(3))
     assert found["received/mean"] == pytest.approx(62.5)
+    assert found["received/pooled"] == pytest.approx(68.75)
     assert found["trained/clients"] == 1
     assert found["received/loss"] == pytest.approx(0.375)
     assert found["new_clients/received/mean"] == pytest.approx(62.5)
@@ -86,12 +92,15 @@ def test_every_number_of_an_evaluation_is_a_scalar():
     # What does not exist is left out.
     nobody = evaluation(1)._replace(trained=scores(np.array([NAN, NAN])))
     assert "trained/mean" not in scalars(nobody)
+    # Two protocols in every run, the third where it is measured.
+    assert not any("before_aggregation" in name for name in found)
+    assert scalars(evaluation(3, middle=True))["before_aggregation/pooled"] == pytest.approx(68.75)
 
 
 def test_tensorboard_files_hold_the_log_and_go_on_without_doubled_steps(tmp_path):
     options = Options(**BASE, tensorboard=True)
     folder = RunFolder.claim(tmp_path / "run", "")
-    first, second, third = evaluation(1), evaluation(2, 0.6), evaluation(3, 0.7)
+    first, second, third = evaluation(1), evaluation(2, 0.6), evaluation(3, 0.7, middle=True)
     with pytest.raises(KeyboardInterrupt):
         cut_off(folder, options, {}, first, second)
     assert [event.step for event in events(folder.path / TENSORBOARD)] == [1, 2]
@@ -107,6 +116,9 @@ def test_tensorboard_files_hold_the_log_and_go_on_without_doubled_steps(tmp_path
     assert found[2].wall_time - found[0].wall_time == pytest.approx(4.0, abs=1e-3)
     (histogram,) = (value.histo for value in found[0].summary.value if value.tag == "received/per_client")
     assert (histogram.num, histogram.min, histogram.max) == (2, 50, 75)
+    drawn = [{value.tag for value in event.summary.value if value.HasField("histo")} for event in found]
+    both = {"received/per_client", "trained/per_client"}
+    assert drawn == [both, both, both | {"before_aggregation/per_client"}]
 
 
 def test_a_tensorboard_folder_that_cannot_be_written_is_one_line(tmp_path):

@@ -133,7 +133,7 @@ def test_chunks_and_padding_change_nothing(name):
 
 def test_devices_change_nothing(name):
     data, alone, shared = tiny_federation(), compiled(name), compiled(name, shared=True)
-    # A cohort of three does not divide by two devices, nor by the eight that README.md has a command for.
+    # A cohort of three does not divide by two devices, nor by the eight that docs/distributed.md has a command for.
     got, want = play(shared), play(alone)
     assert_close(got, want)
     np.testing.assert_allclose(shared.evaluate(data, got).loss, alone.evaluate(data, want).loss, rtol=2e-4, atol=2e-5)

@@ -29,6 +29,7 @@ from pfl_jax.methods.fedala import fedala, last_layers
 from pfl_jax.methods.fedas_cd2 import fedas_cd2
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.pfedhn import pfedhn
+from pfl_jax.networks.models import mlp
 from pfl_jax.primitives.fingerprint import fingerprint
 from pfl_jax.primitives.holdout import fixed_subset
 
@@ -217,6 +218,21 @@ def test_clients_never_trained_take_the_received_model(factory):
     trained = personalize(jax.random.key(3), later, client._replace(trained=jnp.ones((), bool)), data)
     for part in ("backbone", "head"):
         assert float(jnp.abs(trained[part]["kernel"] - later.params[part]["kernel"]).max()) > 1e-2
+
+
+def test_the_alignment_leaves_personal_entries_alone():
+    # In a second layer they read shared channels that move: their own gradient is not zero.
+    model, data = mlp((2, 3, 1), CLASSES, hidden=(4, 4)), client_data(tiny_federation(SIZES), 1, "train")
+    method = fedas_cd2(model, growth_rounds=0, align_lr=0.5)
+    first, later = (method.init_server(jax.random.key(seed)) for seed in (0, 1))
+    client = method.init_client(jax.random.key(2), first, data)._replace(trained=jnp.ones((), bool))
+    aligned = jax.jit(method.personalize)(jax.random.key(3), later, client, data)
+    personal = personal_entries(later.params, 0.5)
+    for got, own, shared, mask in zip(
+        *map(jax.tree.leaves, (aligned, first.params, later.params, personal)), strict=True
+    ):
+        np.testing.assert_array_equal(got[mask], own[mask])
+        assert shared.ndim < 2 or own.shape[-1] == CLASSES or np.abs(got - shared)[~mask].max() > 1e-3
 
 
 def test_personal_entries():

@@ -179,6 +179,7 @@ def _checkpoints() -> Iterator[Case]:
     yield of("", words=" --num-clients 7")
     yield of("", words=" --method fedas")
     yield of("", words=" --method fedpac --lam 1")
+    yield of("", words=" --eval-protocol before_aggregation")
     yield Case(section, "cifar10 --resume run", "the run is on digits")
     yield of("config.json is cut off", lambda run: _file(run / "config.json", b'{"dataset": "dig'))
     yield of("config.json is another file", lambda run: _file(run / "config.json", b"{}"))
@@ -203,7 +204,8 @@ def _many() -> Iterator[Case]:
     for command in (
         *("tables --paper fedpacc --table 5", "tables --paper fedpac --table 99", f"{table} --clients 7"),
         *(f"{table} --method fedsa", f"{table} --setting beta=7", f"{table} --seeds 0", f"{table} --seed 3"),
-        *(f"{table} --resume run", f"{table} --rounds many", f"{table} --score mean"),
+        *(f"{table} --resume run", f"{table} --rounds many", f"{table} --score mean", f"{table} --average median"),
+        *(f"{table} --eval-protocol test", "sweep --dataset digits --grid eval_protocol=received,trained"),
         *("figures --paper fedpac --figure 99", "figures --paper fedpac --figure 2 --rounds 0"),
         *("figures --paper fedpac --figure 2 --source disk", "figures --paper fedpac --figure 2 --dataset mnist"),
         *("figures --paper fedpac --figure 2 --seed 1", "sweep --dataset digitz", "sweep --dataset digits --seeds 0"),
@@ -414,15 +416,16 @@ def page(rows: dict[Case, str]) -> str:
     lines = [
         "# Bad input",
         "",
-        "What cannot be used is refused in one line on stderr that says what was wrong and what to do; the exit code",
-        "is 2, and no file of a finished run is touched. Inputs are words after `python -m experiments.`; `run` is the",
-        f"folder of `digits {RUN}`,",
-        "cut off after a round. Made by `python tests/support/bad_input.py`;",
-        "`tests/experiments/test_bad_input.py` holds us to it.",
+        "Bad input ends with one line on stderr that says what is wrong and what to do, and with exit code 2. Files",
+        "of finished runs are not changed. In the tables, inputs are the words after `python -m experiments.`, and",
+        "`run` is the folder of an interrupted run of",
+        f"`digits {RUN}`.",
         "",
-        "Also one line, and not in the list because it takes more than words: a full disk (`cannot write ...; make",
-        "room`, exit code 2), too little memory (`use --chunk ...`, exit code 2), Ctrl-C (`interrupted ...`, exit code",
-        "130). Where the kernel ends the process for want of memory (`Killed`, exit code 137) nothing can be said.",
+        "This page is written by `python tests/support/bad_input.py`; `tests/experiments/test_bad_input.py` checks it.",
+        "",
+        "Cases that need more than a command also end with one line: a full disk (`cannot write ...; make room`, exit",
+        "code 2), too little memory (`use --chunk ...`, exit code 2), Ctrl-C (`interrupted ...`, exit code 130). If",
+        "the kernel kills the process for lack of memory (`Killed`, exit code 137), there is no message.",
     ]
     for section in dict.fromkeys(case.section for case in rows):
         lines += ["", f"## {section}", "", "| input | message | exit code |", "| --- | --- | --- |"]

@@ -19,6 +19,7 @@ def write_run(
     rounds=(2, 4),
     finished=True,
     rich=False,
+    middle=False,
     description=None,
     is_real=True,
     level=80.0,
@@ -31,7 +32,8 @@ def write_run(
       dataset, seed: of the run.
       rounds: its evaluations.
       finished: whether it has a summary.
-      rich: whether lines have all that newer runs log: losses, bytes, what the round knew.
+      rich: whether lines have all that newer runs log: losses, bytes, pooled accuracies, what the round knew.
+      middle: whether the run was evaluated by before_aggregation too.
       description, is_real: what the data was.
       level: accuracy in percent in the first evaluation; each later one is a point better.
 
@@ -45,7 +47,10 @@ def write_run(
     lines = []
     for number, received in zip(rounds, accuracies, strict=True):
         line = {"round": number}
-        for protocol, values in (("received", received), ("trained", received - 1)):
+        scores = {"received": received, "trained": received - 1}
+        if middle:
+            scores["before_aggregation"] = received - 2
+        for protocol, values in scores.items():
             line[protocol] = {
                 "mean": values.mean(),
                 "std": values.std(),
@@ -55,6 +60,7 @@ def write_run(
             line[f"{protocol}_per_client"] = values.tolist()
             if rich:
                 line[protocol] |= {"jain": 0.987, "loss": 0.432, "macro_f1": 71.5, "auc": 96.25}
+                line[protocol]["pooled"] = values.mean() + 0.5
         line |= {"seconds": 10.0 + 2.0 * number, "examples_per_second": 1000.0}
         if rich:
             cohort = rng.permutation(clients).tolist()

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from experiments.config.options import Options, flag
-from experiments.config.request import Request
-from experiments.execution.cached_runs import bearing
+from experiments.config.request import Request, relevant_options
 from experiments.papers import published as paper
 from experiments.results import load
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Protocol
@@ -36,6 +35,7 @@ class Run:
       setting: every option and hyper-parameter that its results depend on, the seed apart.
       data: what the data really was.
       is_real: whether that is the dataset itself.
+      headline: the protocol that comes first.
       lines: its evaluations, see `experiments.results.run_folder.Evaluation.record`.
       summary: content of summary.json; None of a run that is not finished.
     """
@@ -46,6 +46,7 @@ class Run:
     setting: dict[str, Any]
     data: str
     is_real: bool
+    headline: Protocol
     lines: list[dict[str, Any]]
     summary: dict[str, Any] | None
 
@@ -188,20 +189,26 @@ def find(paths: Iterable[Path]) -> list[Path]:
     return list(found.values())
 
 
-def read(folder: Path) -> Run:
-    """The run in a folder; InvalidInput if it cannot be read."""
+def read(folder: Path, headline: Protocol | None = None) -> Run:
+    """The run in a folder; InvalidInput if it cannot be read.
+
+    Args:
+      folder: of the run.
+      headline: the protocol that comes first; None leaves that to the run's own --eval-protocol.
+    """
     config = load.read_config(folder)
     try:
         request = _request(config)
-        setting = {"dataset": request.dataset} | bearing(request)
+        setting = {"dataset": request.dataset} | relevant_options(request)
         data, is_real = config["data"]["description"], config["data"]["is_real"]
     except (KeyError, TypeError, AttributeError):
         raise InvalidInput(f"{folder / CONFIG} is not the configuration of a run") from None
-    lines = load.read_metrics(folder)
+    lines = load.read_evaluations(folder)
     if not all(isinstance(line, dict) and "round" in line and "received" in line for line in lines):
         raise InvalidInput(f"{folder / METRICS} is not the log of a run")
     summary = load.read_summary(folder) if (folder / SUMMARY).exists() else None
-    return Run(folder, config, request, setting, data, bool(is_real), lines, summary)
+    first = headline or request.options.eval_protocol
+    return Run(folder, config, request, setting, data, bool(is_real), first, lines, summary)
 
 
 def _request(config: dict[str, Any]) -> Request:

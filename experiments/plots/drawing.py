@@ -18,8 +18,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.figures.palette import COLOURS, DASHES
-from experiments.figures.pictures import Bars, Heat, Lines, Picture, Series
+from experiments.plots.palette import COLOURS, DASHES
+from experiments.plots.pictures import Bars, Heat, Lines, Picture, Series
 from pfl_jax.errors import InvalidInput
 
 MAIN = {"color": "black", "linestyle": "-", "marker": "o", "linewidth": 2.0, "zorder": 5}

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.figures import drawing
-from experiments.figures.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
-from experiments.report.charts import headline, ordered, shown
-from experiments.report.gather import Group, group, read
+from experiments.plots import drawing
+from experiments.plots.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
+from experiments.plots.selection import ordered, shown
+from experiments.results.gather import Group, group, read
 from experiments.results.run_folder import Protocol
 
 NAME = "curves.png"
@@ -28,7 +28,7 @@ def save_curves(folder: Path) -> Path:
 
 
 def picture(groups: Sequence[Group]) -> Picture:
-    """Both protocols over the rounds, as `experiments.figures` draws it.
+    """Each protocol over the rounds, as the papers' figures are drawn.
 
     One run has the spread over its clients and the paper's figure around it; several settings have a line each, with
     the range over seeds.
@@ -39,13 +39,10 @@ def picture(groups: Sequence[Group]) -> Picture:
     some = [group for _, group in shown(groups)]
     if len(some) == 1 and len(some[0].counted) == 1:
         return _of_one_run(some[0])
-    first = headline(some)
     panels = []
-    for protocol in ordered(first):
-        series = []
-        for one in some:
-            rounds, table = one.curve(protocol)
-            series.append(over_seeds(one.label, rounds, table.tolist()))
+    for protocol in ordered(some):
+        curves = [(one.label, *one.curve(protocol)) for one in some]
+        series = [over_seeds(label, rounds, table.tolist()) for label, rounds, table in curves if rounds]
         panels.append(Lines(protocol, ROUND, ACCURACY, series))
     caption = "Means over clients; bands are the range over seeds."
     there = sum(bool(one.rounds) for one in groups)
@@ -57,7 +54,7 @@ def picture(groups: Sequence[Group]) -> Picture:
 def _of_one_run(one: Group) -> Picture:
     run, published = one.counted[0], one.published
     panels = []
-    for protocol in ordered(run.request.options.eval_protocol):
+    for protocol in ordered([one]):
         series = [_with_spread(one, protocol)]
         if published is not None:
             ends = [one.rounds[0], one.rounds[-1]]

@@ -1,0 +1,54 @@
+"""A run as one of many: a command line, which is parsed once for all seeds."""
+
+import dataclasses
+import functools
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.config.request import Request, parse
+from pfl_jax.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run.
+
+    Attributes:
+      dataset: which experiment, a key of `presets.DEFAULT_PRESET`.
+      arguments: its command line, without --seed and --out.
+      seed: of the run.
+    """
+
+    dataset: str
+    arguments: tuple[str, ...]
+    seed: int = 0
+
+    def request(self, folder: str | Path | None = None) -> Request:
+        """The checked command line.
+
+        Args:
+          folder: for the results.
+
+        Raises:
+          InvalidInput: the arguments cannot be used.
+        """
+        parsed = _parsed(self.dataset, self.arguments)
+        if parsed.options.distributed:
+            raise InvalidInput("--distributed is for single runs: a command of many runs has one process")
+        given = {"seed"} if folder is None else {"seed", "out"}
+        out = None if folder is None else str(folder)
+        options = dataclasses.replace(parsed.options, seed=self.seed, out=out)
+        options.check()
+        return dataclasses.replace(parsed, options=options, given=parsed.given | given)
+
+    def command(self, folder: str | Path) -> str:
+        """The command that makes the same run, for a shell."""
+        words = ["python", "-m", f"experiments.{self.dataset}", *self.arguments]
+        return shlex.join([*words, "--seed", str(self.seed), "--out", str(folder)])
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(dataset: str, arguments: tuple[str, ...]) -> Request:
+    """Parsed once for all seeds: a table asks for each cell several times."""
+    return parse(dataset, arguments)

@@ -1,0 +1,38 @@
+"""Exit codes, and the one line on stderr for every error that the user can mend."""
+
+import os
+import sys
+from collections.abc import Callable
+
+from pfl_jax.errors import InvalidInput
+
+INVALID, INTERRUPTED = 2, 130
+
+
+def exit_code(work: Callable[[], None]) -> int:
+    """Does the work of a command, and tells every error the user can mend in one line on stderr.
+
+    Args:
+      work: may raise InvalidInput, or KeyboardInterrupt with what is left of it.
+
+    Returns:
+      0, 2 for input that cannot be used, 130 after SIGINT, 1 if nobody reads the output any more.
+    """
+    try:
+        work()
+    except InvalidInput as error:
+        _say(f"error: {error}")
+        return INVALID
+    except KeyboardInterrupt as stop:
+        _say(str(stop) or "interrupted while no run was going on")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left; Python would complain about it once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+def _say(message: str) -> None:
+    """One line on stderr, whatever the message."""
+    print(" ".join(message.split()), file=sys.stderr, flush=True)

@@ -1,0 +1,41 @@
+"""Everything that a run is made of."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.config.request import Request
+from pfl_jax import simulate
+from pfl_jax.base import Method
+from pfl_jax.data.sources import Dataset
+from pfl_jax.engine.rounds import Federation
+
+
+class Experiment(NamedTuple):
+    """Everything that a run needs, built from a request.
+
+    Attributes:
+      request: with the reductions for embedded data, if it is that.
+      dataset: the examples.
+      data: the federation, of the clients that take part; in a distributed run with the clients' owners.
+      newcomers: the clients that never do; None where all take part.
+      method: over the model, with its hyper-parameters.
+      settings: of the simulation.
+    """
+
+    request: Request
+    dataset: Dataset
+    data: Federation
+    method: Method
+    settings: simulate.Settings
+    newcomers: Federation | None = None
+
+    @property
+    def test_counts(self) -> np.ndarray:
+        """[N], test examples of the clients that take part."""
+        return np.asarray(self.data.test_count)
+
+    @property
+    def newcomer_counts(self) -> np.ndarray | None:
+        """[N'], test examples of those that never do."""
+        return None if self.newcomers is None else np.asarray(self.newcomers.test_count)

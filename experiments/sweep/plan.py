@@ -1,0 +1,73 @@
+"""What a sweep is made of: its settings, their runs, and which of those are one program."""
+
+import inspect
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.commands import batch
+from experiments.config.cell import Cell
+from experiments.config.options import flag
+from experiments.config.request import Request, relevant_options
+from pfl_jax.methods import METHODS
+
+
+class Order(NamedTuple):
+    """A checked command line.
+
+    Attributes:
+      dataset: of all runs.
+      grid: option -> its values, as words; their product are the sweep's settings.
+      seeds: how many, from 0.
+      words: for every run.
+      out: folder of the runs, the table and the picture.
+      dry_run: only say what there is to do.
+    """
+
+    dataset: str
+    grid: dict[str, tuple[str, ...]]
+    seeds: int
+    words: tuple[str, ...]
+    out: Path
+    dry_run: bool
+
+    def settings(self) -> list[tuple[str, ...]]:
+        """A value for each option of the grid, in all combinations."""
+        return list(itertools.product(*self.grid.values()))
+
+    def name(self, setting: tuple[str, ...]) -> str:
+        """For people and folders: "lam=0.1 lr=0.01"; the method's name where the grid is empty."""
+        words = " ".join(f"{option}={value}" for option, value in zip(self.grid, setting, strict=True))
+        return words or self.runs(setting)[0][0].request().options.method
+
+    def runs(self, setting: tuple[str, ...]) -> list[tuple[Cell, Path]]:
+        """The cells of a setting, one for each seed, and their folders."""
+        words = [word for option, value in zip(self.grid, setting, strict=True) for word in (flag(option), value)]
+        folder = self.out / batch.slug(" ".join(f"{o}={v}" for o, v in zip(self.grid, setting, strict=True)) or "runs")
+        cells = [Cell(self.dataset, (*self.words, *words), seed) for seed in range(self.seeds)]
+        return [(cell, folder / f"seed-{cell.seed}") for cell in cells]
+
+
+def groups(cells: Sequence[Cell]) -> list[list[int]]:
+    """Which cells are one program: those that differ in the seed and in the method's real numbers only.
+
+    Args:
+      cells: of one dataset.
+
+    Returns:
+      Positions in `cells`, group by group.
+    """
+    found: dict[str, list[int]] = {}
+    for index, cell in enumerate(cells):
+        request = cell.request()
+        fixed = {name: value for name, value in relevant_options(request).items() if name not in real_numbers(request)}
+        found.setdefault(json.dumps(fixed, sort_keys=True), []).append(index)
+    return list(found.values())
+
+
+def real_numbers(request: Request) -> dict[str, float]:
+    """The hyper-parameters that may be inputs of a compiled program: real numbers by their annotation."""
+    parameters = inspect.signature(METHODS[request.options.method], eval_str=True).parameters
+    return {name: value for name, value in request.hyper_parameters.items() if parameters[name].annotation is float}

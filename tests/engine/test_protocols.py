@@ -1,0 +1,191 @@
+"""The protocol before_aggregation, against bookkeeping that is slow and obvious."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from full_batches import EPOCHS, SGD, losses, train
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from reference import examples, logits, to_numpy
+
+from pfl_jax import simulate, sweep
+from pfl_jax.data.federated import client_data
+from pfl_jax.engine import host_state, sharding
+from pfl_jax.engine.cohort import Settings
+from pfl_jax.methods import METHODS
+from pfl_jax.primitives.metrics import score
+from pfl_jax.streams import INITIALIZATION
+
+DATA = tiny_federation((9, 20, 14, 5, 12, 11, 8))
+CLIENTS = range(DATA.num_clients)
+KEY = jax.random.key(3)
+SOME = Settings(rounds=4, participation=0.3, eval_every=2, before_aggregation=True)
+
+
+def make(name, **more):
+    return METHODS[name](tiny_model(), **HYPER_PARAMETERS | more)
+
+
+def play(method, settings=SOME, data=DATA, **options):
+    return list(simulate.run(method, data, settings, KEY, **options))
+
+
+def assert_scores(got, want, exact=False):
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, **({"rtol": 0, "atol": 0} if exact else {"rtol": 2e-4, "atol": 2e-5}))
+
+
+def row(tree, index):
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def stack(trees):
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+@pytest.mark.parametrize("name", ["fedper", "ditto", "local"])
+def test_with_everyone_in_the_cohort_it_is_trained(name):
+    for result in play(make(name), Settings(rounds=2, before_aggregation=True)):
+        assert_scores(result.before_aggregation, result.trained, exact=True)
+
+
+def test_local_in_float64():
+    """Nobody shares anything: every client has what it trained last, or its first model."""
+    method = METHODS["local"](tiny_model(), batch_size=32, epochs=EPOCHS, **SGD)
+    (first, *rest) = play(method, Settings(rounds=3, participation=0.3, before_aggregation=True))
+    states = simulate.build(method, Settings(rounds=1)).init(DATA, KEY)
+    models = [
+        to_numpy(
+            method.personalize(KEY, states.server, row(states.clients, client), client_data(DATA, client, "train"))
+        )
+        for client in CLIENTS
+    ]
+    trained = set()
+    for result in (first, *rest):
+        for client in result.cohort.tolist():
+            models[client] = train(models[client], *examples(DATA, client))
+        trained |= set(result.cohort.tolist())
+        for client in CLIENTS:
+            x, y = examples(DATA, client, "test")
+            got = row(result.before_aggregation, client)
+            np.testing.assert_allclose(got.loss, losses(models[client], x, y).mean(), rtol=2e-4)
+            np.testing.assert_allclose(got.accuracy, (logits(models[client], x).argmax(1) == y).mean(), atol=1e-6)
+    assert len(trained) < len(CLIENTS)
+
+
+def test_fedper_by_a_slow_loop():
+    """Two rounds from the method's own functions: the cohort with its trained models, the others with the old base."""
+    method, settings = make("fedper"), Settings(rounds=2, participation=0.3, before_aggregation=True)
+    results = play(method, settings)
+    start = jax.random.fold_in(KEY, INITIALIZATION)
+    server = method.init_server(jax.random.fold_in(start, len(CLIENTS)))
+    data = {split: [client_data(DATA, client, split) for client in CLIENTS] for split in ("train", "test")}
+    clients = [method.init_client(jax.random.fold_in(start, i), server, data["train"][i]) for i in CLIENTS]
+    local, personalize = jax.jit(method.local), jax.jit(method.personalize)
+    for index, result in enumerate(results):
+        cohort = simulate.sample_cohort(KEY, jnp.int32(index), DATA.train_count, 2, settings)
+        members = np.asarray(cohort.clients).tolist()
+        round_key = jax.random.fold_in(KEY, index)
+        done = {i: local(jax.random.fold_in(round_key, i), server, clients[i], data["train"][i]) for i in members}
+        for i in CLIENTS:
+            # FedPer deploys without drawing anything.
+            model = done[i].personal if i in done else personalize(KEY, server, clients[i], data["train"][i])
+            assert_scores(row(result.before_aggregation, i), score(method.predict, model, data["test"][i]))
+        kept, messages = (stack([done[i][part] for i in members]) for part in (0, 1))
+        server, kept, _ = method.aggregate(KEY, server, kept, messages, cohort)
+        for place, i in enumerate(members):
+            clients[i] = row(kept, place)
+    # The protocols differ: neither the new base for everyone, nor old scores of clients that are not drawn again.
+    last = results[-1]
+    outside = np.setdiff1d(np.arange(len(CLIENTS)), last.cohort)
+    assert (last.before_aggregation.loss[outside] != last.received.loss[outside]).all()
+    assert (last.before_aggregation.loss[last.cohort] != last.received.loss[last.cohort]).all()
+
+
+@pytest.mark.parametrize("name", ["fedper", pytest.param("fedpac", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("placed", "state_on"), [(False, "host"), (True, "device"), (True, "host")])
+def test_states_on_the_host_and_owned_clients_give_the_same(name, placed, state_on, monkeypatch):
+    monkeypatch.setattr(host_state, "BLOCK", 3)
+    data = sharding.place(DATA, simulate.client_mesh()) if placed else DATA
+    got = play(make(name), data=data, state_on=state_on)
+    for one, other in zip(got, play(make(name)), strict=True):
+        assert (one.before_aggregation is None) == (other.before_aggregation is None) == (one.round % 2 == 1)
+        if one.before_aggregation is not None:
+            assert_scores(one.before_aggregation, other.before_aggregation)
+
+
+def test_a_run_that_goes_on_has_the_same_to_the_last_bit():
+    """Where the round before was evaluated, by what it had received; after an interruption that is made anew."""
+    method, every = make("fedper"), Settings(rounds=3, participation=0.3, before_aggregation=True)
+    whole = play(method, every)
+    first = next(simulate.run(method, DATA, every, KEY))
+    rest = play(method, every, state=jax.tree.map(jnp.copy, first.state))
+    for one, other in zip(rest, whole[1:], strict=True):
+        assert_scores(one.before_aggregation, other.before_aggregation, exact=True)
+    # What the others have is what they received in the round before.
+    for before, result in itertools.pairwise(whole):
+        outside = np.setdiff1d(np.arange(len(CLIENTS)), result.cohort)
+        assert_scores(row(result.before_aggregation, outside), row(before.received, outside), exact=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [
+        ({"before_aggregation": False}, 2),
+        ({"before_aggregation": True}, 4),
+        # The round before is evaluated anyway, but for the first.
+        ({"before_aggregation": True, "eval_every": 1}, 5),
+        ({"before_aggregation": True, "participation": 1.0}, 2),
+    ],
+)
+def test_it_costs_nothing_unless_it_is_asked_for(settings, passes, monkeypatch):
+    made = []
+
+    class Counted:
+        """An engine that counts its evaluations."""
+
+        def __init__(self, engine):
+            self._engine = engine
+
+        def jit(self, mesh):
+            engine = self._engine.jit(mesh)
+            return engine._replace(evaluate=lambda *words: made.append(1) or engine.evaluate(*words))
+
+    build = simulate.build
+    monkeypatch.setattr(simulate, "build", lambda *words: Counted(build(*words)))
+    results = play(make("fedavg"), Settings(**{"rounds": 4, "participation": 0.3, "eval_every": 2, **settings}))
+    assert len(made) == passes
+    asked = settings["before_aggregation"]
+    evaluated = [result.before_aggregation is not None for result in results]
+    assert evaluated == [asked and result.received is not None for result in results]
+
+
+def test_who_diverges_has_what_it_received():
+    method = make("fedper")
+
+    def local(key, server, client, data):
+        result = method.local(key, server, client, data)
+        is_broken = jnp.sum(data.mask) == 20
+        message = jax.tree.map(lambda leaf: jnp.where(is_broken, jnp.nan, leaf), result.message)
+        return result._replace(message=message)
+
+    settings = Settings(rounds=1, before_aggregation=True)
+    (result,) = play(method._replace(local=local), settings, on_nan="skip-client")
+    assert result.diverged.tolist() == [1]
+    engine = simulate.build(method, settings).jit()
+    want = engine.evaluate(DATA, engine.init(DATA, KEY))
+    assert_scores(row(result.before_aggregation, 1), row(want, 1))
+    others = np.array([0, 2, 3, 4, 5, 6])
+    assert_scores(row(result.before_aggregation, others), row(result.trained, others))
+
+
+def test_runs_together_have_those_of_each_alone():
+    keys = jax.vmap(jax.random.key)(jnp.array([5, 3]))
+    together = list(sweep.run(lambda: make("fedper"), DATA, SOME, keys))
+    for one, every in zip(play(make("fedper")), together, strict=True):
+        assert (every.before_aggregation is None) == (one.before_aggregation is None)
+        if one.before_aggregation is not None:
+            assert_scores(row(every.before_aggregation, 1), one.before_aggregation)
+            assert not np.array_equal(every.before_aggregation.loss[0], every.before_aggregation.loss[1])

@@ -1,0 +1,133 @@
+"""The protocol before_aggregation in the folders of runs: written, gone on with, swept; and test examples counted."""
+
+import io
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from experiments.commands.main import main
+from experiments.config.cell import Cell
+from experiments.config.request import parse
+from experiments.execution import run
+from experiments.execution.cached_runs import run_cell
+from experiments.execution.resume import History
+from experiments.results.run_folder import Newcomers
+from experiments.sweep import __main__ as sweep
+from pfl_jax.base import Scores
+
+SMALL = ["--num-clients", "5", "--train-size", "20", "--test-size", "10", "--epochs", "1", "--no-compilation-cache"]
+RUN = ["--method", "fedper", "--rounds", "4", "--eval-every", "2", "--participation", "0.4", *SMALL]
+RUN = [*RUN, "--eval-protocol", "before_aggregation"]
+
+
+def metrics(folder):
+    """The log without times."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if "second" not in name} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run's folder, and what it printed."""
+    folder, said = tmp_path_factory.mktemp("whole") / "run", io.StringIO()
+    run.run(parse("digits", [*RUN, "--out", str(folder)]), Console(file=said, width=200))
+    return folder, said.getvalue()
+
+
+def test_a_run_that_asks_for_it_has_it_everywhere(whole):
+    folder, said = whole
+    lines, summary = metrics(folder), json.loads((folder / "summary.json").read_text())
+    for line in lines:
+        members = np.isin(np.arange(5), line["cohort"])
+        trained, middle = (np.array(line[f"{name}_per_client"], float) for name in ("trained", "before_aggregation"))
+        np.testing.assert_array_equal(middle[members], trained[members])
+        assert line["before_aggregation"]["mean"] == pytest.approx(middle.mean(), abs=1e-3)
+    assert summary["before_aggregation_accuracy"] == lines[-1]["before_aggregation"]["mean"]
+    assert summary["per_client_accuracy"] == lines[-1]["before_aggregation_per_client"]
+    means = [line["before_aggregation"]["mean"] for line in lines]
+    assert summary["best"]["before_aggregation_accuracy"] == max(means)
+    assert summary["best"]["round"] == 2 * (1 + means.index(max(means)))
+    assert "round 4/4 · before_aggregation" in said
+    assert said.count("before_aggregation  last (4)") == 1
+
+
+def test_it_is_the_same_after_an_interruption(whole, tmp_path, capsys):
+    def observe(experiment, result):
+        if result.round == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run.run(parse("digits", [*RUN, "--out", str(folder)]), Console(quiet=True), observe)
+    # The evaluations so far have it, and those to come must.
+    assert main("digits", ["--resume", str(folder), "--eval-protocol", "received"]) == 2
+    assert "the run has --eval-protocol before_aggregation, not received" in capsys.readouterr().err
+    assert len(metrics(folder)) == 1
+    # Who goes on does not have to ask for it again.
+    assert main("digits", ["--resume", str(folder)]) == 0
+    assert metrics(folder) == metrics(whole[0])
+    ours, theirs = (json.loads((path / "summary.json").read_text()) for path in (folder, whole[0]))
+    for name in ("before_aggregation", "best", "best_pooled"):
+        assert ours[name] == theirs[name]
+
+
+def test_a_sweep_measures_it_too(tmp_path):
+    words = ["--dataset", "digits", *RUN, "--seeds", "2", "--out", str(tmp_path / "sweep")]
+    assert sweep.main(words) == 0
+    heading = "| setting | before_aggregation | before_aggregation, pooled | received | received, pooled | trained |"
+    assert heading in (tmp_path / "sweep" / "sweep.md").read_text()
+    record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert record["eval_protocol"] == "before_aggregation"
+    run_cell(Cell("digits", tuple(RUN), 1), tmp_path / "alone", Console(quiet=True))
+    together, alone = (metrics(path) for path in (next((tmp_path / "sweep").rglob("seed-1")), tmp_path / "alone"))
+    for one, other in zip(together, alone, strict=True):
+        name = "before_aggregation_per_client"
+        np.testing.assert_allclose(np.array(one[name], float), np.array(other[name], float), atol=0.02)
+    assert record["settings"][0]["before_aggregation"]["per_seed"][1] == together[-1]["before_aggregation"]["mean"]
+
+
+def test_pooled_accuracies_count_examples(tmp_path):
+    """Clients of different sizes: the weighted mean is that of all their test examples."""
+    words = ["--method", "local", "--rounds", "1", "--num-clients", "5", "--epochs", "1", "--partition", "dirichlet"]
+    words += ["--dirichlet-protocol", "fedas", "--train-size", "None", "--test-size", "None", "--beta", "0.5"]
+    words += ["--held-out-clients", "2", "--no-compilation-cache", "--out", str(tmp_path / "run")]
+    run.run(parse("digits", words), Console(quiet=True))
+    counts = np.array(json.loads((tmp_path / "run" / "config.json").read_text())["test_examples"])
+    assert len(set(counts.tolist())) == len(counts) == 3
+    (line,) = metrics(tmp_path / "run")
+    for protocol in ("received", "trained"):
+        accuracies = np.array(line[f"{protocol}_per_client"])
+        right = accuracies * counts / 100
+        np.testing.assert_allclose(right, np.round(right), atol=1e-3)
+        assert line[protocol]["pooled"] == pytest.approx(100 * np.round(right).sum() / counts.sum(), abs=1e-3)
+        assert line[protocol]["mean"] == pytest.approx(accuracies.mean(), abs=1e-3)
+        assert line["new_clients"][protocol]["pooled"] != line["new_clients"][protocol]["mean"]
+
+
+def scores(seed, clients):
+    return Scores(*np.random.default_rng(seed).random((4, clients)).astype(np.float32))
+
+
+@pytest.mark.parametrize("middle", [False, True])
+@pytest.mark.parametrize("held_out", [False, True])
+def test_evaluations_come_back_from_a_checkpoint(middle, held_out):
+    counts, others = np.array([3, 1, 2]), np.array([5, 4])
+    history = History(wasted=[0.0, 0.0], visits=8.0, seconds=2.0)
+    newcomers = Newcomers(scores(1, 2), scores(2, 2), others) if held_out else None
+    more = {"newcomers": newcomers, "before_aggregation": scores(3, 3) if middle else None}
+    history.evaluate(2, scores(4, 3), scores(5, 3), counts, **more)
+    arrays = history.arrays()
+    if not middle:
+        # As a version wrote it that had two protocols.
+        del arrays["before_aggregation"]
+    found = History.from_arrays(arrays, counts, others if held_out else None)
+    (one,), (other,) = history.evaluations, found.evaluations
+    assert one.protocols == other.protocols
+    assert json.dumps(one.record()) == json.dumps(other.record())
+    empty = History().arrays()
+    del empty["before_aggregation"]
+    assert History.from_arrays(empty, counts).evaluations == []

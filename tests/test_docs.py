@@ -1,0 +1,127 @@
+"""The documentation: every method has its rows, links lead somewhere, commands are accepted, versions agree."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+
+import pfl_jax
+from experiments.config.presets import DEFAULT_PRESET
+from experiments.config.request import parse
+from pfl_jax.base import Cohort
+from pfl_jax.data.federated import client_data
+from pfl_jax.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+METHODS_PAGE = (ROOT / "docs/methods.md").read_text()
+
+
+def anchors(page):
+    """What a link into a page may name, as both GitHub and the site have it."""
+    titles = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def commands():
+    """(module, words) of every command of the pages that stands in a block of its own."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```(?:sh|console|bash)\n(.*?)```", page.read_text(), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                for command in re.findall(r"python -m experiments\.(\w+)([^&]*)", line):
+                    words = shlex.split(command[1], comments=True)
+                    if not any(word.startswith("$") or word == "RUN..." for word in words):
+                        found.append((command[0], words))
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_row_in_both_tables(name):
+    rows = re.findall(rf"^\| `{name}` \|(.*)\|$", METHODS_PAGE, re.MULTILINE)
+    assert [row.count("|") for row in rows] == [1, 2]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_table_says_nothing_where_nothing_is_kept_or_sent(name):
+    method, data = METHODS[name](tiny_model(), **HYPER_PARAMETERS), tiny_federation()
+    one = client_data(data, 0, "train")
+    server = method.init_server(jax.random.key(0))
+    client = method.init_client(jax.random.key(0), server, one)
+    message = jax.eval_shape(method.local, jax.random.key(0), server, client, one).message
+    keeps, sends, _ = re.findall(rf"^\| `{name}` \|(.*)\|(.*)\|(.*)\|$", METHODS_PAGE, re.MULTILINE)[-1]
+    if name != "pfedhn":  # Its clients' embeddings are the server's.
+        assert (keeps.strip() == "nothing") == (not jax.tree.leaves(client))
+    assert (sends.strip() == "nothing") == (not jax.tree.leaves(message))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_table_says_whose_server_needs_sums_only(name):
+    """Two clients of equal weight, whose messages move by +delta and -delta: a server of sums sees no difference."""
+    method, data = METHODS[name](tiny_model(), **HYPER_PARAMETERS), tiny_federation()
+    key, one = jax.random.key(0), client_data(data, 0, "train")
+    server = method.init_server(key)
+    client = method.init_client(key, server, one)
+    message = jax.eval_shape(method.local, key, server, client, one).message
+
+    def aggregate(delta):
+        random = np.random.default_rng(0)
+
+        def pair(leaf):
+            mean, change = random.uniform(0.5, 1.5, leaf.shape), delta * random.normal(size=leaf.shape)
+            # Weights stay equal: class counts, Fisher traces, cluster numbers have at most one entry for each class.
+            if leaf.size <= tiny_model().num_classes:
+                change = np.zeros_like(change)
+            return jnp.asarray(np.stack([mean + change, mean - change]), leaf.dtype)
+
+        clients = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), client)
+        cohort = Cohort(jnp.arange(2), jnp.array([10, 10]), num_clients=2)
+        server_after, clients_after, _ = method.aggregate(key, server, clients, jax.tree.map(pair, message), cohort)
+        return server_after, clients_after
+
+    *_, needs = re.findall(rf"^\| `{name}` \|(.*)\|$", METHODS_PAGE, re.MULTILINE)[-1].split("|")
+    before, after = (jax.tree.leaves(aggregate(delta)) for delta in (0.0, 0.5))
+    differs = [not np.allclose(a, b, atol=1e-5) for a, b in zip(before, after, strict=True)]
+    assert any(differs) == needs.strip().startswith("single")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^()\s]+)\)", re.sub(r"`[^`]*`", "", text)):
+        if not target.startswith("https://"):
+            path, _, anchor = target.partition("#")
+            linked = page.parent / path if path else page
+            assert linked.is_file(), target
+            assert not anchor or anchor in anchors(linked), target
+
+
+def test_commands_are_accepted(capsys):
+    checked = 0
+    for module, words in commands():
+        if module in DEFAULT_PRESET:
+            if "--help" not in words and "--resume" not in words:
+                assert parse(module, words).dataset == module
+                checked += 1
+        else:
+            program = importlib.import_module(f"experiments.{module}")
+            if hasattr(program, "__path__"):
+                program = importlib.import_module(f"experiments.{module}.__main__")
+            with pytest.raises(SystemExit):
+                program.main(["--help"])
+            text = capsys.readouterr().out
+            ours = [word for word in words if word.startswith("--")]
+            assert all(option in text for option in ours if option != "--method"), (module, words)
+            checked += 1
+    assert checked > 20
+
+
+def test_versions_agree():
+    assert f"version: {pfl_jax.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## [{pfl_jax.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
