@@ -11,6 +11,7 @@ Shapes use these letters throughout the package:
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -72,6 +73,26 @@ class Model(NamedTuple):
         return self.classify(params["head"], self.features(params["backbone"], inputs))
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Batches:
+    """How local training takes its mini-batches; a pytree without leaves, so that it travels with the data.
+
+    Attributes:
+      drop_last: leave out an epoch's last batch where it is incomplete, as PyTorch's DataLoader(drop_last=True) does.
+        Unlike there, a client that is smaller than a batch keeps the one it has: otherwise it would never train.
+      shuffle: draw a new order of the examples for every epoch; False takes one order, the same in all epochs, rounds
+        and runs, so that with `drop_last` the same examples are left out always.
+    """
+
+    drop_last: bool = False
+    shuffle: bool = True
+
+
+ALL_BATCHES = Batches()
+"""Every example of every epoch, in an order drawn for it."""
+
+
 class ClientData(NamedTuple):
     """One client's examples, or a mini-batch of them.
 
@@ -86,12 +107,15 @@ class ClientData(NamedTuple):
       augment: what `pfl_jax.primitives.local_sgd.fold_batches` does to the inputs of every mini-batch it draws, None
         for nothing: (key, x [B, ...]) -> x of the same shape, a hashable pytree without leaves. It changes images only,
         and returns features that a step has put in their place as they are. Forward passes over the data never use it.
+      batches: how `pfl_jax.primitives.local_sgd.fold_batches` divides the examples into mini-batches. Forward passes
+        see them all.
     """
 
     x: PyTree
     y: PyTree
     mask: jax.Array
     augment: Augment | None = None
+    batches: Batches = ALL_BATCHES
 
 
 class Cohort(NamedTuple):

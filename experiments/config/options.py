@@ -78,6 +78,10 @@ class Options:
     augment: bool = False
     """Crop and mirror colour images at random in every training batch, as FedPAC's released code does. Heads that are
     trained on features of a fixed backbone (FedPAC, FedRep), statistics and tests see the images as they are."""
+    drop_last: bool = False
+    """Leave out an epoch's last batch where it is incomplete, unless it is the client's only one."""
+    shuffle: bool = True
+    """Draw a new order of a client's examples for every local epoch; --no-shuffle takes the same one always."""
     pixel_normalization: PixelNormalization = "fedas"
     """Paper whose released code gives the mean and deviation that CIFAR's pixels are normalised by: 0.5 (fedas), or
     those of CIFAR-10's training pixels (fedpac). The other datasets have one of each."""

@@ -195,7 +195,7 @@ def _description(dataset: str) -> str:
 
 
 def assignments(values: dict[str, Any]) -> str:
-    """Values as they would be given: "--rounds 30, --train-size 300, --no-augment"."""
+    """Values as they would be given: "--rounds 30, --train-size 300, --no-drop-last"."""
     return ", ".join(
         flag(name if value else f"no_{name}") if isinstance(value, bool) else f"{flag(name)} {value}"
         for name, value in values.items()

@@ -16,7 +16,7 @@ from experiments.execution.experiment import Experiment
 from experiments.runtime.devices import devices
 from experiments.runtime.distributed import Processes
 from pfl_jax import simulate
-from pfl_jax.base import Method
+from pfl_jax.base import Batches, Method
 from pfl_jax.data import allocation, federated, partition, sources
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import chunking, sharding
@@ -48,7 +48,7 @@ def build(request: Request, console: Console, processes: Processes | None = None
         on_host = jax.local_devices(backend="cpu")[0] if options.distributed else None
         with jax.default_device(on_host):
             parts, shift = divide(options, dataset), shift_of(options, dataset)
-            data = federated.federate(dataset, parts, **shift, seed=options.seed, augment=options.augment)
+            data = federated.federate(dataset, parts, **shift, **training_of(options), seed=options.seed)
         if not options.distributed:
             return assemble(request, dataset, data)
         return assemble(request, sharding.without_pixels(dataset), data, simulate.client_mesh(devices(options)))
@@ -147,6 +147,11 @@ def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
     return {"shift": options.shift, "num_groups": partition.num_groups(options.partition, dataset.num_classes)}
 
 
+def training_of(options: Options) -> dict[str, Any]:
+    """What local training does with its examples, as `federated.federate` takes it."""
+    return {"augment": options.augment, "batches": Batches(options.drop_last, options.shuffle)}
+
+
 def divide(options: Options, dataset: Dataset) -> partition.Partition:
     """The partition that the options ask for.
 
@@ -187,4 +192,5 @@ def _chunk(request: Request, counts: np.ndarray, settings: simulate.Settings) ->
         devices=len(devices(options)),
         backend=jax.default_backend(),
         convolutional=options.model in CONVOLUTIONAL,
+        drop_last=options.drop_last,
     )

@@ -119,6 +119,7 @@ def wasted_step_share(experiment: Experiment, cohort: np.ndarray | None = None) 
         batch_size=experiment.request.hyper_parameters.get("batch_size", 1),
         chunk=settings.chunk,
         devices=len(devices(experiment.request.options)),
+        drop_last=experiment.request.options.drop_last,
     )
 
 
@@ -168,6 +169,10 @@ def _division(options: Options) -> str:
         words.append({"labels": "labels permuted by group", "rotation": "images rotated by group"}[options.shift])
     if options.augment:
         words.append("augmented")
+    if options.drop_last:
+        words.append("incomplete batches dropped")
+    if not options.shuffle:
+        words.append("batches in a fixed order")
     return ", ".join(words)
 
 

@@ -112,7 +112,7 @@ def _group(runs: Sequence[Run], request: Request, dataset: Dataset, root: Path) 
         [build.divide(one.options, dataset) for one in requests],
         **build.shift_of(request.options, dataset),
         seeds=[one.options.seed for one in requests],
-        augment=request.options.augment,
+        **build.training_of(request.options),
     )
     experiments = [
         build.assemble(one, dataset, federated.select_run(data, index)) for index, one in enumerate(requests)

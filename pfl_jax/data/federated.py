@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfl_jax.base import ClientData
+from pfl_jax.base import ALL_BATCHES, Batches, ClientData
 from pfl_jax.data import shift as shifts
 from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.data.partition import Partition
@@ -34,6 +34,7 @@ class FederatedData(NamedTuple):
       label_map: int32 [N, K], what each client calls class k; None where all go by the dataset's labels.
       rotation: float32 [N, 2], cosine and sine of the angle by which each client's images are turned; None for none.
       augment: what training does to the images of a mini-batch; None for nothing. See `pfl_jax.data.augment`.
+      batches: how training divides a client's examples into mini-batches.
     """
 
     x: jax.Array
@@ -47,6 +48,7 @@ class FederatedData(NamedTuple):
     label_map: jax.Array | None = None
     rotation: jax.Array | None = None
     augment: CropAndFlip | None = None
+    batches: Batches = ALL_BATCHES
 
     @property
     def num_clients(self) -> int:
@@ -78,6 +80,7 @@ def federate(
     num_groups: int = 1,
     seed: int = 0,
     augment: bool = False,
+    batches: Batches = ALL_BATCHES,
 ) -> FederatedData:
     """Puts a dataset and its partition onto the device.
 
@@ -91,6 +94,7 @@ def federate(
       num_groups: G of the shift; client i belongs to group i mod G.
       seed: of the shift.
       augment: whether training sees images cropped and mirrored at random (`CropAndFlip`).
+      batches: how training divides a client's examples into mini-batches.
 
     Returns:
       The federation's data.
@@ -113,6 +117,7 @@ def federate(
         **_pool(dataset, used),
         **_clients(dataset, partition, used, shift, num_groups, seed),
         augment=CropAndFlip.normalised(dataset.input_shape, dataset.mean, dataset.std) if augment else None,
+        batches=batches,
     )
 
 
@@ -124,13 +129,14 @@ def federate_runs(
     num_groups: int = 1,
     seeds: Sequence[int] | None = None,
     augment: bool = False,
+    batches: Batches = ALL_BATCHES,
 ) -> FederatedData:
     """Several federations of as many clients over one pool, for the runs of `pfl_jax.engine.sweep`.
 
     Args:
       dataset: the examples.
       partitions: R of them, of N clients each.
-      shift, num_groups, augment: of all runs, see `federate`.
+      shift, num_groups, augment, batches: of all runs, see `federate`.
       seeds: of the shift in each run; None is 0 for all.
 
     Returns:
@@ -161,6 +167,7 @@ def federate_runs(
         **_pool(dataset, used),
         **stacked,
         augment=CropAndFlip.normalised(dataset.input_shape, dataset.mean, dataset.std) if augment else None,
+        batches=batches,
     )
 
 
@@ -253,7 +260,7 @@ def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split
 
     Returns:
       ClientData with x float32 [n_max, H, W, C], y int32 [n_max] and mask [n_max]. Rows past the client's count
-      repeat the pool's first example. Training data carries the federation's `augment`.
+      repeat the pool's first example. Training data carries the federation's `augment` and `batches`.
 
     Example:
       >>> from pfl_jax import data
@@ -281,6 +288,7 @@ def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split
         y=y,
         mask=jnp.arange(index.shape[-1]) < count,
         augment=data.augment if split == "train" else None,
+        batches=data.batches if split == "train" else ALL_BATCHES,
     )
 
 

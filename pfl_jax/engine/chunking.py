@@ -2,16 +2,24 @@
 
 import numpy as np
 
+from pfl_jax.primitives.local_sgd import num_steps
+
 MAX_WASTE = 0.1
 """Share of wasted gradient steps up to which `choose_chunk` takes a larger chunk."""
 
 
 def wasted_step_share(
-    counts: np.ndarray, *, batch_size: int, chunk: int | None, devices: int = 1, owners: np.ndarray | None = None
+    counts: np.ndarray,
+    *,
+    batch_size: int,
+    chunk: int | None,
+    devices: int = 1,
+    owners: np.ndarray | None = None,
+    drop_last: bool = False,
 ) -> float:
     """Share of a round's gradient steps that are taken for clients that have already finished.
 
-        1 - sum_i s_i / sum_i s_{longest client of i's chunk},   s_i = ceil(n_i / batch_size)
+        1 - sum_i s_i / sum_i s_{longest client of i's chunk},   s_i of `pfl_jax.primitives.local_sgd.num_steps`
 
     Clients under one vmap run as long as the largest of them, and what the others compute meanwhile is thrown away.
     The schedule is that of `pfl_jax.engine.mapping.map_clients`: largest clients first, dealt to the devices in turn,
@@ -25,6 +33,7 @@ def wasted_step_share(
       devices: D that share the clients.
       owners: [M], the device of each client where that is fixed (`pfl_jax.engine.sharding.map_owned`); a device
         takes its own ones largest first, `chunk` at a time, by default ceil(M / D).
+      drop_last: whether incomplete last batches are left out.
 
     Returns:
       In [0, 1); 0 for one client after another.
@@ -35,15 +44,16 @@ def wasted_step_share(
       >>> chunking.wasted_step_share(np.array([100, 50]), batch_size=10, chunk=2)  # (10 + 5) of 2 * 10 steps
       0.25
     """
+    each = num_steps(np.asarray(counts, np.int64), batch_size, drop_last=drop_last)
     if owners is not None:
         width = -(-len(counts) // devices) if chunk is None else chunk
         needed = executed = 0
         for device in range(devices):
-            own = np.sort(-(-np.asarray(counts, np.int64)[owners == device] // batch_size))[::-1]
+            own = np.sort(each[owners == device])[::-1]
             needed += int(own.sum())
             executed += sum(int(own[start]) * len(own[start : start + width]) for start in range(0, len(own), width))
         return 1 - needed / executed
-    steps = np.sort(-(-np.asarray(counts, np.int64) // batch_size))[::-1]
+    steps = np.sort(each)[::-1]
     per_device = -(-steps.size // devices)
     real = np.arange(per_device * devices) < steps.size
     chunks = np.arange(per_device) // (per_device if chunk is None else chunk)
@@ -54,7 +64,15 @@ def wasted_step_share(
     return 1 - int(steps.sum()) / executed
 
 
-def choose_chunk(counts: np.ndarray, *, batch_size: int, devices: int, backend: str, convolutional: bool = True) -> int:
+def choose_chunk(
+    counts: np.ndarray,
+    *,
+    batch_size: int,
+    devices: int,
+    backend: str,
+    convolutional: bool = True,
+    drop_last: bool = False,
+) -> int:
     """The chunk that `--chunk auto` stands for.
 
     Convolutional networks on a CPU: one client after another, since convolutions with a kernel for each client run in
@@ -67,13 +85,14 @@ def choose_chunk(counts: np.ndarray, *, batch_size: int, devices: int, backend: 
       devices: that share the clients.
       backend: as `jax.default_backend()` calls it.
       convolutional: whether the model has convolutions.
+      drop_last: whether incomplete last batches are left out.
     """
     if backend == "cpu" and convolutional:
         return 1
     everyone = -(-len(counts) // devices)
 
     def waste(chunk: int) -> float:
-        return wasted_step_share(counts, batch_size=batch_size, chunk=chunk, devices=devices)
+        return wasted_step_share(counts, batch_size=batch_size, chunk=chunk, devices=devices, drop_last=drop_last)
 
     return next((chunk for chunk in range(everyone, 1, -1) if waste(chunk) < MAX_WASTE), 1)
 

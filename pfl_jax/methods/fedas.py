@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from pfl_jax.base import Backbone, Head, LocalResult, Method, Model
 from pfl_jax.primitives.aggregation import normalize, size_weights, weighted_mean
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
-from pfl_jax.primitives.fisher import fisher_trace
-from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
-from pfl_jax.primitives.losses import cross_entropy, feature_alignment
+from pfl_jax.primitives.fisher import batch_fisher_trace, fisher_trace
+from pfl_jax.primitives.local_sgd import always_visited, fit, map_examples, sgd
+from pfl_jax.primitives.losses import classwise_alignment, cross_entropy, feature_alignment
 from pfl_jax.primitives.tree import merge
 
 
@@ -76,8 +76,10 @@ def fedas(
     manner: Literal["serial", "parallel"] = "serial",
     lam: float = 1.0,
     target: Literal["example", "class_mean", "global_class_mean"] = "example",
+    align_loss: Literal["mean", "class_sum"] = "mean",
+    first_alignment: bool = False,
     normalization: Literal["proportional", "softmax", "min_max"] = "proportional",
-    reduction: Literal["mean", "sum"] = "mean",
+    reduction: Literal["mean", "sum", "batch_means"] = "mean",
 ) -> Method:
     """FedAS: parameter alignment on the client, synchronization by Fisher traces on the server.
 
@@ -106,8 +108,12 @@ def fedas(
       lam: strength of that term; only the parallel manner reads it.
       target: align each example with its own previous embedding, with the mean one of its class, or with the mean
         embedding of its class over all clients, as trained in the last round (global_class_mean).
+      align_loss: the distance to the targets as a mean over the examples of a batch, or as a sum over the classes of
+        the batch of the means over their examples (class_sum).
+      first_alignment: align clients that have never trained too, with the initial backbone.
       normalization: how traces become weights.
-      reduction: mean or sum of the examples' squared gradient norms; the sum grows with the client's size.
+      reduction: mean or sum of the examples' squared gradient norms, of which the sum grows with the client's size; or
+        the sum of the squared norms of the gradients of mini-batches (batch_means), see `pfl_jax.primitives.fisher`.
 
     Returns:
       A `Method`. The server keeps the shared backbone, the head that every client starts from and, where clients are
@@ -121,12 +127,14 @@ def fedas(
 
     Deviations:
       Eq. 8 divides by m once more although the weights already sum to one, which would shrink every step m-fold;
-      that factor is dropped, as in the released code. The released code aligns one shared model in place, client
-      after client, and sums squared gradients of batch means; here every client aligns its own copy and the
-      gradients are per example, as the text says. The other ways to align of Fig. 4b have no equations: the parallel
-      manner adds the loss of Eq. 4, times lam, to the cross entropy; the global target is FedPAC's (Eq. 17, 19), and
-      classes that no cohort has held yet are left out. The released code's class-mean loss adds up the classes'
-      means; `class_mean` here averages over examples.
+      that factor is dropped, as in the released code. A client that has never trained has no previous backbone, and
+      the text does not say what it does: here it takes the received backbone as it is.
+      The released code is `target="class_mean"`, `align_loss="class_sum"`, `first_alignment=True` and
+      `reduction="batch_means"`, on data with `Batches(drop_last=True, shuffle=False)`. Moreover it
+      aligns one shared model in place, client after client, where here every client aligns its own copy: that is no
+      method of single clients any more, and `python -m experiments.fedas_released` runs it. The other ways to align of
+      Fig. 4b have no equations: the parallel manner adds the loss of Eq. 4, times lam, to the cross entropy; the global
+      target is FedPAC's (Eq. 17, 19), and classes that no cohort has held yet are left out.
     """
     optimizer = sgd(lr, momentum, weight_decay)
     align_optimizer = sgd(align_lr)
@@ -135,14 +143,20 @@ def fedas(
     def loss(params, batch):
         return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
 
+    def distance(features, targets, labels, mask):
+        if align_loss == "class_sum":
+            return classwise_alignment(features, targets, labels, mask, model.num_classes)
+        return feature_alignment(features, targets, mask)
+
     def alignment_loss(backbone, batch):
-        return feature_alignment(model.features(backbone, batch.x), batch.y, batch.mask)
+        labels, targets = batch.y
+        return distance(model.features(backbone, batch.x), targets, labels, batch.mask)
 
     def joint_loss(params, batch):
         labels, targets, has_target = batch.y
         features = model.features(params["backbone"], batch.x)
         fitted = cross_entropy(model.classify(params["head"], features), labels, batch.mask)
-        return fitted + lam * feature_alignment(features, targets, batch.mask & has_target)
+        return fitted + lam * distance(features, targets, labels, batch.mask & has_target)
 
     def embeddings(backbone, data):
         return map_examples(lambda x: model.features(backbone, x), data.x, data.mask)
@@ -153,10 +167,11 @@ def fedas(
             return server["centroids"][data.y], data.mask & (server["centroid_counts"][data.y] > 0)
         targets = embeddings(client.backbone, data)
         if target == "class_mean":
-            centroids, _ = class_centroids(targets, data.y, data.mask, model.num_classes)
+            visited = always_visited(data, align_batch_size if manner == "serial" else batch_size)
+            centroids, _ = class_centroids(targets, data.y, visited, model.num_classes)
             targets = centroids[data.y]
-        # A client that never trained has no backbone to align with.
-        return targets, data.mask & client.trained
+        # A client that never trained keeps the initial backbone.
+        return targets, data.mask if first_alignment else data.mask & client.trained
 
     def receive(key, server, client, data):
         backbone = server["backbone"]
@@ -165,13 +180,18 @@ def fedas(
             backbone = fit(
                 key,
                 backbone,
-                data._replace(y=targets, mask=has_target),
+                data._replace(y=(data.y, targets), mask=has_target),
                 alignment_loss,
                 optimizer=align_optimizer,
                 epochs=align_epochs,
                 batch_size=align_batch_size,
             )
         return merge(backbone, client.head)
+
+    def trace_of(key, params, data):
+        if reduction == "batch_means":
+            return batch_fisher_trace(key, model, params, data, batch_size=batch_size)
+        return fisher_trace(model, params, data, reduction=reduction)
 
     def train(key, server, client, data):
         align_key, train_key = jax.random.split(key)
@@ -180,7 +200,8 @@ def fedas(
         if alignment and manner == "parallel":
             objective, examples = joint_loss, data._replace(y=(data.y, *targets_of(server, client, data)))
         params = fit(train_key, params, examples, objective, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
-        trace = fisher_trace(model, params, data, reduction=reduction) if synchronization else jnp.zeros(())
+        # The epochs of the training have the keys before this one.
+        trace = trace_of(jax.random.fold_in(train_key, epochs), params, data) if synchronization else jnp.zeros(())
         centroids = ()
         if shares_centroids:
             features = embeddings(params["backbone"], data)

@@ -102,7 +102,8 @@ def scaffold(
             epochs=epochs,
             batch_size=batch_size,
         )
-        steps = effective_steps(num_steps(jnp.sum(data.mask), batch_size, epochs), momentum)
+        taken = num_steps(jnp.sum(data.mask), batch_size, epochs, drop_last=data.batches.drop_last)
+        steps = effective_steps(taken, momentum)
         # A client without a step, or with steps of length zero, has learned nothing: its control variate stays.
         reach = steps * lr
         change = jax.tree.map(

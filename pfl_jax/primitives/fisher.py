@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import ClientData, Model, Params, PyTree
+from pfl_jax.base import ALL_BATCHES, ClientData, Model, Params, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.convolution import conv2d
 from pfl_jax.networks.models import Layer
@@ -201,6 +201,48 @@ def fisher_trace(
     return total if reduction == "sum" else total / jnp.maximum(jnp.sum(data.mask), 1)
 
 
+def batch_fisher_trace(key: PRNGKey, model: Model, params: Params, data: ClientData, *, batch_size: int) -> jax.Array:
+    """Squared norms of the gradients of mini-batches, added up over an epoch.
+
+        sum over batches B of || (1/|B|) sum_{b in B} grad_w log p_w(y_b | x_b) ||^2
+
+    What FedAS's released code takes for the trace of the Fisher information. It is not: within a batch the gradients
+    of examples cancel, so it depends on the batch size and, unless the order is fixed, on the order.
+
+    Args:
+      key: orders the examples where `ClientData.batches` shuffles.
+      model: any model.
+      params: its parameters w.
+      data: the client's examples [n, ...], in batches as `ClientData.batches` says, not augmented.
+      batch_size: examples of a full batch.
+
+    Returns:
+      A scalar.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import models
+      >>> from pfl_jax.primitives import fisher
+      >>> from pfl_jax.base import ClientData
+      >>> model = models.mlp((3,), 2, hidden=(2,))
+      >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
+      >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)
+      >>> two = ClientData(x=jnp.ones((2, 3)), y=jnp.array([0, 1]), mask=jnp.ones(2, bool))
+      >>> print(fisher.batch_fisher_trace(jax.random.key(0), model, params, two, batch_size=2))  # opposite gradients
+      0.0
+
+    Reference:
+      The released code of Yang, Huang, Ye. FedAS. CVPR 2024.
+    """
+
+    def add(total, batch):
+        gradient = jax.grad(lambda params: cross_entropy(model.apply(params, batch.x), batch.y, batch.mask))(params)
+        return total + sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient))
+
+    return fold_batches(key, jnp.zeros(()), data._replace(augment=None), add, epochs=1, batch_size=batch_size)
+
+
 def fisher_diagonal(model: Model, params: Params, data: ClientData, *, microbatch: int = MICROBATCH) -> Params:
     """Diagonal of the empirical Fisher information of a model on one client's examples.
 
@@ -237,7 +279,8 @@ def fisher_diagonal(model: Model, params: Params, data: ClientData, *, microbatc
 
     # Every real example once; in which order makes no difference to a sum.
     start = jax.tree.map(jnp.zeros_like, params)
-    total = fold_batches(jax.random.key(0), start, data, add, epochs=1, batch_size=microbatch)
+    every = data._replace(augment=None, batches=ALL_BATCHES)
+    total = fold_batches(jax.random.key(0), start, every, add, epochs=1, batch_size=microbatch)
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(jnp.sum(data.mask), 1), total)
 
 

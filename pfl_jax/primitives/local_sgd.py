@@ -1,13 +1,14 @@
 """Local stochastic gradient descent on one client's masked examples."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from pfl_jax.base import ClientData, PRNGKey, PyTree
+from pfl_jax.base import ALL_BATCHES, ClientData, PRNGKey, PyTree
 from pfl_jax.streams import AUGMENTATION
 
 Loss = Callable[[PyTree, ClientData], jax.Array]
@@ -53,16 +54,29 @@ def sgd(
     )
 
 
-def num_steps(count: jax.Array, batch_size: int, epochs: int = 1) -> jax.Array:
-    """Gradient steps that `fit` takes on `count` examples: the last batch of an epoch may be smaller.
+Count = TypeVar("Count", jax.Array, np.ndarray)
+
+
+def num_steps(count: Count, batch_size: int, epochs: int | jax.Array = 1, *, drop_last: bool = False) -> Count:
+    """Gradient steps that `fit` takes on `count` examples.
+
+    The last batch of an epoch may be incomplete; with drop_last it is left out, unless it is the only one.
 
     Example:
       >>> import jax.numpy as jnp
       >>> from pfl_jax.primitives import local_sgd
       >>> print(local_sgd.num_steps(jnp.array([50, 51]), batch_size=50, epochs=2))
       [2 4]
+      >>> print(local_sgd.num_steps(jnp.array([49, 99]), batch_size=50, drop_last=True))
+      [1 1]
     """
-    return epochs * ((count + batch_size - 1) // batch_size)
+    steps = count // batch_size
+    # One more where examples are left, or with drop_last where they are all there is.
+    return cast(Count, epochs * (steps + ((count % batch_size > 0) & (not drop_last or steps == 0))))
+
+
+FIXED_ORDER = 0
+"""Seed of the order that epochs take without shuffling."""
 
 
 def _epoch_order(key: PRNGKey, mask: jax.Array, length: int) -> jax.Array:
@@ -99,6 +113,7 @@ def fold_batches(
 
     The real examples are reshuffled every epoch; an epoch of a client with m of them takes ceil(m / batch_size)
     steps, the last on the rest, so a small client does not pay for a large one unless both run under one vmap.
+    `ClientData.batches` can leave out that last batch, and take one order for all epochs.
     Trip counts are dynamic, so the result cannot be differentiated in reverse mode. Where the data has an `augment`,
     the inputs of every mini-batch go through it with a key of their own; the order of the examples is the same.
 
@@ -125,7 +140,9 @@ def fold_batches(
     (n,) = data.mask.shape
     count = jnp.sum(data.mask, dtype=jnp.int32)
     padded_length = -(-n // batch_size) * batch_size
-    augment, data = data.augment, data._replace(augment=None)
+    augment, batches, data = data.augment, data.batches, data._replace(augment=None, batches=ALL_BATCHES)
+    steps = num_steps(count, batch_size, drop_last=batches.drop_last)
+    fixed = None if batches.shuffle else _epoch_order(jax.random.key(FIXED_ORDER), data.mask, padded_length)
 
     def one(epoch_index, index, carry, order):
         rows = jax.lax.dynamic_slice(order, (index * batch_size,), (batch_size,))
@@ -136,10 +153,39 @@ def fold_batches(
         return step(carry, batch._replace(mask=index * batch_size + jnp.arange(batch_size) < count))
 
     def epoch(index, carry):
-        order = _epoch_order(jax.random.fold_in(key, index), data.mask, padded_length)
-        return jax.lax.fori_loop(0, num_steps(count, batch_size), lambda i, c: one(index, i, c, order), carry)
+        order = fixed
+        if order is None:
+            order = _epoch_order(jax.random.fold_in(key, index), data.mask, padded_length)
+        return jax.lax.fori_loop(0, steps, lambda i, c: one(index, i, c, order), carry)
 
     return jax.lax.fori_loop(0, epochs, epoch, carry)
+
+
+def always_visited(data: ClientData, batch_size: int) -> jax.Array:
+    """The real examples that every epoch visits: [n], bool; all, unless `ClientData.batches` leaves out the same ones.
+
+    Args:
+      data: examples [n, ...] with their mask [n].
+      batch_size: examples of a full step.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import local_sgd
+      >>> from pfl_jax.base import ALL_BATCHES, Batches, ClientData
+      >>> data = ClientData(x=jnp.zeros(5), y=jnp.zeros(5), mask=jnp.ones(5, bool))
+      >>> print(jnp.sum(local_sgd.always_visited(data, batch_size=2)))
+      5
+      >>> fixed = data._replace(batches=Batches(drop_last=True, shuffle=False))
+      >>> print(jnp.sum(local_sgd.always_visited(fixed, batch_size=2)))
+      4
+    """
+    if data.batches.shuffle or not data.batches.drop_last:
+        return data.mask
+    (n,) = data.mask.shape
+    count = jnp.sum(data.mask, dtype=jnp.int32)
+    order = _epoch_order(jax.random.key(FIXED_ORDER), data.mask, n)
+    taken = jnp.arange(n) < batch_size * num_steps(count, batch_size, drop_last=True)
+    return jnp.zeros(n, bool).at[order].set(taken) & data.mask
 
 
 def fit(

@@ -62,6 +62,35 @@ def feature_alignment(features: jax.Array, targets: jax.Array, mask: jax.Array) 
     return masked_mean(distance, mask)
 
 
+def classwise_alignment(
+    features: jax.Array, targets: jax.Array, labels: jax.Array, mask: jax.Array, num_classes: int
+) -> jax.Array:
+    """`feature_alignment` of each class of the batch, added up over the classes.
+
+        sum over classes k of the batch of  mean over its examples of (1/d) ||f(x) - target||^2
+
+    As many times the mean over all examples as the batch has classes, where these are equally frequent.
+
+    Args:
+      features, targets: [B, d]; no gradient flows into the targets.
+      labels: [B].
+      mask: [B], the real examples.
+      num_classes: K.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import losses
+      >>> features, labels = jnp.array([[0.0, 2.0], [0.0, 0.0], [1.0, 1.0]]), jnp.array([0, 0, 1])
+      >>> print(losses.classwise_alignment(features, jnp.zeros((3, 2)), labels, jnp.ones(3, bool), 2))  # 2 / 2 + 1
+      2.0
+    """
+    chex.assert_equal_shape([features, targets])
+    distance = jnp.mean(jnp.square(features - jax.lax.stop_gradient(targets)), axis=-1)
+    weights = mask.astype(distance.dtype)
+    counts = jnp.zeros(num_classes).at[labels].add(weights)
+    return jnp.sum(distance * weights / jnp.maximum(counts[labels], 1.0))
+
+
 def balanced_softmax(logits: jax.Array, labels: jax.Array, mask: jax.Array, counts: jax.Array) -> jax.Array:
     """Mean cross entropy of softmax(logits + log counts), which takes a client's class sizes out of its logits.
 

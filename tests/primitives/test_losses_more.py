@@ -24,6 +24,20 @@ def test_balanced_softmax_weighs_every_class_by_its_count():
     np.testing.assert_allclose(got, np.mean(np.array(terms)[mask]), rtol=1e-5)
 
 
+def test_classwise_alignment_adds_up_the_means_of_the_classes():
+    generator = np.random.default_rng(1)
+    features, targets = generator.normal(size=(2, 9, 5))
+    labels, mask = np.array([0, 0, 0, 2, 2, 3, 1, 1, 0]), np.arange(9) < 8
+    distances = ((features - targets) ** 2).mean(1)
+    want = sum(distances[(labels == label) & mask].mean() for label in (0, 1, 2, 3))
+    arguments = jnp.float32(targets), jnp.asarray(labels), jnp.asarray(mask), 6
+    np.testing.assert_allclose(losses.classwise_alignment(jnp.float32(features), *arguments), want, rtol=1e-5)
+    nobody = losses.classwise_alignment(jnp.float32(features), *arguments[:2], jnp.zeros(9, bool), 6)
+    assert nobody == 0
+    to_targets = jax.grad(lambda t: losses.classwise_alignment(jnp.float32(features), t, *arguments[1:]))(arguments[0])
+    assert not to_targets.any()
+
+
 def test_balanced_softmax_with_equal_counts_is_cross_entropy():
     logits, labels, mask = problem()
     arguments = jnp.float32(logits), jnp.int32(labels), jnp.asarray(mask)

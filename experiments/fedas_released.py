@@ -1,0 +1,269 @@
+"""FedAS as its released code runs it: the alignment moves one shared backbone, client after client.
+
+    python -m experiments.fedas_released fashion_mnist --participation 0.2 --out runs/released
+
+In the released code a client aligns the server's own copy of the backbone, and the next client of the cohort receives
+what the one before it has left: the last of M clients starts from a backbone with M alignment epochs behind it, each
+towards another client. That cannot be said for one client alone, as a method of `pfl_jax` is written. The other
+choices of the release are on by default (class means, summed over the classes of a batch; a first alignment with the
+initial backbone; traces of batch means; incomplete batches dropped, in a fixed order), and can be given otherwise. All
+words after the data set are options of `python -m experiments.DATASET --method fedas`. One device, one client after
+another; the folder is that of any other run.
+"""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+
+from experiments import unknown_dataset
+from experiments.config.exit_codes import exit_code
+from experiments.config.options import PROCESSES, flag
+from experiments.config.presets import DEFAULT_PRESET
+from experiments.config.request import Request, parse
+from experiments.execution.build import build, make_method
+from experiments.execution.experiment import Experiment
+from experiments.execution.records import configuration, headline, info_record, summary
+from experiments.execution.resume import History
+from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, results_table
+from experiments.runtime.jax_config import prepare
+from experiments.runtime.locks import alone
+from experiments.runtime.progress import RoundProgress, duration
+from experiments.runtime.signals import Stop, interruptible, stoppable
+from pfl_jax import simulate
+from pfl_jax.base import Cohort, Info, Method, Scores, State
+from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.engine.cohort import Settings
+from pfl_jax.engine.communication import traffic
+from pfl_jax.engine.rounds import next_state
+from pfl_jax.errors import Diverged, InvalidInput
+from pfl_jax.primitives.metrics import score
+from pfl_jax.primitives.tree import all_finite, gather
+from pfl_jax.streams import EVALUATION
+
+PROCEDURE = "alignment in place"
+"""What the configuration of such a run has under "procedure"."""
+
+RELEASED: tuple[str, ...] = (
+    *("--preset", "fedas", "--method", "fedas", "--drop-last", "--no-shuffle"),
+    *("--target", "class_mean", "--align-loss", "class_sum", "--first-alignment", "--reduction", "batch_means"),
+)
+"""Options that are as in the released code unless they are given."""
+
+UNKNOWN_HERE = {
+    *("chunk", "devices", "mesh", "state_on", "checkpoint_every", "keep_checkpoints", "resume", "tensorboard", "wandb"),
+    *("plot", "held_out_clients", "drop_rate", "on_nan", "target_accuracy"),
+    *PROCESSES,
+}
+"""Options of other runs that this one does not have."""
+
+
+class Procedure(NamedTuple):
+    """A federation whose clients align one backbone in place, as pure functions.
+
+    Attributes:
+      init: (FederatedData, key) -> State.
+      round: (FederatedData, State, size) -> (State, Cohort, Info); the cohort is in the order of the hand-over.
+      evaluate: (FederatedData, State, size) -> Scores [N] of what clients deploy when they receive the backbone, in
+        cohorts of `size` clients that hand it on.
+    """
+
+    init: Callable[[FederatedData, jax.Array], State]
+    round: Callable[[FederatedData, State, int], tuple[State, Cohort, Info]]
+    evaluate: Callable[[FederatedData, State, int], Scores]
+
+
+def procedure(aligned: Method, plain: Method, settings: Settings) -> Procedure:
+    """FedAS with the alignment in place.
+
+    Cohorts, initial models and batches are those of `pfl_jax.simulate.run` with the same key: where a cohort has one
+    client, all results are.
+
+    Args:
+      aligned: `pfl_jax.methods.fedas` with the serial alignment towards a client's own features.
+      plain: the same without alignment.
+      settings: of the cohorts.
+    """
+
+    def init(data, key):
+        return simulate.build(aligned, settings).init(data, key)
+
+    def received(key, server, backbone, kept, data):
+        return aligned.personalize(key, {**server, "backbone": backbone}, kept, data)
+
+    def round_(data, state, size):
+        drawn = simulate.sample_cohort(state.key, state.round, data.train_count, size, settings)
+        round_key = jax.random.fold_in(state.key, state.round)
+        # The key of the aggregation, which FedAS does not use.
+        order = jax.random.permutation(jax.random.fold_in(round_key, data.num_clients), size)
+        cohort = Cohort(drawn.clients[order], drawn.counts[order], data.num_clients)
+
+        def one(backbone, client):
+            key = jax.random.fold_in(round_key, client)
+            kept, train = gather(state.clients, client), client_data(data, client, "train")
+            # Splits the key as the method does within `local`.
+            align_key, _ = jax.random.split(key)
+            backbone = received(align_key, state.server, backbone, kept, train)["backbone"]
+            result = plain.local(key, {**state.server, "backbone": backbone}, kept, train)
+            trained = score(plain.predict, result.personal, client_data(data, client, "test"))
+            return backbone, (result.client, result.message, trained)
+
+        _, (rows, messages, trained) = jax.lax.scan(one, state.server["backbone"], cohort.clients)
+        server, rows, info = plain.aggregate(round_key, state.server, rows, messages, cohort)
+        return next_state(state, cohort, server, rows, trained), cohort, info
+
+    def evaluate(data, state, size):
+        key = jax.random.fold_in(jax.random.fold_in(state.key, EVALUATION), state.round)
+        order = jax.random.permutation(jax.random.fold_in(key, data.num_clients), data.num_clients)
+
+        def one(backbone, place):
+            client = order[place]
+            # Every cohort begins with the server's backbone.
+            start = jax.tree.map(
+                lambda first, handed: jnp.where(place % size == 0, first, handed), state.server["backbone"], backbone
+            )
+            kept, train = gather(state.clients, client), client_data(data, client, "train")
+            personal = received(jax.random.fold_in(key, client), state.server, start, kept, train)
+            return personal["backbone"], score(plain.predict, personal, client_data(data, client, "test"))
+
+        _, scores = jax.lax.scan(one, state.server["backbone"], jnp.arange(data.num_clients))
+        return jax.tree.map(lambda leaf: leaf[jnp.argsort(order)], scores)
+
+    return Procedure(init, round_, evaluate)
+
+
+def procedure_of(experiment: Experiment) -> Procedure:
+    """The procedure of an experiment with FedAS."""
+    plain = make_method(experiment.request, experiment.dataset, alignment=False)
+    return procedure(experiment.method, plain, experiment.settings)
+
+
+def released_request(dataset: str, words: Sequence[str]) -> Request:
+    """The checked command line: the released code's choices, then what is given.
+
+    Raises:
+      InvalidInput: an option that cannot be used here.
+    """
+    # The choices of the release are options of this method alone.
+    method = parse(dataset, ["--preset", "fedas", "--method", "fedas", *words]).options.method
+    if method != "fedas":
+        raise InvalidInput(f"experiments.fedas_released runs fedas, not {method}")
+    request = parse(dataset, [*RELEASED, *words])
+    own = request.hyper_parameters
+    if request.options.eval_protocol == "before_aggregation":
+        raise InvalidInput("experiments.fedas_released measures received and trained")
+    idle = sorted(request.given & UNKNOWN_HERE)
+    if idle:
+        raise InvalidInput(f"{flag(idle[0])} is not an option of experiments.fedas_released")
+    if not own["alignment"] or own["manner"] != "serial":
+        raise InvalidInput("alignment in place needs --alignment and --manner serial")
+    if own["target"] == "global_class_mean":
+        raise InvalidInput("alignment in place is with a client's own features: --target example or class_mean")
+    return dataclasses.replace(request, options=dataclasses.replace(request.options, devices=1, chunk=1))
+
+
+def rounds(experiment: Experiment) -> Iterator[tuple[State, Cohort, Info, Scores | None]]:
+    """Runs the experiment: after each round the state, the cohort, the Info, and `received` where it is due.
+
+    Raises:
+      Diverged: what a client or the server computed is not finite.
+    """
+    settings, data = experiment.settings, experiment.data
+    if not isinstance(data, FederatedData):
+        raise InvalidInput("alignment in place has one process")
+    pure, count = procedure_of(experiment), data.num_clients
+    round_, evaluate = jax.jit(pure.round, static_argnums=2, donate_argnums=1), jax.jit(pure.evaluate, static_argnums=2)
+    finite = jax.jit(all_finite)
+    state = jax.jit(pure.init)(data, jax.random.key(experiment.request.options.seed))
+    for index in range(settings.rounds):
+        size = settings.cohort_size(count, index)
+        state, cohort, info = round_(data, state, size)
+        losses = np.asarray(state.trained.loss)[np.asarray(cohort.clients)]
+        broken = np.asarray(cohort.clients)[~np.isfinite(losses)]
+        if broken.size or not bool(finite((state.server, state.clients))):
+            raise Diverged(index + 1, sorted(broken.tolist()))
+        due = (index + 1) % settings.eval_every == 0 or index + 1 == settings.rounds
+        yield state, cohort, info, jax.tree.map(np.asarray, evaluate(data, state, size)) if due else None
+
+
+def run(request: Request, console: Console) -> None:
+    """Runs the experiment and leaves its folder behind.
+
+    Args:
+      request: of `released_request`.
+      console: for notices, progress and results.
+
+    Raises:
+      InvalidInput: the data cannot serve the request, or the folder cannot be written.
+      KeyboardInterrupt: after SIGINT or SIGTERM; the folder is given back.
+    """
+    prepare(request.options)
+    folder = RunFolder.claim(request.options.out, f"{request.dataset}-fedas-released-seed{request.options.seed}")
+    try:
+        with interruptible(), alone(folder.path / METRICS):
+            experiment = build(request, console)
+            folder.write(CONFIG, configuration(experiment) | {"procedure": PROCEDURE})
+            console.print(f"{headline(experiment)}; {PROCEDURE}", soft_wrap=True, highlight=False)
+            with stoppable(console) as stop:
+                history = _log(experiment, folder, console, stop)
+            folder.write(SUMMARY, summary(experiment, history.evaluations, 0.0) | {"procedure": PROCEDURE})
+    except BaseException:
+        # A run that was cut off is made anew: it has no checkpoints.
+        folder.discard()
+        raise
+    options, last = request.options, history.evaluations[-1]
+    title = f"{options.method} ({PROCEDURE}) on {experiment.dataset.description}"
+    console.print(results_table(history.evaluations, title, options.eval_protocol))
+    console.print(f"{last.round} rounds in {duration(last.seconds)}; results in {folder.path}", soft_wrap=True)
+
+
+def _log(experiment: Experiment, folder: RunFolder, console: Console, stop: Stop) -> History:
+    """Runs all rounds, and writes down each evaluation."""
+    options, history, began = experiment.request.options, History(), time.perf_counter()
+    sent, epochs = traffic(experiment.method, experiment.data), experiment.request.hyper_parameters["epochs"]
+    accuracy: float | None = None
+    test_counts = np.asarray(experiment.data.test_count)
+    with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
+        for number, (state, cohort, info, received) in enumerate(rounds(experiment), start=1):
+            clients, visits = np.asarray(cohort.clients), int(np.sum(np.asarray(cohort.counts))) * epochs
+            seconds = time.perf_counter() - began - history.elapsed
+            history.visits += visits
+            history.seconds += seconds
+            history.elapsed += seconds
+            history.bytes_up += sent.up * len(clients)
+            history.bytes_down += sent.down * len(clients)
+            if received is not None:
+                evaluation = history.evaluate(number, received, jax.tree.map(np.array, state.trained), test_counts)
+                further: dict[str, Any] = {"cohort": clients.tolist(), "info": info_record(info)}
+                folder.log(evaluation, **further)
+                accuracy = evaluation.summary(options.eval_protocol).mean
+            progress.update(number, seconds, accuracy, visits / seconds)
+            if stop.asked:
+                raise KeyboardInterrupt(f"interrupted after round {number} of {options.rounds}; no summary was written")
+    return history
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit code, see `cli.exit_code`."""
+    words = sys.argv[1:] if words is None else words
+
+    def work() -> None:
+        if not words or words[0] in ("-h", "--help"):
+            print(__doc__)
+            return
+        dataset, *rest = words
+        if dataset not in DEFAULT_PRESET:
+            raise InvalidInput(unknown_dataset(dataset))
+        run(released_request(dataset, rest), Console())
+
+    return exit_code(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""FedAS with the alignment in place: the method where a cohort has one client, NumPy where it has more."""
+
+import json
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from problems import tiny_federation, tiny_model
+
+from experiments import fedas_released
+from pfl_jax import simulate
+from pfl_jax.base import Batches
+from pfl_jax.data.federated import client_data
+from pfl_jax.engine.cohort import Settings
+from pfl_jax.methods import METHODS
+from pfl_jax.primitives import local_sgd
+
+KEY = jax.random.key(4)
+OPTIONS = {
+    "align_lr": 0.3,
+    "lr": 0.2,
+    "batch_size": 4,
+    "align_batch_size": 4,
+    "epochs": 2,
+    "target": "class_mean",
+    "align_loss": "class_sum",
+    "first_alignment": True,
+    "reduction": "batch_means",
+}
+
+
+def both(settings, **options):
+    """The method, and the procedure with it."""
+    aligned, plain = (METHODS["fedas"](tiny_model(), **OPTIONS | options, alignment=on) for on in (True, False))
+    return aligned, fedas_released.procedure(aligned, plain, settings)
+
+
+def test_cohorts_of_one_client_are_the_method():
+    data = tiny_federation()._replace(batches=Batches(drop_last=True, shuffle=False))
+    settings = Settings(rounds=5, participation=0.25)
+    method, procedure = both(settings)
+    *_, last = simulate.run(method, data, settings, KEY)
+    state, round_ = procedure.init(data, KEY), jax.jit(procedure.round, static_argnums=2)
+    for _ in range(5):
+        state, cohort, info = round_(data, state, 1)
+    chex.assert_trees_all_close((state.server, state.clients), (last.state.server, last.state.clients), rtol=1e-5)
+    np.testing.assert_allclose(info["trace"], last.info["trace"], rtol=1e-5)
+    np.testing.assert_allclose(state.trained.loss, last.trained.loss, rtol=1e-5)
+    assert cohort.clients.tolist() == last.cohort.tolist()
+    received = jax.jit(procedure.evaluate, static_argnums=2)(data, state, 1)
+    np.testing.assert_allclose(received.loss, last.received.loss, rtol=1e-5)
+
+
+def test_each_client_receives_what_the_one_before_has_aligned():
+    sizes = (9, 20, 14)
+    data = tiny_federation(sizes)
+    one_batch = {"batch_size": 32, "align_batch_size": 32, "align_loss": "mean", "target": "example"}
+    _, procedure = both(Settings(rounds=1), **one_batch)
+    state = procedure.init(data, KEY)
+    start = reference.to_numpy(state.server)
+    # Another previous backbone for each client, so that there is something to align with.
+    shifts = np.array([0.5, -0.4, 0.3])
+    backbone = jax.tree.map(lambda leaf: leaf + shifts.reshape(-1, *[1] * (leaf.ndim - 1)), state.clients.backbone)
+    state = state._replace(clients=state.clients._replace(backbone=backbone))
+    next_state, cohort, info = procedure.round(data, state, 3)
+    w, trained, traces = dict(start), {}, []
+    for client in cohort.clients.tolist():
+        x, y = reference.examples(data, client)
+        own = {name: value + shifts[client] if name.startswith("backbone") else value for name, value in start.items()}
+        targets = reference.features(own, x)
+        w = reference.descend(w, lambda w: reference.alignment_gradient(w, x, targets), 1, 0.3)  # noqa: B023
+        trained[client] = reference.descend(w, lambda w: reference.cross_entropy_gradient(w, x, y), 2, 0.2)  # noqa: B023
+        gradient = reference.cross_entropy_gradient(trained[client], x, y)
+        traces.append(sum((value**2).sum() for value in gradient.values()))
+    assert sorted(trained) == [0, 1, 2]
+    np.testing.assert_allclose(info["trace"], traces, rtol=1e-3)
+    weights = np.array(traces) / sum(traces)
+    want = reference.mean(weights, list(trained.values()))
+    got = reference.to_numpy({name: next_state.server[name] for name in ("backbone", "head")})
+    for name, value in got.items():
+        expected = want[name] if name.startswith("backbone") else start[name]
+        np.testing.assert_allclose(value, expected, rtol=2e-4, atol=2e-5)
+
+
+def batches_of(data, client, batch_size):
+    """Each mini-batch of the fixed order, as float64 x and integer y, incomplete ones left out."""
+    examples = client_data(data, client, "train")
+    start = (jnp.full((9, batch_size), -1), jnp.zeros((), jnp.int32))
+    numbered = examples._replace(x=jnp.arange(examples.mask.shape[0]))
+
+    def step(carry, batch):
+        rows, index = carry
+        return rows.at[index].set(batch.x), index + 1
+
+    rows, steps = local_sgd.fold_batches(KEY, start, numbered, step, epochs=1, batch_size=batch_size)
+    x, y = np.float64(examples.x), np.asarray(examples.y)
+    return [(x[row], y[row]) for row in np.asarray(rows)[: int(steps)]]
+
+
+def summed_over_classes(w, x, y, means):
+    """Gradient of sum_k mean over the class of (1/d) ||f(x) - means[k]||^2, class by class."""
+    total = {}
+    for label in np.unique(y):
+        targets = np.tile(means[label], ((y == label).sum(), 1))
+        for name, value in reference.alignment_gradient(w, x[y == label], targets).items():
+            total[name] = total.get(name, 0.0) + value
+    return total
+
+
+def test_the_released_choices_against_numpy():
+    """Three rounds of everyone, one mini-batch after another, clients one after another on copies of their own."""
+    data = tiny_federation((9, 21, 14))._replace(batches=Batches(drop_last=True, shuffle=False))
+    method, _ = both(Settings(rounds=1))
+    results = list(simulate.run(method, data, Settings(rounds=3), KEY))
+    start = reference.to_numpy(simulate.build(method, Settings(rounds=1)).init(data, KEY).server)
+    clients = [batches_of(data, client, 4) for client in range(3)]
+    assert [len(batches) for batches in clients] == [2, 5, 3]
+    previous, server = [start] * 3, start
+    for result in results:
+        trained, traces = [], []
+        for own, batches in zip(previous, clients, strict=True):
+            every_x, every_y = (np.concatenate(leaves) for leaves in zip(*batches, strict=True))
+            embeddings = reference.features(own, every_x)
+            means = {label: embeddings[every_y == label].mean(0) for label in np.unique(every_y)}
+            w = {name: server[name] if name.startswith("backbone") else own[name] for name in server}
+            for x, y in batches:
+                w = reference.descend(w, lambda w: summed_over_classes(w, x, y, means), 1, 0.3)  # noqa: B023
+            for x, y in batches * 2:
+                w = reference.descend(w, lambda w: reference.cross_entropy_gradient(w, x, y), 1, 0.2)  # noqa: B023
+            gradients = [reference.cross_entropy_gradient(w, x, y) for x, y in batches]
+            traces.append(sum((value**2).sum() for gradient in gradients for value in gradient.values()))
+            trained.append(w)
+        weights = np.array(traces) / sum(traces)
+        mean = reference.mean(weights, trained)
+        server = {name: mean[name] if name.startswith("backbone") else start[name] for name in start}
+        previous = trained
+        np.testing.assert_allclose(np.asarray(result.info["trace"])[np.argsort(result.cohort)], traces, rtol=2e-3)
+    got = reference.to_numpy({name: results[-1].state.server[name] for name in ("backbone", "head")})
+    for name, value in got.items():
+        np.testing.assert_allclose(value, server[name], rtol=5e-4, atol=5e-5)
+
+
+def test_the_first_alignment_is_with_the_initial_backbone():
+    """Nobody has trained: the received backbone moves towards the initial one, or with the option off not at all."""
+    data = client_data(tiny_federation((9,)), 0, "train")
+    received = {}
+    for on in (False, True):
+        method, _ = both(
+            Settings(rounds=1), first_alignment=on, target="example", align_loss="mean", align_batch_size=16
+        )
+        server = method.init_server(KEY)
+        client = method.init_client(KEY, server, data)
+        moved = {**server, "backbone": jax.tree.map(lambda leaf: leaf + 0.5, server["backbone"])}
+        received[on] = method.personalize(KEY, moved, client, data)["backbone"]
+    chex.assert_trees_all_equal(received[False], moved["backbone"])
+    start = reference.to_numpy({"backbone": moved["backbone"], "head": server["head"]})
+    x, own = np.float64(data.x), reference.to_numpy({"backbone": server["backbone"], "head": server["head"]})
+    want = reference.descend(start, lambda w: reference.alignment_gradient(w, x, reference.features(own, x)), 1, 0.3)
+    got = reference.to_numpy({"backbone": received[True], "head": server["head"]})
+    for name, value in got.items():
+        np.testing.assert_allclose(value, want[name], rtol=2e-4, atol=2e-5)
+
+
+def test_a_run_leaves_an_ordinary_folder(tmp_path, capsys):
+    out = tmp_path / "run"
+    words = ["digits", "--rounds", "2", "--num-clients", "4", "--train-size", "20", "--participation", "0.5"]
+    assert fedas_released.main([*words, "--eval-every", "1", "--out", str(out)]) == 0
+    config, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("config", "summary"))
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert config["procedure"] == summary["procedure"] == fedas_released.PROCEDURE
+    assert config["options"]["drop_last"]
+    assert not config["options"]["shuffle"]
+    names = ("target", "align_loss", "first_alignment", "reduction")
+    assert [config["hyper_parameters"][name] for name in names] == ["class_mean", "class_sum", True, "batch_means"]
+    assert [line["round"] for line in lines] == [1, 2]
+    assert summary["trained_accuracy"] == lines[-1]["trained"]["mean"]
+    assert "alignment in place" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("digts", "did you mean digits?"),
+        ("digits --method fedper", "experiments.fedas_released runs fedas, not fedper"),
+        ("digits --no-alignment", "alignment in place needs --alignment"),
+        ("digits --manner parallel", "--manner serial"),
+        ("digits --target global_class_mean", "--target example or class_mean"),
+        ("digits --eval-protocol before_aggregation", "measures received and trained"),
+        ("digits --drop-rate 0.5", "--drop-rate is not an option of experiments.fedas_released"),
+        ("digits --resume run", "--resume is not an option of experiments.fedas_released"),
+    ],
+)
+def test_what_cannot_be_asked_for(words, message, capsys):
+    assert fedas_released.main(words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
