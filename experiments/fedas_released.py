@@ -39,12 +39,13 @@ from experiments.runtime.signals import Stop, interruptible, stoppable
 from pfl_jax import simulate
 from pfl_jax.base import Cohort, Info, Method, Scores, State
 from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.engine import means
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.engine.communication import traffic
-from pfl_jax.engine.rounds import next_state
+from pfl_jax.engine.mapping import add_up
 from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.primitives.metrics import score
-from pfl_jax.primitives.tree import all_finite, gather
+from pfl_jax.primitives.tree import all_finite, gather, scatter
 from pfl_jax.streams import EVALUATION
 
 PROCEDURE = "alignment in place"
@@ -102,7 +103,8 @@ def procedure(aligned: Method, plain: Method, settings: Settings) -> Procedure:
         round_key = jax.random.fold_in(state.key, state.round)
         # The key of the aggregation, which FedAS does not use.
         order = jax.random.permutation(jax.random.fold_in(round_key, data.num_clients), size)
-        cohort = Cohort(drawn.clients[order], drawn.counts[order], data.num_clients)
+        clients, counts, present = gather((drawn.clients, drawn.counts, drawn.present), order)
+        cohort = Cohort(clients, counts, present, data.num_clients)
 
         def one(backbone, client):
             key = jax.random.fold_in(round_key, client)
@@ -112,11 +114,13 @@ def procedure(aligned: Method, plain: Method, settings: Settings) -> Procedure:
             backbone = received(align_key, state.server, backbone, kept, train)["backbone"]
             result = plain.local(key, {**state.server, "backbone": backbone}, kept, train)
             trained = score(plain.predict, result.personal, client_data(data, client, "test"))
-            return backbone, (result.client, result.message, trained)
+            return backbone, (result.client, means.split(result.message, jnp.ones((), bool)), trained)
 
-        _, (rows, messages, trained) = jax.lax.scan(one, state.server["backbone"], cohort.clients)
+        _, (rows, (messages, terms), trained) = jax.lax.scan(one, state.server["backbone"], cohort.clients)
+        messages = means.join(messages, add_up(terms))
         server, rows, info = plain.aggregate(round_key, state.server, rows, messages, cohort)
-        return next_state(state, cohort, server, rows, trained), cohort, info
+        clients, trained = scatter((state.clients, state.trained), cohort.clients, (rows, trained))
+        return State(server, clients, trained, state.key, state.round + 1), cohort, info
 
     def evaluate(data, state, size):
         key = jax.random.fold_in(jax.random.fold_in(state.key, EVALUATION), state.round)

@@ -23,7 +23,7 @@ from pfl_jax.data.federated import FederatedData
 from pfl_jax.data.specs import SPECS, DatasetSpec
 from pfl_jax.engine import communication
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.engine.rounds import pieces
+from pfl_jax.engine.rounds import stages
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.models import MODELS
@@ -68,9 +68,9 @@ def sizes(dataset: str, method: str, num_clients: int, train_size: int) -> Sizes
     """
     request, spec = parse(dataset, ["--method", method]), SPECS[dataset]
     made = METHODS[method](MODELS[request.options.model](spec.shape, spec.num_classes), **request.hyper_parameters)
-    data, parts, key = _shapes(spec, num_clients, train_size), pieces(made, Settings(rounds=1)), jax.random.key(0)
-    server = jax.eval_shape(parts.start_server, data, key)
-    client = jax.eval_shape(parts.start_clients, data, server, key, jnp.zeros(1, jnp.int32))
+    data, parts, key = _shapes(spec, num_clients, train_size), stages(made, Settings(rounds=1)), jax.random.key(0)
+    server = jax.eval_shape(parts.init_server, data, key)
+    client = jax.eval_shape(parts.init_clients, data, server, key, jnp.zeros(1, jnp.int32))
     sent = communication.traffic(made, data)
     return Sizes(byte_count(client), sent.up, sent.down, byte_count(server))
 

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pfl_jax import base, data, engine, errors, methods, networks, primitives
-    from pfl_jax.base import ClientData, Cohort, LocalResult, Method, Model, Scores, State
+    from pfl_jax.base import ClientData, Cohort, LocalResult, Mean, Method, Model, Scores, State
     from pfl_jax.engine import simulate, sweep
     from pfl_jax.engine.simulate import RoundResult, Settings, client_mesh, run
     from pfl_jax.errors import Diverged, InvalidInput
@@ -53,6 +53,7 @@ __all__ = [
     "Diverged",
     "InvalidInput",
     "LocalResult",
+    "Mean",
     "Method",
     "Model",
     "RoundResult",
@@ -76,7 +77,7 @@ __all__ = [
 
 # Where the names live that are no modules.
 _HOME = {
-    **dict.fromkeys(("ClientData", "Cohort", "LocalResult", "Method", "Model", "Scores", "State"), "base"),
+    **dict.fromkeys(("ClientData", "Cohort", "LocalResult", "Mean", "Method", "Model", "Scores", "State"), "base"),
     **dict.fromkeys(("RoundResult", "Settings", "client_mesh", "run"), "engine.simulate"),
     **dict.fromkeys(("Diverged", "InvalidInput"), "errors"),
     "METHODS": "methods",

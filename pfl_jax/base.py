@@ -11,7 +11,7 @@ Shapes use these letters throughout the package:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -118,18 +118,43 @@ class ClientData(NamedTuple):
     batches: Batches = ALL_BATCHES
 
 
-class Cohort(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Cohort:
     """The clients of one round, in the order of the leading axis M that `Method.aggregate` sees.
+
+    Absent clients, those whose message did not arrive and those that diverged, stay in it: their count is 0, the rows
+    of their messages are zeros, and they have no part in any `Mean`. So shapes never change.
 
     Attributes:
       clients: [M], int32, distinct client numbers in [0, N).
-      counts: [M], int32, training examples of each.
-      num_clients: N.
+      counts: [M], int32, training examples of each; 0 for absent clients.
+      present: [M], bool; False for absent clients.
+      num_clients: N, static.
     """
 
     clients: jax.Array
     counts: jax.Array
-    num_clients: int
+    present: jax.Array
+    num_clients: int = field(metadata={"static": True})
+
+
+class Mean(NamedTuple):
+    """The part of a message that the server needs only as a mean over the cohort.
+
+    In `LocalResult.message` it holds one client's value and weight. `Method.aggregate` gets one `Mean` in its place,
+    with sum_i weight_i value_i / sum_i weight_i and sum_i weight_i, over the clients that are present. The engine adds
+    up as clients finish: no device holds the values of a whole cohort, devices exchange sums alone, and the server
+    learns nothing else of a single client (which secure aggregation can then enforce).
+
+    Attributes:
+      value: a tree of float arrays.
+      weight: nonnegative; a scalar, or an array along the leading axes of every leaf of `value` (class centroids
+        [K, d] have the examples of each class [K]). Where all weights are zero the mean is zero.
+    """
+
+    value: PyTree
+    weight: jax.Array
 
 
 class LocalResult(NamedTuple):
@@ -137,7 +162,7 @@ class LocalResult(NamedTuple):
 
     Attributes:
       client: the state it keeps.
-      message: what it sends.
+      message: what it sends; a tree of arrays and `Mean`s.
       personal: its model right after local training, for the evaluation protocol `trained`.
     """
 
@@ -170,8 +195,9 @@ class Method(NamedTuple):
       init_client: (key, Server, ClientData) -> Client. Called for every client before the first round.
       local: (key, Server, Client, ClientData) -> LocalResult. One client's work in a round.
       aggregate: (key, Server, clients, messages, Cohort) -> (Server, clients, Info). `clients` and `messages` are
-        the cohort's, stacked along a leading axis M; it returns the clients too, for methods whose server computes
-        something for each of them (FedPAC's heads).
+        the cohort's, stacked along a leading axis M, but for each `Mean` of the messages, which comes as one; it
+        returns the clients too, for methods whose server computes something for each of them (FedPAC's heads). What
+        it returns for absent clients is not used.
       personalize: (key, Server, Client, ClientData) -> Personal. What the client would deploy now, from what it
         received and keeps; fine-tuning happens here. The evaluation protocol `received`.
       predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K].

@@ -19,7 +19,7 @@ ROOT = Path(pfl_jax.__file__).parent
 INTERNAL = {
     "atomic_write",
     "streams",
-    *(f"engine.{name}" for name in ("cohort", "host_state", "mapping", "rounds", "sharding")),
+    *(f"engine.{name}" for name in ("cohort", "host_state", "mapping", "means", "rounds", "sharding")),
     *(f"primitives.{name}" for name in ("affinity", "interior_point")),
 }
 """Modules that are imported by others here, and promise nothing to users."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
+from pfl_jax.base import Cohort
 from pfl_jax.engine.simulate import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -49,5 +50,6 @@ def test_the_method_example_is_a_method():
     # Its purpose: one client's nonsense does not reach the server.
     models = [median.init_server(jax.random.key(0))] * 4
     messages = jax.tree.map(lambda *leaves: jnp.stack(leaves).at[2].set(1e6), *models)
-    server, _, _ = median.aggregate(jax.random.key(0), None, (), messages, None)
+    cohort = Cohort(jnp.arange(4), jnp.full(4, 9), jnp.ones(4, bool), num_clients=4)
+    server, _, _ = median.aggregate(jax.random.key(0), None, (), messages, cohort)
     chex.assert_trees_all_equal(server, models[0])

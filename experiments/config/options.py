@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from experiments.results.run_folder import Protocol
+from experiments.config.measures import Protocol
 from pfl_jax.data.specs import SPECS, PixelNormalization
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS

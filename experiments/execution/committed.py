@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.config.cell import Cell
+from experiments.config.measures import FIELD, Average, Protocol, Score
 from experiments.config.options import flag
 from experiments.config.request import RESULT_NEUTRAL, Request
 from experiments.execution.cached_runs import difference, unmeasured
 from experiments.results import load
-from experiments.results.load import Score
-from experiments.results.run_folder import FIELD, Average, Protocol, strict_json
+from experiments.results.run_folder import strict_json
 from experiments.results.version import commit_of
 from pfl_jax.atomic_write import cannot_write, write_whole
 from pfl_jax.errors import InvalidInput

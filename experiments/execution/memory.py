@@ -34,10 +34,10 @@ def free_bytes(device: Any) -> int:
 
 def clients_bytes(experiment: Experiment) -> int:
     """What the states of all clients take, without running anything."""
-    parts = rounds.pieces(experiment.method, experiment.settings)
+    parts = rounds.stages(experiment.method, experiment.settings)
     data, key = experiment.data, jax.random.key(0)
-    server = jax.eval_shape(parts.start_server, data, key)
-    one = jax.eval_shape(parts.start_clients, data, server, key, jnp.zeros(1, jnp.int32))
+    server = jax.eval_shape(parts.init_server, data, key)
+    one = jax.eval_shape(parts.init_clients, data, server, key, jnp.zeros(1, jnp.int32))
     return data.num_clients * byte_count(one)
 
 

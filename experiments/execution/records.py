@@ -10,11 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.config.measures import AVERAGES, FIELD, PROTOCOLS, Average
 from experiments.config.options import Options, flag
 from experiments.config.request import relevant_options
 from experiments.execution.experiment import Experiment
 from experiments.papers import published
-from experiments.results.run_folder import AVERAGES, FIELD, PROTOCOLS, Average, Evaluation, best, rounded
+from experiments.results.run_folder import Evaluation, best, rounded
 from experiments.results.version import own_version
 from experiments.runtime.devices import devices
 from pfl_jax.base import Info

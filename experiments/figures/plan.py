@@ -12,10 +12,10 @@ import numpy as np
 
 from experiments.config import presets
 from experiments.config.cell import Cell
+from experiments.config.measures import Protocol
 from experiments.config.options import flag
 from experiments.plots.pictures import Bars, Heat, Lines
 from experiments.results import load
-from experiments.results.run_folder import Protocol
 from pfl_jax.errors import InvalidInput
 
 if TYPE_CHECKING:

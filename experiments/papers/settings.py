@@ -2,8 +2,7 @@
 
 from typing import NamedTuple
 
-from experiments.results.load import Score
-from experiments.results.run_folder import Average, Protocol
+from experiments.config.measures import Average, Protocol, Score
 from pfl_jax.methods import METHODS
 
 PAPERS = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication", "fedas": "FedAS"}

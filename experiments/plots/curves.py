@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.config.measures import Protocol
 from experiments.plots import drawing
 from experiments.plots.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
 from experiments.plots.selection import ordered, shown
 from experiments.results.gather import Group, group, read
-from experiments.results.run_folder import Protocol
 
 NAME = "curves.png"
 SPREAD = (10, 90)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from experiments.config.measures import ALWAYS, PROTOCOLS, Protocol
 from experiments.plots.palette import COLOURS
 from experiments.results.gather import Group
-from experiments.results.run_folder import ALWAYS, PROTOCOLS, Protocol
 
 MOST_LINES = 8
 """Settings in a chart; the best ones, where there are more."""

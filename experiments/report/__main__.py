@@ -16,7 +16,8 @@ from rich.console import Console
 
 from experiments.commands.batch import Parser, choose
 from experiments.config.exit_codes import exit_code
-from experiments.results.run_folder import CONFIG, METRICS, PROTOCOLS, SUMMARY, Protocol, write_whole
+from experiments.config.measures import PROTOCOLS, Protocol
+from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, write_whole
 from pfl_jax.errors import InvalidInput
 
 PICTURES = (".png", ".svg", ".pdf")

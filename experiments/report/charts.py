@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.config.measures import Protocol
 from experiments.plots.selection import headline, ordered, shown
 from experiments.report import svg
 from experiments.report.markup import Markup, tag
 from experiments.results.gather import Group, Run
-from experiments.results.run_folder import Protocol
 
 MOST_PARTITIONS = 4
 MOST_CLIENTS = 200

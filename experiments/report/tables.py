@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from experiments.config.measures import FIELD, Protocol
 from experiments.config.options import flag
 from experiments.papers import settings
 from experiments.papers.published import Published
@@ -12,7 +13,6 @@ from experiments.plots.selection import ordered
 from experiments.report.charts import key, styles
 from experiments.report.markup import Content, Markup, join, tag
 from experiments.results.gather import Group, Run, mean_and_deviation, plain
-from experiments.results.run_folder import FIELD, Protocol
 from experiments.runtime.progress import duration
 
 NOTHING = "—"

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from experiments.config.measures import Protocol
 from experiments.config.options import Options, flag
 from experiments.config.request import Request, relevant_options
 from experiments.papers import published as paper
 from experiments.results import load
-from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Protocol
+from experiments.results.run_folder import CONFIG, METRICS, SUMMARY
 from pfl_jax.engine.checkpoint import FOLDER
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS

@@ -2,16 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from experiments.results.run_folder import CONFIG, FIELD, METRICS, PROTOCOLS, SUMMARY, Average, Protocol, rounded
+from experiments.config.measures import FIELD, PROTOCOLS, Average, Protocol, Score
+from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, rounded
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import pooled
-
-Score: TypeAlias = Literal["last", "best"]
-"""Which round of a run counts: the last one, or the one with the highest mean."""
 
 
 def read_summary(folder: str | Path) -> dict[str, Any]:

@@ -16,23 +16,11 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from experiments.config.measures import FIELD, PROTOCOLS, Average, Protocol
 from pfl_jax.atomic_write import append_line, cannot_write, write_whole
 from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import Summary, summarize
-
-Protocol = Literal["received", "trained", "before_aggregation"]
-ALWAYS: tuple[Protocol, ...] = ("received", "trained")
-"""The protocols that every run is evaluated by."""
-PROTOCOLS: tuple[Protocol, ...] = (*ALWAYS, "before_aggregation")
-"""All there are; the last one where a run asks for it."""
-
-Average = Literal["clients", "examples"]
-AVERAGES: tuple[Average, ...] = ("clients", "examples")
-"""How clients' accuracies are averaged: each client, or each test example, counting the same."""
-
-FIELD: dict[Average, str] = {"clients": "mean", "examples": "pooled"}
-"""Average -> its field in `pfl_jax.primitives.metrics.Summary` and in records."""
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 

@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from experiments.config.measures import ALWAYS
 from experiments.execution.committed import Library
 from experiments.queue.jobs import FEDAS_BETAS, FEDAS_METHODS, FEDAS_PARTICIPATIONS, fedas_cell, jobs
 from experiments.queue.plan import Standing, seconds_left, standings
-from experiments.results.run_folder import ALWAYS
 from experiments.results_page.picture import chosen
 from experiments.results_page.places import (
     CLOSE,

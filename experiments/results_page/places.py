@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.config.cell import Cell
+from experiments.config.measures import ALWAYS, Protocol, Score
 from experiments.execution.committed import Committed, Library
 from experiments.papers import published, settings
 from experiments.papers.published import Published
 from experiments.queue.jobs import DATASET
-from experiments.results.load import Score, read_json
-from experiments.results.run_folder import ALWAYS, Protocol
+from experiments.results.load import read_json
 from experiments.tables import comparison
 from experiments.tables.comparison import Figure
 from pfl_jax.errors import InvalidInput

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from experiments.config.measures import ALWAYS, AVERAGES, PROTOCOLS, Average, Protocol
 from experiments.plots.pictures import ACCURACY, ROUND, Lines, Picture, over_seeds
 from experiments.results import load
-from experiments.results.run_folder import ALWAYS, AVERAGES, PROTOCOLS, Average, Protocol, rounded, strict_json
+from experiments.results.run_folder import rounded, strict_json
 from experiments.sweep.plan import Order
 from pfl_jax.atomic_write import write_whole
 

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from experiments.commands import batch
 from experiments.config.cell import Cell
+from experiments.config.measures import AVERAGES, PROTOCOLS, Score
 from experiments.config.options import flag
 from experiments.execution import cached_runs, committed
 from experiments.execution.committed import Library
@@ -31,8 +32,7 @@ from experiments.papers import settings as catalogue
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
 from experiments.results import load
-from experiments.results.load import Score
-from experiments.results.run_folder import AVERAGES, PROTOCOLS, SUMMARY
+from experiments.results.run_folder import SUMMARY
 from experiments.runtime.progress import duration
 from experiments.tables import comparison, layout
 from experiments.tables.comparison import Comparison, Figure

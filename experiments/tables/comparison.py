@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from experiments.commands.batch import slug
 from experiments.config.cell import Cell
+from experiments.config.measures import Average, Protocol, Score
 from experiments.config.options import flag
 from experiments.config.presets import DEFAULT_PRESET
 from experiments.config.request import filled, relevant_options
@@ -18,8 +19,7 @@ from experiments.execution.committed import Library
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
-from experiments.results.load import Score, accuracy, read_config
-from experiments.results.run_folder import Average, Protocol
+from experiments.results.load import accuracy, read_config
 from pfl_jax.errors import InvalidInput
 
 PROTOCOL_WORDS: dict[Protocol, str] = {

@@ -80,7 +80,7 @@ def stragglers(key: PRNGKey, num_clients: int, fraction: float) -> jax.Array:
 
 
 def sample_cohort(key: PRNGKey, round_index: jax.Array, counts: jax.Array, size: int, settings: Settings) -> Cohort:
-    """Draws a round's cohort without replacement, largest clients first.
+    """Draws a round's cohort without replacement, largest clients first; those that drop out are absent.
 
     Args:
       key: the run's key.
@@ -97,10 +97,12 @@ def sample_cohort(key: PRNGKey, round_index: jax.Array, counts: jax.Array, size:
     _, clients = jax.lax.top_k(scores, size)
     clients = jnp.sort(clients)
     clients = clients[jnp.argsort(-counts[clients], stable=True)]
-    return Cohort(clients=clients.astype(jnp.int32), counts=counts[clients], num_clients=num_clients)
+    present = arriving(key, round_index, size, settings)
+    return Cohort(clients.astype(jnp.int32), jnp.where(present, counts[clients], 0), present, num_clients)
 
 
 def arriving(key: PRNGKey, round_index: jax.Array, size: int, settings: Settings) -> jax.Array:
-    """Positions [M'] in a cohort of `size` clients, in order, whose messages arrive; see `Settings.drop_rate`."""
+    """Whose messages arrive, by the place in a cohort of `size` clients: [M], bool; see `Settings.drop_rate`."""
     drop_key = jax.random.fold_in(jax.random.fold_in(key, DROPOUTS), round_index)
-    return jnp.sort(jax.random.permutation(drop_key, size)[: settings.arrivals(size)])
+    positions = jax.random.permutation(drop_key, size)[: settings.arrivals(size)]
+    return jnp.zeros(size, bool).at[positions].set(True)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from pfl_jax.base import Method, PyTree
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.engine.rounds import Federation, pieces
+from pfl_jax.engine.means import is_mean
+from pfl_jax.engine.rounds import Federation, stages
 from pfl_jax.engine.sharding import view
 from pfl_jax.primitives.tree import byte_count
 
@@ -26,23 +27,27 @@ class Traffic(NamedTuple):
 
 
 def traffic(method: Method, data: Federation) -> Traffic:
-    """What one client sends and is sent in a round, uncompressed.
+    """What one client sends and is sent in a round, uncompressed; without the one number that weighs a `Mean`.
 
     Args:
       method: of the federation.
       data: its examples; only shapes are read. Messages that grow with a client's examples are those of the largest.
     """
     message, download = shapes(method, data)
-    return Traffic(byte_count(message), byte_count(download))
+    return Traffic(byte_count(jax.tree.map(_sent, message, is_leaf=is_mean)), byte_count(download))
+
+
+def _sent(part: PyTree) -> PyTree:
+    return part.value if is_mean(part) and not part.weight.ndim else part
 
 
 def shapes(method: Method, data: Federation) -> tuple[PyTree, PyTree]:
     """Shapes and types of the message and of the download of one client, under a method on such data."""
-    parts, key = pieces(method, Settings(rounds=1)), jax.random.key(0)
+    parts, key = stages(method, Settings(rounds=1)), jax.random.key(0)
 
     def exchange(data):
-        server = parts.start_server(data, key)
-        client = jax.tree.map(lambda leaf: leaf[0], parts.start_clients(data, server, key, jnp.zeros(1, jnp.int32)))
+        server = parts.init_server(data, key)
+        client = jax.tree.map(lambda leaf: leaf[0], parts.init_clients(data, server, key, jnp.zeros(1, jnp.int32)))
         result = method.local(key, server, client, client_data(view(data), 0, "train"))
         return result.message, server if method.download is None else method.download(server, client)
 

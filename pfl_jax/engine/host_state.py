@@ -2,7 +2,7 @@
 
 The cohort's rows go to the device for a round and come back after it. All clients' rows are made, and evaluated, in
 blocks. Where clients belong to devices (`pfl_jax.engine.sharding`), a process keeps the rows of its own clients only,
-and evaluating sends none of them anywhere. The functions are those of `pfl_jax.engine.rounds.pieces`, so that the
+and evaluating sends none of them anywhere. The functions are those of `pfl_jax.engine.rounds.stages`, so that the
 results are the same.
 """
 
@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import Method, PyTree, Scores, State
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.engine.rounds import Engine, Federation, by_size, pieces, train_without_diverged
-from pfl_jax.engine.sharding import Apart, PlacedData, everywhere, known, own_clients, own_rows, spread
+from pfl_jax.engine.rounds import Engine, Federation, by_size, stages
+from pfl_jax.engine.sharding import Apart, PlacedData, everywhere, own_clients, own_rows, replicate, spread
 
 BLOCK = 256
 """Clients whose rows are on the device at once where all clients are visited."""
@@ -29,7 +29,6 @@ def build(
     mesh: Mesh | None = None,
     *,
     block: int | None = None,
-    skip_diverged: bool = False,
 ) -> Engine:
     """The engine of a method with states on the host.
 
@@ -40,30 +39,16 @@ def build(
     Args:
       method, settings, mesh: see `pfl_jax.engine.simulate.run`.
       block: clients that are initialised or evaluated at once, by default `BLOCK`.
-      skip_diverged: leave out of a round the clients whose work is not finite.
     """
     block = BLOCK if block is None else block
-    parts = pieces(method, settings, mesh)
+    parts = stages(method, settings, mesh)
     jit = partial(jax.jit, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec()))
-    start_server, score = jit(parts.start_server), jit(parts.score)
+    init_server, score = jit(parts.init_server), jit(parts.evaluate)
     # Those whose clients belong to devices leave the first rows there.
-    start_clients, start_own = jit(parts.start_clients), jax.jit(pieces(method, settings, apart=True).start_clients)
-    sample = jit(parts.sample, static_argnums=3)
-    meet = jit(known)
-
-    adapt_all = jit(parts.adapt)
-    skipping = train_without_diverged(parts, jit)
-
-    @partial(jit, donate_argnums=(1, 5))
-    def together(data, server, key, index, cohort, rows):
-        # As an array the number of clients would be unknown while tracing.
-        cohort = cohort._replace(num_clients=data.num_clients)
-        return parts.train(data, server, key, index, cohort, rows)
-
-    def train(data, server, key, index, cohort, rows, scores):
-        if skip_diverged:
-            return skipping(data, server, key, index, cohort, rows, scores)
-        return together(data, server, key, index, cohort, rows)
+    init_clients, init_own = jit(parts.init_clients), jax.jit(stages(method, settings, apart=True).init_clients)
+    sample, replicate_rows = jit(parts.sample, static_argnums=3), jit(replicate)
+    train = jit(parts.train, donate_argnums=(1, 5, 6))
+    score_new = jit(parts.evaluate_new)
 
     def fetch(data, clients, ids):
         """Rows of some clients for a program; of clients that belong to devices, what their owners know."""
@@ -72,16 +57,16 @@ def build(
         return everywhere(_rows(clients, ids), mesh)
 
     def init(data, key):
-        server = start_server(data, key)
-        shapes = jax.eval_shape(parts.start_clients, data, server, key, jnp.arange(1, dtype=jnp.int32))
+        server = init_server(data, key)
+        shapes = jax.eval_shape(parts.init_clients, data, server, key, jnp.arange(1, dtype=jnp.int32))
         count = len(own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else data.num_clients
         clients = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), shapes)
         for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), block):
             if isinstance(data, PlacedData):
-                own, rows = own_rows(start_own(data, server, key, everywhere(ids, mesh)), ids)
+                own, rows = own_rows(init_own(data, server, key, everywhere(ids, mesh)), ids)
                 _write(clients, _places(data, own), rows)
             else:
-                _write(clients, ids[:size], start_clients(data, server, key, everywhere(ids, mesh)))
+                _write(clients, ids[:size], init_clients(data, server, key, everywhere(ids, mesh)))
         never = Scores(*(np.full(data.num_clients, np.nan, np.float32) for _ in Scores._fields))
         return State(server, clients, never, key, everywhere(jnp.zeros((), jnp.int32), mesh))
 
@@ -89,7 +74,7 @@ def build(
         cohort = sample(data, state.key, state.round, size)
         ids = np.asarray(cohort.clients)
         rows, scores = fetch(data, state.clients, ids), everywhere(_rows(state.trained, ids), mesh)
-        rows = meet(rows) if isinstance(rows, Apart) else rows
+        rows = replicate_rows(rows) if isinstance(rows, Apart) else rows
         server, rows, trained, outcome = train(data, state.server, state.key, state.round, cohort, rows, scores)
         # Arrays of a caller, or those of JAX, cannot be written into.
         clients, all_trained = jax.tree.map(_writable, (state.clients, state.trained))
@@ -106,10 +91,10 @@ def build(
             _write(scores, ids[:size], found)
         return scores
 
-    def adapt(data, state):
-        return adapt_all(data, state.server, state.key, state.round)
+    def evaluate_new(data, state):
+        return score_new(data, state.server, state.key, state.round)
 
-    return Engine(init, round_, evaluate, adapt)
+    return Engine(init, round_, evaluate, evaluate_new)
 
 
 def copy(state: State, data: Federation, mesh: Mesh | None = None) -> State:
@@ -138,11 +123,11 @@ def whole(state: State, data: Federation, *, block: int | None = None) -> State 
     first = jax.process_index() == 0
     if not isinstance(data, PlacedData) or not data.mesh.is_multi_process or _on_devices(state.clients):
         return state if first else None
-    meet = jax.jit(known, out_shardings=NamedSharding(data.mesh, PartitionSpec()))
+    replicate_rows = jax.jit(replicate, out_shardings=NamedSharding(data.mesh, PartitionSpec()))
     count = data.num_clients if first else 0
     clients = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), state.clients)
     for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), BLOCK if block is None else block):
-        rows = meet(spread(lambda own: _rows(state.clients, _places(data, own)), ids, data.mesh))
+        rows = replicate_rows(spread(lambda own: _rows(state.clients, _places(data, own)), ids, data.mesh))
         if first:
             _write(clients, ids[:size], rows)
     return state._replace(clients=clients) if first else None

@@ -5,21 +5,19 @@ fold_in(fold_in(key, r), i), the cohort of round r a stream of its own. So a res
 are chunked, nor on other clients, nor on where a run was interrupted; and two methods see the same cohorts.
 """
 
+import dataclasses
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import Cohort, Info, Method, PRNGKey, PyTree, Scores, State
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.engine.cohort import Settings, arriving, sample_cohort
-from pfl_jax.engine.mapping import map_clients
+from pfl_jax.engine import mapping, means
+from pfl_jax.engine.cohort import Settings, sample_cohort
 from pfl_jax.engine.sharding import PlacedData, map_owned
-from pfl_jax.errors import Diverged
 from pfl_jax.primitives.metrics import score
 from pfl_jax.primitives.tree import all_finite, choose, gather, scatter
 from pfl_jax.streams import EVALUATION, INITIALIZATION, NEWCOMERS
@@ -29,20 +27,21 @@ Federation: TypeAlias = FederatedData | PlacedData
 
 
 class Outcome(NamedTuple):
-    """What a round has to tell besides the next state.
+    """Result of one round besides the next state.
 
     Attributes:
-      cohort: who took part.
-      arrived: [M], bool: whose message the server had. `info` has these clients in its rows, in the cohort's order.
-      finite: [M], bool: whose state, message and loss after training have neither NaN nor infinite values.
+      cohort: who took part, as the server saw it: `present` says whose message it had.
+      finite: [M], bool: whose state, message and loss after training have neither NaN nor infinite values. The others
+        are absent from the cohort and stay as they were.
       server_finite: bool, the same of the server's next state and of what it gave to the clients.
-      info: the method's.
+      examples: training examples of the drawn cohort, each counted once; absent clients included.
+      info: the method's. Rows of absent clients mean nothing.
     """
 
     cohort: Cohort
-    arrived: jax.Array
     finite: jax.Array
     server_finite: jax.Array
+    examples: jax.Array
     info: Info
 
 
@@ -53,14 +52,14 @@ class Engine(NamedTuple):
       init: (Federation, key) -> State.
       round: (Federation, State, size) -> (State, Outcome), with a cohort of `size` clients, a Python int.
       evaluate: (Federation, State) -> Scores [N] of what each client would deploy now: the protocol `received`.
-      adapt: (Federation, State) -> (received, trained), Scores [N] of clients that never took part: of what they
+      evaluate_new: (Federation, State) -> (received, trained), Scores [N] of clients that never took part: of what they
         would deploy with the server's state alone, and after local training of one round from there.
     """
 
     init: Callable[[Federation, PRNGKey], State]
     round: Callable[[Federation, State, int], tuple[State, Outcome]]
     evaluate: Callable[[Federation, State], Scores]
-    adapt: Callable[[Federation, State], tuple[Scores, Scores]]
+    evaluate_new: Callable[[Federation, State], tuple[Scores, Scores]]
 
     def jit(self, mesh: Mesh | None = None) -> "Engine":
         """The same, compiled: one trace per cohort size. `round` takes over the buffers of the state it is given."""
@@ -71,79 +70,72 @@ class Engine(NamedTuple):
             init=jax.jit(self.init, out_shardings=everywhere),
             round=jax.jit(self.round, static_argnums=2, donate_argnums=1, out_shardings=everywhere),
             evaluate=jax.jit(self.evaluate, out_shardings=everywhere),
-            adapt=jax.jit(self.adapt, out_shardings=everywhere),
+            evaluate_new=jax.jit(self.evaluate_new, out_shardings=everywhere),
         )
 
 
-class Work(NamedTuple):
-    """What the clients of a cohort have done, in its order.
+class Training(NamedTuple):
+    """Local training of a cohort, in its order.
 
     Attributes:
-      rows: their states after local training, leaves [M, ...].
-      messages: leaves [M, ...].
-      trained: Scores [M] of their models right after it.
+      rows: the clients' states after it, leaves [M, ...]; from before it where it diverged.
+      messages: leaves [M, ...], () for each `Mean`; zeros for absent clients.
+      scores: Scores [M] of their models right after it.
       finite: [M], see `Outcome`.
     """
 
     rows: PyTree
     messages: PyTree
-    trained: Scores
+    scores: Scores
     finite: jax.Array
 
 
-class Pieces(NamedTuple):
-    """What an engine is made of: pure functions over the rows of some clients, wherever the others are kept.
+class Stages(NamedTuple):
+    """Stages of a federation: pure functions over the rows of some clients, wherever the others are kept.
 
     Attributes:
-      start_server: (Federation, key) -> Server.
-      start_clients: (Federation, Server, key, clients [B]) -> rows of those clients, leaves [B, ...].
+      init_server: (Federation, key) -> Server.
+      init_clients: (Federation, Server, key, clients [B]) -> rows of those clients, leaves [B, ...].
       sample: (Federation, key, round, size) -> Cohort.
-      arriving: (key, round, size) -> positions [M'] in a cohort of `size` whose messages arrive.
-      work: (Federation, Server, key, round, Cohort, rows [M]) -> Work. Every client's part of a round.
-      merge: (Server, key, round, Cohort, positions [M'], rows [M], Work) -> (Server, rows [M], Outcome). The server's
-        part, with the messages at these positions; `rows` are those from before the round. Of the other clients
-        those that are finite keep their work, the rest stay as they were.
-      score: (Federation, Server, key, round, clients [B], rows [B]) -> Scores [B] of what they would deploy now.
-      adapt: (Federation, Server, key, round) -> (received, trained), see `Engine`.
+      train: (Federation, Server, key, round, Cohort, rows [M], Scores [M]) -> (Server, rows [M], Scores [M], Outcome).
+        The body of every round: local training and aggregation. The scores are of the models right after a client's
+        own last training; clients that diverge keep theirs.
+      evaluate: (Federation, Server, key, round, clients [B], rows [B]) -> Scores [B] of what they would deploy now.
+      evaluate_new: (Federation, Server, key, round) -> (received, trained), see `Engine.evaluate_new`.
     """
 
-    start_server: Callable[[Federation, PRNGKey], PyTree]
-    start_clients: Callable[[Federation, PyTree, PRNGKey, jax.Array], PyTree]
+    init_server: Callable[[Federation, PRNGKey], PyTree]
+    init_clients: Callable[[Federation, PyTree, PRNGKey, jax.Array], PyTree]
     sample: Callable[[Federation, PRNGKey, jax.Array, int], Cohort]
-    arriving: Callable[[PRNGKey, jax.Array, int], jax.Array]
-    work: Callable[[Federation, PyTree, PRNGKey, jax.Array, Cohort, PyTree], Work]
-    merge: Callable[[PyTree, PRNGKey, jax.Array, Cohort, jax.Array, PyTree, Work], tuple[PyTree, PyTree, Outcome]]
-    score: Callable[[Federation, PyTree, PRNGKey, jax.Array, jax.Array, PyTree], Scores]
-    adapt: Callable[[Federation, PyTree, PRNGKey, jax.Array], tuple[Scores, Scores]]
-
-    def train(
-        self, data: Federation, server: PyTree, key: PRNGKey, round_index: jax.Array, cohort: Cohort, rows: PyTree
-    ) -> tuple[PyTree, PyTree, Scores, Outcome]:
-        """A whole round of a cohort: (Server, rows [M], the trained models' Scores [M], Outcome)."""
-        work = self.work(data, server, key, round_index, cohort, rows)
-        positions = self.arriving(key, round_index, cohort.clients.shape[0])
-        server, rows, outcome = self.merge(server, key, round_index, cohort, positions, rows, work)
-        return server, rows, work.trained, outcome
+    train: Callable[
+        [Federation, PyTree, PRNGKey, jax.Array, Cohort, PyTree, Scores], tuple[PyTree, PyTree, Scores, Outcome]
+    ]
+    evaluate: Callable[[Federation, PyTree, PRNGKey, jax.Array, jax.Array, PyTree], Scores]
+    evaluate_new: Callable[[Federation, PyTree, PRNGKey, jax.Array], tuple[Scores, Scores]]
 
 
-def pieces(method: Method, settings: Settings, mesh: Mesh | None = None, *, apart: bool = False) -> Pieces:
-    """The pieces of a method's engine.
+def stages(method: Method, settings: Settings, mesh: Mesh | None = None, *, apart: bool = False) -> Stages:
+    """The stages of a method's federation.
 
     Args:
       method, settings, mesh: see `pfl_jax.engine.simulate.run`.
       apart: where clients belong to devices, those keep what was mapped for themselves.
     """
 
-    def map_all(fn, shared, clients):
+    def map_and_sum(fn, shared, clients):
         if isinstance(shared[0], PlacedData):
             return map_owned(fn, shared, clients, chunk=settings.chunk, apart=apart)
-        return map_clients(fn, shared, clients, chunk=settings.chunk, mesh=mesh)
+        return mapping.map_and_sum(fn, shared, clients, chunk=settings.chunk, mesh=mesh)
 
-    def start_server(data, key):
+    def map_all(fn, shared, clients):
+        rows, _ = map_and_sum(lambda *arguments: (fn(*arguments), ()), shared, clients)
+        return rows
+
+    def init_server(data, key):
         num_clients = data.train_count.shape[0]
         return method.init_server(jax.random.fold_in(jax.random.fold_in(key, INITIALIZATION), num_clients))
 
-    def start_clients(data, server, key, clients):
+    def init_clients(data, server, key, clients):
         def one(shared, client):
             data, server, key = shared
             return method.init_client(jax.random.fold_in(key, client), server, client_data(data, client, "train"))
@@ -153,32 +145,32 @@ def pieces(method: Method, settings: Settings, mesh: Mesh | None = None, *, apar
     def sample(data, key, round_index, size):
         return sample_cohort(key, round_index, data.train_count, size, settings)
 
-    def work(data, server, key, round_index, cohort, rows):
+    def train_clients(data, server, key, round_index, cohort, rows):
         def one(shared, client):
             data, server, round_key = shared
-            index, kept = client
+            index, present, kept = client
             key = jax.random.fold_in(round_key, index)
             result = method.local(key, server, kept, client_data(data, index, "train"))
-            trained = score(method.predict, result.personal, client_data(data, index, "test"))
-            finite = all_finite((result.client, result.message, trained.loss))
-            return Work(result.client, result.message, trained, finite)
+            scores = score(method.predict, result.personal, client_data(data, index, "test"))
+            finite = all_finite((result.client, result.message, scores.loss))
+            messages, terms = means.split(result.message, present & finite)
+            return Training(choose(finite, result.client, kept), messages, scores, finite), terms
 
-        return map_all(one, (data, server, jax.random.fold_in(key, round_index)), (cohort.clients, rows))
+        shared = data, server, jax.random.fold_in(key, round_index)
+        return map_and_sum(one, shared, (cohort.clients, cohort.present, rows))
 
-    def merge(server, key, round_index, cohort, positions, rows, work):
+    def train(data, server, key, round_index, cohort, rows, scores):
+        done, sums = train_clients(data, server, key, round_index, cohort, rows)
+        present = cohort.present & done.finite
+        cohort = dataclasses.replace(cohort, counts=jnp.where(present, cohort.counts, 0), present=present)
         aggregation_key = jax.random.fold_in(jax.random.fold_in(key, round_index), cohort.num_clients)
-        (size,), everyone = cohort.clients.shape, positions.shape == cohort.clients.shape
-        present = (
-            cohort if everyone else Cohort(cohort.clients[positions], cohort.counts[positions], cohort.num_clients)
-        )
-        kept, messages = (work.rows, work.messages) if everyone else gather((work.rows, work.messages), positions)
-        server, kept, info = method.aggregate(aggregation_key, server, kept, messages, present)
-        arrived = jnp.zeros(size, bool).at[positions].set(True)
-        if not everyone:
-            kept = scatter(choose(work.finite, work.rows, rows), positions, kept)
-        return server, kept, Outcome(cohort, arrived, work.finite, all_finite((server, kept)), info)
+        messages = means.join(done.messages, sums)
+        server, rows, info = method.aggregate(aggregation_key, server, done.rows, messages, cohort)
+        rows, scores = choose(present, rows, done.rows), choose(done.finite, done.scores, scores)
+        examples = jnp.sum(data.train_count[cohort.clients])
+        return server, rows, scores, Outcome(cohort, done.finite, all_finite((server, rows)), examples, info)
 
-    def score_clients(data, server, key, round_index, clients, rows):
+    def evaluate(data, server, key, round_index, clients, rows):
         key = jax.random.fold_in(jax.random.fold_in(key, EVALUATION), round_index)
 
         def one(shared, client):
@@ -190,7 +182,7 @@ def pieces(method: Method, settings: Settings, mesh: Mesh | None = None, *, apar
 
         return map_all(one, (data, server, key), (clients, rows))
 
-    def adapt(data, server, key, round_index):
+    def evaluate_new(data, server, key, round_index):
         key = jax.random.fold_in(jax.random.fold_in(key, NEWCOMERS), round_index)
 
         def one(shared, index):
@@ -205,9 +197,7 @@ def pieces(method: Method, settings: Settings, mesh: Mesh | None = None, *, apar
         order = by_size(data)
         return in_place(order, map_all(one, (data, server, key), order))
 
-    return Pieces(
-        start_server, start_clients, sample, partial(arriving, settings=settings), work, merge, score_clients, adapt
-    )
+    return Stages(init_server, init_clients, sample, train, evaluate, evaluate_new)
 
 
 def by_size(data: Federation) -> jax.Array:
@@ -222,15 +212,15 @@ def in_place(order: jax.Array, rows: PyTree) -> PyTree:
 
 def build(method: Method, settings: Settings, mesh: Mesh | None = None) -> Engine:
     """The engine of a method. See `pfl_jax.engine.simulate.run` for the arguments."""
-    parts = pieces(method, settings, mesh)
+    parts = stages(method, settings, mesh)
 
     def init(data, key):
         num_clients = data.train_count.shape[0]
-        server = parts.start_server(data, key)
+        server = parts.init_server(data, key)
         never = jnp.full((num_clients,), jnp.nan, jnp.float32)
         return State(
             server=server,
-            clients=parts.start_clients(data, server, key, jnp.arange(num_clients, dtype=jnp.int32)),
+            clients=parts.init_clients(data, server, key, jnp.arange(num_clients, dtype=jnp.int32)),
             # Arrays of their own: the buffers are given away one by one.
             trained=Scores(*(never + 0 for _ in Scores._fields)),
             key=key,
@@ -239,81 +229,18 @@ def build(method: Method, settings: Settings, mesh: Mesh | None = None) -> Engin
 
     def round_(data, state, size):
         cohort = parts.sample(data, state.key, state.round, size)
-        rows = gather(state.clients, cohort.clients)
-        server, rows, trained, outcome = parts.train(data, state.server, state.key, state.round, cohort, rows)
-        return next_state(state, cohort, server, rows, trained), outcome
+        everyone = state.clients, state.trained
+        of_cohort = gather(everyone, cohort.clients)
+        server, *of_cohort, outcome = parts.train(data, state.server, state.key, state.round, cohort, *of_cohort)
+        clients, trained = scatter(everyone, cohort.clients, tuple(of_cohort))
+        return State(server, clients, trained, state.key, state.round + 1), outcome
 
     def evaluate(data, state):
         order = by_size(data)
-        scores = parts.score(data, state.server, state.key, state.round, order, gather(state.clients, order))
+        scores = parts.evaluate(data, state.server, state.key, state.round, order, gather(state.clients, order))
         return in_place(order, scores)
 
-    def adapt(data, state):
-        return parts.adapt(data, state.server, state.key, state.round)
+    def evaluate_new(data, state):
+        return parts.evaluate_new(data, state.server, state.key, state.round)
 
-    return Engine(init, round_, evaluate, adapt)
-
-
-def train_without_diverged(parts: Pieces, jit: Callable[..., Any]) -> Callable[..., Any]:
-    """As `Pieces.train`, but clients whose work is not finite are left out, as if they had not been drawn.
-
-    How many those are is known only after their training: the host looks, and the server's part is compiled for each
-    number of clients that are left.
-
-    Args:
-      parts: of the engine.
-      jit: compiles a function, with jax.jit's keyword arguments.
-
-    Returns:
-      A function for calls, not for tracing, with the arguments of `Pieces.train` and the scores [M] of the clients'
-      models from before. It raises Diverged where no client is left.
-    """
-    work, arrive = jit(parts.work), jit(parts.arriving, static_argnums=2)
-
-    @partial(jit, static_argnums=0)
-    def merge(num_clients, server, key, round_index, cohort, *rest):
-        # As an array the number of clients would be unknown while tracing.
-        return parts.merge(server, key, round_index, cohort._replace(num_clients=num_clients), *rest)
-
-    keep = jit(choose)
-
-    def train(data, server, key, round_index, cohort, rows, scores):
-        done = work(data, server, key, round_index, cohort, rows)
-        finite, positions = np.asarray(done.finite), np.asarray(arrive(key, round_index, cohort.clients.shape[0]))
-        positions = positions[finite[positions]]
-        if not positions.size:
-            raise Diverged(int(round_index) + 1, sorted(np.asarray(cohort.clients)[~finite].tolist()))
-        server, rows, outcome = merge(
-            data.train_count.shape[0], server, key, round_index, cohort, positions, rows, done
-        )
-        return server, rows, keep(done.finite, done.trained, scores), outcome
-
-    return train
-
-
-def build_without_diverged(method: Method, settings: Settings, mesh: Mesh | None = None) -> Engine:
-    """An engine that leaves diverged clients out of a round. As `build(...).jit(mesh)`, for calls only."""
-    parts, engine = pieces(method, settings, mesh), build(method, settings, mesh).jit(mesh)
-    everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-    jit = partial(jax.jit, out_shardings=everywhere)
-    sample, rows_of, write = jit(parts.sample, static_argnums=3), jit(gather), jit(next_state, donate_argnums=0)
-    train = train_without_diverged(parts, jit)
-
-    def round_(data, state, size):
-        cohort = sample(data, state.key, state.round, size)
-        rows, scores = rows_of((state.clients, state.trained), cohort.clients)
-        server, rows, trained, outcome = train(data, state.server, state.key, state.round, cohort, rows, scores)
-        return write(state, cohort, server, rows, trained), outcome
-
-    return engine._replace(round=round_)
-
-
-def next_state(state: State, cohort: Cohort, server: PyTree, rows: PyTree, trained: Scores) -> State:
-    """The state after a round that changed the server and the rows [M] of a cohort."""
-    return State(
-        server=server,
-        clients=scatter(state.clients, cohort.clients, rows),
-        trained=scatter(state.trained, cohort.clients, trained),
-        key=state.key,
-        round=state.round + 1,
-    )
+    return Engine(init, round_, evaluate, evaluate_new)

@@ -24,7 +24,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pfl_jax.base import PyTree
 from pfl_jax.data.federated import PER_CLIENT, FederatedData, OwnClients
 from pfl_jax.data.sources import Dataset
-from pfl_jax.primitives.tree import gather
+from pfl_jax.engine.mapping import add_up
+from pfl_jax.primitives.tree import choose, gather
 
 AXIS = "clients"
 
@@ -124,24 +125,24 @@ def everywhere(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 
 def map_owned(
-    fn: Callable[[PyTree, PyTree], PyTree],
+    fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
     shared: tuple[Any, ...],
     clients: PyTree,
     *,
     chunk: int | None,
     apart: bool = False,
-) -> PyTree:
-    """fn(shared, client) for every client of a stack, each on the device that owns it.
+) -> tuple[PyTree, PyTree]:
+    """`pfl_jax.engine.mapping.map_and_sum`, each client on the device that owns it.
 
     Args:
-      fn: written for one client; it reads the data through `client_data`.
+      fn: written for one client: (shared, client) -> (row, terms); it reads the data through `client_data`.
       shared: the same for all; `PlacedData` first.
       clients: leaves [M, ...], the first of them the clients' numbers; parts of it may be `Apart`.
       chunk: clients under one vmap on a device; 1 maps one after another, None takes even shares of the stack.
-      apart: leave the results with the owners.
+      apart: leave the rows with the owners.
 
     Returns:
-      fn's results, leaves [M, ...] on every device, or `Apart`.
+      fn's rows, leaves [M, ...] on every device, or `Apart`; and the sum of its terms over all clients.
     """
     data, *rest = shared
     mesh = data.mesh
@@ -157,35 +158,40 @@ def map_owned(
         mine = jax.tree.leaves(clients)[0] % mesh.size == jax.lax.axis_index(AXIS)
         order, number = jnp.argsort(~mine, stable=True), jnp.sum(mine)
 
-        def step(index, results):
+        def step(index, carry):
+            results, total = carry
             at = index * width + jnp.arange(width)
             # The last chunk is filled up with the first client, whose copies are dropped.
             places = order[jnp.where(at < number, at, 0)]
             if width == 1:
-                rows = jax.tree.map(lambda leaf: leaf[None], work(gather(clients, places[0])))
+                rows, terms = jax.tree.map(lambda leaf: leaf[None], work(gather(clients, places[0])))
             else:
-                rows = jax.vmap(work)(gather(clients, places))
+                rows, terms = jax.vmap(work)(gather(clients, places))
             targets = jnp.where(at < number, places, size)
-            return jax.tree.map(lambda leaf, row: leaf.at[targets].set(row, mode="drop"), results, rows)
+            results = jax.tree.map(lambda leaf, row: leaf.at[targets].set(row, mode="drop"), results, rows)
+            terms = add_up(choose(at < number, terms, jax.tree.map(jnp.zeros_like, terms)))
+            return results, jax.tree.map(jnp.add, total, terms)
 
-        shapes = jax.eval_shape(work, gather(clients, 0))
-        nothing = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), shapes)
-        results = jax.lax.fori_loop(0, -(-number // width), step, nothing)
-        return jax.tree.map(lambda leaf: leaf[None] if apart else _sum(leaf), results)
+        row, terms = jax.eval_shape(work, gather(clients, 0))
+        nothing = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), row)
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), terms)
+        results, total = jax.lax.fori_loop(0, -(-number // width), step, (nothing, zero))
+        results = jax.tree.map(lambda leaf: leaf[None] if apart else _sum(leaf), results)
+        return results, jax.lax.psum(total, AXIS)
 
     own_spec, all_spec = PartitionSpec(AXIS), PartitionSpec()
     specs = jax.tree.map(lambda part: own_spec if is_apart(part) else all_spec, clients, is_leaf=is_apart)
-    results = jax.shard_map(
+    results, total = jax.shard_map(
         device_work,
         mesh=mesh,
         in_specs=(own_spec, all_spec, specs),
-        out_specs=own_spec if apart else all_spec,
-        # As in `mapping.map_clients`: the loops of `fit` carry unsharded values into sharded results.
+        out_specs=(own_spec if apart else all_spec, all_spec),
+        # As in `mapping.map_and_sum`: the loops of `fit` carry unsharded values into sharded results.
         check_vma=False,
     )(data.own, tuple(rest), clients)
     if apart:
-        return Apart(results, mesh)
-    return jax.lax.with_sharding_constraint(results, NamedSharding(mesh, PartitionSpec()))
+        return Apart(results, mesh), total
+    return jax.lax.with_sharding_constraint(results, NamedSharding(mesh, PartitionSpec())), total
 
 
 def spread(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, mesh: Mesh) -> Apart:
@@ -218,8 +224,8 @@ def spread(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, mesh: Mesh
     return Apart(jax.tree.unflatten(jax.tree.structure(first), stacked), mesh)
 
 
-def known(rows: Apart) -> PyTree:
-    """Rows [M, ...] that everyone knows, from those that only owners know; for use inside a program."""
+def replicate(rows: Apart) -> PyTree:
+    """Rows [M, ...] on every device, from those that lie with their owners; for use inside a program."""
     return jax.shard_map(
         lambda tree: jax.tree.map(lambda leaf: _sum(leaf[0]), tree),
         mesh=rows.mesh,

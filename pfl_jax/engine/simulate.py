@@ -13,7 +13,7 @@ from pfl_jax.base import Info, Method, PRNGKey, Scores, State
 from pfl_jax.engine import host_state
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import client_mesh, map_clients
-from pfl_jax.engine.rounds import Engine, Federation, Outcome, build, build_without_diverged
+from pfl_jax.engine.rounds import Engine, Federation, Outcome, build
 from pfl_jax.engine.sharding import PlacedData, everywhere
 from pfl_jax.errors import Diverged
 from pfl_jax.primitives.metrics import before_aggregation
@@ -47,8 +47,8 @@ class RoundResult(NamedTuple):
         alone (`host_state.whole` brings them together).
       info: the method's `Info`, on the device.
       cohort: [M], the clients that took part, as NumPy integers.
-      arrived: [M], bool: whose message the server had, see `Settings.drop_rate` and `run`'s on_nan. They are the rows
-        of what `info` has for each client.
+      arrived: [M], bool: whose message the server had, see `Settings.drop_rate` and `run`'s on_nan. Rows of the others
+        in `info` mean nothing.
       diverged: the clients of the cohort that were left out because they had diverged.
       received: Scores [N] of what every client would deploy now, or None if not evaluated.
       trained: Scores [N] of every client's model right after its own last local training, NaN before the first.
@@ -110,9 +110,7 @@ def run(
     if placed:
         mesh = data.mesh
     if state_on == "host":
-        engine = host_state.build(method, settings, mesh, skip_diverged=on_nan == "skip-client")
-    elif on_nan == "skip-client":
-        engine = build_without_diverged(method, settings, mesh)
+        engine = host_state.build(method, settings, mesh)
     else:
         engine = build(method, settings, mesh).jit(mesh)
     num_clients = data.num_clients
@@ -146,18 +144,18 @@ def run(
         if evaluated:
             received = jax.tree.map(np.asarray, engine.evaluate(data, current))
             if newcomers is not None:
-                of_newcomers = jax.tree.map(np.asarray, engine.adapt(newcomers, current))
+                of_newcomers = jax.tree.map(np.asarray, engine.evaluate_new(newcomers, current))
         yield RoundResult(
             round=number,
             state=current,
             info=outcome.info,
             cohort=clients,
-            arrived=np.asarray(outcome.arrived),
+            arrived=np.asarray(cohort.present),
             diverged=clients[~np.asarray(outcome.finite)],
             received=received,
             trained=trained,
             newcomers=of_newcomers,
-            examples=int(np.sum(np.asarray(cohort.counts))),
+            examples=int(outcome.examples),
             seconds=time.perf_counter() - start,
             before_aggregation=before,
         )
@@ -167,7 +165,7 @@ def run(
 def _check_finite(number: int, clients: np.ndarray, outcome: Outcome, on_nan: OnNaN) -> None:
     """Raises Diverged where the next round must not build on this one."""
     broken = clients[~np.asarray(outcome.finite)]
-    if broken.size and on_nan == "stop":
+    if broken.size and (on_nan == "stop" or not np.any(outcome.cohort.present)):
         raise Diverged(number, sorted(broken.tolist()))
     if not bool(outcome.server_finite):
         raise Diverged(number, [])

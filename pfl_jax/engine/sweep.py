@@ -203,11 +203,11 @@ def run(
             states=states,
             infos=outcome.info,
             cohorts=cohorts,
-            arrived=of_runs(outcome.arrived),
+            arrived=of_runs(outcome.cohort.present),
             finite=of_runs(outcome.finite).all(axis=1) & of_runs(outcome.server_finite),
             received=received,
             trained=trained,
-            examples=of_runs(outcome.cohort.counts).sum(axis=1),
+            examples=of_runs(outcome.examples),
             seconds=time.perf_counter() - start,
             before_aggregation=before,
         )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Method, Model, Params
-from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import descend, fold_batches, sgd
 from pfl_jax.primitives.losses import cross_entropy
 from pfl_jax.primitives.tree import interpolate
@@ -82,10 +82,11 @@ def apfl(
         models = (client.own, server)
         carry = (models, client.alpha, optimizer.init(models))
         (own, shared), learned, _ = fold_batches(key, carry, data, step, epochs=epochs, batch_size=batch_size)
-        return LocalResult(APFLClient(own, learned), message=shared, personal=interpolate(learned, own, shared))
+        personal = interpolate(learned, own, shared)
+        return LocalResult(APFLClient(own, learned), mean_by_size(shared, data), personal)
 
     def aggregate(key, server, clients, messages, cohort):
-        return weighted_mean(size_weights(cohort.counts), messages), clients, {"alpha": clients.alpha}
+        return messages.value, clients, {"alpha": clients.alpha}
 
     return Method(
         init_server=model.init,

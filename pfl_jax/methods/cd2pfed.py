@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, PRNGKey, PyTree
-from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import fit, sgd
 from pfl_jax.primitives.losses import cross_entropy, masked_mean
 
@@ -177,13 +177,12 @@ def decouple_channels(
 
         params = fit(train_key, start, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
         # Personal entries are never sent.
-        message = choose(personal, jax.tree.map(jnp.zeros_like, params), params)
-        return LocalResult(CD2Client(params, jnp.ones((), bool)), message, params)
+        shared = choose(personal, jax.tree.map(jnp.zeros_like, params), params)
+        return LocalResult(CD2Client(params, jnp.ones((), bool)), mean_by_size(shared, data), params)
 
     def aggregate(key, server, clients, messages, cohort):
         personal = personal_entries(server.params, share_of(server))
-        mean = weighted_mean(size_weights(cohort.counts), messages)
-        params = choose(personal, server.params, mean)
+        params = choose(personal, server.params, messages.value)
         return CD2Server(params, server.round + 1), clients, {"share": share_of(server)}
 
     return Method(

@@ -143,7 +143,7 @@ def fedala(
         start, weights = adapt(jax.random.fold_in(key, AGGREGATION_WEIGHTS), server, client, data)
         result = base.local(key, start, (), data)
         return LocalResult(
-            client=FedALAClient(result.message, weights, jnp.ones((), bool), client.trained),
+            client=FedALAClient(result.personal, weights, jnp.ones((), bool), client.trained),
             message=result.message,
             personal=result.personal,
         )

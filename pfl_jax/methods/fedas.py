@@ -5,8 +5,8 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Backbone, Head, LocalResult, Method, Model
-from pfl_jax.primitives.aggregation import normalize, size_weights, weighted_mean
+from pfl_jax.base import Backbone, Head, LocalResult, Mean, Method, Model
+from pfl_jax.primitives.aggregation import mean_by_size, normalize, weighted_mean
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
 from pfl_jax.primitives.fisher import batch_fisher_trace, fisher_trace
 from pfl_jax.primitives.local_sgd import always_visited, fit, map_examples, sgd
@@ -32,31 +32,39 @@ class FedASMessage(NamedTuple):
     """What a FedAS client sends.
 
     Attributes:
-      backbone: theta_i.
+      backbone: theta_i; a `Mean`, but for normalizations of the traces that need those of the whole cohort first.
       trace: alpha_i of its Fisher information.
       centroids: its class means under theta_i [K, d] and the examples behind them [K], where clients are aligned
         with global class means; () otherwise.
     """
 
-    backbone: Backbone
+    backbone: Mean | Backbone
     trace: jax.Array
-    centroids: tuple[()] | tuple[jax.Array, jax.Array] = ()
+    centroids: Mean | tuple[()] = ()
 
 
-def trace_weights(traces: jax.Array, normalization: str = "proportional") -> jax.Array:
+LEAST_TRACE = 1e-30
+"""Weight of a client whose trace is zero: where all are, they count the same."""
+
+
+def trace_weights(
+    traces: jax.Array, normalization: str = "proportional", present: jax.Array | None = None
+) -> jax.Array:
     """Aggregation weights alpha' [M] >= 0 with sum one, from Fisher traces alpha [M] (FedAS, Eq. 7 and Fig. 6a).
 
     Args:
       traces: [M], nonnegative.
       normalization: "proportional": alpha / sum alpha (Eq. 7); "softmax": softmax(alpha); "min_max":
         alpha - min alpha, scaled to sum one. Clients that cannot be told apart get equal weights.
+      present: [M], bool; the others get no weight. None is everyone.
     """
+    present = jnp.ones(traces.shape, bool) if present is None else present
     if normalization == "proportional":
-        return normalize(traces)
+        return normalize(traces, present)
     if normalization == "softmax":
-        return jax.nn.softmax(traces)
+        return jax.nn.softmax(jnp.where(present, traces, -jnp.inf))
     if normalization == "min_max":
-        return normalize(traces - jnp.min(traces))
+        return normalize(traces - jnp.min(jnp.where(present, traces, jnp.inf)), present)
     raise ValueError(f"normalization must be proportional, softmax or min_max, not {normalization!r}")
 
 
@@ -193,6 +201,13 @@ def fedas(
             return batch_fisher_trace(key, model, params, data, batch_size=batch_size)
         return fisher_trace(model, params, data, reduction=reduction)
 
+    def send(backbone, trace, data):
+        if not synchronization:
+            return mean_by_size(backbone, data)
+        if normalization == "proportional":
+            return Mean(backbone, jnp.maximum(trace, LEAST_TRACE))
+        return backbone
+
     def train(key, server, client, data):
         align_key, train_key = jax.random.split(key)
         params = receive(align_key, server, client, data)
@@ -205,10 +220,10 @@ def fedas(
         centroids = ()
         if shares_centroids:
             features = embeddings(params["backbone"], data)
-            centroids = class_centroids(features, data.y, data.mask, model.num_classes)
+            centroids = Mean(*class_centroids(features, data.y, data.mask, model.num_classes))
         return LocalResult(
             client=FedASClient(params["backbone"], params["head"], jnp.ones((), bool)),
-            message=FedASMessage(params["backbone"], trace, centroids),
+            message=FedASMessage(send(params["backbone"], trace, data), trace, centroids),
             personal=params,
         )
 
@@ -221,14 +236,15 @@ def fedas(
 
     def aggregate(key, server, clients, messages, cohort):
         if synchronization:
-            weights = trace_weights(messages.trace, normalization)
+            weights = trace_weights(messages.trace, normalization, cohort.present)
         else:
-            weights = size_weights(cohort.counts)
+            weights = normalize(cohort.counts.astype(jnp.float32))
         # The weights sum to one: theta + sum_i w_i (theta_i - theta) is the weighted mean itself.
-        server = {**server, "backbone": weighted_mean(weights, messages.backbone)}
+        sent = messages.backbone
+        server = {**server, "backbone": sent.value if isinstance(sent, Mean) else weighted_mean(weights, sent)}
         if shares_centroids:
             server["centroids"], server["centroid_counts"] = merge_centroids(
-                server["centroids"], server["centroid_counts"], *messages.centroids
+                server["centroids"], server["centroid_counts"], messages.centroids
             )
         return server, clients, {"trace": messages.trace, "weights": weights}
 

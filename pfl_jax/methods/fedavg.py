@@ -1,7 +1,7 @@
 """Federated averaging: one global model (McMahan et al. 2017)."""
 
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import fit, sgd
 from pfl_jax.primitives.losses import cross_entropy
 
@@ -40,10 +40,10 @@ def fedavg(
 
     def train(key, server, client, data):
         params = fit(key, server, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
-        return LocalResult(client=(), message=params, personal=params)
+        return LocalResult(client=(), message=mean_by_size(params, data), personal=params)
 
     def aggregate(key, server, clients, messages, cohort):
-        return weighted_mean(size_weights(cohort.counts), messages), clients, {}
+        return messages.value, clients, {}
 
     return Method(
         init_server=model.init,

@@ -2,7 +2,7 @@
 
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.methods.fedavg_ft import fedavg_ft
-from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import fit, sgd
 from pfl_jax.primitives.losses import cross_entropy
 from pfl_jax.primitives.tree import merge
@@ -53,11 +53,10 @@ def fedbabu(
             return cross_entropy(model.apply(merge(backbone, server["head"]), batch.x), batch.y, batch.mask)
 
         backbone = fit(key, server["backbone"], data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
-        return LocalResult(client=(), message=backbone, personal=merge(backbone, server["head"]))
+        return LocalResult(client=(), message=mean_by_size(backbone, data), personal=merge(backbone, server["head"]))
 
     def aggregate(key, server, clients, messages, cohort):
-        backbone = weighted_mean(size_weights(cohort.counts), messages)
-        return merge(backbone, server["head"]), clients, {}
+        return merge(messages.value, server["head"]), clients, {}
 
     # What is kept, fine-tuned and deployed is FedAvg-FT's; the training leaves the head out.
     tuned = fedavg_ft(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.ensembles import example_losses, init_models
 from pfl_jax.primitives.local_sgd import fit, sgd
 from pfl_jax.primitives.losses import masked_mean
@@ -68,10 +68,10 @@ def fedem(
         log_mixture = jnp.log(jnp.maximum(mixture, jnp.finfo(jnp.float32).tiny))
         weighted = data._replace(y=(data.y, responsibilities))
         models = fit(key, server, weighted, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
-        return LocalResult(client=log_mixture, message=models, personal=(models, log_mixture))
+        return LocalResult(client=log_mixture, message=mean_by_size(models, data), personal=(models, log_mixture))
 
     def aggregate(key, server, clients, messages, cohort):
-        return weighted_mean(size_weights(cohort.counts), messages), clients, {"mixture": jnp.exp(clients)}
+        return messages.value, clients, {"mixture": jnp.exp(clients)}
 
     def predict(personal, inputs):
         models, log_mixture = personal

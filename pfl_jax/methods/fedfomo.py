@@ -129,15 +129,17 @@ def fedfomo(
         rest = data._replace(mask=data.mask & ~fixed_subset(data.mask, held_out))
         result = base.local(key, start, (), rest)
         kept = client._replace(previous=start, affinity=remember(client.affinity, client.senders, shares[2:]))
-        return result._replace(client=kept, message=(result.message, fingerprint(data), shares))
+        return result._replace(client=kept, message=(result.personal, fingerprint(data), shares))
 
     def aggregate(key, server, clients, messages, cohort):
         models, identities, shares = messages
         own = jnp.eye(identities.shape[0], dtype=bool)
+        excluded = own | ~cohort.present
         affinity = jax.vmap(look_up, in_axes=(0, None))(clients.affinity, identities)
         exploring = jnp.clip(epsilon - epsilon_decay * server.rounds, 0.0, 1.0)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, identities)
-        chosen, found = jax.vmap(choose, in_axes=(0, 0, 0, None, None))(keys, affinity, own, exploring, download - 1)
+        choose_all = jax.vmap(choose, in_axes=(0, 0, 0, None, None))
+        chosen, found = choose_all(keys, affinity, excluded, exploring, download - 1)
         clients = clients._replace(
             models=gather(models, jnp.column_stack([jnp.arange(own.shape[0]), chosen])),
             received=jnp.pad(found, ((0, 0), (1, 0)), constant_values=True),

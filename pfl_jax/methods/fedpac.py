@@ -8,8 +8,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Backbone, ClientData, Head, Info, LocalResult, Method, Model, PyTree
-from pfl_jax.primitives.aggregation import mix, size_weights, weighted_mean
+from pfl_jax.base import Backbone, ClientData, Head, Info, LocalResult, Mean, Method, Model, PyTree
+from pfl_jax.primitives.aggregation import mean_by_class, mean_by_size, mix
 from pfl_jax.primitives.feature_statistics import class_centroids, label_feature_statistics, merge_centroids
 from pfl_jax.primitives.float64 import in_float64
 from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
@@ -43,15 +43,14 @@ class FedPACMessage(NamedTuple):
     Attributes:
       backbone: theta_i, trained.
       head: phi_i, trained.
-      centroids: [K, d] of the trained backbone (Eq. 17), zero for classes without examples.
-      class_counts: [K].
+      centroids: class centroids [K, d] of the trained backbone (Eq. 17), zero for classes without examples, and their
+        counts [K]; a `Mean`, or a pair where the server needs every client's.
       statistics: what the server weighs the heads by: FedPAC's (mu_i, V_i) of the received backbone.
     """
 
-    backbone: Backbone
+    backbone: Mean
     head: Head
-    centroids: jax.Array
-    class_counts: jax.Array
+    centroids: Mean | tuple[jax.Array, jax.Array]
     statistics: PyTree
 
 
@@ -203,6 +202,7 @@ def align_and_combine(
     batch_size: int,
     epochs: int,
     head_epochs: int,
+    send_centroids: bool = False,
 ) -> Method:
     """FedPAC with any rule for the heads' weights.
 
@@ -212,6 +212,7 @@ def align_and_combine(
       weigh: (messages stacked along M, example counts [M]) -> (alpha [M, M], its part of Info).
       lam: strength of the alignment; None for none.
       lr, head_lr, momentum, weight_decay, batch_size, epochs, head_epochs: as in `fedpac`.
+      send_centroids: whether the server gets every client's centroids, which `weigh` needs, or their mean alone.
     """
     head_optimizer = sgd(head_lr, momentum, weight_decay)
     backbone_optimizer = sgd(lr, momentum, weight_decay)
@@ -262,17 +263,17 @@ def align_and_combine(
             epochs=epochs,
             batch_size=batch_size,
         )
-        centroids, class_counts = class_centroids(extract(backbone, data), data.y, data.mask, model.num_classes)
-        message = FedPACMessage(backbone, head, centroids, class_counts, summarize(features, data))
+        centroids = class_centroids(extract(backbone, data), data.y, data.mask, model.num_classes)
+        if not send_centroids:
+            centroids = Mean(*centroids)
+        message = FedPACMessage(mean_by_size(backbone, data), head, centroids, summarize(features, data))
         return LocalResult(client=head, message=message, personal=merge(backbone, head))
 
     def aggregate(key, server, clients, messages, cohort):
-        backbone = weighted_mean(size_weights(cohort.counts), messages.backbone)
-        centroids, counts = merge_centroids(
-            server.centroids, server.centroid_counts, messages.centroids, messages.class_counts
-        )
+        mean = mean_by_class(*messages.centroids) if send_centroids else messages.centroids
+        centroids, counts = merge_centroids(server.centroids, server.centroid_counts, mean)
         weights, info = weigh(messages, cohort.counts)
-        server = FedPACServer(backbone, server.head, centroids, counts)
+        server = FedPACServer(messages.backbone.value, server.head, centroids, counts)
         return server, mix(weights, messages.head), {"head_weights": weights, **info}
 
     def download(server, client):

@@ -80,7 +80,7 @@ def fedpac_proto(
         model,
         lambda features, data: (),
         lambda messages, counts: (
-            prototype_weights(model, messages.head, messages.centroids, messages.class_counts),
+            prototype_weights(model, messages.head, *messages.centroids),
             {},
         ),
         lam=lam if alignment else None,
@@ -91,4 +91,5 @@ def fedpac_proto(
         batch_size=batch_size,
         epochs=epochs,
         head_epochs=head_epochs,
+        send_centroids=True,
     )

@@ -1,7 +1,7 @@
 """A shared backbone under personal heads (Arivazhagan et al. 2019)."""
 
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import fit, sgd
 from pfl_jax.primitives.losses import cross_entropy
 from pfl_jax.primitives.tree import merge
@@ -43,11 +43,10 @@ def fedper(
     def train(key, server, client, data):
         params = merge(server["backbone"], client)
         params = fit(key, params, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
-        return LocalResult(client=params["head"], message=params["backbone"], personal=params)
+        return LocalResult(client=params["head"], message=mean_by_size(params["backbone"], data), personal=params)
 
     def aggregate(key, server, clients, messages, cohort):
-        backbone = weighted_mean(size_weights(cohort.counts), messages)
-        return merge(backbone, server["head"]), clients, {}
+        return merge(messages.value, server["head"]), clients, {}
 
     return Method(
         init_server=model.init,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import LocalResult, Method, Model, Params
+from pfl_jax.base import LocalResult, Mean, Method, Model, Params
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
 from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
 from pfl_jax.primitives.losses import cross_entropy, feature_alignment
@@ -85,7 +85,7 @@ def fedproto_g(
 
     Returns:
       A `Method`. The server keeps a `ProtoState`, the initial model and the global prototypes; a client keeps its
-      model. Info: `counts` [M, K], the examples behind each client's prototypes.
+      model. Info: `counts` [K], the examples behind the cohort's prototypes.
 
     Reference:
       Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. FedProto: Federated Prototype Learning across Heterogeneous Clients. AAAI
@@ -101,11 +101,12 @@ def fedproto_g(
 
     def train(key, server, client, data):
         params, own = step(key, client, server.prototypes, data)
-        return LocalResult(client=params, message=own, personal=params)
+        return LocalResult(client=params, message=Mean(*own), personal=params)
 
     def aggregate(key, server, clients, messages, cohort):
-        merged = Prototypes(*merge_centroids(*server.prototypes, *messages))
-        return ProtoState(server.params, merged), clients, {"counts": messages.counts}
+        old = server.prototypes
+        merged = Prototypes(*merge_centroids(old.centroids, old.counts, messages))
+        return ProtoState(server.params, merged), clients, {"counts": messages.weight}
 
     return Method(
         init_server=lambda key: _init(model, key),

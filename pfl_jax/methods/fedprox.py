@@ -2,6 +2,7 @@
 
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import fit, sgd
 from pfl_jax.primitives.losses import cross_entropy, proximal
 
@@ -49,7 +50,7 @@ def fedprox(
             return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask) + mu * proximal(params, server)
 
         params = fit(key, server, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
-        return LocalResult(client=(), message=params, personal=params)
+        return LocalResult(client=(), message=mean_by_size(params, data), personal=params)
 
     base = fedavg(model, lr=lr, momentum=momentum, weight_decay=weight_decay, batch_size=batch_size, epochs=epochs)
     return base._replace(local=train)

@@ -4,6 +4,7 @@ import jax
 
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.methods.fedper import fedper
+from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
 from pfl_jax.primitives.losses import cross_entropy
 from pfl_jax.primitives.tree import merge
@@ -81,7 +82,7 @@ def fedrep(
             epochs=epochs,
             batch_size=batch_size,
         )
-        return LocalResult(client=head, message=backbone, personal=merge(backbone, head))
+        return LocalResult(client=head, message=mean_by_size(backbone, data), personal=merge(backbone, head))
 
     # What is kept, averaged and deployed is FedPer's; only the training differs.
     return fedper(model)._replace(local=train)

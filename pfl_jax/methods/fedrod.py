@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 
 from pfl_jax.base import Head, LocalResult, Method, Model, Params
-from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_counts
 from pfl_jax.primitives.local_sgd import fit, sgd
 from pfl_jax.primitives.losses import balanced_softmax, cross_entropy
@@ -75,10 +75,10 @@ def fedrod(
 
         start = FedRoDModel(server, client)
         params = fit(key, start, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
-        return LocalResult(client=params.head, message=params.generic, personal=params)
+        return LocalResult(client=params.head, message=mean_by_size(params.generic, data), personal=params)
 
     def aggregate(key, server, clients, messages, cohort):
-        return weighted_mean(size_weights(cohort.counts), messages), clients, {}
+        return messages.value, clients, {}
 
     def predict(personal, inputs):
         features = model.features(personal.generic["backbone"], inputs)

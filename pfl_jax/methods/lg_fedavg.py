@@ -1,7 +1,7 @@
 """Personal backbones under a shared head (Liang et al. 2020)."""
 
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import fit, sgd
 from pfl_jax.primitives.losses import cross_entropy
 from pfl_jax.primitives.tree import merge
@@ -50,11 +50,10 @@ def lg_fedavg(
     def train(key, server, client, data):
         params = merge(client, server["head"])
         params = fit(key, params, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
-        return LocalResult(client=params["backbone"], message=params["head"], personal=params)
+        return LocalResult(client=params["backbone"], message=mean_by_size(params["head"], data), personal=params)
 
     def aggregate(key, server, clients, messages, cohort):
-        head = weighted_mean(size_weights(cohort.counts), messages)
-        return merge(server["backbone"], head), clients, {}
+        return merge(server["backbone"], messages.value), clients, {}
 
     return Method(
         init_server=model.init,

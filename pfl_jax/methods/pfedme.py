@@ -3,7 +3,7 @@
 import jax
 
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.primitives.aggregation import size_weights, weighted_mean
+from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import descend, fold_batches, sgd
 from pfl_jax.primitives.losses import cross_entropy, proximal
 from pfl_jax.primitives.tree import interpolate
@@ -73,11 +73,10 @@ def pfedme(
             return jax.tree.map(lambda w, t: w - lr * lam * (w - t), local, personal), personal
 
         local, personal = fold_batches(key, (server, server), data, step, epochs=epochs, batch_size=batch_size)
-        return LocalResult(client=personal, message=local, personal=personal)
+        return LocalResult(client=personal, message=mean_by_size(local, data), personal=personal)
 
     def aggregate(key, server, clients, messages, cohort):
-        mean = weighted_mean(size_weights(cohort.counts), messages)
-        return interpolate(server_lr, mean, server), clients, {}
+        return interpolate(server_lr, messages.value, server), clients, {}
 
     return Method(
         init_server=model.init,

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import LocalResult, Method, Model, Params
-from pfl_jax.primitives.aggregation import weighted_mean
+from pfl_jax.base import LocalResult, Mean, Method, Model, Params
 from pfl_jax.primitives.local_sgd import fit, num_steps, sgd
 from pfl_jax.primitives.losses import cross_entropy
 from pfl_jax.primitives.tree import interpolate
@@ -21,7 +20,7 @@ class ScaffoldServer(NamedTuple):
 
 
 class ScaffoldMessage(NamedTuple):
-    """What a client sends: its model w_i and the change of its control variate, c_i+ - c_i."""
+    """What a client sends: its model w_i and the change c_i+ - c_i of its control variate."""
 
     params: Params
     control_change: Params
@@ -112,14 +111,14 @@ def scaffold(
             params,
             server.control,
         )
-        return LocalResult(jax.tree.map(jnp.add, client, change), ScaffoldMessage(params, change), params)
+        message = Mean(ScaffoldMessage(params, change), jnp.ones(()))
+        return LocalResult(jax.tree.map(jnp.add, client, change), message, params)
 
     def aggregate(key, server, clients, messages, cohort):
-        params = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), messages.params)
         # (M / N) times the cohort's mean: each of its clients moves the mean of all N by 1 / N of its change.
-        shares = jnp.full(cohort.counts.shape, 1 / cohort.num_clients)
-        control = jax.tree.map(jnp.add, server.control, weighted_mean(shares, messages.control_change))
-        return ScaffoldServer(interpolate(server_lr, params, server.params), control), clients, {}
+        share = messages.weight / cohort.num_clients
+        control = jax.tree.map(lambda c, mean: c + share * mean, server.control, messages.value.control_change)
+        return ScaffoldServer(interpolate(server_lr, messages.value.params, server.params), control), clients, {}
 
     return Method(
         init_server=init_server,

@@ -4,11 +4,15 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import PyTree
+from pfl_jax.base import ClientData, Mean, PyTree
 
 
-def normalize(weights: jax.Array) -> jax.Array:
+def normalize(weights: jax.Array, present: jax.Array | None = None) -> jax.Array:
     """Nonnegative weights [M] scaled to sum to one; equal weights where all of them are zero.
+
+    Args:
+      weights: [M].
+      present: [M], bool; the others get no weight. None is everyone.
 
     Example:
       >>> import jax.numpy as jnp
@@ -16,8 +20,10 @@ def normalize(weights: jax.Array) -> jax.Array:
       >>> print(aggregation.normalize(jnp.array([1.0, 3.0])), aggregation.normalize(jnp.zeros(2)))
       [0.25 0.75] [0.5 0.5]
     """
+    present = jnp.ones(weights.shape, bool) if present is None else present
+    weights = jnp.where(present, weights, 0.0)
     total = jnp.sum(weights)
-    return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1.0), 1.0 / weights.shape[0])
+    return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1.0), present / jnp.sum(present))
 
 
 def size_weights(counts: jax.Array) -> jax.Array:
@@ -31,6 +37,31 @@ def size_weights(counts: jax.Array) -> jax.Array:
     """
     chex.assert_rank(counts, 1)
     return normalize(counts.astype(jnp.float32))
+
+
+def mean_by_size(value: PyTree, data: ClientData) -> Mean:
+    """A client's `Mean` with its number of examples as weight: the mean over the cohort is sum_i beta_i value_i.
+
+    Args:
+      value: what the client sends, a tree of float arrays.
+      data: its examples.
+    """
+    return Mean(value, jnp.sum(data.mask, dtype=jnp.float32))
+
+
+def mean_by_class(values: jax.Array, counts: jax.Array) -> Mean:
+    """The `Mean` over clients of what the server has of every client's classes.
+
+    Args:
+      values: a vector for each class of each client [M, K, d].
+      counts: the examples behind each, their weights [M, K].
+
+    Returns:
+      The mean [K, d], zero for classes without examples, and the sum of the weights [K].
+    """
+    total = jnp.sum(counts, axis=0)
+    sums = jnp.einsum("mk,mkd->kd", counts, values, precision="highest")
+    return Mean(sums / jnp.where(total > 0, total, 1.0)[:, None], total)
 
 
 def weighted_mean(weights: jax.Array, trees: PyTree) -> PyTree:

@@ -7,6 +7,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from pfl_jax.base import Mean
+
 
 def class_counts(labels: jax.Array, mask: jax.Array, num_classes: int) -> jax.Array:
     """Examples of each class: n_k = sum_l [y_l = k].
@@ -62,33 +64,29 @@ def class_centroids(
     return sums / jnp.maximum(counts, 1)[:, None], counts
 
 
-def merge_centroids(
-    old: jax.Array, old_counts: jax.Array, centroids: jax.Array, counts: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def merge_centroids(old: jax.Array, old_counts: jax.Array, cohort: Mean) -> tuple[jax.Array, jax.Array]:
     """Global centroids (FedPAC, Eq. 19): the mean over the cohort's examples; a class that it lacks keeps its own.
 
     Args:
       old: the centroids [K, d] so far.
       old_counts: the examples behind them [K].
-      centroids: the clients' [M, K, d].
-      counts: examples behind them [M, K].
+      cohort: the mean of the clients' centroids [K, d], weighted by the examples behind them, and their sum [K].
 
     Returns:
       Centroids [K, d] and the examples behind each [K].
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from pfl_jax import Mean
       >>> from pfl_jax.primitives import feature_statistics
       >>> old, old_counts = jnp.array([[5.0], [5.0]]), jnp.array([9.0, 9.0])
-      >>> centroids, counts = jnp.array([[[0.0], [0.0]], [[8.0], [0.0]]]), jnp.array([[3.0, 0.0], [1.0, 0.0]])
-      >>> centroids, counts = feature_statistics.merge_centroids(old, old_counts, centroids, counts)
+      >>> cohort = Mean(jnp.array([[2.0], [0.0]]), jnp.array([4.0, 0.0]))
+      >>> centroids, counts = feature_statistics.merge_centroids(old, old_counts, cohort)
       >>> print(centroids.ravel(), counts)  # nobody held the second class
       [2. 5.] [4. 9.]
     """
-    total = jnp.sum(counts, axis=0)
-    mean = jnp.einsum("mk,mkd->kd", counts, centroids, precision="highest") / jnp.maximum(total, 1)[:, None]
-    held = total > 0
-    return jnp.where(held[:, None], mean, old), jnp.where(held, total, old_counts)
+    held = cohort.weight > 0
+    return jnp.where(held[:, None], cohort.value, old), jnp.where(held, cohort.weight, old_counts)
 
 
 def label_feature_statistics(

@@ -64,8 +64,13 @@ def scatter(tree: PyTree, indices: jax.Array, rows: PyTree) -> PyTree:
 
 
 def choose(flags: jax.Array, left: PyTree, right: PyTree) -> PyTree:
-    """Row i of `left` where flags[i], of `right` elsewhere, for every leaf [M, ...]."""
-    return jax.tree.map(lambda a, b: jnp.where(flags.reshape(-1, *[1] * (a.ndim - 1)), a, b), left, right)
+    """Row i of `left` where flags[i], of `right` elsewhere, for every leaf [M, ...]; the whole of one for one flag."""
+    return jax.tree.map(lambda a, b: jnp.where(along(flags, a), a, b), left, right)
+
+
+def along(array: jax.Array, leaf: jax.Array) -> jax.Array:
+    """The array with as many axes as a leaf, whose leading axes it lies along."""
+    return array.reshape(array.shape + (1,) * (leaf.ndim - array.ndim))
 
 
 def all_finite(tree: PyTree) -> jax.Array:

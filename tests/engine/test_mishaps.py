@@ -54,7 +54,7 @@ def mean_backbone(results, counts):
     def mean(*leaves):
         return np.tensordot(weights / weights.sum(), np.stack(leaves).astype(np.float64), 1)
 
-    return jax.tree.map(mean, *[result.message for result in results.values()])
+    return jax.tree.map(mean, *[result.message.value for result in results.values()])
 
 
 def assert_close(left, right):

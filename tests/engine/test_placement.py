@@ -58,14 +58,19 @@ def test_mapping_is_exact_for_every_type(chunk, ids):
         index, row = client
         count = jnp.sum(client_data(data, index, "train").mask)
         odd = index % 2 == 1
-        return {"row": factor * row, "odd": odd, "count": count, "nan": jnp.where(odd, jnp.nan, 1.0), "none": ()}
+        own = {"row": factor * row, "odd": odd, "count": count, "nan": jnp.where(odd, jnp.nan, 1.0), "none": ()}
+        return own, {"terms": row, "clients": jnp.ones(())}
 
-    got = jax.jit(lambda data, clients: sharding.map_owned(fn, (data, 2.0), clients, chunk=chunk))(placed, (ids, rows))
+    got, sums = jax.jit(lambda data, clients: sharding.map_owned(fn, (data, 2.0), clients, chunk=chunk))(
+        placed, (ids, rows)
+    )
     np.testing.assert_array_equal(got["row"], 2 * rows)
     np.testing.assert_array_equal(got["odd"], ids % 2 == 1)
     assert got["odd"].dtype == bool
     np.testing.assert_array_equal(got["count"], DATA.train_count[ids])
     np.testing.assert_array_equal(np.isnan(got["nan"]), ids % 2 == 1)
+    np.testing.assert_allclose(sums["terms"], rows.sum(axis=0), rtol=1e-6)
+    assert float(sums["clients"]) == len(ids)
 
 
 def test_rows_that_only_owners_know():
@@ -74,7 +79,7 @@ def test_rows_that_only_owners_know():
     rows = sharding.spread(lambda own: jax.tree.map(lambda leaf: leaf[own], table), clients, mesh)
     for device, block in enumerate(rows.tree["a"]):
         np.testing.assert_array_equal(block[clients % mesh.size != device], 0)
-    met = jax.jit(lambda rows: sharding.known(rows))(rows)
+    met = jax.jit(lambda rows: sharding.replicate(rows))(rows)
     jax.tree.map(lambda got, leaf: np.testing.assert_array_equal(got, leaf[clients]), met, table)
     own, found = sharding.own_rows(rows, clients)
     assert sorted(own) == sorted(clients)

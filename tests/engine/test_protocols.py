@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from full_batches import EPOCHS, SGD, losses, train
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import HYPER_PARAMETERS, received, tiny_federation, tiny_model
 from reference import examples, logits, to_numpy
 
 from pfl_jax import simulate, sweep
@@ -94,7 +94,7 @@ def test_fedper_by_a_slow_loop():
             model = done[i].personal if i in done else personalize(KEY, server, clients[i], data["train"][i])
             assert_scores(row(result.before_aggregation, i), score(method.predict, model, data["test"][i]))
         kept, messages = (stack([done[i][part] for i in members]) for part in (0, 1))
-        server, kept, _ = method.aggregate(KEY, server, kept, messages, cohort)
+        server, kept, _ = method.aggregate(KEY, server, kept, received(messages), cohort)
         for place, i in enumerate(members):
             clients[i] = row(kept, place)
     # The protocols differ: neither the new base for everyone, nor old scores of clients that are not drawn again.

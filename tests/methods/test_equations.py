@@ -179,5 +179,10 @@ def test_trace_weights():
         np.testing.assert_allclose(trace_weights(jnp.full(4, 2.0), normalization), [0.25] * 4, rtol=1e-6)
         assert np.isfinite(trace_weights(jnp.array([0.0, 1e30, 1e-30]), normalization)).all()
         np.testing.assert_allclose(trace_weights(jnp.zeros(5), normalization), [0.2] * 5, rtol=1e-6)
+        # An absent client's row is zero, whatever the others have.
+        present, among = jnp.array([True, False, True, True]), jnp.array([1.0, 0.0, 3.0, 4.0])
+        here = trace_weights(among, normalization, present)
+        np.testing.assert_allclose(here[present], trace_weights(traces, normalization), rtol=1e-6)
+        assert here[1] == 0
     with pytest.raises(ValueError, match="normalization"):
         trace_weights(traces, "max")

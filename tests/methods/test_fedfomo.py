@@ -180,7 +180,7 @@ def test_fedfomo_downloads_from_those_worth_most():
         clients.affinity.values.at[:, :2].set(jnp.float32([[1, 3], [2, 0], [1, 2]])),
     )
     models = init_models(tiny_model(), jax.random.key(1), 3)
-    cohort = Cohort(clients=jnp.arange(3), counts=jnp.asarray(SIZES), num_clients=9)
+    cohort = Cohort(clients=jnp.arange(3), counts=jnp.asarray(SIZES), present=jnp.ones(3, bool), num_clients=9)
     messages = (models, identities, jnp.zeros((3, 3)))
     favourites = np.array([2, 0, 1])
 

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import CLASSES, FEATURES, tiny_model
+from problems import CLASSES, FEATURES, received, tiny_model
 from scipy.optimize import nnls
 
-from pfl_jax.base import ClientData, Cohort
+from pfl_jax.base import ClientData, Cohort, Mean
 from pfl_jax.methods.fedpac import FedPACMessage, FedPACServer, _solve_head_weights, fedpac, head_weights
 from pfl_jax.methods.fedpac_proto import fedpac_proto, prototype_weights
 
@@ -189,7 +189,7 @@ def reference_round(backbone, head, data, targets, lam, head_epochs, epochs):
     centroids = members.T @ features / np.maximum(counts, 1)[:, None]
     mu = members.T @ received_features / count
     variance = np.mean(np.sum(received_features**2, axis=1)) - np.sum(mu**2)
-    return FedPACMessage(backbone, head, centroids, counts, (mu, variance))
+    return FedPACMessage(Mean(backbone, count), head, Mean(centroids, counts), (mu, variance))
 
 
 def own_centroids(backbone, data):
@@ -227,7 +227,7 @@ def test_local_training_follows_the_equations(centroid_counts, alignment, pad):
     want = reference_round(server.backbone, head, real, targets, strength, head_epochs=2, epochs=3)
     assert_close(result.message, want)
     assert_close(result.client, want.head)
-    assert_close(result.personal, {"backbone": want.backbone, "head": want.head})
+    assert_close(result.personal, {"backbone": want.backbone.value, "head": want.head})
 
 
 def test_local_training_of_a_client_that_misses_classes():
@@ -237,7 +237,7 @@ def test_local_training_of_a_client_that_misses_classes():
     message = jax.jit(method.local)(jax.random.key(0), server, server.head, data).message
     targets = np.where([[True], [False], [False]], np.float64(server.centroids), own_centroids(server.backbone, data))
     assert_close(message, reference_round(server.backbone, server.head, data, targets, 1.0, 1, 2))
-    np.testing.assert_array_equal(message.class_counts, [0, 6, 0])
+    np.testing.assert_array_equal(message.centroids.weight, [0, 6, 0])
 
 
 def test_both_methods_train_alike():
@@ -261,11 +261,12 @@ def random_messages(clients, class_counts, seed=0):
     centroids = jnp.float32(generator.normal(size=(clients, CLASSES, FEATURES))) * (counts > 0)[..., None]
     mu = centroids * (counts / counts.sum(axis=1, keepdims=True))[..., None]
     statistics = (mu, jnp.float32(generator.uniform(1, 2, clients)))
-    return FedPACMessage(params["backbone"], params["head"], centroids, counts, statistics)
+    backbone = Mean(params["backbone"], jnp.sum(counts, axis=1))
+    return FedPACMessage(backbone, params["head"], Mean(centroids, counts), statistics)
 
 
 CLASS_COUNTS = [[4, 3, 0], [10, 0, 0], [1, 19, 0]]
-COHORT = Cohort(jnp.array([2, 0, 5]), jnp.array([7, 10, 20]), 6)
+COHORT = Cohort(jnp.array([2, 0, 5]), jnp.array([7, 10, 20]), jnp.ones(3, bool), 6)
 
 
 def combined(weights, trees):
@@ -276,12 +277,14 @@ def combined(weights, trees):
 def test_the_server_follows_the_equations(collaboration):
     server, messages = server_with((1, 0, 4)), random_messages(3, CLASS_COUNTS)
     method = fedpac(tiny_model(), collaboration=collaboration)
-    new, clients, info = jax.jit(method.aggregate)(jax.random.key(0), server, messages.head, messages, COHORT)
+    new, clients, info = jax.jit(method.aggregate)(jax.random.key(0), server, messages.head, received(messages), COHORT)
     beta = np.array([7, 10, 20]) / 37
-    assert_close(new.backbone, jax.tree.map(lambda leaf: np.tensordot(beta, np.float64(leaf), 1), messages.backbone))
+    assert_close(
+        new.backbone, jax.tree.map(lambda leaf: np.tensordot(beta, np.float64(leaf), 1), messages.backbone.value)
+    )
     assert_close(new.head, server.head)
     # Class 0: all three clients; class 1: the first and the last; class 2: nobody, so the old centroid stays.
-    centroids = np.float64(messages.centroids)
+    centroids = np.float64(messages.centroids.value)
     np.testing.assert_allclose(
         new.centroids[0], (4 * centroids[0, 0] + 10 * centroids[1, 0] + centroids[2, 0]) / 15, rtol=1e-5
     )
@@ -316,7 +319,7 @@ def test_lambda_may_be_traced():
 
     def trained(lam):
         method = fedpac(tiny_model(), lam=lam, batch_size=20, epochs=2)
-        return method.local(jax.random.key(0), server, server.head, data).message.backbone
+        return method.local(jax.random.key(0), server, server.head, data).message.backbone.value
 
     trained = jax.jit(trained)
     swept = jax.vmap(trained)(jnp.array([0.0, 2.0]))
@@ -344,26 +347,27 @@ def reference_prototype_weights(heads, centroids, counts):
 
 def test_prototype_weights_are_a_softmax_over_the_other_clients_losses():
     messages = random_messages(3, CLASS_COUNTS)
-    got = prototype_weights(tiny_model(), messages.head, messages.centroids, messages.class_counts)
+    got = prototype_weights(tiny_model(), messages.head, *messages.centroids)
     heads = jax.tree.map(np.float64, messages.head)
-    want = reference_prototype_weights(heads, np.float64(messages.centroids), np.asarray(CLASS_COUNTS))
+    want = reference_prototype_weights(heads, np.float64(messages.centroids.value), np.asarray(CLASS_COUNTS))
     np.testing.assert_allclose(got, want, rtol=1e-4)
     np.testing.assert_allclose(np.sum(got, axis=1), 1, atol=1e-6)
 
 
 def test_prototype_weights_of_a_client_without_examples_are_zero():
     messages = random_messages(3, [[4, 3, 0], [0, 0, 0], [1, 19, 0]])
-    got = prototype_weights(tiny_model(), messages.head, messages.centroids, messages.class_counts)
+    got = prototype_weights(tiny_model(), messages.head, *messages.centroids)
     np.testing.assert_array_equal(got[:, 1], 0)
     np.testing.assert_allclose(np.sum(got, axis=1), 1, atol=1e-6)
 
 
 def test_the_prototype_server_combines_heads_by_prototype_weights():
     server, messages = server_with((1, 0, 4)), random_messages(3, CLASS_COUNTS)._replace(statistics=())
+    messages = messages._replace(centroids=tuple(messages.centroids))
     new, clients, info = fedpac_proto(tiny_model()).aggregate(
-        jax.random.key(0), server, messages.head, messages, COHORT
+        jax.random.key(0), server, messages.head, received(messages), COHORT
     )
-    want = prototype_weights(tiny_model(), messages.head, messages.centroids, messages.class_counts)
+    want = prototype_weights(tiny_model(), messages.head, *messages.centroids)
     np.testing.assert_allclose(info["head_weights"], want, rtol=1e-6)
     assert_close(clients, combined(want, messages.head))
     np.testing.assert_array_equal(new.centroid_counts, [15, 22, 4])

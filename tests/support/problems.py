@@ -6,6 +6,7 @@ import numpy as np
 
 from pfl_jax.base import Model
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
+from pfl_jax.engine import mapping, means
 
 CLASSES, FEATURES, SHAPE = 3, 4, (2, 3, 1)
 
@@ -75,3 +76,10 @@ def permute_clients(data: FederatedData, order) -> FederatedData:
     order = np.asarray(order)
     given = [name for name in PER_CLIENT if getattr(data, name) is not None]
     return data._replace(**{name: jnp.asarray(np.asarray(getattr(data, name))[order]) for name in given})
+
+
+def received(messages, present=None):
+    """What the server gets of the clients' messages, stacked along M."""
+    (clients,) = {leaf.shape[0] for leaf in jax.tree.leaves(messages)}
+    rows, terms = jax.vmap(means.split)(messages, jnp.ones(clients, bool) if present is None else present)
+    return means.join(rows, mapping.add_up(terms))

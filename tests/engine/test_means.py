@@ -1,0 +1,137 @@
+"""`Mean` messages against float64 NumPy, and what a round does with clients that are absent."""
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import CLASSES, FEATURES, HYPER_PARAMETERS, received, tiny_federation, tiny_model
+
+from pfl_jax import simulate
+from pfl_jax.base import LocalResult, Mean, Method
+from pfl_jax.data.federated import client_data
+from pfl_jax.engine.mapping import map_and_sum
+from pfl_jax.engine.means import is_mean
+from pfl_jax.methods import METHODS
+from pfl_jax.primitives.aggregation import mean_by_class
+
+WEIGHTS, PRESENT = np.array([3.0, 0.0, 5.0, 2.0]), np.array([True, True, False, True])
+
+
+def random(*shape):
+    return np.random.default_rng(sum(shape)).normal(size=shape)
+
+
+def test_a_mean_is_weighted_and_leaves_out_who_is_absent():
+    values, own = random(4, 2, 3), random(4, 5)
+    # A client that diverged is absent: its NaN must not get through.
+    values[2], own[2] = np.nan, np.nan
+    messages = (Mean({"w": jnp.float32(values)}, jnp.float32(WEIGHTS)), jnp.float32(own))
+    mean, rows = received(messages, jnp.asarray(PRESENT))
+    weights = WEIGHTS * PRESENT
+    np.testing.assert_allclose(mean.value["w"], np.tensordot(weights, np.nan_to_num(values), 1) / 5, rtol=1e-5)
+    assert float(mean.weight) == 5.0
+    np.testing.assert_allclose(rows, np.where(PRESENT[:, None], own, 0), rtol=1e-6)
+
+
+def test_a_weight_may_lie_along_the_leading_axes():
+    values, weights = random(4, 3, 2), np.array([[1.0, 0, 0], [2, 0, 4], [0, 0, 1], [5, 0, 3]])
+    mean = received(Mean(jnp.float32(values), jnp.float32(weights)))
+    want = np.einsum("mk,mkd->kd", weights, values) / np.maximum(weights.sum(0), 1)[:, None]
+    np.testing.assert_allclose(mean.value, want, rtol=1e-5)
+    np.testing.assert_array_equal(mean.weight, [8, 0, 8])
+    # The same from values that the server has of every client.
+    stacked = mean_by_class(jnp.float32(values), jnp.float32(weights))
+    np.testing.assert_allclose(stacked.value, want, rtol=1e-5)
+    np.testing.assert_array_equal(stacked.weight, mean.weight)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, None])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_terms_are_summed_over_real_clients_only(chunk, devices):
+    # Five clients divide neither by two devices nor by two in a chunk: what fills up must not be counted.
+    mesh = simulate.client_mesh(jax.devices()[:devices])
+    clients = jnp.float32(random(5, 3))
+
+    def fn(shared, client):
+        return client[0], {"sum": shared * client, "count": jnp.ones(())}
+
+    rows, terms = jax.jit(lambda shared, c: map_and_sum(fn, shared, c, chunk=chunk, mesh=mesh))(2.0, clients)
+    np.testing.assert_allclose(rows, clients[:, 0])
+    np.testing.assert_allclose(terms["sum"], 2 * np.sum(np.float64(clients), axis=0), rtol=1e-5)
+    assert float(terms["count"]) == 5
+
+
+def seen_by_the_server(drop_rate, broken=()):
+    """What `aggregate` gets of a round of four clients."""
+    method = Method(
+        init_server=lambda key: jnp.zeros(()),
+        init_client=lambda key, server, data: jnp.zeros(()),
+        local=lambda key, server, client, data: LocalResult(
+            jnp.where(jnp.isin(jnp.sum(data.mask), jnp.array([0, *broken])), jnp.nan, 1.0),
+            jnp.sum(data.mask),
+            tiny_model().init(key),
+        ),
+        aggregate=lambda key, server, clients, messages, cohort: (
+            server,
+            clients + 1,
+            {"messages": messages, "counts": cohort.counts, "present": cohort.present, "clients": clients},
+        ),
+        personalize=lambda key, server, client, data: tiny_model().init(key),
+        predict=tiny_model().apply,
+    )
+    settings = simulate.Settings(rounds=1, drop_rate=drop_rate)
+    return next(simulate.run(method, tiny_federation(), settings, jax.random.key(1), on_nan="skip-client"))
+
+
+@pytest.mark.parametrize(("drop_rate", "broken", "number"), [(0.5, (), 2), (0.0, (9,), 3), (0.0, (9, 20), 2)])
+def test_absent_clients_stay_in_the_cohort_with_count_zero(drop_rate, broken, number):
+    result = seen_by_the_server(drop_rate, broken)
+    info = jax.tree.map(np.asarray, result.info)
+    assert info["present"].sum() == number
+    sizes = np.asarray(tiny_federation().train_count)[result.cohort]
+    for name in ("messages", "counts"):
+        np.testing.assert_array_equal(info[name], np.where(info["present"], sizes, 0))
+    np.testing.assert_array_equal(result.arrived, info["present"])
+    # Who arrived has what the server gave it, who dropped out its own training, who diverged its old state.
+    kept = np.asarray(result.state.clients)[result.cohort]
+    np.testing.assert_array_equal(kept, np.where(info["present"], 2, np.where(np.isin(sizes, broken), 0, 1)))
+    assert result.examples == sizes.sum()
+
+
+def gathered(program):
+    """Shapes [M, ...] of what a compiled program collects from all devices, client by client."""
+    found = re.findall(r"= (\S+) (?:all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(", program)
+    return sorted(tuple(map(int, shape.split(","))) for text in found for shape in re.findall(r"\[([\d,]+)\]", text))
+
+
+def summed(program):
+    """How many numbers a compiled program adds up over the devices."""
+    found = re.findall(r"= (.*?) all-reduce(?:-start)?\(", program)
+    shapes = [shape for text in found for shape in re.findall(r"\[([\d,]*)\]", text)]
+    return sum(math.prod(map(int, filter(None, shape.split(",")))) for shape in shapes)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedpac"])
+def test_devices_exchange_one_sum_and_else_only_what_is_each_clients_own(name):
+    data, mesh = tiny_federation((9, 20, 14, 5, 8, 6, 7, 11)), simulate.client_mesh()
+    method = METHODS[name](tiny_model(), **HYPER_PARAMETERS)
+    built = simulate.build(method, simulate.Settings(rounds=1), mesh).jit(mesh)
+    state = built.init(data, jax.random.key(0))
+    program = built.round.lower(data, state, 8).compile().as_text()
+
+    # Whether the client's work was finite and its four scores, and of fedpac what no mean stands for.
+    expected = [(8,)] * 5
+    if name == "scaffold":
+        expected += [(8, *leaf.shape) for leaf in jax.tree.leaves(state.server.control)]
+    if name == "fedpac":
+        head = jax.tree.leaves(state.server.head)
+        expected += [(8, *leaf.shape) for leaf in (*head, *head)] + [(8, CLASSES, FEATURES), (8,)]
+    assert gathered(program) == sorted(expected)
+    # The sums of the means' values and of their weights.
+    key, client = jax.random.key(0), jax.tree.map(lambda leaf: leaf[0], state.clients)
+    message = method.local(key, state.server, client, client_data(data, 0, "train")).message
+    means = [part for part in jax.tree.leaves(message, is_leaf=is_mean) if is_mean(part)]
+    assert summed(program) == sum(leaf.size for leaf in jax.tree.leaves(means))
