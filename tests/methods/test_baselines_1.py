@@ -122,7 +122,7 @@ def test_scaffold_weighs_clients_alike_whatever_their_sizes():
     method, alone = fedavg(tiny_model(), **HYPER_PARAMETERS), []
     for client in range(4):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(5), 0), client)
-        alone.append(method.local(key, state.server.params, (), client_data(data, client, "train")).message)
+        alone.append(method.local(key, state.server.params, (), client_data(data, client, "train")).message.value)
     state, _ = engine.round(data, state, 4)
     assert_same(state.server.params, jax.tree.map(lambda *leaves: sum(leaves) / 4, *alone))
 
@@ -142,8 +142,8 @@ def test_scaffold_without_a_learning_rate_stands_still(traced):
 
     server, client, result = jax.jit(train)(0.0) if traced else train(0.0)
     assert_same(result.client, client)
-    assert_same(result.message.params, server.params)
-    assert float(sum(jnp.abs(leaf).sum() for leaf in jax.tree.leaves(result.message.control_change))) == 0
+    assert_same(result.message.value.params, server.params)
+    assert float(sum(jnp.abs(leaf).sum() for leaf in jax.tree.leaves(result.message.value.control_change))) == 0
     method = scaffold(tiny_model(), **{**HYPER_PARAMETERS, "lr": 0.0})
     *_, last = simulate.run(method, data, Settings(rounds=2), jax.random.key(5))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(last.state.server))
@@ -163,7 +163,7 @@ def test_scaffold_counts_each_clients_own_steps():
     server = method.init_server(jax.random.key(0))
     local = jax.jit(method.local)
     for client, steps in enumerate((6, 10, 8, 4)):
-        message = local(jax.random.key(1), server, server.control, client_data(data, client, "train")).message
+        message = local(jax.random.key(1), server, server.control, client_data(data, client, "train")).message.value
         moved = jax.tree.map(lambda a, b, s=steps: (a - b) / (s * lr), server.params, message.params)
         chex.assert_trees_all_close(message.control_change, moved, rtol=1e-4, atol=1e-5)
 
