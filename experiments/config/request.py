@@ -9,16 +9,18 @@ import dataclasses
 import difflib
 import inspect
 import io
+import textwrap
 import types
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import tyro
 
 from experiments.config import presets
+from experiments.config.help_groups import argument, grouped, limited_columns, ungrouped
 from experiments.config.options import (
     PARTITION_OPTIONS,
     PROCESSES,
@@ -98,7 +100,8 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     common: Options = Options(**{name: value for name, value in defaults.items() if name in common_names})
     config = own(**{name: value for name, value in defaults.items() if name in own_names})
     parsed = _tyro(dataset, arguments, common, config)
-    options, hyper_parameters = parsed.common, dataclasses.asdict(getattr(parsed, method))
+    options = Options(**{name: parsed[name] for name in vars(common)})
+    hyper_parameters = {name: parsed[name] for name in vars(config)}
     options.check()
     if options.mesh is not None:
         # Another word for --devices, and only that is kept.
@@ -143,36 +146,28 @@ def method_config(name: str) -> type:
     """
     factory = METHODS[name]
     documentation = docstring_parser.parse(factory.__doc__ or "", docstring_parser.DocstringStyle.GOOGLE)
-    texts = {parameter.arg_name: " ".join((parameter.description or "").split()) for parameter in documentation.params}
+    texts = {parameter.arg_name: parameter.description or "" for parameter in documentation.params}
     fields = []
     for parameter in inspect.signature(factory, eval_str=True).parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            kind = Annotated[parameter.annotation, tyro.conf.arg(help=_sentence(texts.get(parameter.name, "")))]
+            kind = argument(parameter.annotation, texts.get(parameter.name, ""))
             fields.append((parameter.name, kind, dataclasses.field(default=parameter.default)))
     config = dataclasses.make_dataclass("MethodOptions", fields, frozen=True)
     config.__doc__ = documentation.short_description
     return config
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _tyro(dataset: str, arguments: Sequence[str], common: Options, config: Any) -> Any:
-    """The two groups of options as one dataclass, filled in by tyro."""
-    both = dataclasses.make_dataclass(
-        "Both",
-        [
-            ("common", tyro.conf.OmitArgPrefixes[Options], dataclasses.field(default=common)),
-            (common.method, tyro.conf.OmitArgPrefixes[type(config)], dataclasses.field(default=config)),
-        ],
-        frozen=True,
-    )
+def _tyro(dataset: str, arguments: Sequence[str], common: Options, config: Any) -> dict[str, Any]:
+    """The values of all options, those of the method too, filled in by tyro."""
+    groups = grouped(common, config)
     errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(errors):
-            return tyro.cli(
-                both, args=list(arguments), prog=f"python -m experiments.{dataset}", description=_description(dataset)
+        with contextlib.redirect_stderr(errors), limited_columns() as columns:
+            parsed = tyro.cli(
+                groups,
+                args=list(arguments),
+                prog=f"python -m experiments.{dataset}",
+                description=_description(dataset, common.preset, columns),
             )
     except SystemExit as ending:
         if not ending.code:
@@ -180,10 +175,10 @@ def _tyro(dataset: str, arguments: Sequence[str], common: Options, config: Any) 
         # Nothing known gets here; whatever does is still told in one line.
         words = " ".join(line.strip("╭╮╰╯│─ ") for line in errors.getvalue().splitlines())
         raise InvalidInput(" ".join(words.split())) from None
+    return ungrouped(parsed)
 
 
-def _description(dataset: str) -> str:
-    preset = presets.DEFAULT_PRESET[dataset]
+def _description(dataset: str, preset: str, columns: int) -> str:
     text = (
         f"Personalized federated learning on {dataset}. Defaults are the settings of the {preset} preset; "
         "without --method the method is that paper's own."
@@ -191,7 +186,8 @@ def _description(dataset: str) -> str:
     smaller = presets.EMBEDDED.get((preset, dataset))
     if smaller:
         text += " On embedded data the defaults are smaller: " + assignments(smaller) + "."
-    return text
+    # tyro prints the description as it is, but joins lines that start with a letter.
+    return textwrap.fill(text, columns, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def assignments(values: dict[str, Any]) -> str:
