@@ -109,7 +109,7 @@ def test_scaffold_counts_the_steps_that_it_takes():
     key = jax.random.key(0)
     server = method.init_server(key)
     result = method.local(key, server, method.init_client(key, server, examples), examples)
-    moved = jax.tree.map(lambda old, new: (old - new) / (6 * 0.1), server.params, result.message.params)
+    moved = jax.tree.map(lambda old, new: (old - new) / (6 * 0.1), server.params, result.message.value.params)
     jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6), result.client, moved)
 
 
