@@ -1,4 +1,4 @@
-"""CINIC-10 (Darlow, Crowley, Antoniou, Storkey 2018) as a builder for tensorflow-datasets, which has none.
+"""Builder of CINIC-10 (Darlow, Crowley, Antoniou, Storkey 2018) for tensorflow-datasets, which has none.
 
 The published archive holds train/, valid/ and test/, each with a folder of 9,000 PNG pictures for each of the ten
 classes of CIFAR-10. Import this module freely: TensorFlow is imported when the builder is asked for.
@@ -17,7 +17,7 @@ FOLDERS = {"train": "train", "validation": "valid", "test": "test"}
 
 
 def member(path: str) -> tuple[str, str, str] | None:
-    """(folder, class, file name) of a picture in the archive; None for its other files, hidden ones among them.
+    """(folder, class, file name) of a picture in the archive; None for other files, hidden ones included.
 
     Args:
       path: of the file in the archive, whatever folder it was packed under.
@@ -29,7 +29,7 @@ def member(path: str) -> tuple[str, str, str] | None:
 
 
 def check_picture(path: str, content: bytes) -> None:
-    """Raises ValueError, with the path, unless the content is a picture of 32 x 32 pixels that can be decoded.
+    """Raise ValueError, with the path, unless the content decodes to a picture of 32 x 32 pixels.
 
     tensorflow-datasets keeps the files as they are, and would notice damage only when all of them are read.
     """
@@ -49,7 +49,7 @@ def check_picture(path: str, content: bytes) -> None:
 
 @functools.cache
 def builder_class(url: str) -> Any:
-    """The class of the builder, made and so registered with tensorflow-datasets on the first call.
+    """Class of the builder, defined and registered with tensorflow-datasets on the first call.
 
     Args:
       url: of the archive.

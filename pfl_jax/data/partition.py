@@ -1,4 +1,4 @@
-"""Who holds which examples: partitions of a dataset over clients.
+"""Partitions of a dataset over clients.
 
 A partition is a function of the labels and a seed. Indices count through the training examples and then through the
 test examples, the order of the pool in `pfl_jax.data.federated`.
@@ -25,7 +25,7 @@ FEDAS_BATCH = 10
 
 
 def dominant_classes(num_classes: int) -> list[np.ndarray]:
-    """The groups of dominant classes of FedPAC B.2, by num_classes.
+    """Groups of dominant classes of FedPAC B.2, by num_classes.
 
     Ten classes: three consecutive ones from 0, 2, 4, 6 and 8 (the last group is 8, 9, 0). 62 classes (EMNIST):
     digits, upper case, lower case. The paper has no others; for them five groups of consecutive classes that share
@@ -187,7 +187,7 @@ def iid(
     test_size: Sizes | None = None,
     seed: int = 0,
 ) -> Partition:
-    """Examples dealt at random, whatever their class.
+    """Examples dealt at random, independent of their class.
 
     Args:
       train_y: int [P_train], labels of the training examples.
@@ -235,7 +235,7 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
 
 
 def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **options: Any) -> Partition:
-    """The named partition of a dataset.
+    """Partition of a dataset by name.
 
     Args:
       name: a key of PARTITIONS.
@@ -261,7 +261,7 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
 
 
 def num_groups(name: str, num_classes: int) -> int:
-    """Groups G of clients, client i in group i mod G: the partition's own, where it has none those of `grouped`.
+    """Number of groups G, client i in group i mod G: the partition's own, else that of `grouped`.
 
     Args:
       name: a key of PARTITIONS.

@@ -1,4 +1,4 @@
-"""Where examples come from: tensorflow-datasets, files in the datasets' own formats, or pictures made on the spot.
+"""Data sources: tensorflow-datasets, files in the datasets' own formats, or embedded synthetic pictures.
 
 `load("cifar100")` gives CIFAR-100 wherever it can be had and otherwise pictures of the same shape composed from
 scikit-learn's digits. What the data really is travels with it: `Dataset.description` belongs into every output, so
@@ -58,18 +58,18 @@ class Dataset(NamedTuple):
 
     @property
     def description(self) -> str:
-        """Name and nature of the data for people: "cifar100 (embedded digit pairs)", "cifar10 (tfds: 3.0.2)"."""
+        """Name and origin of the data for people: "cifar100 (embedded digit pairs)", "cifar10 (tfds: 3.0.2)"."""
         return f"{self.name} ({self.source}: {self.origin})" if self.origin else f"{self.name} ({self.source})"
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """(H, W, C)."""
+        """Shape (H, W, C) of an image."""
         height, width, channels = self.train_x.shape[1:]
         return height, width, channels
 
 
 def print_to_stderr(message: str) -> None:
-    """Prints a message: the default `notify` of `load`."""
+    """Print a message to stderr: the default `notify` of `load`."""
     print(message, file=sys.stderr, flush=True)
 
 
@@ -82,7 +82,7 @@ def load(
     *,
     normalization: PixelNormalization = "fedas",
 ) -> Dataset:
-    """Loads a dataset.
+    """Load a dataset.
 
     Args:
       name: cifar10, cifar100, cinic10, fashion_mnist, emnist (its "byclass" variant: 62 classes) or digits.
@@ -129,7 +129,7 @@ def load(
 
 
 def _auto(spec: DatasetSpec, folder: Path | None, seed: int, notify: Notify) -> Dataset:
-    """Prepared tfds, then files, then a download, then embedded pictures with a notice.
+    """Try prepared tfds data, files, a download, then embedded pictures with a notice.
 
     Data that is there but cannot be used is an error; only what is not there is passed over.
     """
@@ -178,7 +178,7 @@ def _from_files(spec: DatasetSpec, folder: Path | None, notify: Notify) -> Datas
 
 
 def _incomplete(spec: DatasetSpec, arrays: Arrays, notify: Notify) -> str:
-    """ "" for the complete dataset; otherwise what to add to its origin, and a notice."""
+    """Addition to the origin of an incomplete dataset, and a notice; "" for the complete dataset."""
     sizes = len(arrays.train_y), len(arrays.test_y)
     if spec.published is None or sizes == spec.published:
         return ""
@@ -204,7 +204,7 @@ def _dataset(
 
 
 def _check_choice(what: str, value: str, choices: Iterable[str]) -> str:
-    """The value, if it is a choice; otherwise an error that names the nearest."""
+    """Return the value if it is a valid choice; otherwise raise an error that names the nearest one."""
     names = list(choices)
     if value in names:
         return value

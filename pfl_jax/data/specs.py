@@ -1,4 +1,4 @@
-"""What each dataset is: its shape, its classes, how its pixels are normalised, and where it comes from."""
+"""Dataset specifications: shape, classes, pixel normalisation and download source."""
 
 from typing import Literal, NamedTuple, get_args
 
@@ -11,7 +11,7 @@ PIXEL_NORMALIZATIONS: tuple[PixelNormalization, ...] = get_args(PixelNormalizati
 
 
 class Arrays(NamedTuple):
-    """The examples of a dataset, as every source delivers them.
+    """Examples of a dataset, as every source delivers them.
 
     Attributes:
       train_x: uint8 [P_train, H, W, C].
@@ -27,7 +27,7 @@ class Arrays(NamedTuple):
 
 
 class DatasetSpec(NamedTuple):
-    """A dataset that `pfl_jax.data.sources.load` knows.
+    """Specification of a dataset that `pfl_jax.data.sources.load` knows.
 
     Attributes:
       name: the name users give.
@@ -60,7 +60,7 @@ class DatasetSpec(NamedTuple):
     own_builder: bool = False
 
     def normalised(self, paper: PixelNormalization) -> "DatasetSpec":
-        """The dataset with the mean and deviation of this paper's released code."""
+        """This dataset with the mean and deviation of this paper's released code."""
         if paper == "fedas" or self.fedpac is None:
             return self
         mean, std = self.fedpac
