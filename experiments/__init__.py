@@ -1,4 +1,4 @@
-"""The papers' experiments from the command line: `python -m experiments.DATASET --method NAME`."""
+"""Experiments of the papers from the command line: `python -m experiments.DATASET --method NAME`."""
 
 import difflib
 import importlib.util
@@ -8,7 +8,7 @@ import sys
 
 
 def _leave(*_) -> None:
-    """Ends the process at once: an exception in the midst of the imports below would end it in many lines, or crash."""
+    """Exit at once: an exception during the imports below would print many lines, or crash."""
     os.write(2, b"interrupted while no run was going on\n")
     os._exit(130)
 
@@ -30,14 +30,14 @@ DATASETS = ("cifar10", "cifar100", "cinic10", "digits", "emnist", "fashion_mnist
 
 
 def unknown_dataset(name: str) -> str:
-    """The error for a dataset that has no experiment, with the nearest one that has."""
+    """Error for a dataset without an experiment, with the nearest one that has one."""
     near = difflib.get_close_matches(name, DATASETS, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"unknown dataset '{name}' (there are {', '.join(DATASETS)}){hint}"
 
 
 def _refuse_unknown_module() -> None:
-    """Exits with our error where `python -m experiments.NAME` asks for a module that is not there.
+    """Exit with a one-line error when `python -m experiments.NAME` names an unknown module.
 
     Python imports this package first, with "-m" in place of the program's name, and would then end with an error of
     its own and exit code 1.

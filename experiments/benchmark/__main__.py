@@ -1,4 +1,4 @@
-"""Measures this machine in some minutes: tables on the terminal, JSON with --out; --only takes a part."""
+"""Benchmark of this machine in some minutes: tables on the terminal, JSON with --out; --only selects sections."""
 
 import argparse
 import datetime
@@ -102,7 +102,7 @@ def _headline(machine: dict[str, Any]) -> str:
 
 
 def benchmark(request: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Measures, and prints as it goes.
+    """Run the benchmark and print its progress.
 
     Args:
       request: the parsed command line.
@@ -147,7 +147,7 @@ def benchmark(request: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command.
+    """Run the command.
 
     Args:
       words: after the module's name; by default those of this process.

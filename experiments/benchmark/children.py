@@ -1,4 +1,4 @@
-"""What needs a process of its own: `python -m experiments.benchmark.children KIND JSON` prints one line of JSON."""
+"""Child processes of the benchmark: `python -m experiments.benchmark.children KIND JSON` prints one line of JSON."""
 
 import dataclasses
 import json
@@ -150,7 +150,7 @@ def sweep(scale: Scale, together: bool) -> dict[str, Any]:
 
 
 def start(words: list[str]) -> dict[str, Any]:
-    """Runs an experiment and counts its programs.
+    """Run an experiment and count its programs.
 
     Args:
       words: dataset and options.
@@ -178,7 +178,7 @@ def start(words: list[str]) -> dict[str, Any]:
 
 
 def main(kind: str, request: dict[str, Any]) -> dict[str, Any]:
-    """One child's work.
+    """Run one child process.
 
     Args:
       kind: growth, endurance, crowd, sweep or start.

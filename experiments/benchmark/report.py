@@ -1,4 +1,4 @@
-"""The benchmark's tables."""
+"""Tables of the benchmark."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,7 +20,7 @@ def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]], ca
 
 
 def show(console: Console, results: dict[str, Any]) -> None:
-    """Prints all that was measured; sections that were not are left out.
+    """Print all measured sections.
 
     Args:
       console: where to.

@@ -1,4 +1,4 @@
-"""What is measured: sizes, the federation, the network and its operations."""
+"""Workload of the benchmark: sizes, the federation, the network and its operations."""
 
 import functools
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from pfl_jax.methods import METHODS
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the measurements are; the defaults are FedPAC's setting on Fashion-MNIST.
+    """Sizes of the measurements; the defaults are FedPAC's setting on Fashion-MNIST.
 
     Attributes:
       clients: N where everyone takes part.
@@ -71,7 +71,7 @@ QUICK = Scale(
 
 @functools.cache
 def dataset(name: str = "fashion_mnist") -> Dataset:
-    """Pictures in the shape of a dataset, by default Fashion-MNIST; none need be downloaded."""
+    """Synthetic pictures in the shape of a dataset, by default Fashion-MNIST."""
     return sources.load(name, "embedded", None, notify=lambda message: None)
 
 

@@ -1,4 +1,4 @@
-"""Exit codes, and the one line on stderr for every error that the user can mend."""
+"""Exit codes, and one line on stderr for every error that the user can correct."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ INVALID, INTERRUPTED = 2, 130
 
 
 def exit_code(work: Callable[[], None]) -> int:
-    """Does the work of a command, and tells every error the user can mend in one line on stderr.
+    """Run a command; report every error that the user can correct in one line on stderr.
 
     Args:
       work: may raise InvalidInput, or KeyboardInterrupt with what is left of it.
@@ -34,5 +34,5 @@ def exit_code(work: Callable[[], None]) -> int:
 
 
 def _say(message: str) -> None:
-    """One line on stderr, whatever the message."""
+    """Print one line to stderr, whatever the message contains."""
     print(" ".join(message.split()), file=sys.stderr, flush=True)

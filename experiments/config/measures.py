@@ -1,4 +1,4 @@
-"""What an accuracy of a federation can be: by which protocol, of which round, averaged over what."""
+"""Definitions of a federation's accuracy: protocol, round, and average over clients or test examples."""
 
 from typing import Literal, TypeAlias
 

@@ -1,4 +1,4 @@
-"""Many runs that belong together: each in a folder of its own, run once, and read again ever after.
+"""Cached runs: each in a folder of its own, run once and read again afterwards.
 
 A cell is one run of the ordinary command line. What is finished is not run again, what was cut off goes on from its
 last checkpoint or is run anew, and a folder with the results of anything else is refused. Tables and figures are made
@@ -30,7 +30,7 @@ State = Literal["absent", "unfinished", "finished"]
 
 
 def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe | None" = None) -> dict[str, Any]:
-    """Runs a cell, unless its folder holds it already.
+    """Run a cell unless its folder already holds the finished run.
 
     Args:
       cell: what to run.
@@ -70,7 +70,7 @@ def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe
 
 
 def inspect(cell: Cell, folder: str | Path) -> State:
-    """What a folder holds of a cell.
+    """Content of a folder with respect to a cell.
 
     Raises:
       InvalidInput: it holds the results of another run, or cannot be read.
@@ -94,7 +94,7 @@ def inspect(cell: Cell, folder: str | Path) -> State:
 
 
 def say_state(cell: Cell, folder: Path, console: Console, kept: Path | None = None) -> None:
-    """Prints a cell's command and what its folder holds of it, or where else its result is kept."""
+    """Print a cell's command and the state of its folder, or where its result is stored instead."""
     try:
         state: str = inspect(cell, folder)
         if kept is not None and state != "finished":
@@ -105,7 +105,7 @@ def say_state(cell: Cell, folder: Path, console: Console, kept: Path | None = No
 
 
 def difference(request: Request, config: dict[str, Any]) -> str:
-    """The first thing in which a stored configuration is not the requested one, in words; "" where they agree.
+    """First difference between a stored and a requested configuration, in words; "" if they agree.
 
     Args:
       request: what is asked for.
@@ -133,12 +133,12 @@ def difference(request: Request, config: dict[str, Any]) -> str:
 
 @functools.cache
 def _defaults(method: str) -> dict[str, Any]:
-    """What an option that did not exist yet when a run was made had."""
+    """Values of options that did not exist yet when a run was made."""
     return {field.name: field.default for field in dataclasses.fields(Options)} | vars(method_config(method)())
 
 
 def unmeasured(request: Request, config: dict[str, Any], *, finished: bool) -> str:
-    """Whether a run is not measured as requested, in words; "" where it is.
+    """Reason why a run lacks a requested measurement, in words; "" if it lacks none.
 
     Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
     that goes on must be measured alike to its end.
@@ -156,7 +156,7 @@ def unmeasured(request: Request, config: dict[str, Any], *, finished: bool) -> s
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Clears away a run that was cut off, and nothing else; a folder that is not there is no error.
+    """Remove the files of an interrupted run, and nothing else; a missing folder is no error.
 
     Raises:
       InvalidInput: a process is at work in the folder, or it cannot be cleared.

@@ -1,4 +1,4 @@
-"""One run from a checked command line: data, federation, model, method, rounds, results."""
+"""One run of a checked command line: data, federation, model, method, rounds, results."""
 
 import contextlib
 import math
@@ -47,7 +47,7 @@ Observe: TypeAlias = Callable[[Experiment, simulate.RoundResult], None]
 
 
 def run(request: Request, console: Console, observe: Observe | None = None, processes: Processes | None = None) -> None:
-    """Runs an experiment and leaves its folder behind.
+    """Run an experiment and write its folder.
 
     Args:
       request: the checked command line.
@@ -84,7 +84,7 @@ def run(request: Request, console: Console, observe: Observe | None = None, proc
 
 @dataclass
 class _Work:
-    """A run while it goes on.
+    """State of a run in progress.
 
     Attributes:
       request: with the reductions for embedded data, once that is known.
@@ -103,7 +103,7 @@ class _Work:
 
 
 def _carry_out(work: _Work, console: Console, observe: Observe | None) -> None:
-    """Loads the data, begins the run or takes up its last checkpoint, and runs it to its end."""
+    """Load the data, start the run or resume from its last checkpoint, and run it to its end."""
     began, folder, options, processes = time.perf_counter(), work.folder, work.request.options, work.processes
 
     def notify(message: str) -> None:
@@ -154,7 +154,7 @@ def _carry_out(work: _Work, console: Console, observe: Observe | None) -> None:
 
 
 def _told(error: BaseException, work: _Work) -> BaseException:
-    """The error as the user is told it: what happened, what to do, and what is left of the run."""
+    """Message of an error for the user: what happened, what to do, and what remains of the run."""
     saved = work.checkpoints.rounds()
     go_on = f"; --resume {work.folder.path} goes on after round {saved[-1]}" if saved else ""
     if isinstance(error, Diverged):
@@ -175,7 +175,7 @@ def _told(error: BaseException, work: _Work) -> BaseException:
 
 
 def _folder(request: Request, processes: Processes) -> RunFolder:
-    """The run's folder: the first process takes it, the others only learn which it is."""
+    """Folder of the run: the first process claims it, the others are told its path."""
     options = request.options
     if options.resume:
         return RunFolder.reopen(options.resume)
@@ -188,7 +188,7 @@ def _folder(request: Request, processes: Processes) -> RunFolder:
 
 
 def _shapes(experiment: Experiment) -> Any:
-    """Of the state."""
+    """Shapes and types of the state's leaves."""
     engine = simulate.build(experiment.method, experiment.settings)
     return jax.eval_shape(engine.init, experiment.data, jax.random.key(0))
 
@@ -202,7 +202,7 @@ def _rounds(
     observe: Observe | None,
     stop: Stop,
 ) -> None:
-    """Runs the rounds that are left; logs each evaluation, and keeps it with all else in the history."""
+    """Run the remaining rounds; log each evaluation and add it to the history."""
     request, options, history = experiment.request, experiment.request.options, work.history
     folder, checkpoints, processes = work.folder, work.checkpoints, work.processes
     mesh = simulate.client_mesh(devices(options))
@@ -263,7 +263,7 @@ def _rounds(
 
 
 def _evaluate(history: History, experiment: Experiment, result: simulate.RoundResult, received: Scores) -> Evaluation:
-    """Adds a round's evaluation to the history."""
+    """Add a round's evaluation to the history."""
     counts = experiment.newcomer_counts
     return history.evaluate(
         result.round,
@@ -276,7 +276,7 @@ def _evaluate(history: History, experiment: Experiment, result: simulate.RoundRe
 
 
 def _further(result: simulate.RoundResult) -> dict[str, Any]:
-    """What the metrics log has of a round beside the scores."""
+    """Entries of the metrics log beside the scores."""
     missing = result.cohort[~result.arrived].tolist()
     return {
         "cohort": result.cohort.tolist(),
@@ -286,7 +286,7 @@ def _further(result: simulate.RoundResult) -> dict[str, Any]:
 
 
 def _reached(options: Options, evaluation: Evaluation) -> bool:
-    """Whether the run may stop early."""
+    """Whether the run has reached its target and may stop early."""
     return (
         options.target_accuracy is not None
         and evaluation.summary(options.eval_protocol).mean >= options.target_accuracy
@@ -294,7 +294,7 @@ def _reached(options: Options, evaluation: Evaluation) -> bool:
 
 
 def _diverged(error: Diverged, request: Request, checkpoints: Checkpoints, folder: RunFolder) -> str:
-    """What to tell, with the likely cause and what can be done."""
+    """Message on a diverged run, with the likely cause and what can be done."""
     saved = checkpoints.rounds()
     kept = f"; the checkpoint of round {saved[-1]} stays in {folder.path}" if saved else ""
     rates = [f"{flag(name)} {value:g}" for name, value in request.hyper_parameters.items() if name.endswith("lr")]
@@ -306,7 +306,7 @@ def _diverged(error: Diverged, request: Request, checkpoints: Checkpoints, folde
 
 
 def _show(experiment: Experiment, folder: RunFolder, console: Console, history: History) -> None:
-    """Prints the table of a finished run, and draws its curves where they are asked for."""
+    """Print the table of a finished run, and draw its curves if requested."""
     request, options, evaluations = experiment.request, experiment.request.options, history.evaluations
     figure = published.published(request, is_real=experiment.dataset.is_real)
     beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"

@@ -1,4 +1,4 @@
-"""Where else a run's evaluations go, as they are made: TensorBoard (--tensorboard) and Weights & Biases (--wandb)."""
+"""Trackers that receive a run's evaluations: TensorBoard (--tensorboard) and Weights & Biases (--wandb)."""
 
 import contextlib
 import importlib
@@ -33,7 +33,7 @@ _LONG = ("train_examples", "test_examples", "class_table")
 
 
 def check(options: Options) -> None:
-    """Raises InvalidInput where an option asks for a package that is not installed."""
+    """Raise InvalidInput if an option needs a package that is not installed."""
     if options.wandb and importlib.util.find_spec("wandb") is None:
         raise InvalidInput("--wandb needs a package that is not installed: pip install wandb")
 
@@ -60,7 +60,7 @@ def scalars(evaluation: Evaluation) -> dict[str, float]:
 def tracked(
     folder: RunFolder, options: Options, configuration: dict[str, Any], past: Sequence[Evaluation]
 ) -> Iterator[Taker]:
-    """What takes the evaluations of a run beside its log: the trackers that the options ask for.
+    """Receiver of a run's evaluations beside its log: the trackers that the options ask for.
 
     Args:
       folder: of the run.
@@ -91,7 +91,7 @@ def tracked(
 
 
 def clear(folder: Path) -> None:
-    """Removes what trackers left in the folder of a run that is begun anew, and nothing else."""
+    """Remove files of trackers from the folder of a run that is started anew, and nothing else."""
     for path in (folder / TENSORBOARD).glob(_EVENTS):
         path.unlink()
     with contextlib.suppress(OSError):
@@ -139,7 +139,7 @@ def _tensorboard(folder: Path, past: Sequence[Evaluation]) -> Iterator[Taker]:
 
 
 def _replaced_events(folder: Path) -> Any:
-    """A new event file in the place of those that are there."""
+    """New event file that replaces the existing ones."""
     from tensorboardX.event_file_writer import EventsWriter
 
     folder.mkdir(exist_ok=True)
@@ -149,7 +149,7 @@ def _replaced_events(folder: Path) -> Any:
 
 
 def _write_events(writer: Any, evaluation: Evaluation, began: float) -> None:
-    """One event: every number, and the clients' accuracies as histograms."""
+    """Write one event: every number, and the clients' accuracies as histograms."""
     from tensorboardX import summary
     from tensorboardX.proto import event_pb2
 
@@ -169,7 +169,7 @@ def _write_events(writer: Any, evaluation: Evaluation, began: float) -> None:
 
 @contextlib.contextmanager
 def _wandb(folder: RunFolder, configuration: dict[str, Any], past: Sequence[Evaluation]) -> Iterator[Taker]:
-    """A run at W&B, where and how its own environment variables say (WANDB_MODE, WANDB_PROJECT, WANDB_NAME ...).
+    """Run at W&B, configured by W&B's environment variables (WANDB_MODE, WANDB_PROJECT, WANDB_NAME ...).
 
     Steps are rounds. A run that goes on keeps its name at W&B, which leaves out steps that it has already.
     """

@@ -1,4 +1,4 @@
-"""FedAS taken apart: what its lead over FedPer is made of, one choice of the released code after another.
+"""Ablation of FedAS: its lead over FedPer, one choice of the released code after another.
 
     python -m experiments.fedas_study
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Order(NamedTuple):
-    """A checked command line.
+    """Checked command line.
 
     Attributes:
       places: the runs that are wanted, in their order.
@@ -46,7 +46,7 @@ class Order(NamedTuple):
 
 
 def parse(words: Sequence[str]) -> Order:
-    """Checks a command line.
+    """Check a command line.
 
     Raises:
       InvalidInput: an unknown option, data set, step or number.
@@ -81,7 +81,7 @@ def _say(order: Order, console: Console) -> None:
 
 
 def _make(order: Order, console: Console) -> None:
-    """Runs what is missing, and makes the page."""
+    """Run what is missing, and write the page."""
     missing = [place for place in order.places if records.read(place, order.results) is None]
     if not order.only_page:
         there = len(order.places) - len(missing)
@@ -98,7 +98,7 @@ def _make(order: Order, console: Console) -> None:
 
 
 def measure(place: Place, folder: Path, console: Console) -> records.Record:
-    """Runs one place of the ladder in its folder, and returns its record.
+    """Run one place of the ladder in its folder and return its record.
 
     Raises:
       InvalidInput: the folder holds something else, or the run is refused.
@@ -121,7 +121,7 @@ def measure(place: Place, folder: Path, console: Console) -> records.Record:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs the study; returns the exit code, see `cli.exit_code`."""
+    """Run the study; return the exit code, see `exit_codes.exit_code`."""
     return batch.command(words, parse, _say, _make)
 
 

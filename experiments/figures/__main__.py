@@ -1,4 +1,4 @@
-"""The papers' figures: every run of a figure, each in its folder, and the figure as PNG and SVG with its numbers.
+"""Figures of the papers: every run of a figure, each in its folder, and the figure as PNG and SVG with its numbers.
 
     python -m experiments.figures --paper fedpac --figure 2
 
@@ -38,7 +38,7 @@ SPEED = 11_000
 
 
 class Order(NamedTuple):
-    """A checked command line.
+    """Checked command line.
 
     Attributes:
       plan: the figure.
@@ -64,7 +64,7 @@ class Order(NamedTuple):
     dry_run: bool
 
     def scope(self, dataset: str, *, real: bool) -> Scope:
-        """The runs on a dataset, of which is known whether it is the real one."""
+        """Runs on a dataset, given whether the real dataset is available."""
         source = self.source if real else "embedded"
         words = ["--source", source] if source != "auto" else []
         words += [] if self.data_dir is None else ["--data-dir", self.data_dir]
@@ -78,7 +78,7 @@ class Order(NamedTuple):
         )
 
     def runs(self, scope: Scope) -> dict[Key, list[tuple[Cell, Path]]]:
-        """The cells of a scope with their folders; what several places show is run once."""
+        """Cells of a scope with their folders; a run that several places show appears once."""
         folders: dict[str, Path] = {}
         found = {}
         for key, cells in self.plan.cells(scope).items():
@@ -89,7 +89,7 @@ class Order(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Makes a figure.
+    """Make a figure.
 
     Args:
       arguments: the words of the command line; by default those of this process.
@@ -119,7 +119,7 @@ def _parser() -> batch.Parser:
 
 
 def parse(words: Sequence[str]) -> Order:
-    """Checks a command line.
+    """Check a command line.
 
     Raises:
       InvalidInput: an unknown paper, figure, dataset, method or option, or one that the figure cannot take.
@@ -155,7 +155,7 @@ def parse(words: Sequence[str]) -> Order:
 
 
 def _check_words(order: Order) -> None:
-    """Refuses words that would make other runs of these, and such that a method cannot use."""
+    """Refuse options that would change the runs of the figure, or that a method does not accept."""
     if {"-h", "--help"} & set(order.words):
         raise InvalidInput("--help stands alone")
     for dataset in order.datasets:
@@ -171,7 +171,7 @@ def _check_words(order: Order) -> None:
 
 
 def _scopes(order: Order, console: Console) -> list[Scope]:
-    """The runs on each dataset, the smaller ones where the real data is not there."""
+    """Runs on each dataset, the smaller ones where the real data is not available."""
 
     def notify(message: str) -> None:
         console.print(message, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
@@ -197,7 +197,7 @@ def _say_what_there_is_to_do(order: Order, console: Console) -> None:
 
 
 def _make(order: Order, console: Console) -> None:
-    """Runs what is not there yet, draws the figure and saves it."""
+    """Run what is missing, draw the figure and save it."""
     # All folders first: what is refused is refused before hours of work.
     scopes = _scopes(order, console)
     everything = [(scope, order.runs(scope)) for scope in scopes]
@@ -243,7 +243,7 @@ def _distinct(scopes: Iterable[dict[Key, list[tuple[Cell, Path]]]]) -> list[tupl
 
 
 def _is_there(plan: Plan, cell: Cell, folder: Path) -> bool:
-    """Whether a run is finished, its arrays included."""
+    """Whether a run is finished and its arrays are stored."""
     if cached_runs.inspect(cell, folder) != "finished":
         return False
     path = arrays_path(folder)
@@ -253,7 +253,7 @@ def _is_there(plan: Plan, cell: Cell, folder: Path) -> bool:
 
 
 def _data(results: Sequence[Results]) -> list[dict[str, Any]]:
-    """What each dataset was, in full."""
+    """Full description of each dataset as it was used."""
     return [one.config(one.keys[0])["data"] for one in results]
 
 

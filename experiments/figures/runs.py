@@ -1,4 +1,4 @@
-"""The runs of a figure: which data is there, how much work they are, and what is kept of their rounds."""
+"""Runs of a figure: available data, amount of work, and the arrays stored of their rounds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def is_real(
     dataset: str, source: str, data_dir: str | None, notify: Callable[[str], None], *, download: bool = True
 ) -> bool:
-    """Whether a run on this dataset would have the data itself, not pictures in its place.
+    """Whether a run on this dataset would use the real data, not embedded pictures.
 
     Args:
       dataset: its name.
@@ -68,7 +68,7 @@ def run_with_arrays(
     console: Console,
     keep: "Callable[[Experiment, RoundResult], dict[str, np.ndarray]] | None",
 ) -> None:
-    """Runs a cell, and keeps arrays of its rounds in the file `arrays_path(folder)`.
+    """Run a cell, and store arrays of its rounds in the file `arrays_path(folder)`.
 
     Args:
       cell: what to run.

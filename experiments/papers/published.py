@@ -1,4 +1,4 @@
-"""The papers' published accuracies, and which of them a run may be compared with."""
+"""Published accuracies of the papers, and which of them a run may be compared with."""
 
 import contextlib
 import csv
@@ -21,7 +21,7 @@ ANGLES_UNSAID = 10
 
 
 class Published(NamedTuple):
-    """One accuracy from a table.
+    """One published accuracy of a table.
 
     Attributes:
       paper: fedpac, fedpac_replication or fedas.
@@ -43,12 +43,12 @@ class Published(NamedTuple):
 
     @property
     def source(self) -> str:
-        """For people: "FedPAC, Table 1"."""
+        """Source for people: "FedPAC, Table 1"."""
         return f"{settings.PAPERS[self.paper]}, Table {self.table}"
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The command line that repeats it, without seed and results folder."""
+        """Command line that repeats it, without seed and results folder."""
         return settings.arguments(self.paper, self.clients, self.setting, self.method)
 
 
@@ -64,7 +64,7 @@ def _published(row: dict[str, Any]) -> Published:
 
 
 def published(request: Request, *, is_real: bool) -> Published | None:
-    """The published accuracy for exactly this setting, or None.
+    """Published accuracy for exactly this setting, or None.
 
     Only if the data is the real one and everything that bears on the result is as the paper had it: model, rounds,
     sizes, partition, participation and hyper-parameters. A method's switches may be off where a table has that row.
@@ -88,14 +88,14 @@ def published(request: Request, *, is_real: bool) -> Published | None:
 
 
 def _says_all(row: Published) -> bool:
-    """Whether the paper describes the row's setting well enough for a run to be exactly that."""
+    """Whether the paper describes the row's setting completely enough for an exact comparison."""
     if row.paper != "fedpac":
         return True
     return row.table != ANGLES_UNSAID and (row.table, row.method) not in MODELS_UNSAID
 
 
 def _compared(request: Request) -> dict[str, Any]:
-    """What must be as in the paper; it does not say how often and how precisely it computed."""
+    """Options that must be as in the paper; it does not report evaluation frequency or float precision."""
     compared = {
         name: value for name, value in relevant_options(request).items() if name not in ("eval_every", "precision")
     }

@@ -10,6 +10,6 @@ DASHES: tuple[tuple[float, ...], ...] = (
 
 
 def on_dark(colour: str) -> str:
-    """The colour for a dark ground: a third of the way to white."""
+    """Colour for a dark background: a third of the way to white."""
     parts = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return "#" + "".join(f"{round(part + 0.36 * (255 - part)):02X}" for part in parts)

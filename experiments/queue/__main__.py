@@ -1,4 +1,4 @@
-"""The queue of long runs behind docs/results.md, in the order of their importance, at the lowest priority.
+"""Queue of the long runs behind docs/results.md, by priority, at the lowest process priority.
 
     python -m experiments.queue                  # until all are finished; the same command goes on where it was stopped
     python -m experiments.queue --list           # what is finished, what is left, and for how long
@@ -40,7 +40,7 @@ CHECKPOINTS = ("--checkpoint-every", "20")
 
 
 class Order(NamedTuple):
-    """A checked command line.
+    """Checked command line.
 
     Attributes:
       jobs: which runs.
@@ -60,7 +60,7 @@ class Order(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the queue.
+    """Run the queue.
 
     Args:
       arguments: the words of the command line; by default those of this process.
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(words: Sequence[str]) -> Order:
-    """Checks a command line.
+    """Check a command line.
 
     Raises:
       InvalidInput: an unknown option, block or method, or a folder that is not there.
@@ -101,7 +101,7 @@ def parse(words: Sequence[str]) -> Order:
 
 
 def _without_running(order: Order, console: Console) -> None:
-    """--collect, and then --list."""
+    """Carry out --collect, then --list."""
     if order.collect is not None:
         _collect(order, console)
     found = standings(order.jobs, Library(order.results), order.out)
@@ -118,7 +118,7 @@ def _without_running(order: Order, console: Console) -> None:
 
 
 def _collect(order: Order, console: Console) -> None:
-    """Distils the finished runs of the queue that are found in folders."""
+    """Store the committed results of the queue's finished runs that are found in folders."""
     library = Library(order.results)
     missing = [job for job in order.jobs if library.find(job.cell) is None]
     for folder in _finished(order.collect or ()):
@@ -131,13 +131,13 @@ def _collect(order: Order, console: Console) -> None:
 
 
 def _finished(roots: Sequence[Path]) -> Iterator[Path]:
-    """The folders of finished runs below some folders."""
+    """Folders of finished runs below some folders."""
     for root in roots:
         yield from (path.parent for path in sorted(root.rglob(SUMMARY)))
 
 
 def _holds(cell: Cell, folder: Path) -> bool:
-    """Whether a folder holds the finished run of a cell, on the dataset itself."""
+    """Whether a folder holds the finished run of a cell, on the real dataset."""
     try:
         return cached_runs.inspect(cell, folder) == "finished" and read_config(folder)["data"]["is_real"]
     except InvalidInput:
@@ -145,12 +145,12 @@ def _holds(cell: Cell, folder: Path) -> bool:
 
 
 def _cell(job: Job, order: Order) -> Cell:
-    """As the queue runs it: with checkpoints, and never on a stand-in."""
+    """Cell as the queue runs it: with checkpoints, and never on embedded data."""
     return dataclasses.replace(job.cell, arguments=(*job.cell.arguments, *CHECKPOINTS, *order.data))
 
 
 def _run(order: Order, console: Console) -> None:
-    """Runs what is not finished. What is refused is told and left, so that a night is not lost for one run."""
+    """Run the unfinished jobs. A job with an error is reported and skipped, so that the others still run."""
     os.nice(NICENESS)
     found = standings(order.jobs, Library(order.results), order.out)
     done, refused = sum(one.is_finished for one in found), 0

@@ -1,4 +1,4 @@
-"""What of the queue is finished, and how long the rest will take."""
+"""State of the queue: finished jobs, and the estimated time of the rest."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ EXAMPLES_PER_SECOND = {"fedpac_cnn": 12_000.0, "fedavg_cnn": 8_000.0}
 
 
 class Standing(NamedTuple):
-    """Where a job stands.
+    """State of a job.
 
     Attributes:
       job: which.
@@ -38,7 +38,7 @@ class Standing(NamedTuple):
 
 
 def standings(jobs: Sequence[Job], library: Library, out: Path | None) -> list[Standing]:
-    """Where each job stands.
+    """State of each job.
 
     Args:
       jobs: which.
@@ -51,7 +51,7 @@ def standings(jobs: Sequence[Job], library: Library, out: Path | None) -> list[S
 
 
 def seconds_left(found: Iterable[Standing]) -> float:
-    """Of all jobs that are not finished."""
+    """Estimated seconds of all unfinished jobs."""
     return sum(one.seconds for one in found if not one.is_finished)
 
 
@@ -83,7 +83,7 @@ class _Speeds:
                 self._seen.setdefault(kind, []).append(speed)
 
     def seconds(self, job: Job) -> float:
-        """That a job takes."""
+        """Estimated seconds of a job."""
         request = job.cell.request()
         seen = next((self._seen[kind] for kind in _kinds(job) if kind in self._seen), None)
         speed = EXAMPLES_PER_SECOND[request.options.model] if seen is None else statistics.median(seen)
@@ -91,5 +91,5 @@ class _Speeds:
 
 
 def _kinds(job: Job) -> list[tuple[str, ...]]:
-    """Of jobs that are about as fast, the likest first."""
+    """Groups of jobs of similar speed, the most similar first."""
     return [(job.cell.request().options.model, job.method), (job.cell.request().options.model,)]

@@ -1,4 +1,4 @@
-"""Turns runs into one HTML page, or into a picture of their curves.
+"""Report on runs as one HTML page, or a picture of their curves.
 
     python -m experiments.report runs/digits-fedpac-seed0-001
     python -m experiments.report runs/sweeps/digits --out sweep.html
@@ -27,7 +27,7 @@ OURS = "pfl_jax · report".encode()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes a report.
+    """Write a report.
 
     Args:
       arguments: the words of the command line; by default those of this process.
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(out: Path, plot: Path | None) -> None:
-    """Raises InvalidInput where the file to write has a name that cannot be meant."""
+    """Raise InvalidInput if the output file has an unsuitable name."""
     if plot is not None and plot.suffix not in PICTURES:
         raise InvalidInput(f"--plot {plot}: the name of a picture ends in {', '.join(PICTURES)}")
     target = out if plot is None else plot

@@ -1,4 +1,4 @@
-"""docs/results.md and the table of README, as text."""
+"""Text of docs/results.md and of README's table."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -49,7 +49,7 @@ FedAS's tables have CIFAR only, so nothing published stands beside these. Best o
 
 
 class Content:
-    """Everything that the page is made of.
+    """Content of the page.
 
     Args:
       library: the committed results.
@@ -64,12 +64,12 @@ class Content:
 
     @property
     def places(self) -> list[Place]:
-        """Of all sections."""
+        """Places of all sections."""
         return [place for there in self.sections.values() for place in there]
 
 
 def page(content: Content) -> str:
-    """docs/results.md."""
+    """Text of docs/results.md."""
     parts = [INTRODUCTION, *_counts(content)]
     for section, there in content.sections.items():
         parts += [f"## {section.title}\n", _table(there)]
@@ -78,7 +78,7 @@ def page(content: Content) -> str:
 
 
 def readme_table(content: Content) -> str:
-    """What README shows of it."""
+    """Table of README."""
     by_row = {place.figure.row: place for place in content.sections[SECTIONS[0]]}
     lines = _markdown(
         ["method", "ours", "paper", "difference"],
@@ -133,7 +133,7 @@ def _cause(place: Place) -> str:
 
 
 def _numbers(figure: Figure) -> list[str]:
-    """Ours, the paper's, the difference."""
+    """Our accuracy, the paper's, and the difference."""
     ours = _number(figure.mean)
     if figure.std is not None:
         ours += f" ± {figure.std:.2f} ({len(figure.accuracies)})"
@@ -198,7 +198,7 @@ def _number(value: float | None) -> str:
 
 
 def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] = (0,)) -> str:
-    """A table.
+    """Table in Markdown.
 
     Args:
       heads: of the columns.

@@ -1,4 +1,4 @@
-"""Compiled programs on the disk: what goes wrong there costs time, never a run."""
+"""Compilation cache on disk; its errors cost time but never end a run."""
 
 import contextlib
 import re
@@ -13,7 +13,7 @@ _TROUBLE = re.compile(r"Error (reading|writing) persistent compilation cache ent
 
 
 def folder() -> Path | None:
-    """Where JAX keeps compiled programs; None if it does not."""
+    """Folder of JAX's compilation cache; None if it is off."""
     place = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     return None if place is None else Path(place)
 

@@ -1,4 +1,4 @@
-"""Folders that one process alone is at work in; a lock ends with its process, however that ends."""
+"""Locks on folders that only one process may write into; a lock ends with its process."""
 
 import contextlib
 import fcntl
@@ -13,7 +13,7 @@ from pfl_jax.errors import InvalidInput
 
 @contextlib.contextmanager
 def alone(log: Path) -> Iterator[None]:
-    """Holds a run for this process: as long as it lives, no other can write into the run's folder, or clear it away.
+    """Lock a run for the life of this process: no other process can write into its folder or remove it.
 
     Args:
       log: the run's metrics.
@@ -27,7 +27,7 @@ def alone(log: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive(folder: str | Path) -> Iterator[None]:
-    """Holds a folder of many runs for this process alone; made if it is not there.
+    """Lock a folder of many runs for this process; the folder is created if missing.
 
     A run that was cut off looks like one that goes on: only whoever holds the folder may begin it anew.
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: one line whenever they come, and nothing lost.
+"""Handling of Ctrl-C and SIGTERM: one line at any time, and no loss of results.
 
 Until a run has a folder there is nothing to lose, and `experiments/__init__.py` ends the process at once. From then on
 a signal is a KeyboardInterrupt (`interruptible`), and between the first round and the summary it waits for the end of
@@ -18,7 +18,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class _Raise:
-    """A handler that raises KeyboardInterrupt, and remembers it: callbacks inside JAX can swallow exceptions."""
+    """Handler that raises KeyboardInterrupt and records it: callbacks inside JAX can swallow exceptions."""
 
     def __init__(self):
         self.received = False
@@ -30,7 +30,7 @@ class _Raise:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Makes SIGINT and SIGTERM a KeyboardInterrupt."""
+    """Turn SIGINT and SIGTERM into a KeyboardInterrupt."""
     _raise_what_was_swallowed()
 
     def hook(unraisable: Any) -> None:
@@ -58,7 +58,7 @@ class Stop:
 
 @contextlib.contextmanager
 def stoppable(console: Console) -> Iterator[Stop]:
-    """Lets a round end before the first SIGINT or SIGTERM stops the run; the second one stops it at once."""
+    """Let a round end before the first SIGINT or SIGTERM stops the run; a second one stops it at once."""
     _raise_what_was_swallowed()
     stop = Stop()
 
@@ -79,7 +79,7 @@ def _raise_what_was_swallowed() -> None:
 
 @contextlib.contextmanager
 def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Has signals handled, where that is possible: in the main thread."""
+    """Install signal handlers where that is possible: in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -30,7 +30,7 @@ GROUPS = "groups"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a sweep.
+    """Run a sweep.
 
     Args:
       arguments: the words of the command line; by default those of this process.
@@ -54,7 +54,7 @@ def _parser() -> batch.Parser:
 
 
 def parse(words: Sequence[str]) -> Order:
-    """Checks a command line, that of every run included.
+    """Check a command line, and that of every run.
 
     Raises:
       InvalidInput: an unknown dataset, option or value, or an option that a sweep cannot take.
@@ -112,7 +112,7 @@ def _say_what_there_is_to_do(order: Order, console: Console) -> None:
 
 
 def _run(order: Order, console: Console) -> None:
-    """Runs what is not there yet, group by group, and saves the table and the picture."""
+    """Run what is missing, group by group, and save the table and the picture."""
     runs = [run for setting in order.settings() for run in order.runs(setting)]
     # All folders first: what is refused is refused before hours of work.
     states = [cached_runs.inspect(*run) for run in runs]

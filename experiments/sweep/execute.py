@@ -1,4 +1,4 @@
-"""Runs of one program, side by side: each leaves the folder that `run.run` would have left for it alone."""
+"""Runs of one program, side by side: each writes the same folder as `run.run` alone."""
 
 import contextlib
 import dataclasses
@@ -54,7 +54,7 @@ MEMORY_SHARE = 0.5
 
 
 class Group(NamedTuple):
-    """Runs that are one program.
+    """Runs that share one program.
 
     Attributes:
       experiments: of each.
@@ -70,7 +70,7 @@ class Group(NamedTuple):
 
 
 def run(cells: Sequence[Run], unfinished: Sequence[Run], root: Path, console: Console) -> None:
-    """Runs cells that differ in seeds and in real numbers among the method's hyper-parameters only.
+    """Run cells that differ only in seeds and in the method's real-valued hyper-parameters.
 
     Args:
       cells: all of the group, with a folder for each.
@@ -102,7 +102,7 @@ def run(cells: Sequence[Run], unfinished: Sequence[Run], root: Path, console: Co
 
 
 def _group(runs: Sequence[Run], request: Request, dataset: Dataset, root: Path) -> Group:
-    """The runs with their data, and a place for their checkpoints that is theirs alone."""
+    """Runs with their data, and the folder of their common checkpoints."""
     folders = [folder for _, folder in runs]
     requests = [_on_one_device(cell.request(folder)) for cell, folder in runs]
     if not dataset.is_real:
@@ -123,12 +123,12 @@ def _group(runs: Sequence[Run], request: Request, dataset: Dataset, root: Path) 
 
 
 def _names(folders: Sequence[Path], root: Path) -> list[str]:
-    """Of the runs, wherever the sweep lies."""
+    """Names of the runs, independent of the sweep's folder."""
     return [str(folder.relative_to(root.parent)) for folder in folders]
 
 
 def _begun(cells: Sequence[Run], unfinished: Sequence[Run], root: Path) -> list[list[Run]]:
-    """The runs that go on together from a checkpoint: those it is of, also where one of them was finished already."""
+    """Runs that resume together from a checkpoint: all that it contains, also if one of them was already finished."""
     known = dict(zip(_names([folder for _, folder in cells], root), cells, strict=True))
     missing = set(_names([folder for _, folder in unfinished], root))
     found = []
@@ -141,12 +141,12 @@ def _begun(cells: Sequence[Run], unfinished: Sequence[Run], root: Path) -> list[
 
 
 def _on_one_device(request: Request) -> Request:
-    """Devices divide the runs here: each run stays on one, with all its clients."""
+    """Request whose run stays on one device, with all its clients: a sweep divides its runs over the devices."""
     return dataclasses.replace(request, options=dataclasses.replace(request.options, devices=1))
 
 
 def _at_once(group: Group, used: Sequence[Any]) -> int:
-    """How many runs fit into the memory, at least one."""
+    """Number of runs that fit into memory, at least one."""
     experiment, data = group.experiments[0], federated.select_run(group.data, 0)
     values = real_numbers(experiment.request)
     needed = sweep.bytes_of_runs(_factory(experiment), data, experiment.settings, values)
@@ -219,7 +219,7 @@ def _rounds(
     began: float,
     stop: Stop,
 ) -> None:
-    """The rounds of all runs that are left; what there is to tell of them goes into their histories."""
+    """Run the remaining rounds of all runs and add their results to the histories."""
     first, before = group.experiments[0], histories[0].elapsed
     options, settings = first.request.options, first.settings
     epochs, every = first.request.hyper_parameters.get("epochs", 1), options.checkpoint_every
@@ -273,7 +273,7 @@ def _results(group: Group, states: State | None, used: Sequence[Any]) -> Iterato
 
 
 def _save(group: Group, folders: Sequence[RunFolder], histories: Sequence[History], states: State) -> None:
-    """A checkpoint of all runs after a round."""
+    """Write a checkpoint of all runs after a round."""
     # Without what fills up a device's share.
     own = jax.tree.map(lambda leaf: leaf[: len(folders)], states)
     arrays = {f"{index}-{name}": a for index, one in enumerate(histories) for name, a in one.arrays().items()}
@@ -288,7 +288,7 @@ def _save(group: Group, folders: Sequence[RunFolder], histories: Sequence[Histor
 
 
 def _restore(group: Group, notify: Callable[[str], None]) -> tuple[list[History], State]:
-    """All runs as the newest good checkpoint has them; their logs are cut to it."""
+    """Restore all runs from the newest good checkpoint and cut their logs to it."""
     one = simulate.build(group.experiments[0].method, group.experiments[0].settings)
     data = federated.select_run(group.data, 0)
     keys = jax.random.split(jax.random.key(0), len(group.folders))
@@ -314,5 +314,5 @@ def _restore(group: Group, notify: Callable[[str], None]) -> tuple[list[History]
 
 
 def _run_chunk(model: str) -> int | None:
-    """Runs under one vmap on a device: as clients, one after another for convolutions on a CPU."""
+    """Runs under one vmap on a device: as for clients, one after another for convolutions on a CPU."""
     return 1 if jax.default_backend() == "cpu" and model in CONVOLUTIONAL else None

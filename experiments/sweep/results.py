@@ -1,4 +1,4 @@
-"""What a sweep has to show: a table over its settings, for people and programs, and the curves as a picture."""
+"""Results of a sweep: a table over its settings, for people and programs, and the curves as a picture."""
 
 import math
 import statistics
@@ -25,7 +25,7 @@ MOST_LINES = 8
 
 
 class Row(NamedTuple):
-    """A setting's accuracies in percent.
+    """Accuracies of a setting in percent.
 
     Attributes:
       name: of the setting.
@@ -38,17 +38,17 @@ class Row(NamedTuple):
     curves: dict[Protocol, tuple[list[int], list[list[float]]]]
 
     def mean(self, protocol: Protocol, average: Average = "clients") -> float:
-        """Over seeds."""
+        """Mean over seeds."""
         return statistics.fmean(self.accuracies[protocol, average])
 
     def deviation(self, protocol: Protocol, average: Average = "clients") -> float | None:
-        """Standard deviation over seeds; None of one."""
+        """Standard deviation over seeds; None for one seed."""
         values = self.accuracies[protocol, average]
         return statistics.stdev(values) if len(values) > 1 else None
 
 
 def save(order: Order, console: Console) -> None:
-    """Prints the table of a finished sweep, and saves it with its picture: sweep.json, sweep.md, sweep.png, sweep.svg.
+    """Print the table of a finished sweep, and save it with its picture: sweep.json, sweep.md, sweep.png, sweep.svg.
 
     Args:
       order: all runs of which are finished.
@@ -99,7 +99,7 @@ def _row(order: Order, setting: tuple[str, ...], protocols: Sequence[Protocol]) 
 
 
 def _columns(rows: list[Row], protocol: Protocol) -> dict[str, tuple[Protocol, Average]]:
-    """Headings and what stands below them, the protocol that counts first."""
+    """Headings with the values below them, the main protocol first."""
     columns = sorted(rows[0].accuracies, key=lambda column: column[0] != protocol)
     return {name if average == "clients" else f"{name}, pooled": (name, average) for name, average in columns}
 

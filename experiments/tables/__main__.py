@@ -1,4 +1,4 @@
-"""The papers' tables: every run of a table, each in its folder, and the table with our figures beside the paper's.
+"""Tables of the papers: every run of a table, each in its folder, and the table with our results beside the paper's.
 
     python -m experiments.tables --paper fedpac --table 1 --dataset fashion_mnist --clients 20 --seeds 3
 
@@ -42,7 +42,7 @@ ROOT = Path("runs/tables")
 
 
 class Order(NamedTuple):
-    """A checked command line.
+    """Checked command line.
 
     Attributes:
       paper, table: which table.
@@ -70,20 +70,20 @@ class Order(NamedTuple):
     anew: bool
 
     def runs(self, row: Published) -> list[tuple[Cell, Path]]:
-        """The cells of a place of the table, one for each seed, and their folders; none where it cannot be run."""
+        """Cells of a place of the table, one for each seed, and their folders; none if it cannot be run."""
         if not comparison.is_runnable(row):
             return []
         arguments, folder = (*row.arguments, *self.words), self.out / comparison.place(row)
         return [(Cell(row.dataset, arguments, seed), folder / f"seed-{seed}") for seed in range(self.seeds)]
 
     def library(self) -> Library | None:
-        """The committed results that count as finished runs: none beside runs on a stand-in."""
+        """Committed results that count as finished runs; none beside runs on embedded data."""
         if self.anew or any(not load.read_config(path.parent)["data"]["is_real"] for path in _summaries(self.out)):
             return None
         return Library(committed.ROOT)
 
     def compare(self) -> tuple[Comparison, Comparison]:
-        """What was asked for of the table, and that together with all else that is there."""
+        """The requested part of the table, and the same with all other stored results."""
         library = self.library()
         figures = [comparison.figure(row, self.runs(row), self.measure, library) for row in self.rows]
         there = [figure for figure in figures if figure.accuracies]
@@ -98,7 +98,7 @@ class Order(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a table.
+    """Run a table.
 
     Args:
       arguments: the words of the command line; by default those of this process.
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _summaries(folder: Path) -> list[Path]:
-    """Of the finished runs in a table's folder."""
+    """Summaries of the finished runs in a table's folder."""
     return sorted(folder.glob(f"*/*/seed-*/{SUMMARY}"))
 
 
@@ -140,7 +140,7 @@ def _parser() -> batch.Parser:
 
 
 def parse(words: Sequence[str]) -> Order:
-    """Checks a command line.
+    """Check a command line.
 
     Raises:
       InvalidInput: an unknown paper, table, dataset, number of clients, setting, method or option.
@@ -174,7 +174,7 @@ def parse(words: Sequence[str]) -> Order:
 
 
 def _measure(own: argparse.Namespace) -> Measure:
-    """Which accuracy counts: the paper's, but for what was asked for."""
+    """Definition of the accuracy: the paper's, with the requested changes."""
     measure = catalogue.MEASURES[own.paper]
     for field, name, choices in (
         ("protocol", "eval-protocol", PROTOCOLS),
@@ -193,7 +193,7 @@ def _numbers(name: str) -> list[int]:
 
 
 def _select(rows: Sequence[Published], own: argparse.Namespace) -> list[Published]:
-    """The rows that were asked for; each option narrows what the ones before it left."""
+    """Requested rows; each option narrows the selection further."""
     chosen, where = list(rows), f" in {own.paper}'s Table {own.table}"
     for name, words in (("dataset", "dataset"), ("clients", "number of clients"), ("method", "method")):
         asked = getattr(own, name)
@@ -211,7 +211,7 @@ def _select(rows: Sequence[Published], own: argparse.Namespace) -> list[Publishe
 
 
 def _check_words(order: Order) -> None:
-    """Refuses options that would make other cells of these, and such that a method cannot use."""
+    """Refuse options that would change the cells, or that a method does not accept."""
     fixed = sorted(batch.given(order.words) & catalogue.FIXED)
     if fixed:
         hints = {"seed": ": use --seeds", "resume": ": the same command goes on where it was stopped"}
@@ -233,7 +233,7 @@ def _say_what_there_is_to_do(order: Order, console: Console) -> None:
 
 
 def _run(order: Order, console: Console) -> None:
-    """Runs what is not there yet, saves the table after each run, and prints it."""
+    """Run what is missing, save the table after each run, and print it."""
     _claim_table(order)
     cells = [
         (row, *run)
@@ -283,7 +283,7 @@ def _run(order: Order, console: Console) -> None:
 
 
 def _claim_table(order: Order) -> None:
-    """Refuses a folder with another table, which would be overwritten."""
+    """Refuse a folder with another table, which would be overwritten."""
     path = order.out / layout.JSON
     if not path.exists():
         return
@@ -297,7 +297,7 @@ def _seconds(folder: Path) -> float:
 
 
 def _seconds_left(cells: Sequence[tuple[Published, Cell, Path]], seconds: dict[Path, float]) -> float | None:
-    """By the other seeds of a place of the table, elsewhere by the mean of all runs; None before the first one."""
+    """Estimate from other seeds of the same place, else from the mean of all runs; None before the first run."""
     if not seconds:
         return None
     by_place: dict[Path, list[float]] = {}

@@ -64,7 +64,7 @@ def scatter(tree: PyTree, indices: jax.Array, rows: PyTree) -> PyTree:
 
 
 def choose(flags: jax.Array, left: PyTree, right: PyTree) -> PyTree:
-    """Select row i of `left` where flags[i], else of `right`, in leaves [M, ...]; a single flag selects a whole tree."""
+    """Select row i of `left` where flags[i], else of `right`, in leaves [M, ...]; a single flag selects a tree."""
     return jax.tree.map(lambda a, b: jnp.where(along(flags, a), a, b), left, right)
 
 
