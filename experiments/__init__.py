@@ -7,7 +7,7 @@ import signal
 import sys
 
 
-def _leave(*_) -> None:
+def _exit(*_) -> None:
     """Exit at once: an exception during the imports below would print many lines, or crash."""
     os.write(2, b"interrupted while no run was going on\n")
     os._exit(130)
@@ -15,7 +15,7 @@ def _leave(*_) -> None:
 
 # As a command, which Python imports with "-m" in the place of its name, and unless nohup or the like ignores Ctrl-C.
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGINT, _exit)
 
 # Batched LAPACK runs hundreds of times slower when OpenBLAS starts threads of its own inside XLA's; it reads this once,
 # when NumPy, SciPy or JAX is first imported.

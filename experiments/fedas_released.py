@@ -27,13 +27,13 @@ from experiments.config.exit_codes import exit_code
 from experiments.config.options import PROCESSES, flag
 from experiments.config.presets import DEFAULT_PRESET
 from experiments.config.request import Request, parse
-from experiments.execution.build import build, make_method
+from experiments.execution.build import build_experiment, make_method
 from experiments.execution.experiment import Experiment
 from experiments.execution.records import configuration, headline, info_record, summary
 from experiments.execution.resume import History
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, results_table
 from experiments.runtime.jax_config import prepare
-from experiments.runtime.locks import alone
+from experiments.runtime.locks import lock_run
 from experiments.runtime.progress import RoundProgress, duration
 from experiments.runtime.signals import Stop, interruptible, stoppable
 from pfl_jax import simulate
@@ -210,8 +210,8 @@ def run(request: Request, console: Console) -> None:
     prepare(request.options)
     folder = RunFolder.claim(request.options.out, f"{request.dataset}-fedas-released-seed{request.options.seed}")
     try:
-        with interruptible(), alone(folder.path / METRICS):
-            experiment = build(request, console)
+        with interruptible(), lock_run(folder.path / METRICS):
+            experiment = build_experiment(request, console)
             folder.write(CONFIG, configuration(experiment) | {"procedure": PROCEDURE})
             console.print(f"{headline(experiment)}; {PROCEDURE}", soft_wrap=True, highlight=False)
             with stoppable(console) as stop:

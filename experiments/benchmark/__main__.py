@@ -24,13 +24,13 @@ SECTIONS = (
     "methods",
     "waste",
     "growth",
-    "endurance",
+    "memory_growth",
     "optimizations",
     "variants",
     "chunks",
-    "crowd",
+    "many_clients",
     "sweep",
-    "everyday",
+    "overhead",
 )
 USUAL = SECTIONS[:5]
 """Without --only."""
@@ -114,7 +114,7 @@ def benchmark(request: argparse.Namespace, console: Console) -> dict[str, Any]:
     began = time.perf_counter()
     # Imported now, so that errors and --help do not wait for it.
     from experiments.benchmark import report, sections, workload
-    from experiments.benchmark.everyday import everyday
+    from experiments.benchmark.overhead import overhead
     from experiments.runtime import jax_config
 
     jax_config.prepare_jax()
@@ -137,8 +137,8 @@ def benchmark(request: argparse.Namespace, console: Console) -> dict[str, Any]:
         results["round"] = sections.fedpac_round(setup)
     for name in SECTIONS[1:]:
         if name in wanted:
-            results[name] = everyday(setup) if name == "everyday" else getattr(sections, name)(setup)
-    if "endurance" in wanted:
+            results[name] = overhead(setup) if name == "overhead" else getattr(sections, name)(setup)
+    if "memory_growth" in wanted:
         results["second_start"] = sections.second_start(setup)
     results["seconds"] = time.perf_counter() - began
     report.show(console, results)

@@ -260,20 +260,20 @@ def growth(setup: Setup) -> Record:
     }
 
 
-def endurance(setup: Setup) -> Record:
+def memory_growth(setup: Setup) -> Record:
     """Memory over many rounds."""
-    setup.notify(f"{setup.scale.endurance[0]} small rounds")
+    setup.notify(f"{setup.scale.memory_growth[0]} small rounds")
     request = json.dumps({"scale": dataclasses.asdict(setup.scale)})
-    return measure.in_process("experiments.benchmark.children", "endurance", request)
+    return measure.in_process("experiments.benchmark.children", "memory_growth", request)
 
 
-def crowd(setup: Setup) -> list[Record]:
+def many_clients(setup: Setup) -> list[Record]:
     """Thousands of clients with states of their own, a process for each method."""
     rows = []
     for method in ("fedpac", "fedas"):
-        setup.notify(f"{method}, {setup.scale.crowd[0]} clients, in a process of its own")
+        setup.notify(f"{method}, {setup.scale.many_clients[0]} clients, in a process of its own")
         request = json.dumps({"scale": dataclasses.asdict(setup.scale), "method": method})
-        rows.append(measure.in_process("experiments.benchmark.children", "crowd", request))
+        rows.append(measure.in_process("experiments.benchmark.children", "many_clients", request))
     return rows
 
 

@@ -11,12 +11,12 @@ from rich.console import Console
 
 from experiments.config.exit_codes import exit_code
 from experiments.config.request import RESULT_NEUTRAL
-from experiments.runtime.locks import exclusive
+from experiments.runtime.locks import lock_folder
 from experiments.runtime.signals import interruptible
 from pfl_jax.errors import InvalidInput
 
 
-class _Asked(typing.Protocol):
+class _BatchRequest(typing.Protocol):
     """Parsed arguments of a command of many runs."""
 
     @property
@@ -26,7 +26,7 @@ class _Asked(typing.Protocol):
     def out(self) -> Path: ...
 
 
-_Order = TypeVar("_Order", bound=_Asked)
+_Request = TypeVar("_Request", bound=_BatchRequest)
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,9 +51,9 @@ class Parser(argparse.ArgumentParser):
 
 def command(
     words: Sequence[str] | None,
-    parse: Callable[[Sequence[str]], _Order],
-    say: Callable[[_Order, Console], None],
-    make: Callable[[_Order, Console], None],
+    parse: Callable[[Sequence[str]], _Request],
+    say: Callable[[_Request, Console], None],
+    make: Callable[[_Request, Console], None],
 ) -> int:
     """Run a command of many runs.
 
@@ -68,13 +68,13 @@ def command(
     """
 
     def work() -> None:
-        order = parse(sys.argv[1:] if words is None else words)
+        request = parse(sys.argv[1:] if words is None else words)
         console = Console()
-        if order.dry_run:
-            say(order, console)
+        if request.dry_run:
+            say(request, console)
         else:
-            with interruptible(), exclusive(order.out):
-                make(order, console)
+            with interruptible(), lock_folder(request.out):
+                make(request, console)
 
     return exit_code(work)
 

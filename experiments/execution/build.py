@@ -29,7 +29,7 @@ MOST_HOLDERS = {"grouped": 2, "pathological": 2, "iid": 1}
 CIFAR-10 has, so grouped and pathological deal an example again once its class is used up."""
 
 
-def build(request: Request, console: Console, processes: Processes | None = None) -> Experiment:
+def build_experiment(request: Request, console: Console, processes: Processes | None = None) -> Experiment:
     """Load the data and build federation, model and method.
 
     Args:
@@ -41,7 +41,7 @@ def build(request: Request, console: Console, processes: Processes | None = None
       InvalidInput: the data is missing, damaged or too small, or model or method refuse it.
     """
     processes = processes or Processes()
-    request, dataset = processes.in_turn(lambda: load(request, console))
+    request, dataset = processes.in_turn(lambda: load_data(request, console))
     options = request.options
     with processes.together():
         # Not on the devices: those get their own clients' examples.
@@ -54,7 +54,7 @@ def build(request: Request, console: Console, processes: Processes | None = None
         return assemble(request, sharding.without_pixels(dataset), data, simulate.client_mesh(devices(options)))
 
 
-def load(request: Request, console: Console) -> tuple[Request, Dataset]:
+def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
     """Load the data; return also the request, with the reductions for embedded data if they apply.
 
     Args:

@@ -19,7 +19,7 @@ from experiments.config.request import Request, filled, method_config, relevant_
 from experiments.execution import trackers
 from experiments.results.load import read_config, read_summary
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY
-from experiments.runtime.locks import alone
+from experiments.runtime.locks import lock_run
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
@@ -93,7 +93,7 @@ def inspect(cell: Cell, folder: str | Path) -> State:
     return "finished" if (folder / SUMMARY).exists() else "unfinished"
 
 
-def say_state(cell: Cell, folder: Path, console: Console, kept: Path | None = None) -> None:
+def print_state(cell: Cell, folder: Path, console: Console, kept: Path | None = None) -> None:
     """Print a cell's command and the state of its folder, or where its result is stored instead."""
     try:
         state: str = inspect(cell, folder)
@@ -164,7 +164,7 @@ def remove_unfinished(folder: Path) -> None:
     if not folder.exists():
         return
     try:
-        with alone(folder / METRICS):
+        with lock_run(folder / METRICS):
             Checkpoints(folder / FOLDER).clear()
             trackers.clear(folder)
             for path in folder.iterdir():

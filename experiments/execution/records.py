@@ -186,7 +186,7 @@ def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: f
       wasted: mean share of a round's gradient steps that were taken for clients already finished.
     """
     request, options, last = experiment.request, experiment.request.options, evaluations[-1]
-    figure = published.published(request, is_real=experiment.dataset.is_real)
+    figure = published.find(request, is_real=experiment.dataset.is_real)
     line = last.record()
     top = {average: best(evaluations, options.eval_protocol, average) for average in AVERAGES}
     # The first evaluation's rounds include compilation, unless they are all there is.

@@ -25,14 +25,14 @@ from experiments.execution.records import (
     wasted_step_share,
 )
 from experiments.execution.resume import History, check_data, refuse_finished
-from experiments.execution.trackers import check, tracked
+from experiments.execution.trackers import check, open_trackers
 from experiments.papers import published, settings
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, Newcomers, RunFolder, results_table
-from experiments.runtime.compilation_cache import tended
+from experiments.runtime.compilation_cache import repair_cache
 from experiments.runtime.devices import devices
 from experiments.runtime.distributed import Processes
 from experiments.runtime.jax_config import prepare
-from experiments.runtime.locks import alone
+from experiments.runtime.locks import lock_run
 from experiments.runtime.progress import RoundProgress, duration
 from experiments.runtime.signals import Stop, interruptible, stoppable
 from pfl_jax import simulate
@@ -68,12 +68,12 @@ def run(request: Request, console: Console, observe: Observe | None = None, proc
     work = _Work(request, folder, Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints), processes)
     try:
         with interruptible():
-            _carry_out(work, console, observe)
+            _run_to_end(work, console, observe)
     except BaseException as error:
         # What can go on stays, whether it has a result or not.
         if processes.reports and not options.resume and not work.checkpoints.rounds():
             folder.discard()
-        told = _told(error, work)
+        told = _user_error(error, work)
         if told is error:
             raise
         if not processes.reports and isinstance(error, Diverged | KeyboardInterrupt):
@@ -102,7 +102,7 @@ class _Work:
     experiment: Experiment | None = None
 
 
-def _carry_out(work: _Work, console: Console, observe: Observe | None) -> None:
+def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
     """Load the data, start the run or resume from its last checkpoint, and run it to its end."""
     began, folder, options, processes = time.perf_counter(), work.folder, work.request.options, work.processes
 
@@ -112,12 +112,12 @@ def _carry_out(work: _Work, console: Console, observe: Observe | None) -> None:
     with contextlib.ExitStack() as held:
         with processes.together():
             if processes.reports:
-                held.enter_context(alone(folder.path / METRICS))
+                held.enter_context(lock_run(folder.path / METRICS))
             if options.resume:
                 # Another process may have finished it since `resume.resumed` looked.
                 refuse_finished(folder.path)
-        held.enter_context(tended(notify))
-        work.experiment = experiment = build.build(work.request, console, processes)
+        held.enter_context(repair_cache(notify))
+        work.experiment = experiment = build.build_experiment(work.request, console, processes)
         work.request = experiment.request
         with processes.together():
             if options.resume:
@@ -136,14 +136,14 @@ def _carry_out(work: _Work, console: Console, observe: Observe | None) -> None:
             processes.check_round(history.round)
             console.print(f"continuing {folder.path} after round {history.round}", soft_wrap=True)
         console.print(headline(experiment), soft_wrap=True, highlight=False)
-        with stoppable(console) as stop, contextlib.ExitStack() as open_trackers:
+        with stoppable(console) as stop, contextlib.ExitStack() as stack:
             track = None
             with processes.together():
                 if processes.reports:
-                    trackers = tracked(folder, options, configuration(experiment), history.evaluations)
-                    track = open_trackers.enter_context(trackers)
+                    trackers = open_trackers(folder, options, configuration(experiment), history.evaluations)
+                    track = stack.enter_context(trackers)
             _rounds(work, experiment, track, console, began, observe, stop)
-            open_trackers.close()
+            stack.close()
             # Nothing is stopped between the last round and the summary, which makes the run a finished one.
             wasted = math.fsum(history.wasted) / len(history.wasted)
             with processes.together():
@@ -153,7 +153,7 @@ def _carry_out(work: _Work, console: Console, observe: Observe | None) -> None:
         _show(experiment, folder, console, history)
 
 
-def _told(error: BaseException, work: _Work) -> BaseException:
+def _user_error(error: BaseException, work: _Work) -> BaseException:
     """Message of an error for the user: what happened, what to do, and what remains of the run."""
     saved = work.checkpoints.rounds()
     go_on = f"; --resume {work.folder.path} goes on after round {saved[-1]}" if saved else ""
@@ -240,7 +240,7 @@ def _rounds(
                 evaluation = _evaluate(history, experiment, result, result.received)
                 with processes.together():
                     if track is not None:
-                        folder.log(evaluation, **_further(result))
+                        folder.log(evaluation, **_log_entries(result))
                         track(evaluation)
                 reached = _reached(options, evaluation)
             if observe is not None:
@@ -275,7 +275,7 @@ def _evaluate(history: History, experiment: Experiment, result: simulate.RoundRe
     )
 
 
-def _further(result: simulate.RoundResult) -> dict[str, Any]:
+def _log_entries(result: simulate.RoundResult) -> dict[str, Any]:
     """Entries of the metrics log beside the scores."""
     missing = result.cohort[~result.arrived].tolist()
     return {
@@ -308,7 +308,7 @@ def _diverged(error: Diverged, request: Request, checkpoints: Checkpoints, folde
 def _show(experiment: Experiment, folder: RunFolder, console: Console, history: History) -> None:
     """Print the table of a finished run, and draw its curves if requested."""
     request, options, evaluations = experiment.request, experiment.request.options, history.evaluations
-    figure = published.published(request, is_real=experiment.dataset.is_real)
+    figure = published.find(request, is_real=experiment.dataset.is_real)
     beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
     title = f"{options.method} on {experiment.dataset.description}"
     pooled = figure is not None and settings.MEASURES[figure.paper].average == "examples"

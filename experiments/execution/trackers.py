@@ -57,7 +57,7 @@ def scalars(evaluation: Evaluation) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def tracked(
+def open_trackers(
     folder: RunFolder, options: Options, configuration: dict[str, Any], past: Sequence[Evaluation]
 ) -> Iterator[Taker]:
     """Receiver of a run's evaluations beside its log: the trackers that the options ask for.

@@ -25,7 +25,7 @@ from pfl_jax.errors import InvalidInput
 ROOT = Path(__file__).parents[2]
 
 
-class Order(NamedTuple):
+class StudyRequest(NamedTuple):
     """Checked command line.
 
     Attributes:
@@ -45,7 +45,7 @@ class Order(NamedTuple):
     only_page: bool
 
 
-def parse(words: Sequence[str]) -> Order:
+def parse(words: Sequence[str]) -> StudyRequest:
     """Check a command line.
 
     Raises:
@@ -71,30 +71,30 @@ def parse(words: Sequence[str]) -> Order:
         raise InvalidInput(f"--seeds must be at least 1, not {own.seeds}")
     chosen = [step for step in ladder.LADDER if step.name in own.step]
     places = ladder.places(own.dataset, [shares[word] for word in own.participation], own.seeds, chosen)
-    return Order(places, own.out.expanduser(), own.results, own.write, own.dry_run, own.page)
+    return StudyRequest(places, own.out.expanduser(), own.results, own.write, own.dry_run, own.page)
 
 
-def _say(order: Order, console: Console) -> None:
-    for place in order.places:
-        state = "missing" if records.read(place, order.results) is None else "there"
-        console.print(f"{place.command(order.out / place.name)}  # {state}", soft_wrap=True, highlight=False)
+def _say(request: StudyRequest, console: Console) -> None:
+    for place in request.places:
+        state = "missing" if records.read(place, request.results) is None else "there"
+        console.print(f"{place.command(request.out / place.name)}  # {state}", soft_wrap=True, highlight=False)
 
 
-def _make(order: Order, console: Console) -> None:
+def _make(request: StudyRequest, console: Console) -> None:
     """Run what is missing, and write the page."""
-    missing = [place for place in order.places if records.read(place, order.results) is None]
-    if not order.only_page:
-        there = len(order.places) - len(missing)
-        console.print(f"{there} of {len(order.places)} runs are there, in {order.results}", highlight=False)
+    missing = [place for place in request.places if records.read(place, request.results) is None]
+    if not request.only_page:
+        there = len(request.places) - len(missing)
+        console.print(f"{there} of {len(request.places)} runs are there, in {request.results}", highlight=False)
         try:
             for number, place in enumerate(missing, start=1):
                 console.print(f"run {number} of {len(missing)}: {place.name}", style="bold", highlight=False)
-                records.write(place, measure(place, order.out / place.name, console), order.results)
+                records.write(place, measure(place, request.out / place.name, console), request.results)
         except KeyboardInterrupt:
-            page.write(order.results, order.page)
+            page.write(request.results, request.page)
             raise KeyboardInterrupt("interrupted; finished runs stay, the same command goes on") from None
-    page.write(order.results, order.page)
-    console.print(f"saved in {order.page}", soft_wrap=True, highlight=False)
+    page.write(request.results, request.page)
+    console.print(f"saved in {request.page}", soft_wrap=True, highlight=False)
 
 
 def measure(place: Place, folder: Path, console: Console) -> records.Record:

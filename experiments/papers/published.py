@@ -63,7 +63,7 @@ def _published(row: dict[str, Any]) -> Published:
     return Published(**row | {"table": table, "clients": clients, "accuracy_percent": accuracy})
 
 
-def published(request: Request, *, is_real: bool) -> Published | None:
+def find(request: Request, *, is_real: bool) -> Published | None:
     """Published accuracy for exactly this setting, or None.
 
     Only if the data is the real one and everything that bears on the result is as the paper had it: model, rounds,
@@ -75,26 +75,26 @@ def published(request: Request, *, is_real: bool) -> Published | None:
     """
     if not is_real:
         return None
-    wanted = _compared(request)
+    wanted = _compared_options(request)
     for row in load():
         same = (row.dataset, row.clients) == (request.dataset, request.options.num_clients)
-        same = same and settings.PRESET[row.paper] == request.options.preset and _says_all(row)
+        same = same and settings.PRESET[row.paper] == request.options.preset and _fully_described(row)
         if same and settings.method_name(row.method) == request.options.method:
             # A table may need an option that is not there; it is no row of this run then.
             with contextlib.suppress(InvalidInput):
-                if _compared(Cell(row.dataset, row.arguments).request()) == wanted:
+                if _compared_options(Cell(row.dataset, row.arguments).request()) == wanted:
                     return row
     return None
 
 
-def _says_all(row: Published) -> bool:
+def _fully_described(row: Published) -> bool:
     """Whether the paper describes the row's setting completely enough for an exact comparison."""
     if row.paper != "fedpac":
         return True
     return row.table != ANGLES_UNSAID and (row.table, row.method) not in MODELS_UNSAID
 
 
-def _compared(request: Request) -> dict[str, Any]:
+def _compared_options(request: Request) -> dict[str, Any]:
     """Options that must be as in the paper; it does not report evaluation frequency or float precision."""
     compared = {
         name: value for name, value in relevant_options(request).items() if name not in ("eval_every", "precision")

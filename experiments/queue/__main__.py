@@ -28,7 +28,7 @@ from experiments.config.cell import Cell
 from experiments.execution import cached_runs, committed
 from experiments.execution.committed import Library
 from experiments.queue.jobs import BLOCKS, Job, jobs
-from experiments.queue.plan import Standing, seconds_left, standings
+from experiments.queue.plan import JobStatus, job_statuses, seconds_left
 from experiments.results.load import read_config
 from experiments.results.run_folder import SUMMARY
 from experiments.runtime.progress import duration
@@ -39,7 +39,7 @@ NICENESS = 19
 CHECKPOINTS = ("--checkpoint-every", "20")
 
 
-class Order(NamedTuple):
+class QueueRequest(NamedTuple):
     """Checked command line.
 
     Attributes:
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return batch.command(arguments, parse, _without_running, _run)
 
 
-def parse(words: Sequence[str]) -> Order:
+def parse(words: Sequence[str]) -> QueueRequest:
     """Check a command line.
 
     Raises:
@@ -97,14 +97,14 @@ def parse(words: Sequence[str]) -> Order:
             raise InvalidInput(f"--collect {folder}: there is no such folder")
     data = ("--source", "files", *(() if own.data_dir is None else ("--data-dir", own.data_dir)))
     dry_run = own.list or own.collect is not None
-    return Order(every, own.out.expanduser(), own.results, data, own.collect, dry_run)
+    return QueueRequest(every, own.out.expanduser(), own.results, data, own.collect, dry_run)
 
 
-def _without_running(order: Order, console: Console) -> None:
+def _without_running(request: QueueRequest, console: Console) -> None:
     """Carry out --collect, then --list."""
-    if order.collect is not None:
-        _collect(order, console)
-    found = standings(order.jobs, Library(order.results), order.out)
+    if request.collect is not None:
+        _collect(request, console)
+    found = job_statuses(request.jobs, Library(request.results), request.out)
     for block, title in BLOCKS.items():
         there = [one for one in found if one.job.block == block]
         if there:
@@ -117,17 +117,17 @@ def _without_running(order: Order, console: Console) -> None:
     _say(console, f"{done} of {len(found)} runs are finished; about {_hours(seconds_left(found))} left", style="bold")
 
 
-def _collect(order: Order, console: Console) -> None:
+def _collect(request: QueueRequest, console: Console) -> None:
     """Store the committed results of the queue's finished runs that are found in folders."""
-    library = Library(order.results)
-    missing = [job for job in order.jobs if library.find(job.cell) is None]
-    for folder in _finished(order.collect or ()):
+    library = Library(request.results)
+    missing = [job for job in request.jobs if library.find(job.cell) is None]
+    for folder in _finished(request.collect or ()):
         job = next((job for job in missing if _holds(job.cell, folder)), None)
         if job is None:
             _say(console, f"{folder}: not of the queue, or there already")
             continue
         missing.remove(job)
-        _say(console, f"{folder}: {committed.keep(folder, job.place, order.results)}")
+        _say(console, f"{folder}: {committed.keep(folder, job.place, request.results)}")
 
 
 def _finished(roots: Sequence[Path]) -> Iterator[Path]:
@@ -144,27 +144,27 @@ def _holds(cell: Cell, folder: Path) -> bool:
         return False
 
 
-def _cell(job: Job, order: Order) -> Cell:
+def _cell(job: Job, request: QueueRequest) -> Cell:
     """Cell as the queue runs it: with checkpoints, and never on embedded data."""
-    return dataclasses.replace(job.cell, arguments=(*job.cell.arguments, *CHECKPOINTS, *order.data))
+    return dataclasses.replace(job.cell, arguments=(*job.cell.arguments, *CHECKPOINTS, *request.data))
 
 
-def _run(order: Order, console: Console) -> None:
+def _run(request: QueueRequest, console: Console) -> None:
     """Run the unfinished jobs. A job with an error is reported and skipped, so that the others still run."""
     os.nice(NICENESS)
-    found = standings(order.jobs, Library(order.results), order.out)
+    found = job_statuses(request.jobs, Library(request.results), request.out)
     done, refused = sum(one.is_finished for one in found), 0
     _say(console, f"process {os.getpid()}: {done} of {len(found)} runs are finished")
     try:
         for number, one in enumerate(found, start=1):
             # Another machine may have finished it since.
-            if Library(order.results).find(one.job.cell) is not None:
+            if Library(request.results).find(one.job.cell) is not None:
                 continue
-            left = seconds_left(standings(order.jobs, Library(order.results), order.out))
+            left = seconds_left(job_statuses(request.jobs, Library(request.results), request.out))
             title = f"run {number} of {len(found)}: {one.job.label}; about {duration(left)} left for all"
             _say(console, title, style="bold")
             try:
-                _run_one(one, order, console)
+                _run_one(one, request, console)
                 done += 1
             except CannotWrite:
                 raise
@@ -177,13 +177,13 @@ def _run(order: Order, console: Console) -> None:
         ) from None
     if refused:
         raise InvalidInput(f"{done} of {len(found)} runs are finished, {refused} could not be: see above")
-    _say(console, f"all {len(found)} runs are finished, in {order.results}")
+    _say(console, f"all {len(found)} runs are finished, in {request.results}")
 
 
-def _run_one(one: Standing, order: Order, console: Console) -> None:
-    folder = order.out / one.job.place
-    cached_runs.run_cell(_cell(one.job, order), folder, console)
-    _say(console, f"kept as {committed.keep(folder, one.job.place, order.results)}")
+def _run_one(one: JobStatus, request: QueueRequest, console: Console) -> None:
+    folder = request.out / one.job.place
+    cached_runs.run_cell(_cell(one.job, request), folder, console)
+    _say(console, f"kept as {committed.keep(folder, one.job.place, request.results)}")
 
 
 def _hours(seconds: float) -> str:

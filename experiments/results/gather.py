@@ -15,7 +15,7 @@ import numpy as np
 from experiments.config.measures import Protocol
 from experiments.config.options import Options, flag
 from experiments.config.request import Request, relevant_options
-from experiments.papers import published as paper
+from experiments.papers import published
 from experiments.results import load
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY
 from pfl_jax.engine.checkpoint import FOLDER
@@ -119,9 +119,9 @@ class Group:
         return sorted(set.intersection(*evaluated)) if evaluated else []
 
     @property
-    def published(self) -> paper.Published | None:
+    def published(self) -> published.Published | None:
         """Published accuracy for exactly this setting."""
-        return paper.published(self.runs[0].request, is_real=self.is_real)
+        return published.find(self.runs[0].request, is_real=self.is_real)
 
     def lines(self, number: int) -> list[dict[str, Any]]:
         """Evaluation of each counted run in a round."""
@@ -262,12 +262,12 @@ def _labels(settings: Sequence[dict[str, Any]]) -> list[str]:
         same = [other for other in settings if other["method"] == setting["method"]]
         apart = [name for name in setting if len({repr(other.get(name)) for other in same}) > 1]
         whole.append(" ".join([setting["method"], *(short(name, setting[name]) for name in apart)]))
-        said = [name for name in apart if not _goes_unsaid(name, setting)]
+        said = [name for name in apart if not _omitted_from_label(name, setting)]
         brief.append(" ".join([setting["method"], *(short(name, setting[name]) for name in said)]))
     return [full if brief.count(name) > 1 else name for full, name in zip(whole, brief, strict=True)]
 
 
-def _goes_unsaid(name: str, setting: dict[str, Any]) -> bool:
+def _omitted_from_label(name: str, setting: dict[str, Any]) -> bool:
     """Whether an option is left out of a label: off, at its default, or about evaluation only."""
     if name in ("preset", "eval_every"):
         return True

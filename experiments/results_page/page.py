@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from experiments.config.measures import ALWAYS
 from experiments.execution.committed import Library
 from experiments.queue.jobs import FEDAS_BETAS, FEDAS_METHODS, FEDAS_PARTICIPATIONS, fedas_cell, jobs
-from experiments.queue.plan import Standing, seconds_left, standings
+from experiments.queue.plan import JobStatus, job_statuses, seconds_left
 from experiments.results_page.picture import chosen
 from experiments.results_page.places import (
     CLOSE,
@@ -60,7 +60,7 @@ class Content:
     def __init__(self, library: Library, causes: Sequence[Cause], released: Sequence[Released]):
         self.library, self.released = library, released
         self.sections = {section: places(section, library, causes) for section in SECTIONS}
-        self.standings: list[Standing] = standings(jobs(), library, None)
+        self.jobs: list[JobStatus] = job_statuses(jobs(), library, None)
 
     @property
     def places(self) -> list[Place]:
@@ -88,7 +88,7 @@ def readme_table(content: Content) -> str:
 
 
 def _counts(content: Content) -> list[str]:
-    left = [one for one in content.standings if not one.is_finished]
+    left = [one for one in content.jobs if not one.is_finished]
     far = [place for place in content.places if place.is_close is False]
     lines = [
         "| places of the papers' tables below | |",
@@ -99,8 +99,8 @@ def _counts(content: Content) -> list[str]:
         f"| no finished run yet | {sum(place.is_close is None for place in content.places)} |",
         f"| all | {len(content.places)} |",
         "",
-        f"{len(left)} of {len(content.standings)} runs of the queue are left, about "
-        f"{seconds_left(content.standings) / 3600:.0f} hours on two cores.\n",
+        f"{len(left)} of {len(content.jobs)} runs of the queue are left, about "
+        f"{seconds_left(content.jobs) / 3600:.0f} hours on two cores.\n",
     ]
     return ["\n".join(lines)]
 

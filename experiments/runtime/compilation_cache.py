@@ -19,7 +19,7 @@ def folder() -> Path | None:
 
 
 @contextlib.contextmanager
-def tended(notify: Callable[[str], None]) -> Iterator[None]:
+def repair_cache(notify: Callable[[str], None]) -> Iterator[None]:
     """Mends JAX's cache of compiled programs while it is used.
 
     JAX writes its files in place: a full disk, or a process that is killed meanwhile, leaves half a file, which is

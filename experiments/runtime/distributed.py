@@ -162,7 +162,7 @@ def start(request: Request) -> Processes:
             "cluster_detection_method": "deactivate",
         }
     try:
-        with _patience(options):
+        with _connection_timeout(options):
             jax.distributed.initialize(**explicit, initialization_timeout=WAIT + 60)
     except ValueError as error:
         raise InvalidInput(
@@ -198,7 +198,7 @@ def _without_output() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _patience(options: Options) -> Iterator[None]:
+def _connection_timeout(options: Options) -> Iterator[None]:
     """End the process with one line if the others do not connect: the runtime itself would abort with a trace."""
     where = f" at {options.coordinator}" if options.coordinator else ""
 

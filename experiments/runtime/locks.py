@@ -12,7 +12,7 @@ from pfl_jax.errors import InvalidInput
 
 
 @contextlib.contextmanager
-def alone(log: Path) -> Iterator[None]:
+def lock_run(log: Path) -> Iterator[None]:
     """Lock a run for the life of this process: no other process can write into its folder or remove it.
 
     Args:
@@ -26,7 +26,7 @@ def alone(log: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def exclusive(folder: str | Path) -> Iterator[None]:
+def lock_folder(folder: str | Path) -> Iterator[None]:
     """Lock a folder of many runs for this process; the folder is created if missing.
 
     A run that was cut off looks like one that goes on: only whoever holds the folder may begin it anew.

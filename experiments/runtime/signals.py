@@ -31,7 +31,7 @@ class _Raise:
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Turn SIGINT and SIGTERM into a KeyboardInterrupt."""
-    _raise_what_was_swallowed()
+    _raise_swallowed()
 
     def hook(unraisable: Any) -> None:
         # A swallowed one is remembered: nothing needs to be said of it.
@@ -59,7 +59,7 @@ class Stop:
 @contextlib.contextmanager
 def stoppable(console: Console) -> Iterator[Stop]:
     """Let a round end before the first SIGINT or SIGTERM stops the run; a second one stops it at once."""
-    _raise_what_was_swallowed()
+    _raise_swallowed()
     stop = Stop()
 
     def ask(number: int, _: Any) -> None:
@@ -72,7 +72,7 @@ def stoppable(console: Console) -> Iterator[Stop]:
         yield stop
 
 
-def _raise_what_was_swallowed() -> None:
+def _raise_swallowed() -> None:
     if getattr(signal.getsignal(signal.SIGINT), "received", False):
         raise KeyboardInterrupt
 

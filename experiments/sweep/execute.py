@@ -23,13 +23,13 @@ from experiments.execution.experiment import Experiment
 from experiments.execution.memory import advice, free_bytes, is_shortage
 from experiments.execution.records import configuration, headline, identity, summary, wasted_step_share
 from experiments.execution.resume import History, check_data, check_identity, cut_log
-from experiments.execution.trackers import tracked
+from experiments.execution.trackers import open_trackers
 from experiments.results import load
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, strict_json, write_whole
-from experiments.runtime.compilation_cache import tended
+from experiments.runtime.compilation_cache import repair_cache
 from experiments.runtime.devices import devices
 from experiments.runtime.jax_config import prepare
-from experiments.runtime.locks import alone
+from experiments.runtime.locks import lock_run
 from experiments.runtime.progress import RoundProgress
 from experiments.runtime.signals import Stop, stoppable
 from experiments.sweep.plan import real_numbers
@@ -86,9 +86,9 @@ def run(cells: Sequence[Run], unfinished: Sequence[Run], root: Path, console: Co
     options = cell.request().options
     prepare(options)
     used = devices(options)
-    request, dataset = build.load(cell.request(), console)
+    request, dataset = build.load_data(cell.request(), console)
     left = list(unfinished)
-    for part in _begun(cells, unfinished, root):
+    for part in _resumable(cells, unfinished, root):
         _run(_group(part, request, dataset, root), used, console)
         left = [one for one in left if one not in part]
     if not left:
@@ -127,7 +127,7 @@ def _names(folders: Sequence[Path], root: Path) -> list[str]:
     return [str(folder.relative_to(root.parent)) for folder in folders]
 
 
-def _begun(cells: Sequence[Run], unfinished: Sequence[Run], root: Path) -> list[list[Run]]:
+def _resumable(cells: Sequence[Run], unfinished: Sequence[Run], root: Path) -> list[list[Run]]:
     """Runs that resume together from a checkpoint: all that it contains, also if one of them was already finished."""
     known = dict(zip(_names([folder for _, folder in cells], root), cells, strict=True))
     missing = set(_names([folder for _, folder in unfinished], root))
@@ -176,15 +176,15 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
                 if states is None:
                     remove_unfinished(path)
                 folders.append(RunFolder.claim(path, "") if states is None else RunFolder.reopen(path))
-                held.enter_context(alone(path / METRICS))
+                held.enter_context(lock_run(path / METRICS))
                 if states is None:
                     folders[-1].write(CONFIG, configuration(experiment) | {"runs_together": len(group.folders)})
             words = f"{len(folders)} runs together, the first: " if len(folders) > 1 else ""
             console.print(f"{words}{headline(first)}", soft_wrap=True, highlight=False)
-            with tended(notify), stoppable(console) as stop:
+            with repair_cache(notify), stoppable(console) as stop:
                 with contextlib.ExitStack() as stack:
                     trackers = [
-                        stack.enter_context(tracked(folder, experiment.request.options, {}, history.evaluations))
+                        stack.enter_context(open_trackers(folder, experiment.request.options, {}, history.evaluations))
                         for experiment, folder, history in zip(group.experiments, folders, histories, strict=True)
                     ]
                     _rounds(group, folders, histories, trackers, states, used, console, began, stop)

@@ -14,7 +14,7 @@ from experiments.config.request import Request, relevant_options
 from pfl_jax.methods import METHODS
 
 
-class Order(NamedTuple):
+class SweepRequest(NamedTuple):
     """Checked command line.
 
     Attributes:

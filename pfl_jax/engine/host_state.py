@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pfl_jax.base import Method, PyTree, Scores, State
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.engine.rounds import Engine, Federation, by_size, stages
-from pfl_jax.engine.sharding import Apart, PlacedData, everywhere, own_clients, own_rows, replicate, spread
+from pfl_jax.engine.sharding import OwnerRows, PlacedData, everywhere, own_clients, own_rows, replicate, spread
 
 BLOCK = 256
 """Clients whose rows are on the device at once where all clients are visited."""
@@ -74,7 +74,7 @@ def build(
         cohort = sample(data, state.key, state.round, size)
         ids = np.asarray(cohort.clients)
         rows, scores = fetch(data, state.clients, ids), everywhere(_rows(state.trained, ids), mesh)
-        rows = replicate_rows(rows) if isinstance(rows, Apart) else rows
+        rows = replicate_rows(rows) if isinstance(rows, OwnerRows) else rows
         server, rows, trained, outcome = train(data, state.server, state.key, state.round, cohort, rows, scores)
         # Arrays of a caller, or those of JAX, cannot be written into.
         clients, all_trained = jax.tree.map(_writable, (state.clients, state.trained))

@@ -54,7 +54,7 @@ class PlacedData:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Apart:
+class OwnerRows:
     """Rows of clients known to their owners only: leaves [D, M, ...], zero on every other device.
 
     Attributes:
@@ -137,23 +137,23 @@ def map_owned(
     Args:
       fn: written for one client: (shared, client) -> (row, terms); it reads the data through `client_data`.
       shared: the same for all; `PlacedData` first.
-      clients: leaves [M, ...], the first of them the clients' numbers; parts of it may be `Apart`.
+      clients: leaves [M, ...], the first of them the clients' numbers; parts of it may be `OwnerRows`.
       chunk: clients under one vmap on a device; 1 maps one after another, None takes even shares of the stack.
       apart: leave the rows with the owners.
 
     Returns:
-      fn's rows, leaves [M, ...] on every device, or `Apart`; and the sum of its terms over all clients.
+      fn's rows, leaves [M, ...] on every device, or `OwnerRows`; and the sum of its terms over all clients.
     """
     data, *rest = shared
     mesh = data.mesh
     (size,) = jax.tree.leaves(clients)[0].shape
     width = -(-size // mesh.size) if chunk is None else min(chunk, size)
 
-    def is_apart(part):
-        return isinstance(part, Apart)
+    def is_owner_rows(part):
+        return isinstance(part, OwnerRows)
 
     def device_work(own, rest, clients):
-        clients = jax.tree.map(lambda c: gather(c.tree, 0) if is_apart(c) else c, clients, is_leaf=is_apart)
+        clients = jax.tree.map(lambda c: gather(c.tree, 0) if is_owner_rows(c) else c, clients, is_leaf=is_owner_rows)
         work = partial(fn, (OwnClients(gather(own, 0), mesh.size), *rest))
         mine = jax.tree.leaves(clients)[0] % mesh.size == jax.lax.axis_index(AXIS)
         order, number = jnp.argsort(~mine, stable=True), jnp.sum(mine)
@@ -180,7 +180,7 @@ def map_owned(
         return results, jax.lax.psum(total, AXIS)
 
     own_spec, all_spec = PartitionSpec(AXIS), PartitionSpec()
-    specs = jax.tree.map(lambda part: own_spec if is_apart(part) else all_spec, clients, is_leaf=is_apart)
+    specs = jax.tree.map(lambda part: own_spec if is_owner_rows(part) else all_spec, clients, is_leaf=is_owner_rows)
     results, total = jax.shard_map(
         device_work,
         mesh=mesh,
@@ -190,11 +190,11 @@ def map_owned(
         check_vma=False,
     )(data.own, tuple(rest), clients)
     if apart:
-        return Apart(results, mesh), total
+        return OwnerRows(results, mesh), total
     return jax.lax.with_sharding_constraint(results, NamedSharding(mesh, PartitionSpec())), total
 
 
-def spread(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, mesh: Mesh) -> Apart:
+def spread(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, mesh: Mesh) -> OwnerRows:
     """Rows in the memory of their owners' processes, made available to a program that runs in all processes.
 
     Args:
@@ -221,10 +221,10 @@ def spread(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, mesh: Mesh
         _stack({device: part[index] for device, part in leaves.items()}, mesh.size, sharding)
         for index in range(len(jax.tree.leaves(first)))
     ]
-    return Apart(jax.tree.unflatten(jax.tree.structure(first), stacked), mesh)
+    return OwnerRows(jax.tree.unflatten(jax.tree.structure(first), stacked), mesh)
 
 
-def replicate(rows: Apart) -> PyTree:
+def replicate(rows: OwnerRows) -> PyTree:
     """Rows [M, ...] on every device, from those of their owners; for use inside a program."""
     return jax.shard_map(
         lambda tree: jax.tree.map(lambda leaf: _sum(leaf[0]), tree),
@@ -235,7 +235,7 @@ def replicate(rows: Apart) -> PyTree:
     )(rows.tree)
 
 
-def own_rows(rows: Apart, clients: np.ndarray) -> tuple[np.ndarray, PyTree]:
+def own_rows(rows: OwnerRows, clients: np.ndarray) -> tuple[np.ndarray, PyTree]:
     """This process's clients [B] among `clients` [M] and their rows [B, ...], on the host."""
     owners = clients % rows.mesh.size
     places = {device: np.flatnonzero(owners == device) for device in own_devices(rows.mesh)}

@@ -23,7 +23,7 @@ from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.primitives.local_sgd import map_examples
 
 
-def everyday(setup: Setup) -> Record:
+def overhead(setup: Setup) -> Record:
     """Rounds of FedPAC with both evaluations: accuracies alone, all scores, and what is written after each."""
     scale = setup.scale
     data = workload.federation(scale.clients, scale.examples)
