@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 from rich.console import Console
-from test_cli import process
+from test_command_line import process
 
 from experiments.commands.main import main
 from experiments.config.cell import Cell
