@@ -218,7 +218,7 @@ def run(request: Request, console: Console) -> None:
                 history = _log(experiment, folder, console, stop)
             folder.write(SUMMARY, summary(experiment, history.evaluations, 0.0) | {"procedure": PROCEDURE})
     except BaseException:
-        # A run that was cut off is made anew: it has no checkpoints.
+        # An interrupted run starts again: it has no checkpoints.
         folder.discard()
         raise
     options, last = request.options, history.evaluations[-1]

@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
 
     Attributes:
       client: what one client keeps between rounds.
-      up, down: what it sends, and is sent, in a round.
+      up, down: bytes sent and received in a round.
       server: what the server keeps.
     """
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the sizes.
 
     Args:
-      arguments: the words of the command line; by default those of this process.
+      arguments: command-line arguments; by default those of this process.
 
     Returns:
       The exit code, see `exit_codes.exit_code`.

@@ -14,7 +14,7 @@
 1 (5,) True
 2 (5,) True
 
-What is here under a name of its own is what most programs use:
+The names that most programs use:
 
 - `METHODS`, all methods by name; a factory of its own each in `pfl_jax.methods`.
 - `Method`, `Model`, `ClientData`, `Cohort`, `LocalResult` and `State`: the types that a method is written in.

@@ -33,22 +33,22 @@ Params: TypeAlias = dict[str, PyTree]
 """A whole model: {"backbone": Backbone, "head": Head}. `pfl_jax.primitives.tree` splits and merges it."""
 
 Server: TypeAlias = PyTree
-"""What the server keeps between rounds; each method's own."""
+"""State of the server between rounds; its type depends on the method."""
 
 Client: TypeAlias = PyTree
-"""What one client keeps between rounds; each method's own, () where it keeps nothing."""
+"""State of one client between rounds; its type depends on the method, () if there is none."""
 
 Message: TypeAlias = PyTree
-"""What one client sends to the server after local training; each method's own."""
+"""Message of one client to the server after local training; its type depends on the method."""
 
 Personal: TypeAlias = PyTree
-"""What one client would deploy; whatever the method's `predict` understands."""
+"""The model that one client would deploy, in any form that the method's `predict` takes."""
 
 Augment: TypeAlias = Callable[[PRNGKey, PyTree], PyTree]
 """Random changes to the inputs of a mini-batch; see `ClientData.augment` and `pfl_jax.data.augment`."""
 
 Info: TypeAlias = dict[str, PyTree]
-"""What a round has to tell besides the next state: head weights, Fisher traces, ... Never read by the next round."""
+"""Diagnostics of a round besides the next state: head weights, Fisher traces, ... Never read by the next round."""
 
 
 class Model(NamedTuple):

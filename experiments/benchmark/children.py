@@ -58,7 +58,7 @@ def memory_growth(scale: Scale) -> dict[str, Any]:
       scale: `memory_growth` has the last round and the early one.
 
     Returns:
-      rounds and resident_bytes of both; null where the system does not tell.
+      rounds and resident_bytes of both; null where the system does not report it.
     """
     last, early = scale.memory_growth
     data = workload.federation(10, 20)
@@ -166,7 +166,7 @@ def start(words: list[str]) -> dict[str, Any]:
         counts["cached"] += event == "/jax/compilation_cache/cache_hits"
 
     def count_timed(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        # Reported for every program that XLA is asked for, whether it compiles it or finds it in the cache.
+        # Reported for every program, compiled by XLA or found in the cache.
         counts["programs"] += event == "/jax/core/compile/backend_compile_duration"
 
     jax.monitoring.register_event_listener(count)

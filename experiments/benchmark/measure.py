@@ -34,7 +34,7 @@ def interleaved(repetitions: int, contestants: Mapping[str, Callable[[], Any]]) 
     """
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for repetition in range(repetitions):
-        # Turned around every time: nobody always follows the same one.
+        # Reversed every time, so that no contestant always follows the same one.
         for name in list(contestants)[:: 1 if repetition % 2 == 0 else -1]:
             times[name].append(seconds(contestants[name]))
     return times
@@ -77,7 +77,7 @@ def matmul_peak(size: int, mesh: Mesh, repetitions: int = 5) -> dict[str, float]
 
 def peak_memory() -> int:
     """Peak memory of this process so far, in bytes."""
-    # Not ru_maxrss where there is another way: a child starts with its parent's there.
+    # ru_maxrss only as a last resort: a child starts with its parent's value.
     held = _status("VmHWM")
     if held is not None:
         return held
@@ -101,7 +101,7 @@ def _status(name: str) -> int | None:
 def in_process(module: str, *words: str, **environment: str) -> dict[str, Any]:
     """JSON that `python -m MODULE WORDS` prints as its last line.
 
-    A process of its own: for peak memory, and for a start from nothing.
+    A separate process, for its own peak memory and a cold start.
 
     Args:
       module: to run.

@@ -224,9 +224,9 @@ def _overhead(results: dict[str, Any]) -> Table:
     record = results["overhead"]
     rows = [
         ("round and both evaluations, accuracies alone", f"{record['round_seconds']:.2f}", ""),
-        ("loss, macro-F1 and AUC besides", "", f"{record['scores_share']:.1%}"),
+        ("loss, macro-F1 and AUC in addition", "", f"{record['scores_share']:.1%}"),
         ("a line of the log", f"{record['line_seconds']:.3f}", f"{record['line_share']:.1%}"),
         ("a checkpoint", f"{record['checkpoint_seconds']:.3f}", f"{record['checkpoint_share']:.1%}"),
     ]
-    title = f"What a run costs beside its rounds, FedPAC, {record['clients']} clients"
+    title = f"Overhead of a run beside its rounds, FedPAC, {record['clients']} clients"
     return _table(title, ("what", "s", "of the round"), rows)

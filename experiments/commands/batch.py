@@ -58,9 +58,9 @@ def command(
     """Run a command of many runs.
 
     Args:
-      words: of the command line; None takes those of this process.
-      parse: from the words to what is asked for, which has `dry_run` and `out`.
-      say: tells what there is to do, for --dry-run.
+      words: command-line arguments; None takes those of this process.
+      parse: turns the arguments into a request with `dry_run` and `out`.
+      say: prints the commands, for --dry-run.
       make: does it, while no other process is at work in `out`.
 
     Returns:

@@ -16,7 +16,7 @@ def exit_code(work: Callable[[], None]) -> int:
       work: may raise InvalidInput, or KeyboardInterrupt with what is left of it.
 
     Returns:
-      0, 2 for input that cannot be used, 130 after SIGINT, 1 if nobody reads the output any more.
+      0, 2 for input that cannot be used, 130 after SIGINT, 1 if the output is no longer read.
     """
     try:
         work()
@@ -27,7 +27,7 @@ def exit_code(work: Callable[[], None]) -> int:
         _say(str(stop) or "interrupted while no run was going on")
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left; Python would complain about it once more at exit.
+        # The reader of our output has exited; Python would report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0

@@ -6,7 +6,7 @@ Protocol = Literal["received", "trained", "before_aggregation"]
 ALWAYS: tuple[Protocol, ...] = ("received", "trained")
 """The protocols that every run is evaluated by."""
 PROTOCOLS: tuple[Protocol, ...] = (*ALWAYS, "before_aggregation")
-"""All there are; the last one where a run asks for it."""
+"""All protocols; the last one is measured only if a run requests it."""
 
 Average = Literal["clients", "examples"]
 AVERAGES: tuple[Average, ...] = ("clients", "examples")

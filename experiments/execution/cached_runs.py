@@ -1,7 +1,7 @@
 """Cached runs: each in a folder of its own, run once and read again afterwards.
 
-A cell is one run of the ordinary command line. What is finished is not run again, what was cut off goes on from its
-last checkpoint or is run anew, and a folder with the results of anything else is refused. Tables and figures are made
+A cell is one run of the ordinary command line. A finished run is not repeated, an interrupted one resumes from its
+last checkpoint or starts again, and a folder with results of another run is refused. Tables and figures are made
 of cells.
 """
 
@@ -35,7 +35,7 @@ def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe
     Args:
       cell: what to run.
       folder: for its results alone.
-      console: for what a run says.
+      console: for the run's output.
       observe: see `run.run`; not called where nothing is run.
 
     Returns:
@@ -43,7 +43,7 @@ def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe
 
     Raises:
       InvalidInput: the folder holds something else or cannot be written, or the run is refused.
-      KeyboardInterrupt: after SIGINT; the next call goes on from the cell's last checkpoint, if it has one.
+      KeyboardInterrupt: after SIGINT; the next call resumes from the cell's last checkpoint, if it has one.
     """
     folder = Path(folder)
     state = inspect(cell, folder)
@@ -108,7 +108,7 @@ def difference(request: Request, config: dict[str, Any]) -> str:
     """First difference between a stored and a requested configuration, in words; "" if they agree.
 
     Args:
-      request: what is asked for.
+      request: the requested configuration.
       config: content of a run's config.json, of this version or an earlier one.
     """
     is_real = bool(config["data"]["is_real"])

@@ -81,7 +81,7 @@ class Library:
     """Committed results of a folder.
 
     Args:
-      root: the folder; one that is not there is an empty one.
+      root: the folder; a missing one counts as empty.
 
     Raises:
       InvalidInput: a file in it is damaged.

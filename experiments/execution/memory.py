@@ -1,7 +1,7 @@
 """Memory: what is free, what the clients' states take between rounds, and advice on shortages.
 
 A shortage that JAX or NumPy notice is an error with advice. Where the kernel ends the process instead (exit code 137,
-"Killed"), nothing can be said: a smaller --chunk helps there too.
+"Killed"), no message can be printed: a smaller --chunk helps there too.
 """
 
 import math
@@ -63,7 +63,7 @@ def advice(error: BaseException, experiment: Experiment | None) -> str:
     """One line of advice on a memory shortage.
 
     Args:
-      error: says, perhaps, how much was wanted at once.
+      error: may contain the size of the failed allocation.
       experiment: that ran; None while its data was being loaded.
     """
     wanted = _wanted_bytes(str(error))

@@ -51,7 +51,7 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
 def _class_table(experiment: Experiment) -> list[list[int]] | None:
     """Training examples of each client under each label; None if too large for a readable file."""
     data, classes = experiment.data, experiment.dataset.num_classes
-    # In a distributed run nobody has the labels of all clients any more.
+    # In a distributed run no process has the labels of all clients.
     if isinstance(data, PlacedData) or data.num_clients * classes > MOST_OF_A_TABLE:
         return None
     return class_table(data, "train", classes).tolist()

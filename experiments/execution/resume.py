@@ -20,7 +20,7 @@ from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.errors import InvalidInput
 
 CONTINUING = {"resume", "out", "checkpoint_every", "keep_checkpoints", "eval_protocol"}
-"""Options that say how a run goes on, not what it is."""
+"""Options for resuming a run, which do not define it."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class History:
       diverged: how often a client was left out because it had diverged.
       visits, seconds: examples visited, and time taken, in the rounds since the last evaluation.
       elapsed: since the run began, of all processes that had a part in it.
-      state: to go on from; None at the beginning.
+      state: to resume from; None at the start.
     """
 
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -90,7 +90,7 @@ class History:
         Args:
           checkpoints: of the run.
           state: after the round.
-          log: the metrics as far as they are written.
+          log: the metrics written so far.
           identity: see `records.identity`.
         """
         checkpoints.save(state, self.arrays(), {"metrics_bytes": log.stat().st_size, "identity": identity})
@@ -150,7 +150,7 @@ class History:
           like: shapes of its state.
           log: the metrics.
           identity: of the run, see `records.identity`.
-          notify: told where the results may differ in their last bits from those of an uninterrupted run.
+          notify: receives a note if the results may differ in their last bits from those of an uninterrupted run.
           test_counts, newcomer_counts: see `from_arrays`.
           cut: False leaves the log to the process that writes it.
 
@@ -178,7 +178,7 @@ def cut_log(log: Path, size: int, *, cut: bool = True) -> None:
       cut: False only looks.
 
     Raises:
-      InvalidInput: there is less than there was.
+      InvalidInput: the log is shorter than at the checkpoint.
     """
     if not log.is_file() or log.stat().st_size < size:
         raise InvalidInput(f"{log} is shorter than at the last checkpoint: start the run anew, in another folder")
@@ -191,7 +191,7 @@ _STORED = [name for name in Evaluation._fields if name != "test_counts"]
 """What a checkpoint has of an evaluation; the clients' test examples come with the data."""
 
 _NOTHING = {"newcomers": np.zeros((2, 4, 0)), "before_aggregation": np.zeros((4, 0))}
-"""In the place of scores that were not measured."""
+"""Placeholder for scores that were not measured."""
 
 
 def _scores(value: Any) -> Any:
@@ -245,7 +245,7 @@ def resumed(request: Request) -> Request:
     given = {**vars(options), **request.hyper_parameters}
     fixed = request.given - CONTINUING - RESULT_NEUTRAL
     if "before_aggregation" in (found.options.eval_protocol, options.eval_protocol):
-        # The evaluations so far have this protocol, or have not.
+        # Whether the evaluations so far include this protocol.
         fixed |= request.given & {"eval_protocol"}
     # The method first: it decides which other options there are.
     for name in sorted(fixed, key=lambda name: (name != "method", name)):

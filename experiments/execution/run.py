@@ -57,7 +57,7 @@ def run(request: Request, console: Console, observe: Observe | None = None, proc
 
     Raises:
       InvalidInput: the data cannot serve the request, or the folder cannot be written.
-      KeyboardInterrupt: after SIGINT or SIGTERM; it says what was finished and is in the folder.
+      KeyboardInterrupt: after SIGINT or SIGTERM; its message names the finished rounds and the folder.
     """
     processes = processes or Processes()
     options = request.options
@@ -70,14 +70,14 @@ def run(request: Request, console: Console, observe: Observe | None = None, proc
         with interruptible():
             _run_to_end(work, console, observe)
     except BaseException as error:
-        # What can go on stays, whether it has a result or not.
+        # A run that can be resumed stays, with or without a result.
         if processes.reports and not options.resume and not work.checkpoints.rounds():
             folder.discard()
         told = _user_error(error, work)
         if told is error:
             raise
         if not processes.reports and isinstance(error, Diverged | KeyboardInterrupt):
-            # All processes know of it, and the first one tells.
+            # All processes raise it, and the first one reports it.
             raise SystemExit(INVALID if isinstance(error, Diverged) else INTERRUPTED) from None
         raise told from None
 

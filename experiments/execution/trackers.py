@@ -20,7 +20,7 @@ from pfl_jax.errors import InvalidInput
 TENSORBOARD, WANDB = "tensorboard", "wandb"
 """Folders in that of the run."""
 WANDB_ID = "wandb.json"
-"""The run's name at W&B, under which it goes on."""
+"""The run's id at W&B, under which it is resumed."""
 PROJECT = "pfl_jax"
 """At W&B, unless $WANDB_PROJECT names another."""
 
@@ -29,7 +29,7 @@ Taker: TypeAlias = Callable[[Evaluation], None]
 _EVENTS = "events.out.tfevents.*"
 _BINS = np.linspace(0, 100, 41)
 _LONG = ("train_examples", "test_examples", "class_table")
-"""What W&B's page of a configuration would drown in."""
+"""Large entries that are left out of W&B's configuration page."""
 
 
 def check(options: Options) -> None:
@@ -41,7 +41,7 @@ def check(options: Options) -> None:
 def scalars(evaluation: Evaluation) -> dict[str, float]:
     """All single numbers of an evaluation's record, as "received/mean" or "seconds"; accuracies in percent.
 
-    What a record has not got (null, NaN) and lists are left out, and so is the round.
+    Missing values (null, NaN), lists and the round are left out.
     """
 
     def walk(value: Any, name: str) -> Iterator[tuple[str, float]]:
@@ -52,7 +52,7 @@ def scalars(evaluation: Evaluation) -> dict[str, float]:
             yield name, float(value)
 
     record = evaluation.record()
-    # What a round can tell beyond its results differs from method to method, and is mostly matrices.
+    # A round's Info differs between methods, and consists mostly of matrices.
     return dict(walk({name: value for name, value in record.items() if name not in ("round", "info")}, ""))
 
 
@@ -66,7 +66,7 @@ def open_trackers(
       folder: of the run.
       options: of the run.
       configuration: as config.json has it.
-      past: what a run that goes on has in its log already.
+      past: evaluations already in the log of a resumed run.
 
     Yields:
       Called with each new evaluation.
@@ -74,7 +74,7 @@ def open_trackers(
     Raises:
       InvalidInput: a tracker cannot be opened, or a file cannot be written.
     """
-    # The caller's list grows as the run goes on.
+    # The caller's list grows during the run.
     past = tuple(past)
     with contextlib.ExitStack() as stack:
         takers: list[Taker] = []
@@ -116,7 +116,7 @@ def _tensorboard(folder: Path, past: Sequence[Evaluation]) -> Iterator[Taker]:
 
     def take(evaluation: Evaluation) -> None:
         nonlocal writer
-        # Not before there is something to write: of a run that ended without a result nothing stays.
+        # Created only with the first evaluation: a run without a result leaves no file.
         if writer is None:
             writer = _replaced_events(folder)
             for earlier in past:

@@ -3,7 +3,7 @@
     python -m experiments.fedas_study
 
 Two data sets, participation 0.2 and 1, three seeds, eight rungs from FedPer to FedAS as released: 96 runs, two hours on
-two quiet cores. The same command again goes on where it was stopped. Of each run a small file stays in
+two quiet cores. Repeating the command resumes where it stopped. Of each run a small file stays in
 results/fedas_study; from these files the page docs/fedas.md and its figure are made, at the end and whenever the
 command is stopped. --page only makes them; --dry-run says which runs are missing.
 """

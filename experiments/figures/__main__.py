@@ -2,7 +2,7 @@
 
     python -m experiments.figures --paper fedpac --figure 2
 
-The same command again goes on where it was stopped: finished runs stay, one that was cut off goes on or is made anew.
+Repeating the command resumes where it stopped: finished runs stay, an interrupted one resumes or starts again.
 --dry-run only shows the runs, and how much work they are. Words that are not named here (--train-size 100, --chunk 4,
 ...) are options of `python -m experiments.DATASET`, and go to every run.
 
@@ -43,13 +43,13 @@ class FigureRequest(NamedTuple):
     Attributes:
       plan: the figure.
       datasets: that it shows.
-      methods: that it compares instead of its own; empty for its own.
+      methods: compared instead of the figure's own; empty for its own.
       seeds: how many, from 0.
       rounds: of each run; None as the figure has it.
       source, data_dir: origin of the data, as `python -m experiments.DATASET` has them.
       words: for every run.
       out: folder of runs and pictures.
-      dry_run: only say what there is to do.
+      dry_run: only print the commands.
     """
 
     plan: Plan
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Make a figure.
 
     Args:
-      arguments: the words of the command line; by default those of this process.
+      arguments: command-line arguments; by default those of this process.
 
     Returns:
       The exit code, see `exit_codes.exit_code`.

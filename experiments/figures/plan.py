@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pfl_jax.engine.simulate import RoundResult
 
 Key: TypeAlias = tuple[str, ...]
-"""What tells the runs of a figure on one dataset apart, seeds aside; it also names their folders."""
+"""Key of a run within a figure and dataset, without the seed; also the name of its folder."""
 
 Panel: TypeAlias = Lines | Bars | Heat
 
@@ -41,7 +41,7 @@ class Scope:
       methods: that are compared, the figure's own last; empty where it compares none.
       seeds: how many, from 0.
       values: options that all these runs share.
-      words: of the command line, for all runs; they count more than `values`.
+      words: of the command line, for all runs; they override `values`.
     """
 
     dataset: str

@@ -27,7 +27,7 @@ def is_real(
     Args:
       dataset: its name.
       source, data_dir: as `python -m experiments.DATASET` has them.
-      notify: told what "auto" had to settle for.
+      notify: receives the source that "auto" selected.
       download: whether "auto" may try to; without, only what is there counts.
 
     Raises:
@@ -73,7 +73,7 @@ def run_with_arrays(
     Args:
       cell: what to run.
       folder: for its results.
-      console: for what it says.
+      console: for the run's output.
       keep: arrays of one round by name, different names in different rounds; None keeps nothing.
 
     Raises:

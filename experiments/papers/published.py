@@ -17,7 +17,7 @@ MODELS_UNSAID = {(table, method) for table in (6, 7, 8) for method in ("hypclust
 
 ANGLES_UNSAID = 10
 """FedPAC's table of rotated images. It names no angles, and its Local-only (78.53 on Fashion-MNIST, where Table 1 has
-85.68) tells of another partition than the usual."""
+85.68) indicates another partition than the usual."""
 
 
 class Published(NamedTuple):

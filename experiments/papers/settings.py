@@ -120,7 +120,7 @@ FIXED = frozenset(
     | {"partition", "s", "beta", "dirichlet_protocol", "pathological_protocol", "size_choices", "shift"}
     | {"clusters", "learners", "alignment", "collaboration", "synchronization"}
 )
-"""Options that make a cell what it is. All others may be given for a whole table, and are then said in it."""
+"""Options that define a cell. All others may be given for a whole table, which then reports them."""
 
 
 def arguments(paper: str, clients: int, setting: str, method: str) -> tuple[str, ...]:

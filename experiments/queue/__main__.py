@@ -46,7 +46,7 @@ class QueueRequest(NamedTuple):
       jobs: which runs.
       out: their folder.
       results: folder of the committed results.
-      data: words that say where the dataset is.
+      data: options that locate the dataset.
       collect: folders whose finished runs are collected; None runs the queue.
       dry_run: whether nothing is run.
     """
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the queue.
 
     Args:
-      arguments: the words of the command line; by default those of this process.
+      arguments: command-line arguments; by default those of this process.
 
     Returns:
       The exit code, see `main.exit_code`.

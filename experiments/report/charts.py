@@ -37,7 +37,7 @@ INFO = {
     "mixture": _Kind("Mixture weights", "What each client (row) takes of every model (column)."),
     "alpha": _Kind("Share of the own model", "In each client's mixture of its own model with the common one."),
 }
-"""Name in Info -> how it is shown. What else rounds know stays in the metrics log."""
+"""Name in Info -> how it is shown. Other entries are in the metrics log only."""
 
 
 def styles(groups: Sequence[Group]) -> dict[str, int]:

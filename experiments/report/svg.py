@@ -96,7 +96,7 @@ def lines(title: str, series: Sequence[Line], *, x_label: str, whole: bool = Fal
     y_ticks = ticks(low, high)
     left, right = 10 + _LETTER * max(len(f"{tick:g}") for tick in y_ticks), WIDTH - 14
     first, last = min(every_x), max(every_x)
-    # A single evaluation stands in the middle.
+    # A single evaluation is placed in the middle.
     first, last = (first, last) if last > first else (first - 1, last + 1)
 
     def across(value: float) -> float:

@@ -243,7 +243,7 @@ def pace_and_start(run: Run) -> tuple[float | None, float | None]:
     """Median seconds of a round after the first evaluation, and the time of start and compilation.
 
     The log has no clock of its own for compilation: it is what the first evaluation took beyond its rounds at the later
-    pace. None with too few evaluations to tell.
+    pace. None with too few evaluations.
     """
     lines = run.lines
     steps = [

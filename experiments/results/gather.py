@@ -32,7 +32,7 @@ class Run:
     Attributes:
       folder: where it is.
       config: content of config.json.
-      request: what was asked for, from the configuration.
+      request: the request, from the configuration.
       setting: every option and hyper-parameter that its results depend on, the seed apart.
       data: what the data really was.
       is_real: whether that is the dataset itself.
@@ -172,7 +172,7 @@ def find(paths: Iterable[Path]) -> list[Path]:
     """Folders of runs among and below the given ones.
 
     Raises:
-      InvalidInput: one of them is not there, or there is no run in it.
+      InvalidInput: one of them is missing or holds no run.
     """
     found: dict[Path, Path] = {}
     for path in paths:

@@ -25,7 +25,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     """Evaluations of a run in order, see `Evaluation.record`; InvalidInput if they cannot be read.
 
-    Half a last line is left out: of a run that goes on, or was killed while it wrote.
+    An incomplete last line is left out: the run continues, or was killed while it wrote.
     """
     text = _text(Path(folder) / METRICS)
     lines = text.splitlines()

@@ -56,7 +56,7 @@ class Evaluation(NamedTuple):
       seconds: since the run began, compilation included.
       examples_per_second: training examples visited per second in the rounds since the previous evaluation.
       bytes_up, bytes_down: what all clients together have sent and been sent since the first round.
-      newcomers: scores of clients that never took part; None where nobody is held out.
+      newcomers: scores of clients that never took part; None if none is held out.
       before_aggregation: Scores [N] of what every client held in the middle of the round; None where not measured.
     """
 
@@ -245,7 +245,7 @@ class RunFolder:
 
         Args:
           evaluation: what was measured.
-          **further: what else the round has to tell, for JSON.
+          **further: further entries of the round, for JSON.
         """
         append_line(self.path / METRICS, json.dumps(_strict(evaluation.record() | further), allow_nan=False))
 

@@ -1,6 +1,6 @@
 """docs/results.md, README's table and docs/figures/results.svg and .png, from the committed results.
 
-    python -m experiments.results_page           # makes them anew
+    python -m experiments.results_page           # writes them again
     python -m experiments.results_page --check   # exit code 2 where they are not what the results give
 
 In README the lines between <!-- results:start --> and <!-- results:end --> are replaced.
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Write the page, or check it.
 
     Args:
-      arguments: the words of the command line; by default those of this process.
+      arguments: command-line arguments; by default those of this process.
       root: of the checkout.
 
     Returns:
@@ -72,7 +72,7 @@ def write(root: Path, say: Callable[[str], object]) -> None:
 
     Args:
       root: of the checkout.
-      say: told what was written.
+      say: receives the names of the written files.
 
     Raises:
       InvalidInput: a result is damaged, or a file cannot be written.

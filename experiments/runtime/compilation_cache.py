@@ -20,14 +20,14 @@ def folder() -> Path | None:
 
 @contextlib.contextmanager
 def repair_cache(notify: Callable[[str], None]) -> Iterator[None]:
-    """Mends JAX's cache of compiled programs while it is used.
+    """Repair JAX's cache of compiled programs while it is used.
 
-    JAX writes its files in place: a full disk, or a process that is killed meanwhile, leaves half a file, which is
-    never replaced and only warned of at each start. Here such files are removed, so that whole ones take their place,
-    and the trouble is told once, in one line.
+    JAX writes its files in place: a full disk, or a process that is killed meanwhile, leaves an incomplete
+    file, which JAX never replaces and warns of at each start. Such files are removed here, so that complete ones are
+    written, and the problem is reported once, in one line.
 
     Args:
-      notify: told once if programs cannot be kept, or are damaged.
+      notify: receives one message if programs cannot be kept, or are damaged.
     """
     place, told = folder(), set()
     with warnings.catch_warnings():

@@ -88,7 +88,7 @@ class Processes:
             yield
         except BaseException as error:
             failure = error
-        # Whatever it was: the others would wait for ever.
+        # Any exception: the others would wait for ever.
         words = "interrupted" if isinstance(failure, KeyboardInterrupt) else str(failure) or type(failure).__name__
         problem = "" if failure is None else words
         problems = self.exchange(problem)
@@ -142,7 +142,7 @@ def start(request: Request) -> Processes:
       request: without --distributed the process stays alone.
 
     Raises:
-      InvalidInput: there is no cluster to be found, the coordinator cannot be used, or the command lines differ.
+      InvalidInput: no cluster was found, the coordinator cannot be used, or the command lines differ.
     """
     options = request.options
     if not options.distributed:

@@ -29,7 +29,7 @@ def lock_run(log: Path) -> Iterator[None]:
 def lock_folder(folder: str | Path) -> Iterator[None]:
     """Lock a folder of many runs for this process; the folder is created if missing.
 
-    A run that was cut off looks like one that goes on: only whoever holds the folder may begin it anew.
+    An interrupted run looks like a running one: only the holder of the lock may start it again.
 
     Raises:
       InvalidInput: another process holds it, it is the folder of a single run, or it cannot be written.
@@ -54,7 +54,7 @@ def _locked(path: Path, refusal: str) -> Iterator[None]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever held it until now may have removed the file, and then the lock is on nothing.
+            # The previous holder may have removed the file, and then the lock has no effect.
             is_there = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
         except OSError:
             is_there = False

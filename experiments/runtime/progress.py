@@ -47,7 +47,7 @@ class RoundProgress:
         Args:
           number: of the round, from 1.
           seconds: that it took.
-          accuracy: mean over clients in percent, the latest there is; None before the first evaluation.
+          accuracy: mean over clients in percent, the latest; None before the first evaluation.
           examples_per_second: training examples visited per second.
         """
         self._durations.append(seconds)

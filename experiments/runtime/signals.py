@@ -34,7 +34,7 @@ def interruptible() -> Iterator[None]:
     _raise_swallowed()
 
     def hook(unraisable: Any) -> None:
-        # A swallowed one is remembered: nothing needs to be said of it.
+        # A swallowed one is recorded: no traceback is needed.
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             usual(unraisable)
 

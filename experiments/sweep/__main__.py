@@ -4,7 +4,7 @@
 
 Numbers among the method's hyper-parameters and the seeds are inputs of one compiled program; runs that differ in
 anything else (epochs, batch size, clients, ...) are groups, one after another. Each run has its own folder, as if it
-had been started alone. The same command again goes on where it was stopped: finished runs stay, and a group that was
+had been started alone. Repeating the command resumes where it stopped: finished runs stay, and a group that was
 interrupted goes on from its last checkpoint (--checkpoint-every writes them meanwhile). All other words are options of
 `python -m experiments.DATASET`, and go to every run.
 """
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a sweep.
 
     Args:
-      arguments: the words of the command line; by default those of this process.
+      arguments: command-line arguments; by default those of this process.
 
     Returns:
       The exit code, see `exit_codes.exit_code`.

@@ -75,8 +75,8 @@ def run(cells: Sequence[Run], unfinished: Sequence[Run], root: Path, console: Co
     Args:
       cells: all of the group, with a folder for each.
       unfinished: those of them that are not finished: their folders hold nothing, or a run that was cut off.
-      root: folder of the checkpoints. What was cut off goes on from the newest, with the runs it began with.
-      console: for what a run says.
+      root: folder of the checkpoints. An interrupted group resumes from the newest, with the same runs.
+      console: for the runs' output.
 
     Raises:
       InvalidInput: the data cannot serve the request, or a folder cannot be written.
@@ -202,7 +202,7 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
             if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
                 raise InvalidInput(advice(error, first)) from None
             raise
-    # The last thing: until here all of them could go on.
+    # Last: until here all of them could be resumed.
     group.checkpoints.clear()
     with contextlib.suppress(OSError):
         group.checkpoints.folder.parent.rmdir()

@@ -19,11 +19,11 @@ class SweepRequest(NamedTuple):
 
     Attributes:
       dataset: of all runs.
-      grid: option -> its values, as words; their product are the sweep's settings.
+      grid: option -> its values, as given; their product gives the sweep's settings.
       seeds: how many, from 0.
       words: for every run.
       out: folder of the runs, the table and the picture.
-      dry_run: only say what there is to do.
+      dry_run: only print the commands.
     """
 
     dataset: str

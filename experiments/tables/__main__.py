@@ -2,9 +2,9 @@
 
     python -m experiments.tables --paper fedpac --table 1 --dataset fashion_mnist --clients 20 --seeds 3
 
-The same command again goes on where it was stopped: finished runs stay, one that was cut off goes on. --method and
+Repeating the command resumes where it stopped: finished runs stay, an interrupted one resumes. --method and
 --setting narrow what is run, --dry-run only shows it. All other words (--rounds 50, --train-size 100, --source
-embedded, ...) are options of `python -m experiments.DATASET`, go to every run, and are said in the table.
+embedded, ...) are options of `python -m experiments.DATASET`, go to every run, and are noted in the table.
 
 Runs whose results the repository keeps, in results/, are finished too; --anew runs them all the same.
 
@@ -52,8 +52,8 @@ class TableRequest(NamedTuple):
       words: for every run.
       measure: which accuracy counts.
       out: folder of the runs and the table.
-      dry_run: only say what there is to do.
-      anew: whether committed results do not count.
+      dry_run: only print the commands.
+      anew: whether to ignore committed results.
     """
 
     paper: str
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a table.
 
     Args:
-      arguments: the words of the command line; by default those of this process.
+      arguments: command-line arguments; by default those of this process.
 
     Returns:
       The exit code, see `exit_codes.exit_code`.

@@ -1,6 +1,6 @@
 """A paper's table compared with our results.
 
-Results on a stand-in never stand beside the paper's figures, and whatever was not run as in the paper is said below.
+Results on embedded data are never compared with the paper's, and deviations from the paper are noted below.
 """
 
 import statistics
@@ -59,8 +59,8 @@ class Figure(NamedTuple):
     Attributes:
       row: what is published there.
       accuracies: ours by finished seed, in percent.
-      description: what the data really was; None before there is a result.
-      is_real: whether it was the dataset itself; None before there is a result.
+      description: the data source; None without a result.
+      is_real: whether it was the dataset itself; None without a result.
       deviations: option -> (what it was, what the paper's setting is).
     """
 
@@ -102,7 +102,7 @@ class Comparison(NamedTuple):
       paper, number: which.
       figures: its places in the paper's order.
       measure: which accuracy of a run counts.
-      seeds: how many were asked for.
+      seeds: the requested number.
     """
 
     paper: str

@@ -1,7 +1,7 @@
 """Random augmentation of training images, drawn anew for every mini-batch.
 
 `pfl_jax.data.client_data` hangs an augmentation onto a client's training data, and
-`pfl_jax.primitives.local_sgd.fold_batches` applies it; methods know nothing of it. Statistics, Fisher
+`pfl_jax.primitives.local_sgd.fold_batches` applies it; methods do not depend on it. Statistics, Fisher
 traces, embeddings and test examples come from the images as they are, and so do heads that are trained on features
 computed beforehand.
 """

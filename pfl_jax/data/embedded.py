@@ -1,6 +1,6 @@
 """Synthetic image classification without a download: pictures composed of scikit-learn's handwritten digits.
 
-The pictures have the shapes and class counts of the real datasets and stand in for them where those cannot be had:
+The pictures have the shapes and class counts of the real datasets and replace them where those are not available:
 one digit (10 classes) or two digits side by side (62 or 100 classes, class = 10 * left + right), shifted, scaled,
 slanted, coloured, under clutter and noise. Every output says which data it is (`pfl_jax.data.sources.Dataset`).
 
@@ -115,7 +115,7 @@ def _compose(
     pieces = _CLUTTER[is_pairs(spec.num_classes)]
     clutter = fragments[rng.integers(0, len(fragments), (pieces, len(y)))].max(axis=0)
     picture = _paint(rng, ink, clutter, channels)
-    # Noise from whole bytes: the fastest there is.
+    # Noise from whole bytes is the fastest.
     noise = np.frombuffer(rng.bytes(picture.size), np.uint8).reshape(picture.shape).astype(np.int16)
     picture += noise // (128 // _NOISE) - _NOISE
     return np.clip(picture, 0, 255).astype(np.uint8)

@@ -189,7 +189,7 @@ def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, Federated
       number: of newcomers, who never take part.
 
     Raises:
-      InvalidInput: nobody would be left, or there are no newcomers.
+      InvalidInput: no client would be left, or none is held out.
     """
     if not 1 <= number < data.num_clients:
         raise InvalidInput(f"of {data.num_clients} clients 1 to {data.num_clients - 1} can be held out, not {number}")

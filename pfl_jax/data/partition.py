@@ -21,7 +21,7 @@ from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 
 FEDAS_BATCH = 10
-"""FedAS's code wants a batch of 10 in the smallest client's test quarter: 10 / (1 - 0.75) = 40 examples."""
+"""FedAS's code requires a batch of 10 in the smallest client's test quarter: 10 / (1 - 0.75) = 40 examples."""
 
 
 def dominant_classes(num_classes: int) -> list[np.ndarray]:
@@ -70,7 +70,7 @@ def grouped(
       The partition; sizes are exact.
 
     Raises:
-      InvalidInput: s outside [0, 100], sizes below 1, or a client that needs more of a class than there is.
+      InvalidInput: s outside [0, 100], sizes below 1, or a client that needs more examples of a class than exist.
 
     Example:
       >>> import numpy as np
@@ -198,10 +198,10 @@ def iid(
       seed: of the shuffles.
 
     Returns:
-      The partition. Clients share examples only where together they ask for more than there are.
+      The partition. Clients share examples only if together they need more than exist.
 
     Raises:
-      InvalidInput: more clients than examples, or a client that asks for more examples than there are.
+      InvalidInput: more clients than examples, or a client that needs more examples than exist.
 
     Example:
       >>> import numpy as np
@@ -242,7 +242,7 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
       dataset: whose labels are divided; its `keep_split` is honoured.
       num_clients: N.
       seed: of the partition.
-      **options: the partition function's own; None stands for its default.
+      **options: options of the partition function; None selects the default.
 
     Returns:
       The partition.

@@ -1,8 +1,8 @@
 """Data sources: tensorflow-datasets, files in the datasets' own formats, or embedded synthetic pictures.
 
 `load("cifar100")` gives CIFAR-100 wherever it can be had and otherwise pictures of the same shape composed from
-scikit-learn's digits. What the data really is travels with it: `Dataset.description` belongs into every output, so
-that a result on stand-in data never passes for one on the dataset whose name it carries.
+scikit-learn's digits. Every output records the data source (`Dataset.description`), so that a result on synthetic data
+is never taken for one on the real dataset.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from pfl_jax.data.specs import PIXEL_NORMALIZATIONS, SPECS, Arrays, DatasetSpec,
 from pfl_jax.errors import InvalidInput
 
 Notify: TypeAlias = Callable[[str], None]
-"""Receives what the user should know, one message at a time."""
+"""Receiver of messages for the user, one at a time."""
 
 SOURCES = ("auto", "tfds", "files", "embedded")
 
@@ -92,7 +92,7 @@ def load(
       data_dir: folder of tensorflow-datasets, or with the files; by default ~/tensorflow_datasets, and the folders
         in which distributions install datasets.
       seed: of the embedded pictures.
-      notify: told before long work, and what "auto" had to settle for.
+      notify: receives messages before long work, and on the source that "auto" selected.
       normalization: paper whose released code gives the mean and deviation that pixels are normalised by: "fedas" is
         0.5 for CIFAR, "fedpac" those of CIFAR-10's training pixels. The other datasets have one of each.
 
@@ -100,7 +100,7 @@ def load(
       The dataset. EMNIST's published images lie on their side; here they stand upright.
 
     Raises:
-      InvalidInput: an unknown name, source or normalization, a source that has not got the data, or unusable files.
+      InvalidInput: an unknown name, source or normalization, a source without the data, or unusable files.
 
     Example:
       >>> from pfl_jax import data
@@ -131,7 +131,7 @@ def load(
 def _auto(spec: DatasetSpec, folder: Path | None, seed: int, notify: Notify) -> Dataset:
     """Try prepared tfds data, files, a download, then embedded pictures with a notice.
 
-    Data that is there but cannot be used is an error; only what is not there is passed over.
+    Unusable data is an error; only missing data is passed over.
     """
     prepared = tfds.find(spec, folder, notify)
     if prepared is not None:

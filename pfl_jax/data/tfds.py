@@ -48,7 +48,7 @@ def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arra
     Args:
       spec: the dataset.
       data_dir: the data folder, None for tfds' own default.
-      notify: told before long work.
+      notify: receives messages before long work.
 
     Returns:
       The examples and their version, or None where there are none.
@@ -68,7 +68,7 @@ def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arra
         return arrays, _version(kept)
     version = prepared.parent.name
     cache = folder / "pfl_jax" / f"{spec.name}-{version}.npz"
-    # The version alone would miss a folder that was prepared anew from other files.
+    # The version alone would miss a folder that was prepared again from other files.
     fingerprint = hashlib.sha256(prepared.read_bytes()).hexdigest()
     arrays = _read_cache(cache, spec, fingerprint)
     if arrays is None:
@@ -84,7 +84,7 @@ def download(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[
     Args:
       spec: the dataset.
       data_dir: the data folder, None for tfds' own default.
-      notify: told before long work.
+      notify: receives messages before long work.
 
     Returns:
       The examples and their version.

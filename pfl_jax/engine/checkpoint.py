@@ -1,7 +1,7 @@
 """Checkpoints on disk, written atomically by orbax; restoring skips damaged ones.
 
-A checkpoint is a `State`, further arrays by name, and a record for JSON. Arrays are stored as they are, so that a run
-that goes on from one is, on the same machine and versions, the uninterrupted run bit for bit. Nothing in a checkpoint
+A checkpoint is a `State`, further arrays by name, and a record for JSON. Arrays are stored unchanged, so that a
+resumed run equals the uninterrupted one bit for bit on the same machine and versions. Nothing in a checkpoint
 is ever executed or unpickled.
 """
 
@@ -95,7 +95,7 @@ class Checkpoints:
                     args=ocp.args.Composite(arrays=ocp.args.StandardSave(stored), record=ocp.args.JsonSave(content)),
                 )
             write_whole(begun / MANIFEST, json.dumps(_digests(begun)))
-            # Nothing but a damaged one can be there: a run goes on after its newest good one.
+            # Only a damaged one can exist here: a run resumes after its newest good one.
             _remove(self.folder / number)
             begun.rename(self.folder / number)
         except (OSError, ValueError, RuntimeError) as error:

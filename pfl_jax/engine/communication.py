@@ -18,8 +18,8 @@ class Traffic(NamedTuple):
     """Bytes sent by one client and in one round.
 
     Attributes:
-      up: what it sends, `LocalResult.message`.
-      down: what it is sent, `Method.download`.
+      up: bytes of the message, `LocalResult.message`.
+      down: bytes of the download, `Method.download`.
     """
 
     up: int

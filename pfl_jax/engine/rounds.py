@@ -1,7 +1,7 @@
 """The round engine: cohort -> gather -> local (map, vmap or devices) -> aggregate -> scatter, as pure functions.
 
 Every random number comes from the run's key through `fold_in`: client i in round r uses
-fold_in(fold_in(key, r), i), the cohort of round r a stream of its own. So a result depends neither on how the clients
+fold_in(fold_in(key, r), i), the cohort of round r from its own stream. So a result depends neither on how the clients
 are chunked, nor on other clients, nor on where a run was interrupted; and two methods see the same cohorts.
 """
 
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     """Result of one round besides the next state.
 
     Attributes:
-      cohort: who took part, as the server saw it: `present` says whose message it had.
+      cohort: the participating clients; `present` marks those whose message arrived.
       finite: [M], bool: whose state, message and loss after training have neither NaN nor infinite values. The others
         are absent from the cohort and stay as they were.
       server_finite: bool, the same of the server's next state and of what it gave to the clients.

@@ -290,7 +290,7 @@ def _part(
             continue
         leaf = np.asarray(leaf)[device::devices]
         if name.endswith("_index"):
-            # Padding points at the pool's first example, which may be somebody else's.
+            # Padding points at the pool's first example, which may belong to another client.
             count = np.asarray(getattr(data, name.replace("index", "count")))[device::devices]
             real = np.arange(leaf.shape[1]) < count[:, None]
             leaf = np.where(real, np.searchsorted(used, leaf), 0).astype(np.int32)

@@ -37,7 +37,7 @@ class SweepResult(NamedTuple):
       infos: each run's `Info`, likewise.
       cohorts: [R, M], the clients that took part, as NumPy integers.
       arrived: [R, M], bool: whose message the server had.
-      finite: [R], bool: in which runs neither a client nor the server diverged in this round; the others go on.
+      finite: [R], bool: in which runs neither a client nor the server diverged in this round; the others continue.
       received: Scores [R, N] of what every client would deploy now, or None if not evaluated.
       trained: Scores [R, N] of every client's model right after its own last local training, NaN before the first.
       examples: [R], training examples of each cohort, each counted once.

@@ -278,7 +278,7 @@ def conv2d(x: jax.Array, kernel: jax.Array, padding: int = 0, *, form: str = "au
       [B, H + 2 padding - kh + 1, W + 2 padding - kw + 1, Cout].
 
     Raises:
-      InvalidInput: if the kernel is larger than the padded picture, or there is no such form.
+      InvalidInput: if the kernel is larger than the padded picture, or the form is unknown.
 
     Example:
       >>> import jax.numpy as jnp

@@ -225,4 +225,4 @@ MODELS: dict[str, Callable[[Sequence[int], int], Model]] = {
 """name -> factory(input_shape, num_classes) -> Model"""
 
 CONVOLUTIONAL = frozenset({"fedpac_cnn", "fedavg_cnn"})
-"""Those with convolutions, which want another schedule on a CPU: see `pfl_jax.engine.chunking.choose_chunk`."""
+"""Networks with convolutions, which need another schedule on a CPU: see `pfl_jax.engine.chunking.choose_chunk`."""

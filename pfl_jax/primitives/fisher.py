@@ -111,7 +111,7 @@ def _has_closed_form(model: Model, params: Params, inputs: jax.Array) -> bool:
     def agrees(params):
         with nn.intercept_methods(record):
             model.apply(params, inputs)
-        # The same arrays, not equal ones: flax hands parameters on as they are.
+        # Identity, not equality: flax passes the same arrays on.
         return sorted(map(id, used)) == sorted(map(id, jax.tree.leaves(params)))
 
     answer = []

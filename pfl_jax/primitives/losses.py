@@ -8,7 +8,7 @@ import optax
 from pfl_jax.base import PyTree
 
 ABSENT_CLASS = -1e9
-"""Stands for log 0 in `balanced_softmax`: finite, and no logit makes up for it."""
+"""Replacement of log 0 in `balanced_softmax`: finite, but below any logit."""
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
