@@ -105,6 +105,6 @@ def full_disk():
 
 
 def pytest_unconfigure(config):
-    """Removes the session's compiled programs, once all workers are done."""
-    if not hasattr(config, "workerinput"):
+    """Removes the session's compiled programs, once all workers are done; mutation.py has many sessions."""
+    if not hasattr(config, "workerinput") and "PFL_JAX_KEEP_PROGRAMS" not in os.environ:
         shutil.rmtree(_programs, ignore_errors=True)

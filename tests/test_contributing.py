@@ -43,6 +43,8 @@ def copy(tmp_path_factory):
     insert(methods, "from pfl_jax.methods.fedavg import", block("python", "from pfl_jax.methods.fedavgm import"))
     insert(methods, "METHODS:", block("python", '"fedavgm": fedavgm'))
     insert(root / "tests/methods/test_limits.py", "SAME = [", block("python", '("fedavgm", {'))
+    mutants = root / "tests/support/mutants.toml"
+    mutants.write_text(mutants.read_text() + "\n" + block("toml", "fedavgm.py"))
     insert(root / "docs/methods.md", "| `fedavg` | one model |", block("markdown", "Hsu, Qi, Brown"))
     insert(root / "docs/methods.md", "| `fedavg` | nothing |", block("markdown", "| sum |"))
     return root
@@ -70,8 +72,10 @@ def test_the_walk_through(copy):
     assert int(passed) >= 13
     assert "--server-momentum" in printed["--help"]
     assert "Factor of the server's velocity v" in printed["--help"]
+    # The mistakes are killed.
+    assert re.search(r"fedavgm.py +2 of +2 ", follow(block("console", "mutation.py").strip(), copy))
     # Style left the page's code as it is, and only the new method's golden values were written.
     assert (copy / "pfl_jax/methods/fedavgm.py").read_text() == block("python", "def fedavgm(")
     stored, was = (json.loads((root / "tests/support/golden.json").read_text()) for root in (copy, ROOT))
-    assert stored.pop("fedavgm")["norms"]
+    assert stored.pop("fedavgm")["received"]
     assert stored == was

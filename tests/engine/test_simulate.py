@@ -158,5 +158,5 @@ def test_a_run_continues_from_a_state():
     assert (first.round, second.round) == (1, 2)
     continued = list(simulate.run(method, data, settings, jax.random.key(99), state=second.state))
     assert [result.round for result in continued] == [3, 4]
-    np.testing.assert_array_equal(continued[-1].received.accuracy, whole.received.accuracy)
-    np.testing.assert_array_equal(continued[-1].trained.accuracy, whole.trained.accuracy)
+    np.testing.assert_array_equal(continued[-1].received.loss, whole.received.loss)
+    np.testing.assert_array_equal(continued[-1].trained.loss, whole.trained.loss)

@@ -12,6 +12,7 @@ from full_batches import (
     SIZES,
     assert_like_fedavg,
     assert_model,
+    assert_received,
     assert_same,
     log_softmax,
     row,
@@ -28,6 +29,7 @@ from pfl_jax.methods.fedala import fedala, last_layers
 from pfl_jax.methods.fedas_cd2 import fedas_cd2
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.pfedhn import pfedhn
+from pfl_jax.networks.models import mlp
 from pfl_jax.primitives.fingerprint import fingerprint
 from pfl_jax.primitives.holdout import fixed_subset
 
@@ -97,6 +99,12 @@ def test_fedala(clients, layers, share):
         got = np.concatenate([np.ravel(leaf[client]) for leaf in last.state.clients.weights])
         np.testing.assert_allclose(got, learned, atol=2e-3)
         assert ((learned > 0.01) & (learned < 0.95)).any()
+    # What it deploys is interpolated with the new global model.
+    deployed = [
+        learn_weights(w, own[client], weights[client], x[shares[client]], y[shares[client]], names, 1, eta)[1]
+        for client, (x, y) in enumerate(clients)
+    ]
+    assert_received(last, deployed, rtol=2e-3, atol=5e-4)
 
 
 def test_fedalas_threshold_is_the_released_codes():
@@ -193,10 +201,38 @@ def test_without_personal_channels_is_fedavg(factory):
     first, second = (run(factory, rounds=rounds, growth_rounds=2, share=0.5, **align) for rounds in (1, 2))
     fedavg_first = run(fedavg, rounds=1)
     assert_same(first.state.server.params, fedavg_first.state.server)
-    np.testing.assert_array_equal(first.trained.accuracy, fedavg_first.trained.accuracy)
+    assert_same(first.trained.loss, fedavg_first.trained.loss)
     np.testing.assert_allclose([first.info["share"], second.info["share"]], [0.0, 0.25])
     np.testing.assert_allclose(run(factory, rounds=3, growth_rounds=2, **align).info["share"], 0.5)
     assert run(factory, rounds=1, growth_rounds=0, **align).info["share"] == 0.5
+
+
+@pytest.mark.parametrize("factory", [cd2pfed, fedas_cd2])
+def test_clients_never_trained_take_the_received_model(factory):
+    # A model that has moved since the client's first: entries of that one, or aligning with it, would be seen.
+    method, data = factory(tiny_model(), growth_rounds=0), client_data(tiny_federation(SIZES), 1, "train")
+    first, later = (method.init_server(jax.random.key(seed)) for seed in (0, 1))
+    client = method.init_client(jax.random.key(2), first, data)
+    personalize = jax.jit(method.personalize)
+    jax.tree.map(np.testing.assert_array_equal, personalize(jax.random.key(3), later, client, data), later.params)
+    trained = personalize(jax.random.key(3), later, client._replace(trained=jnp.ones((), bool)), data)
+    for part in ("backbone", "head"):
+        assert float(jnp.abs(trained[part]["kernel"] - later.params[part]["kernel"]).max()) > 1e-2
+
+
+def test_the_alignment_leaves_personal_entries_alone():
+    # In a second layer they read shared channels that move: their own gradient is not zero.
+    model, data = mlp((2, 3, 1), CLASSES, hidden=(4, 4)), client_data(tiny_federation(SIZES), 1, "train")
+    method = fedas_cd2(model, growth_rounds=0, align_lr=0.5)
+    first, later = (method.init_server(jax.random.key(seed)) for seed in (0, 1))
+    client = method.init_client(jax.random.key(2), first, data)._replace(trained=jnp.ones((), bool))
+    aligned = jax.jit(method.personalize)(jax.random.key(3), later, client, data)
+    personal = personal_entries(later.params, 0.5)
+    for got, own, shared, mask in zip(
+        *map(jax.tree.leaves, (aligned, first.params, later.params, personal)), strict=True
+    ):
+        np.testing.assert_array_equal(got[mask], own[mask])
+        assert shared.ndim < 2 or own.shape[-1] == CLASSES or np.abs(got - shared)[~mask].max() > 1e-3
 
 
 def test_personal_entries():
@@ -272,4 +308,8 @@ def test_cd2pfed_and_its_alignment(clients, aligned):
     assert_model(last.state.server.params, w, rtol=1e-3, atol=1e-4)
     for client in range(len(clients)):
         assert_model(row(last.state.clients.params, client), last_models[client], rtol=1e-3, atol=1e-4)
+    deployed = [choose(own_last, w) for own_last in last_models]
+    if aligned:
+        deployed = [align(d, own_last, x) for d, own_last, (x, _) in zip(deployed, last_models, clients, strict=True)]
+    assert_received(last, deployed, rtol=1e-3, atol=1e-4)
     assert np.abs(last_models[0]["head/kernel"][3] - last_models[1]["head/kernel"][3]).max() > 1e-3

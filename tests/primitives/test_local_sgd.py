@@ -165,3 +165,9 @@ def test_map_examples_is_the_function_row_by_row(n, real, batch_size):
     np.testing.assert_allclose(got[0][:real], 2 * x[:real])
     np.testing.assert_allclose(got[1][:real], np.asarray(x).sum(-1)[:real], rtol=1e-6)
     assert got[0].shape == (n, 2)
+
+
+def test_map_examples_goes_on_to_the_last_real_row():
+    # Masks of parts of a client's examples have holes.
+    x, mask = jnp.arange(6.0), jnp.array([False, True, False, False, True, False])
+    np.testing.assert_array_equal(map_examples(lambda rows: rows + 1, x, mask, batch_size=2)[mask], [2, 5])

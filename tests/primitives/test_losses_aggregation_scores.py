@@ -71,6 +71,20 @@ def test_gather_scatter_merge_split():
     assert trees.byte_count(tree) == 10 * 4 + 5
 
 
+def test_choose_takes_rows_of_one_of_two_trees():
+    left, right = {"x": jnp.ones((3, 2)), "n": jnp.arange(3)}, {"x": jnp.zeros((3, 2)), "n": 10 * jnp.arange(3)}
+    got = trees.choose(jnp.array([True, False, True]), left, right)
+    np.testing.assert_array_equal(got["x"], [[1, 1], [0, 0], [1, 1]])
+    np.testing.assert_array_equal(got["n"], [0, 10, 2])
+
+
+def test_all_finite_sees_one_number():
+    tree = {"x": jnp.ones((3, 2)), "n": jnp.arange(3)}
+    assert trees.all_finite(tree)
+    for wrong in (jnp.nan, jnp.inf):
+        assert not trees.all_finite({**tree, "x": tree["x"].at[1, 0].set(wrong)})
+
+
 @pytest.mark.parametrize(("n", "real"), [(5, 3), (450, 450), (450, 201)])
 def test_scores_are_scikit_learns_and_ignore_padding(n, real):
     generator = np.random.default_rng(3)

@@ -127,6 +127,14 @@ def test_the_interior_point_chooses_the_analytic_centre():
     np.testing.assert_allclose(weights, candidates[np.log(candidates).sum(1).argmax()], atol=0.03)
 
 
+def test_only_the_symmetric_part_counts():
+    matrices = jnp.asarray(random_matrices(2, 6), jnp.float32)
+    upper = jnp.triu(matrices, 1)
+    want = solve_simplex_qp(matrices, solver="interior_point").weights
+    got = solve_simplex_qp(matrices + upper - upper.mT, solver="interior_point").weights
+    np.testing.assert_allclose(got, want, atol=1e-4)
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e30])
 def test_weights_do_not_depend_on_the_scale(scale):
     matrices = np.concatenate([groups_of_clients(6), random_matrices(2, 6)])
@@ -215,6 +223,12 @@ def test_the_gap_is_the_relative_frank_wolfe_gap():
     solution = solve_simplex_qp(jnp.asarray(matrices, jnp.float32), solver="projected_gradient", tolerance=1e-2)
     want = [relative_gap(matrix, weights) for matrix, weights in zip(matrices, solution.weights, strict=True)]
     np.testing.assert_allclose(solution.gap, want, atol=1e-6)
+    # Far from the minimisers too.
+    anywhere = np.random.default_rng(1).dirichlet(np.ones(4), 3)
+    for matrix, weights in zip(matrices, anywhere, strict=True):
+        gap = simplex_qp.frank_wolfe_gap(jnp.float32(matrix), jnp.float32(weights), 1e-7)
+        np.testing.assert_allclose(gap, relative_gap(matrix, weights), rtol=1e-4)
+        assert gap > 0.1
 
 
 @settings(max_examples=50, deadline=None)

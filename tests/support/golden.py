@@ -12,26 +12,34 @@ import numpy as np
 
 FILE = Path(__file__).with_name("golden.json")
 
+EXAMPLES = 3
+"""Test examples of each client whose log-probabilities are stored."""
 
-def fingerprint(engine):
-    """Accuracies, and sum and Euclidean norm of every array of the final state, after four rounds of three clients.
+
+def fingerprint(method, engine):
+    """Flat numbers by name, after four rounds of three of the four clients, one client after another.
+
+    - `received`, `trained`: log-probabilities [N, EXAMPLES, K] of what the clients deploy, see `deployed.py`;
+    - `losses/...`: the engine's losses [N] under both protocols;
+    - `sum/...`, `norm/...`: sum and Euclidean norm of every array of the final state, by its path in the tree.
 
     Args:
-      engine: of a method with `problems.tiny_model` and `problems.HYPER_PARAMETERS`, clients one after another.
+      method: with `problems.tiny_model` and `problems.HYPER_PARAMETERS`.
+      engine: of the method.
     """
+    from deployed import log_probabilities
     from problems import tiny_federation
 
     data = tiny_federation()
     state = engine.init(data, jax.random.key(11))
     for _ in range(4):
         state, _ = engine.round(data, state, 3)
-    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves((state.server, state.clients))]
-    return {
-        "received": [round(float(value), 6) for value in engine.evaluate(data, state).accuracy],
-        "trained": [round(float(value), 6) for value in state.trained.accuracy],
-        "sums": [float(np.float32(leaf.sum())) for leaf in leaves],
-        "norms": [float(np.float32(np.linalg.norm(leaf))) for leaf in leaves],
-    }
+    numbers = log_probabilities(method, EXAMPLES)(data, state)
+    numbers |= {"losses/received": engine.evaluate(data, state).loss, "losses/trained": state.trained.loss}
+    for path, leaf in jax.tree_util.tree_leaves_with_path({"server": state.server, "clients": state.clients}):
+        name, leaf = jax.tree_util.keystr(path, simple=True, separator="/"), np.asarray(leaf, np.float64)
+        numbers |= {f"sum/{name}": leaf.sum(), f"norm/{name}": np.linalg.norm(leaf)}
+    return {name: [round(float(value), 5) for value in np.ravel(values)] for name, values in numbers.items()}
 
 
 def _fingerprints(names):
@@ -39,11 +47,18 @@ def _fingerprints(names):
 
     from pfl_jax import simulate
 
-    settings = simulate.Settings(rounds=1)
-    return {
-        name: fingerprint(simulate.build(METHODS[name](tiny_model(), **HYPER_PARAMETERS), settings).jit())
-        for name in names
-    }
+    for name in names:
+        method = METHODS[name](tiny_model(), **HYPER_PARAMETERS)
+        yield name, fingerprint(method, simulate.build(method, simulate.Settings(rounds=1)).jit())
+
+
+def _text(stored):
+    """JSON with one line for each name of each method."""
+    methods = []
+    for method, numbers in stored.items():
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(values)}" for name, values in numbers.items())
+        methods.append(f" {json.dumps(method)}: {{\n{lines}\n }}")
+    return "{\n" + ",\n".join(methods) + "\n}\n"
 
 
 if __name__ == "__main__":
@@ -51,11 +66,13 @@ if __name__ == "__main__":
     import sys
 
     os.environ["JAX_PLATFORMS"] = "cpu"
+    # As in conftest.py: compiling is all the work.
+    jax.config.update("jax_disable_most_optimizations", True)
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
     from pfl_jax.methods import METHODS
 
     chosen = sys.argv[1:] or METHODS
     stored = json.loads(FILE.read_text()) if FILE.exists() else {}
-    stored |= _fingerprints(chosen)
-    FILE.write_text(json.dumps({name: stored[name] for name in METHODS if name in stored}, indent=1) + "\n")
+    stored |= dict(_fingerprints(chosen))
+    FILE.write_text(_text({name: stored[name] for name in METHODS if name in stored}))
     print(f"wrote {', '.join(chosen)} to {FILE}", file=sys.stderr)

@@ -20,6 +20,17 @@ def logits(w, x):
     return features(w, x) @ w["head/kernel"] + w["head/bias"]
 
 
+def log_softmax(scores):
+    scores = scores - scores.max(1, keepdims=True)
+    return scores - np.log(np.exp(scores).sum(1, keepdims=True))
+
+
+def loss(w, data, client):
+    """Mean cross entropy of a client's test examples, as in `base.Scores`."""
+    x, y = examples(data, client, "test")
+    return -np.mean(log_softmax(logits(w, x))[np.arange(len(y)), y])
+
+
 def _backbone_gradient(x, hidden, d_hidden):
     d_before = d_hidden * (1 - hidden**2)
     return {"backbone/kernel": x.reshape(len(x), -1).T @ d_before, "backbone/bias": d_before.sum(0)}

@@ -1,0 +1,36 @@
+"""What a method's clients deploy, as log-probabilities: accuracies are often 1.0 on the tests' problems."""
+
+from functools import partial
+
+import jax
+
+from pfl_jax.data.federated import client_data
+from pfl_jax.primitives.tree import gather
+
+
+def log_probabilities(method, examples=None):
+    """A compiled function of a federation and a state, for both protocols of evaluation.
+
+    Args:
+      method: whose models are asked.
+      examples: how many of each client's first test examples; None for all.
+
+    Returns:
+      (data, state) -> {"received": [N, examples, K], "trained": the same after one more local training of each client}.
+    """
+
+    def one(data, state, client):
+        key, kept = jax.random.fold_in(state.key, client), gather(state.clients, client)
+        train, test = (client_data(data, client, split) for split in ("train", "test"))
+        received = method.personalize(key, state.server, kept, train)
+        trained = method.local(key, state.server, kept, train).personal
+        return {
+            protocol: jax.nn.log_softmax(method.predict(personal, test.x[:examples]))
+            for protocol, personal in (("received", received), ("trained", trained))
+        }
+
+    @jax.jit
+    def everyone(data, state):
+        return jax.lax.map(partial(one, data, state), jax.numpy.arange(data.train_count.shape[0]))
+
+    return everyone
