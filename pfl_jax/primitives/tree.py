@@ -69,7 +69,7 @@ def choose(flags: jax.Array, left: PyTree, right: PyTree) -> PyTree:
 
 
 def along(array: jax.Array, leaf: jax.Array) -> jax.Array:
-    """Array reshaped to a leaf's number of axes, aligned with its leading axes."""
+    """The array with as many axes as the leaf, aligned with the leaf's leading axes."""
     return array.reshape(array.shape + (1,) * (leaf.ndim - array.ndim))
 
 
