@@ -1,4 +1,4 @@
-"""The papers' experiments from the command line: `python -m experiments.DATASET --method NAME`."""
+"""Experiments of the papers from the command line: `python -m experiments.DATASET --method NAME`."""
 
 import difflib
 import importlib.util
@@ -7,15 +7,15 @@ import signal
 import sys
 
 
-def _leave(*_) -> None:
-    """Ends the process at once: an exception in the midst of the imports below would end it in many lines, or crash."""
+def _exit(*_) -> None:
+    """Exit at once: an exception during the imports below would print many lines, or crash."""
     os.write(2, b"interrupted while no run was going on\n")
     os._exit(130)
 
 
 # As a command, which Python imports with "-m" in the place of its name, and unless nohup or the like ignores Ctrl-C.
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGINT, _exit)
 
 # Batched LAPACK runs hundreds of times slower when OpenBLAS starts threads of its own inside XLA's; it reads this once,
 # when NumPy, SciPy or JAX is first imported.
@@ -30,14 +30,14 @@ DATASETS = ("cifar10", "cifar100", "cinic10", "digits", "emnist", "fashion_mnist
 
 
 def unknown_dataset(name: str) -> str:
-    """The error for a dataset that has no experiment, with the nearest one that has."""
+    """Error for a dataset without an experiment, with the nearest one that has one."""
     near = difflib.get_close_matches(name, DATASETS, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"unknown dataset '{name}' (there are {', '.join(DATASETS)}){hint}"
 
 
 def _refuse_unknown_module() -> None:
-    """Exits with our error where `python -m experiments.NAME` asks for a module that is not there.
+    """Exit with a one-line error when `python -m experiments.NAME` names an unknown module.
 
     Python imports this package first, with "-m" in place of the program's name, and would then end with an error of
     its own and exit code 1.

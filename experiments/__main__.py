@@ -1,4 +1,4 @@
-"""`python -m experiments NAME ...` is `python -m experiments.NAME ...`; alone it lists what there is."""
+"""Entry point: `python -m experiments NAME ...` runs `python -m experiments.NAME ...`; alone it lists the commands."""
 
 import ast
 import pkgutil
@@ -12,7 +12,7 @@ from experiments.commands.main import main
 
 
 def commands() -> dict[str, str]:
-    """What `python -m experiments.NAME` can run: name -> first line of its docstring, read without importing it."""
+    """Commands of `python -m experiments.NAME`: name -> first line of its docstring, read without importing it."""
     found = {}
     for module in pkgutil.iter_modules(experiments.__path__):
         place = Path(experiments.__path__[0], module.name)
@@ -24,7 +24,7 @@ def commands() -> dict[str, str]:
 
 
 def usage() -> str:
-    """The list for people."""
+    """List of commands for people."""
     lines = ["usage: python -m experiments NAME [--help] [OPTIONS]"]
     datasets, every = experiments.DATASETS, commands()
     for title, names in (

@@ -1,4 +1,4 @@
-"""FedAS as its released code runs it: the alignment moves one shared backbone, client after client.
+"""FedAS as its released code runs it: clients align one shared backbone in place, one after another.
 
     python -m experiments.fedas_released fashion_mnist --participation 0.2 --out runs/released
 
@@ -27,13 +27,13 @@ from experiments.config.exit_codes import exit_code
 from experiments.config.options import PROCESSES, flag
 from experiments.config.presets import DEFAULT_PRESET
 from experiments.config.request import Request, parse
-from experiments.execution.build import build, make_method
+from experiments.execution.build import build_experiment, make_method
 from experiments.execution.experiment import Experiment
 from experiments.execution.records import configuration, headline, info_record, summary
 from experiments.execution.resume import History
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, results_table
 from experiments.runtime.jax_config import prepare
-from experiments.runtime.locks import alone
+from experiments.runtime.locks import lock_run
 from experiments.runtime.progress import RoundProgress, duration
 from experiments.runtime.signals import Stop, interruptible, stoppable
 from pfl_jax import simulate
@@ -66,7 +66,7 @@ UNKNOWN_HERE = {
 
 
 class Procedure(NamedTuple):
-    """A federation whose clients align one backbone in place, as pure functions.
+    """Federation whose clients align one backbone in place, as pure functions.
 
     Attributes:
       init: (FederatedData, key) -> State.
@@ -81,7 +81,7 @@ class Procedure(NamedTuple):
 
 
 def procedure(aligned: Method, plain: Method, settings: Settings) -> Procedure:
-    """FedAS with the alignment in place.
+    """Build FedAS with the alignment in place.
 
     Cohorts, initial models and batches are those of `pfl_jax.simulate.run` with the same key: where a cohort has one
     client, all results are.
@@ -143,13 +143,13 @@ def procedure(aligned: Method, plain: Method, settings: Settings) -> Procedure:
 
 
 def procedure_of(experiment: Experiment) -> Procedure:
-    """The procedure of an experiment with FedAS."""
+    """Procedure of an experiment with FedAS."""
     plain = make_method(experiment.request, experiment.dataset, alignment=False)
     return procedure(experiment.method, plain, experiment.settings)
 
 
 def released_request(dataset: str, words: Sequence[str]) -> Request:
-    """The checked command line: the released code's choices, then what is given.
+    """Checked command line: the released code's choices, overridden by the given options.
 
     Raises:
       InvalidInput: an option that cannot be used here.
@@ -173,7 +173,7 @@ def released_request(dataset: str, words: Sequence[str]) -> Request:
 
 
 def rounds(experiment: Experiment) -> Iterator[tuple[State, Cohort, Info, Scores | None]]:
-    """Runs the experiment: after each round the state, the cohort, the Info, and `received` where it is due.
+    """Run the experiment; yield after each round the state, the cohort, the Info, and `received` where it is due.
 
     Raises:
       Diverged: what a client or the server computed is not finite.
@@ -197,7 +197,7 @@ def rounds(experiment: Experiment) -> Iterator[tuple[State, Cohort, Info, Scores
 
 
 def run(request: Request, console: Console) -> None:
-    """Runs the experiment and leaves its folder behind.
+    """Run the experiment and write its folder.
 
     Args:
       request: of `released_request`.
@@ -210,15 +210,15 @@ def run(request: Request, console: Console) -> None:
     prepare(request.options)
     folder = RunFolder.claim(request.options.out, f"{request.dataset}-fedas-released-seed{request.options.seed}")
     try:
-        with interruptible(), alone(folder.path / METRICS):
-            experiment = build(request, console)
+        with interruptible(), lock_run(folder.path / METRICS):
+            experiment = build_experiment(request, console)
             folder.write(CONFIG, configuration(experiment) | {"procedure": PROCEDURE})
             console.print(f"{headline(experiment)}; {PROCEDURE}", soft_wrap=True, highlight=False)
             with stoppable(console) as stop:
                 history = _log(experiment, folder, console, stop)
             folder.write(SUMMARY, summary(experiment, history.evaluations, 0.0) | {"procedure": PROCEDURE})
     except BaseException:
-        # A run that was cut off is made anew: it has no checkpoints.
+        # An interrupted run starts again: it has no checkpoints.
         folder.discard()
         raise
     options, last = request.options, history.evaluations[-1]
@@ -228,7 +228,7 @@ def run(request: Request, console: Console) -> None:
 
 
 def _log(experiment: Experiment, folder: RunFolder, console: Console, stop: Stop) -> History:
-    """Runs all rounds, and writes down each evaluation."""
+    """Run all rounds and log each evaluation."""
     options, history, began = experiment.request.options, History(), time.perf_counter()
     sent, epochs = traffic(experiment.method, experiment.data), experiment.request.hyper_parameters["epochs"]
     accuracy: float | None = None
@@ -254,7 +254,7 @@ def _log(experiment: Experiment, folder: RunFolder, console: Console, stop: Stop
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit code, see `cli.exit_code`."""
+    """Run the command; return the exit code, see `exit_codes.exit_code`."""
     words = sys.argv[1:] if words is None else words
 
     def work() -> None:

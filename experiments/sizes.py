@@ -1,4 +1,4 @@
-"""What each method keeps and sends: bytes from shapes alone, nothing is trained.
+"""Bytes that each method stores and sends, from shapes alone: nothing is trained.
 
     python -m experiments.sizes --dataset fashion_mnist --num-clients 1000000 --cohort 10000
 
@@ -31,11 +31,11 @@ from pfl_jax.primitives.tree import byte_count
 
 
 class Sizes(NamedTuple):
-    """Bytes.
+    """Sizes of a method in bytes.
 
     Attributes:
       client: what one client keeps between rounds.
-      up, down: what it sends, and is sent, in a round.
+      up, down: bytes sent and received in a round.
       server: what the server keeps.
     """
 
@@ -46,10 +46,10 @@ class Sizes(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the sizes.
+    """Print the sizes.
 
     Args:
-      arguments: the words of the command line; by default those of this process.
+      arguments: command-line arguments; by default those of this process.
 
     Returns:
       The exit code, see `exit_codes.exit_code`.
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def sizes(dataset: str, method: str, num_clients: int, train_size: int) -> Sizes:
-    """Of a method with its preset's model and options.
+    """Sizes of a method with its preset's model and options.
 
     Args:
       dataset: a key of `presets.DEFAULT_PRESET`.
@@ -76,7 +76,7 @@ def sizes(dataset: str, method: str, num_clients: int, train_size: int) -> Sizes
 
 
 def _shapes(spec: DatasetSpec, num_clients: int, train_size: int) -> FederatedData:
-    """A federation of which only shapes exist."""
+    """Federation of shapes without data."""
 
     def of(*shape: int, dtype: str = "int32") -> Any:
         return jax.ShapeDtypeStruct(shape, dtype)

@@ -14,7 +14,7 @@
 1 (5,) True
 2 (5,) True
 
-What is here under a name of its own is what most programs use:
+The names that most programs use:
 
 - `METHODS`, all methods by name; a factory of its own each in `pfl_jax.methods`.
 - `Method`, `Model`, `ClientData`, `Cohort`, `LocalResult` and `State`: the types that a method is written in.
@@ -88,7 +88,7 @@ _MODULES = {"models": "networks.models", "simulate": "engine.simulate", "sweep":
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a name of `__all__` when it is first used: JAX and flax alone take seconds."""
+    """Load a name of `__all__` on first use: importing JAX and Flax takes seconds."""
     if name not in __all__:
         raise AttributeError(f"module 'pfl_jax' has no attribute '{name}'")
     module = importlib.import_module(f"pfl_jax.{_HOME.get(name) or _MODULES.get(name, name)}")

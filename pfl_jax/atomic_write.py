@@ -1,4 +1,4 @@
-"""Files that are complete or absent, however a write ends: full disk, signal, error."""
+"""Atomic file writes: a file is complete or absent, also after a full disk, a signal or an error."""
 
 import contextlib
 import errno
@@ -13,12 +13,12 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a text file that is never there in part; CannotWrite if it cannot be, and what was there stays."""
+    """Write a text file atomically; on failure raise CannotWrite and keep the previous file."""
     write_binary_whole(path, lambda file: file.write(text.encode()))
 
 
 def write_binary_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes a file that is never there in part: beside its place, then moved.
+    """Write a binary file atomically: to a temporary file beside it, which is then renamed.
 
     Args:
       path: whose folder is there; what is there already is replaced at once, or stays.
@@ -41,7 +41,7 @@ def write_binary_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Adds a line to a text file, whole or not at all; CannotWrite if it cannot be.
+    """Append a line to a text file, completely or not at all; raise CannotWrite on failure.
 
     Args:
       path: made if it is not there.
@@ -64,6 +64,6 @@ def append_line(path: Path, line: str) -> None:
 
 
 def cannot_write(path: Path, error: OSError) -> CannotWrite:
-    """The error for a file or folder that cannot be written, with what to do about it."""
+    """Error for a file or folder that cannot be written, with advice."""
     mend = "make room" if error.errno in _NO_ROOM else "give --out a folder that can be written"
     return CannotWrite(f"cannot write {path}: {error.strerror or error}; {mend}")

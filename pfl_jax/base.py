@@ -1,4 +1,4 @@
-"""The types everything else is written in. Read this file first.
+"""Core types of the library. Read this file first.
 
 A method is a `Method`: a NamedTuple of pure functions, written for one client. `pfl_jax.engine.simulate` maps
 them over all clients of a round, in chunks, on one device or many; a method never sees jit, vmap or batching.
@@ -33,26 +33,26 @@ Params: TypeAlias = dict[str, PyTree]
 """A whole model: {"backbone": Backbone, "head": Head}. `pfl_jax.primitives.tree` splits and merges it."""
 
 Server: TypeAlias = PyTree
-"""What the server keeps between rounds; each method's own."""
+"""State of the server between rounds; its type depends on the method."""
 
 Client: TypeAlias = PyTree
-"""What one client keeps between rounds; each method's own, () where it keeps nothing."""
+"""State of one client between rounds; its type depends on the method, () if there is none."""
 
 Message: TypeAlias = PyTree
-"""What one client sends to the server after local training; each method's own."""
+"""Message of one client to the server after local training; its type depends on the method."""
 
 Personal: TypeAlias = PyTree
-"""What one client would deploy; whatever the method's `predict` understands."""
+"""The model that one client would deploy, in any form that the method's `predict` takes."""
 
 Augment: TypeAlias = Callable[[PRNGKey, PyTree], PyTree]
 """Random changes to the inputs of a mini-batch; see `ClientData.augment` and `pfl_jax.data.augment`."""
 
 Info: TypeAlias = dict[str, PyTree]
-"""What a round has to tell besides the next state: head weights, Fisher traces, ... Never read by the next round."""
+"""Diagnostics of a round besides the next state: head weights, Fisher traces, ... Never read by the next round."""
 
 
 class Model(NamedTuple):
-    """A classifier in two parts, as pure functions.
+    """Classifier in two parts, backbone and head, as pure functions.
 
     Attributes:
       init: key -> Params.
@@ -76,7 +76,7 @@ class Model(NamedTuple):
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Batches:
-    """How local training takes its mini-batches; a pytree without leaves, so that it travels with the data.
+    """How local training forms mini-batches: a pytree without leaves, stored beside the examples.
 
     Attributes:
       drop_last: leave out an epoch's last batch where it is incomplete, as PyTorch's DataLoader(drop_last=True) does.
@@ -94,7 +94,7 @@ ALL_BATCHES = Batches()
 
 
 class ClientData(NamedTuple):
-    """One client's examples, or a mini-batch of them.
+    """Examples of one client, or a mini-batch of them.
 
     Rows past the client's own size are padding: arbitrary but finite values that no result may depend on.
     A step that needs other per-example arrays puts them in x or y, which may be pytrees with leading axis n
@@ -121,7 +121,7 @@ class ClientData(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cohort:
-    """The clients of one round, in the order of the leading axis M that `Method.aggregate` sees.
+    """Clients of one round, in the order of the leading axis M that `Method.aggregate` sees.
 
     Absent clients, those whose message did not arrive and those that diverged, stay in it: their count is 0, the rows
     of their messages are zeros, and they have no part in any `Mean`. So shapes never change.
@@ -140,7 +140,7 @@ class Cohort:
 
 
 class Mean(NamedTuple):
-    """The part of a message that the server needs only as a mean over the cohort.
+    """Part of a message that the server needs only as a mean over the cohort.
 
     In `LocalResult.message` it holds one client's value and weight. `Method.aggregate` gets one `Mean` in its place,
     with sum_i weight_i value_i / sum_i weight_i and sum_i weight_i, over the clients that are present. The engine adds
@@ -158,7 +158,7 @@ class Mean(NamedTuple):
 
 
 class LocalResult(NamedTuple):
-    """What `Method.local` returns for one client.
+    """Result of `Method.local` for one client.
 
     Attributes:
       client: the state it keeps.
@@ -172,7 +172,7 @@ class LocalResult(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """How good clients' models are on their own test examples; NaN where there is no model yet, or no example.
+    """Scores of clients' models on their own test examples; NaN without a model or without examples.
 
     Attributes:
       accuracy: [N], float32: share of the examples that are labelled right, in [0, 1].
@@ -188,7 +188,7 @@ class Scores(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A personalized federated learning method.
+    """Personalized federated learning method.
 
     Attributes:
       init_server: key -> Server.
@@ -215,7 +215,7 @@ class Method(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything the next round needs: saving it and restoring it continues a run exactly.
+    """Complete state of a run: saving and restoring it continues the run exactly.
 
     Attributes:
       server: the method's server state.

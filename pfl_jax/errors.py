@@ -1,19 +1,19 @@
-"""The one exception that means the user's input was wrong."""
+"""Exceptions of the library; `InvalidInput` means that the user's input was wrong."""
 
 
 class InvalidInput(ValueError):
-    """Input that cannot be used, said in one line: what was wrong and what to do.
+    """Invalid user input, with a one-line message: what was wrong and what to do.
 
     The command line prints the message without a traceback and exits with code 2.
     """
 
 
 class CannotWrite(InvalidInput):
-    """A file or a folder cannot be written: the disk is full, or it is not ours. What was there before is whole."""
+    """File or folder that cannot be written, as on a full disk; its previous content is intact."""
 
 
 class Diverged(InvalidInput):
-    """A loss, a model or a message has become NaN or infinite.
+    """Loss, model or message that has become NaN or infinite.
 
     Attributes:
       round: in which, counted from 1.

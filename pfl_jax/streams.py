@@ -1,4 +1,4 @@
-"""Numbers of the random streams: what is folded into a key that is also folded with a counter.
+"""Numbers of the random streams that are folded into keys beside a counter.
 
 A key gives one random stream for each number folded into it. Rounds, clients, epochs and passes count from 0; the named
 streams count down from 2**32 - 1, the largest number that `jax.random.fold_in` takes, so that no counter reaches them.

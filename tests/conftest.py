@@ -57,15 +57,15 @@ def _drop_programs():
 
 
 OF_METHODS = {
-    *("conformance", "limits", "equations", "baselines_1", "baselines_1_equations", "personal_weights", "fedpac"),
-    *("several_models", "prototypes_neighbours", "fedfomo", "augment", "sweep", "placement", "contributing"),
+    *("conformance", "limits", "equations", "shared_model_limits", "shared_model_equations", "personal_weights"),
+    *("fedpac", "several_models", "prototypes_neighbours", "fedfomo", "augment", "sweep", "sharding", "contributing"),
 }
 """Files that compile hundreds of engines to compare states and accuracies."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_f1_no_auc(request):
-    """Compiling macro-F1 and AUC, which test_primitives.py tests, would be a sixth of the time of `OF_METHODS`."""
+    """Constants in place of macro-F1 and AUC: compiling them would be a sixth of the time of `OF_METHODS`."""
     with pytest.MonkeyPatch.context() as patch:
         if request.module.__name__.removeprefix("test_") in OF_METHODS:
             for name in ("macro_f1", "macro_auc"):

@@ -1,1 +1,1 @@
-"""How fast the clients' work runs, beside plain PyTorch: `python -m experiments.benchmark`."""
+"""Speed of local training and rounds beside plain PyTorch: `python -m experiments.benchmark`."""

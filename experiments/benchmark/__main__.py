@@ -1,4 +1,4 @@
-"""Measures this machine in some minutes: tables on the terminal, JSON with --out; --only takes a part."""
+"""Benchmark of this machine in some minutes: tables on the terminal, JSON with --out; --only selects sections."""
 
 import argparse
 import datetime
@@ -24,13 +24,13 @@ SECTIONS = (
     "methods",
     "waste",
     "growth",
-    "endurance",
+    "memory_growth",
     "optimizations",
     "variants",
     "chunks",
-    "crowd",
+    "many_clients",
     "sweep",
-    "everyday",
+    "overhead",
 )
 USUAL = SECTIONS[:5]
 """Without --only."""
@@ -102,7 +102,7 @@ def _headline(machine: dict[str, Any]) -> str:
 
 
 def benchmark(request: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Measures, and prints as it goes.
+    """Run the benchmark and print its progress.
 
     Args:
       request: the parsed command line.
@@ -114,7 +114,7 @@ def benchmark(request: argparse.Namespace, console: Console) -> dict[str, Any]:
     began = time.perf_counter()
     # Imported now, so that errors and --help do not wait for it.
     from experiments.benchmark import report, sections, workload
-    from experiments.benchmark.everyday import everyday
+    from experiments.benchmark.overhead import overhead
     from experiments.runtime import jax_config
 
     jax_config.prepare_jax()
@@ -137,8 +137,8 @@ def benchmark(request: argparse.Namespace, console: Console) -> dict[str, Any]:
         results["round"] = sections.fedpac_round(setup)
     for name in SECTIONS[1:]:
         if name in wanted:
-            results[name] = everyday(setup) if name == "everyday" else getattr(sections, name)(setup)
-    if "endurance" in wanted:
+            results[name] = overhead(setup) if name == "overhead" else getattr(sections, name)(setup)
+    if "memory_growth" in wanted:
         results["second_start"] = sections.second_start(setup)
     results["seconds"] = time.perf_counter() - began
     report.show(console, results)
@@ -147,7 +147,7 @@ def benchmark(request: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command.
+    """Run the command.
 
     Args:
       words: after the module's name; by default those of this process.

@@ -1,4 +1,4 @@
-"""What needs a process of its own: `python -m experiments.benchmark.children KIND JSON` prints one line of JSON."""
+"""Child processes of the benchmark: `python -m experiments.benchmark.children KIND JSON` prints one line of JSON."""
 
 import dataclasses
 import json
@@ -51,16 +51,16 @@ def growth(scale: Scale, clients: int, participation: float, repetitions: int) -
     }
 
 
-def endurance(scale: Scale) -> dict[str, Any]:
+def memory_growth(scale: Scale) -> dict[str, Any]:
     """Memory held after an early and after the last of many small rounds, through `simulate.run`.
 
     Args:
-      scale: `endurance` has the last round and the early one.
+      scale: `memory_growth` has the last round and the early one.
 
     Returns:
-      rounds and resident_bytes of both; null where the system does not tell.
+      rounds and resident_bytes of both; null where the system does not report it.
     """
-    last, early = scale.endurance
+    last, early = scale.memory_growth
     data = workload.federation(10, 20)
     model = models.mlp(workload.dataset().input_shape, workload.dataset().num_classes)
     method = METHODS["fedpac"](model, epochs=1, batch_size=10)
@@ -72,11 +72,11 @@ def endurance(scale: Scale) -> dict[str, Any]:
     return {"rounds": [early, last], "resident_bytes": [held[early], held[last]]}
 
 
-def crowd(scale: Scale, method: str) -> dict[str, Any]:
+def many_clients(scale: Scale, method: str) -> dict[str, Any]:
     """Many clients with states of their own, of which few take part in a round; the states are on the host.
 
     Args:
-      scale: `crowd`, `growth_examples` and rates.
+      scale: `many_clients`, `growth_examples` and rates.
       method: a key of METHODS.
 
     Returns:
@@ -84,7 +84,7 @@ def crowd(scale: Scale, method: str) -> dict[str, Any]:
       compiled), evaluation_seconds, peak_bytes, state_bytes, and accuracies in percent: of the cohorts' models after
       their training in the first and in the last rounds, and of what everyone deploys at the end.
     """
-    clients, participation, rounds = scale.crowd
+    clients, participation, rounds = scale.many_clients
     data = workload.federation(clients, scale.growth_examples)
     settings = simulate.Settings(rounds=rounds, participation=participation, eval_every=rounds)
     settings = dataclasses.replace(settings, chunk=1 if jax.default_backend() == "cpu" else None)
@@ -150,7 +150,7 @@ def sweep(scale: Scale, together: bool) -> dict[str, Any]:
 
 
 def start(words: list[str]) -> dict[str, Any]:
-    """Runs an experiment and counts its programs.
+    """Run an experiment and count its programs.
 
     Args:
       words: dataset and options.
@@ -166,7 +166,7 @@ def start(words: list[str]) -> dict[str, Any]:
         counts["cached"] += event == "/jax/compilation_cache/cache_hits"
 
     def count_timed(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        # Reported for every program that XLA is asked for, whether it compiles it or finds it in the cache.
+        # Reported for every program, compiled by XLA or found in the cache.
         counts["programs"] += event == "/jax/core/compile/backend_compile_duration"
 
     jax.monitoring.register_event_listener(count)
@@ -178,10 +178,10 @@ def start(words: list[str]) -> dict[str, Any]:
 
 
 def main(kind: str, request: dict[str, Any]) -> dict[str, Any]:
-    """One child's work.
+    """Run one child process.
 
     Args:
-      kind: growth, endurance, crowd, sweep or start.
+      kind: growth, memory_growth, many_clients, sweep or start.
       request: "scale" as a dictionary, and the other arguments.
     """
     if kind == "start":
@@ -190,7 +190,9 @@ def main(kind: str, request: dict[str, Any]) -> dict[str, Any]:
     jax_config.prepare_jax(compilation_cache=kind != "sweep")
     names = {field.name for field in dataclasses.fields(Scale)}
     scale = Scale(**{name: value for name, value in request.pop("scale").items() if name in names})
-    return {"growth": growth, "endurance": endurance, "crowd": crowd, "sweep": sweep}[kind](scale, **request)
+    return {"growth": growth, "memory_growth": memory_growth, "many_clients": many_clients, "sweep": sweep}[kind](
+        scale, **request
+    )
 
 
 if __name__ == "__main__":

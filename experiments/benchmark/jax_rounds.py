@@ -1,4 +1,4 @@
-"""Our side of the comparison, compiled before the clock starts."""
+"""pfl_jax's side of the comparison, compiled before the clock starts."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -21,13 +21,13 @@ from pfl_jax.primitives.losses import cross_entropy
 
 
 def everywhere(mesh: Mesh | None, tree: Any) -> Any:
-    """A copy of the arrays on every device of the mesh."""
+    """Copy of the arrays on every device of the mesh."""
     return tree if mesh is None else jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 @contextlib.contextmanager
 def convolutions(form: str) -> Iterator[None]:
-    """Models traced inside compute their convolutions in this form, see `pfl_jax.networks.convolution`."""
+    """Use this form of the convolutions in models traced inside, see `pfl_jax.networks.convolution`."""
 
     def intercept(call, args, kwargs, context):
         return conv2d(*args, **kwargs, form=form) if context.method_name == "convolve" else call(*args, **kwargs)
@@ -47,7 +47,7 @@ def local_training(
     form: str = "auto",
     model: Model | None = None,
 ) -> Callable[[], Params]:
-    """Local training and nothing else: the first clients train the whole network from the same weights.
+    """Local training alone: the first clients train the whole network from the same weights.
 
     Args:
       data: the federation.
@@ -91,7 +91,7 @@ def local_training(
 
 
 class Rounds:
-    """A method's rounds over a federation, compiled; every call of `round` is one more.
+    """Rounds of a method over a federation, compiled; every call of `round` runs the next one.
 
     Args:
       method: what clients and server do.
@@ -125,15 +125,15 @@ class Rounds:
         self._evaluate = engine.evaluate.lower(self._data, self.state).compile() if evaluation else None
 
     def round(self) -> None:
-        """One round, with the scores of every trained model."""
+        """Run one round and score every trained model."""
         self.state, self.outcome = jax.block_until_ready(self._round(self._data, self.state))
 
     def evaluate(self) -> Scores:
-        """Scores [N] of what every client would deploy now."""
+        """Scores [N] of the models that the clients would deploy now."""
         assert self._evaluate is not None
         return jax.block_until_ready(self._evaluate(self._data, self.state))
 
     def both(self) -> None:
-        """A round and the evaluation after it."""
+        """Run a round and evaluate after it."""
         self.round()
         self.evaluate()

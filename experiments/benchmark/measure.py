@@ -1,4 +1,4 @@
-"""Clocks and memory: interleaved repetitions, the machine's matrix-product peak, resident memory."""
+"""Measurement of time and memory: interleaved repetitions, peak of matrix products, resident memory."""
 
 import json
 import os
@@ -19,14 +19,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Wall time of one call, which must not return before its results are there."""
+    """Wall time of one call, which must return only when its results are computed."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def interleaved(repetitions: int, contestants: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    """Seconds of every call of every contestant, in turn, so that a disturbance of the machine meets all of them.
+    """Seconds of every call of each contestant, in turn, so that a disturbance of the machine affects all of them.
 
     Args:
       repetitions: calls of each.
@@ -34,19 +34,19 @@ def interleaved(repetitions: int, contestants: Mapping[str, Callable[[], Any]]) 
     """
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for repetition in range(repetitions):
-        # Turned around every time: nobody always follows the same one.
+        # Reversed every time, so that no contestant always follows the same one.
         for name in list(contestants)[:: 1 if repetition % 2 == 0 else -1]:
             times[name].append(seconds(contestants[name]))
     return times
 
 
 def median(times: list[float]) -> float:
-    """Of the repetitions."""
+    """Median of the repetitions."""
     return statistics.median(times)
 
 
 def matmul_peak(size: int, mesh: Mesh, repetitions: int = 5) -> dict[str, float]:
-    """The most floating-point operations per second that this machine reaches in float32 matrix products.
+    """Highest rate of floating-point operations per second of this machine in float32 matrix products.
 
     Args:
       size: rows of the square matrices.
@@ -76,8 +76,8 @@ def matmul_peak(size: int, mesh: Mesh, repetitions: int = 5) -> dict[str, float]
 
 
 def peak_memory() -> int:
-    """Most bytes that this process has held in memory so far."""
-    # Not ru_maxrss where there is another way: a child starts with its parent's there.
+    """Peak memory of this process so far, in bytes."""
+    # ru_maxrss only as a last resort: a child starts with its parent's value.
     held = _status("VmHWM")
     if held is not None:
         return held
@@ -86,7 +86,7 @@ def peak_memory() -> int:
 
 
 def resident_memory() -> int | None:
-    """Bytes that this process holds in memory now; None where the system does not tell."""
+    """Current memory of this process in bytes; None where the system does not report it."""
     return _status("VmRSS")
 
 
@@ -99,9 +99,9 @@ def _status(name: str) -> int | None:
 
 
 def in_process(module: str, *words: str, **environment: str) -> dict[str, Any]:
-    """What `python -m MODULE WORDS` prints as JSON in its last line.
+    """JSON that `python -m MODULE WORDS` prints as its last line.
 
-    A process of its own: for peak memory, and for a start from nothing.
+    A separate process, for its own peak memory and a cold start.
 
     Args:
       module: to run.

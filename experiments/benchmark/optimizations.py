@@ -1,4 +1,4 @@
-"""What single optimisations gain: the plain way and ours, on one client of FedPAC's setting and one device."""
+"""Gain of single optimizations: the plain way and ours, on one client of FedPAC's setting and one device."""
 
 import functools
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from pfl_jax.primitives.losses import cross_entropy, feature_alignment
 
 
 class Optimization(NamedTuple):
-    """Two ways to the same result.
+    """Two ways to compute the same result.
 
     Attributes:
       name: what is computed.
@@ -41,7 +41,7 @@ class Optimization(NamedTuple):
 
 
 def compare(scale: Scale, notify: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Medians of interleaved repetitions of both ways of each, and how far their results are apart.
+    """Medians of interleaved repetitions of both ways, and the difference between their results.
 
     Args:
       scale: how large everything is.
@@ -66,7 +66,7 @@ def compare(scale: Scale, notify: Callable[[str], None]) -> list[dict[str, Any]]
 
 
 def difference(left: PyTree, right: PyTree) -> float:
-    """The largest difference between two trees' entries, relative to the largest entry."""
+    """Largest difference between two trees' entries, relative to the largest entry."""
     pairs = list(zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True))
     scale = max(float(jnp.abs(b).max()) for _, b in pairs)
     return max(float(jnp.abs(a - b).max()) for a, b in pairs) / scale
@@ -113,7 +113,7 @@ def _convolution(scale: Scale) -> Optimization:
 
 
 def _handwritten(block: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[[PyTree, jax.Array], jax.Array]:
-    """The network's backbone with another order or kind of pooling: block(convolved, bias)."""
+    """Backbone of the network with another order or kind of pooling: block(convolved, bias)."""
 
     def features(backbone, x):
         for name, padding in (("conv1", 0), ("conv2", 1)):

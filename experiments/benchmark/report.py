@@ -1,4 +1,4 @@
-"""The benchmark's tables."""
+"""Tables of the benchmark."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,7 +20,7 @@ def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]], ca
 
 
 def show(console: Console, results: dict[str, Any]) -> None:
-    """Prints all that was measured; sections that were not are left out.
+    """Print all measured sections.
 
     Args:
       console: where to.
@@ -34,10 +34,10 @@ def show(console: Console, results: dict[str, Any]) -> None:
         "chunks": _chunks,
         "waste": _waste,
         "growth": _growth,
-        "endurance": _starts_and_memory,
-        "crowd": _crowd,
+        "memory_growth": _memory_growth,
+        "many_clients": _many_clients,
         "sweep": _sweep,
-        "everyday": _everyday,
+        "overhead": _overhead,
     }
     for name, build in tables.items():
         if name in results:
@@ -169,11 +169,11 @@ def _growth(results: dict[str, Any]) -> Table:
     return _table("FedPAC from few to many clients", columns, rows, caption)
 
 
-def _starts_and_memory(results: dict[str, Any]) -> Table:
-    early, last = results["endurance"]["rounds"]
+def _memory_growth(results: dict[str, Any]) -> Table:
+    early, last = results["memory_growth"]["rounds"]
     rows = []
-    if None not in results["endurance"]["resident_bytes"]:
-        first, then = (held / MIB for held in results["endurance"]["resident_bytes"])
+    if None not in results["memory_growth"]["resident_bytes"]:
+        first, then = (held / MIB for held in results["memory_growth"]["resident_bytes"])
         rows.append((f"memory after round {early} and {last}", f"{first:,.1f} MiB, {then:,.1f} MiB"))
     for number, start in enumerate(results["second_start"], start=1):
         rows.append(
@@ -185,8 +185,8 @@ def _starts_and_memory(results: dict[str, Any]) -> Table:
     return _table("Many rounds, second start", ("what", "measured"), rows)
 
 
-def _crowd(results: dict[str, Any]) -> Table:
-    records = results["crowd"]
+def _many_clients(results: dict[str, Any]) -> Table:
+    records = results["many_clients"]
     rows = [
         (
             row["method"],
@@ -220,13 +220,13 @@ def _sweep(results: dict[str, Any]) -> Table:
     )
 
 
-def _everyday(results: dict[str, Any]) -> Table:
-    record = results["everyday"]
+def _overhead(results: dict[str, Any]) -> Table:
+    record = results["overhead"]
     rows = [
         ("round and both evaluations, accuracies alone", f"{record['round_seconds']:.2f}", ""),
-        ("loss, macro-F1 and AUC besides", "", f"{record['scores_share']:.1%}"),
+        ("loss, macro-F1 and AUC in addition", "", f"{record['scores_share']:.1%}"),
         ("a line of the log", f"{record['line_seconds']:.3f}", f"{record['line_share']:.1%}"),
         ("a checkpoint", f"{record['checkpoint_seconds']:.3f}", f"{record['checkpoint_share']:.1%}"),
     ]
-    title = f"What a run costs beside its rounds, FedPAC, {record['clients']} clients"
+    title = f"Overhead of a run beside its rounds, FedPAC, {record['clients']} clients"
     return _table(title, ("what", "s", "of the round"), rows)

@@ -1,4 +1,4 @@
-"""The benchmark's measurements, one function for each section of its report; each returns plain data for JSON."""
+"""Measurements of the benchmark, one function for each section of the report; each returns plain data for JSON."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ COMPARED = ("fedavg", "fedpac", "fedas")
 
 
 class Setup(NamedTuple):
-    """What all sections share.
+    """Data shared by all sections.
 
     Attributes:
       scale: how large everything is.
@@ -52,7 +52,7 @@ def has_torch() -> bool:
 
 
 def _compare(setup: Setup, repetitions: int, ours: Callable[[], Any], theirs: Callable[[], Any] | None) -> Record:
-    """Medians of interleaved repetitions, and how many times as long PyTorch takes."""
+    """Medians of interleaved repetitions, and the ratio of PyTorch's time to ours."""
     contestants = {"jax": ours} | ({} if theirs is None else {"torch": theirs})
     times = measure.interleaved(repetitions, contestants)
     medians = {f"{name}_seconds": measure.median(values) for name, values in times.items()}
@@ -93,7 +93,7 @@ def training(setup: Setup) -> Record:
 
 
 def fedpac_round(setup: Setup) -> Record:
-    """A whole FedPAC round with both evaluations beside the same round in PyTorch."""
+    """Whole FedPAC round with both evaluations beside the same round in PyTorch."""
     scale = setup.scale
     data = workload.federation(scale.clients, scale.examples)
     ours = Rounds(workload.method("fedpac", scale), data, participation=1.0, chunk=setup.chunk, mesh=setup.mesh)
@@ -156,7 +156,7 @@ def methods(setup: Setup) -> list[Record]:
 
 
 def variants(setup: Setup) -> list[Record]:
-    """Local training by form of the convolutions, chunk, devices and, on a GPU, precision: before and after."""
+    """Local training by form of the convolutions, chunk, devices and, on a GPU, precision."""
     scale = setup.scale
     on_cpu = jax.default_backend() == "cpu"
     clients = min(4, scale.clients) if on_cpu else scale.clients
@@ -185,7 +185,7 @@ def variants(setup: Setup) -> list[Record]:
 
 
 def chunks(setup: Setup) -> list[Record]:
-    """Local training of each of the papers' networks by clients under one vmap: what `--chunk auto` rests on."""
+    """Local training of each of the papers' networks by clients under one vmap: the basis of `--chunk auto`."""
     scale, rows = setup.scale, []
     clients = min(8, scale.clients)
     for name, network in workload.NETWORKS:
@@ -211,7 +211,7 @@ def chunks(setup: Setup) -> list[Record]:
 
 
 def optimizations(setup: Setup) -> list[Record]:
-    """Before and after of each optimisation inside a client's round."""
+    """Time before and after each optimization inside a client's round."""
     return compare(setup.scale, setup.notify)
 
 
@@ -240,7 +240,7 @@ def waste(setup: Setup) -> list[Record]:
 
 
 def growth(setup: Setup) -> Record:
-    """Time and peak memory from few to many clients, a process for each, and the line through the cohorts' times."""
+    """Time and peak memory from few to many clients, a process for each, and a line fitted to the cohorts' times."""
     scale = setup.scale
     rows = []
     for clients, participation in scale.growth:
@@ -260,25 +260,25 @@ def growth(setup: Setup) -> Record:
     }
 
 
-def endurance(setup: Setup) -> Record:
+def memory_growth(setup: Setup) -> Record:
     """Memory over many rounds."""
-    setup.notify(f"{setup.scale.endurance[0]} small rounds")
+    setup.notify(f"{setup.scale.memory_growth[0]} small rounds")
     request = json.dumps({"scale": dataclasses.asdict(setup.scale)})
-    return measure.in_process("experiments.benchmark.children", "endurance", request)
+    return measure.in_process("experiments.benchmark.children", "memory_growth", request)
 
 
-def crowd(setup: Setup) -> list[Record]:
+def many_clients(setup: Setup) -> list[Record]:
     """Thousands of clients with states of their own, a process for each method."""
     rows = []
     for method in ("fedpac", "fedas"):
-        setup.notify(f"{method}, {setup.scale.crowd[0]} clients, in a process of its own")
+        setup.notify(f"{method}, {setup.scale.many_clients[0]} clients, in a process of its own")
         request = json.dumps({"scale": dataclasses.asdict(setup.scale), "method": method})
-        rows.append(measure.in_process("experiments.benchmark.children", "crowd", request))
+        rows.append(measure.in_process("experiments.benchmark.children", "many_clients", request))
     return rows
 
 
 def sweep(setup: Setup) -> Record:
-    """A sweep, and its runs one after another in one process, compilation included in both."""
+    """Time of a sweep and of its runs one after another in one process, compilation included in both."""
     rows = {}
     for together in (False, True):
         setup.notify(f"{setup.scale.sweep[0]} runs {'together' if together else 'one after another'}")
@@ -291,14 +291,14 @@ def sweep(setup: Setup) -> Record:
 
 
 def second_start(setup: Setup) -> list[Record]:
-    """Programs that two starts of the same small experiment compile, with a cache that is empty at first."""
+    """Programs compiled by two starts of the same small experiment, with an initially empty cache."""
     setup.notify("two starts of the same experiment")
     with tempfile.TemporaryDirectory() as folder:
         return [start(folder, str(number)) for number in (1, 2)]
 
 
 def start(folder: str, name: str, method: str = "fedpac") -> Record:
-    """One start of a small experiment: programs needed and compiled, and its seconds.
+    """One start of a small experiment: programs needed, programs compiled, and seconds.
 
     Args:
       folder: of the cache, and for the results.
@@ -313,7 +313,7 @@ def start(folder: str, name: str, method: str = "fedpac") -> Record:
 
 
 def setup(scale: Scale, chunks: Sequence[int] | None, notify: Callable[[str], None]) -> tuple[Setup, Record]:
-    """Measures the machine, and fixes what the sections share.
+    """Measure the machine and build the data shared by the sections.
 
     Args:
       scale: how large everything is.

@@ -1,4 +1,4 @@
-"""The same work as a plain PyTorch loop, one client after another, to compare with.
+"""The same work as a plain PyTorch loop, one client after another, for comparison.
 
 Written for this comparison, with the care that this package takes itself: pictures are normalised tensors before the
 clock starts, pooling comes before activations, FedPAC's features are computed once for its statistics and
@@ -34,14 +34,14 @@ DEVICE: Any = torch.device("cuda" if jax.default_backend() == "gpu" and torch.cu
 
 
 class Examples(NamedTuple):
-    """One client's examples in memory: x [n, C, H, W] and y [n]."""
+    """Examples of one client in memory: x [n, C, H, W] and y [n]."""
 
     x: Any
     y: Any
 
 
 class Server(NamedTuple):
-    """What FedPAC's server and clients keep: backbone, a head for each client, centroids [K, d] or None at first."""
+    """State of FedPAC's server and clients: backbone, a head for each client, centroids [K, d] or None at first."""
 
     backbone: list[Any]
     heads: list[list[Any]]
@@ -64,7 +64,7 @@ class Network(nn.Module):
     """FedPAC's network for grey pictures; see `pfl_jax.networks.models.fedpac_cnn`."""
 
     def __init__(self, params: Params):
-        """Starts from the weights of `fedpac_cnn(...).init`."""
+        """Start from the weights of `fedpac_cnn(...).init`."""
         super().__init__()
         backbone = jax.device_get(params["backbone"])
         blocks = []
@@ -96,7 +96,7 @@ def _assign(layer: Any, weight: np.ndarray, bias: np.ndarray) -> None:
 
 
 def weights(module: Any) -> list[Any]:
-    """A module's parameters as they are now."""
+    """Current parameters of a module."""
     return [parameter.detach().clone() for parameter in module.parameters()]
 
 
@@ -116,7 +116,7 @@ def _train(parameters: Any, loss: Any, size: int, epochs: int, lr: float, scale:
 
 
 def train_clients(network: Network, start: list[Any], examples: Sequence[Examples], epochs: int, scale: Scale) -> None:
-    """Local training and nothing else: every client trains the whole network from the same weights."""
+    """Local training alone: every client trains the whole network from the same weights."""
     for x, y in examples:
         _load(network, start)
         _train(
@@ -175,7 +175,7 @@ def head_weights(mu: np.ndarray, variance: np.ndarray, counts: np.ndarray) -> np
 
 
 class FedPAC:
-    """FedPAC's rounds over all clients, one after another.
+    """Rounds of FedPAC over all clients, one after another.
 
     Args:
       params: initial weights, JAX's.
@@ -191,7 +191,7 @@ class FedPAC:
         self.server = Server(weights(self.network.backbone), [head] * len(examples), None)
 
     def _local(self, client: int) -> tuple[Any, Any, np.ndarray, float, float]:
-        """One client's work: centroids and counts, mu, V, accuracy of the trained model; the network holds it."""
+        """Train the network for one client; return its centroids and counts, mu, V, and accuracy."""
         network, scale, (x, y) = self.network, self.scale, self.examples[client][0]
         _load(network.backbone, self.server.backbone)
         _load(network.head, self.server.heads[client])

@@ -1,4 +1,4 @@
-"""What is measured: sizes, the federation, the network and its operations."""
+"""Workload of the benchmark: sizes, the federation, the network and its operations."""
 
 import functools
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from pfl_jax.methods import METHODS
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the measurements are; the defaults are FedPAC's setting on Fashion-MNIST.
+    """Sizes of the measurements; the defaults are FedPAC's setting on Fashion-MNIST.
 
     Attributes:
       clients: N where everyone takes part.
@@ -26,8 +26,8 @@ class Scale:
       repetitions: of what is compared, interleaved; of short work, and of whole rounds.
       growth: (N, participation) of the runs that show how time and memory grow.
       growth_examples: of a client there.
-      endurance: rounds over which memory must not grow, and the round it is first measured after.
-      crowd: clients, participation and rounds of the largest federations.
+      memory_growth: rounds over which memory must not grow, and the round it is first measured after.
+      many_clients: clients, participation and rounds of the largest federations.
       sweep: runs, clients of each, examples of a client, and rounds of the sweep.
       matmul: rows of the square matrices whose product gives the machine's peak.
       batch_size, lr, head_lr, lam, momentum, weight_decay: of training.
@@ -40,8 +40,8 @@ class Scale:
     repetitions: tuple[int, int] = (5, 3)
     growth: tuple[tuple[int, float], ...] = ((10, 1.0), (1000, 0.03), (1000, 0.1))
     growth_examples: int = 50
-    endurance: tuple[int, int] = (200, 20)
-    crowd: tuple[int, float, int] = (10_000, 0.003, 20)
+    memory_growth: tuple[int, int] = (200, 20)
+    many_clients: tuple[int, float, int] = (10_000, 0.003, 20)
     sweep: tuple[int, int, int, int] = (8, 10, 200, 5)
     matmul: int = 2048
     batch_size: int = 50
@@ -61,8 +61,8 @@ QUICK = Scale(
     repetitions=(2, 1),
     growth=((4, 1.0), (12, 0.5)),
     growth_examples=10,
-    endurance=(6, 2),
-    crowd=(40, 0.1, 3),
+    memory_growth=(6, 2),
+    many_clients=(40, 0.1, 3),
     sweep=(2, 2, 20, 2),
     matmul=128,
 )
@@ -71,7 +71,7 @@ QUICK = Scale(
 
 @functools.cache
 def dataset(name: str = "fashion_mnist") -> Dataset:
-    """Pictures in the shape of a dataset, by default Fashion-MNIST; none need be downloaded."""
+    """Synthetic pictures in the shape of a dataset, by default Fashion-MNIST."""
     return sources.load(name, "embedded", None, notify=lambda message: None)
 
 

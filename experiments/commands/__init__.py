@@ -1,1 +1,1 @@
-"""What the commands share: the command line of one run, and that of many."""
+"""Command lines: of one run (`main`), and shared parts of the commands of many runs (`batch`)."""

@@ -1,4 +1,4 @@
-"""What the commands of many runs share: their words, their folders' names, and how they begin and end."""
+"""Shared parts of the commands of many runs: parsers, folder names, start and end."""
 
 import argparse
 import sys
@@ -11,13 +11,13 @@ from rich.console import Console
 
 from experiments.config.exit_codes import exit_code
 from experiments.config.request import RESULT_NEUTRAL
-from experiments.runtime.locks import exclusive
+from experiments.runtime.locks import lock_folder
 from experiments.runtime.signals import interruptible
 from pfl_jax.errors import InvalidInput
 
 
-class _Asked(typing.Protocol):
-    """What the words of a command of many runs ask for."""
+class _BatchRequest(typing.Protocol):
+    """Parsed arguments of a command of many runs."""
 
     @property
     def dry_run(self) -> bool: ...
@@ -26,11 +26,11 @@ class _Asked(typing.Protocol):
     def out(self) -> Path: ...
 
 
-_Order = TypeVar("_Order", bound=_Asked)
+_Request = TypeVar("_Request", bound=_BatchRequest)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser for a command of many runs, whose errors are InvalidInput.
+    """Argument parser of a command of many runs, whose errors are InvalidInput.
 
     Args:
       module: the command's, as after `python -m`.
@@ -51,16 +51,16 @@ class Parser(argparse.ArgumentParser):
 
 def command(
     words: Sequence[str] | None,
-    parse: Callable[[Sequence[str]], _Order],
-    say: Callable[[_Order, Console], None],
-    make: Callable[[_Order, Console], None],
+    parse: Callable[[Sequence[str]], _Request],
+    say: Callable[[_Request, Console], None],
+    make: Callable[[_Request, Console], None],
 ) -> int:
-    """A command of many runs.
+    """Run a command of many runs.
 
     Args:
-      words: of the command line; None takes those of this process.
-      parse: from the words to what is asked for, which has `dry_run` and `out`.
-      say: tells what there is to do, for --dry-run.
+      words: command-line arguments; None takes those of this process.
+      parse: turns the arguments into a request with `dry_run` and `out`.
+      say: prints the commands, for --dry-run.
       make: does it, while no other process is at work in `out`.
 
     Returns:
@@ -68,31 +68,31 @@ def command(
     """
 
     def work() -> None:
-        order = parse(sys.argv[1:] if words is None else words)
+        request = parse(sys.argv[1:] if words is None else words)
         console = Console()
-        if order.dry_run:
-            say(order, console)
+        if request.dry_run:
+            say(request, console)
         else:
-            with interruptible(), exclusive(order.out):
-                make(order, console)
+            with interruptible(), lock_folder(request.out):
+                make(request, console)
 
     return exit_code(work)
 
 
 def slug(text: str) -> str:
-    """The text as a file name: letters, digits, "=" and "." as they are, the rest as single hyphens."""
+    """Text as a file name: letters, digits, "=" and "." as they are, the rest as single hyphens."""
     kept = "".join(character if character.isalnum() or character in "=._" else "-" for character in text)
     return "-".join(filter(None, kept.split("-")))
 
 
 def given(words: Iterable[str]) -> set[str]:
-    """Names of the options among words, switches by the name of what they switch."""
+    """Names of the options among the arguments; switches by the name of what they switch."""
     heads = (word.partition("=")[0] for word in words if word.startswith("--"))
     return {head.removeprefix("--").replace("-", "_").removeprefix("no_") for head in heads}
 
 
 def folder_name(name: str, number: int, words: Sequence[str]) -> str:
-    """A folder for each set of options that bear on results: a trial does not stand in the way of the whole."""
+    """Folder for each set of options that affect results, so that a trial run does not block the full one."""
     parts: list[list[str]] = []
     for word in words:
         if word.startswith("--") or not parts:
@@ -107,7 +107,7 @@ def folder_name(name: str, number: int, words: Sequence[str]) -> str:
 
 
 def choose(name: str, asked: Iterable[str], choices: Iterable[str], where: str = "") -> None:
-    """Raises InvalidInput for the first word that is no choice, with all that are."""
+    """Raise InvalidInput for the first word that is not a choice, with all choices."""
     choices = list(choices)
     for word in asked:
         if word not in choices:

@@ -1,4 +1,4 @@
-"""A run as one of many: a command line, which is parsed once for all seeds."""
+"""One of many runs: a command line, parsed once for all seeds."""
 
 import dataclasses
 import functools
@@ -43,12 +43,12 @@ class Cell:
         return dataclasses.replace(parsed, options=options, given=parsed.given | given)
 
     def command(self, folder: str | Path) -> str:
-        """The command that makes the same run, for a shell."""
+        """Shell command that makes the same run."""
         words = ["python", "-m", f"experiments.{self.dataset}", *self.arguments]
         return shlex.join([*words, "--seed", str(self.seed), "--out", str(folder)])
 
 
 @functools.lru_cache(maxsize=4096)
 def _parsed(dataset: str, arguments: tuple[str, ...]) -> Request:
-    """Parsed once for all seeds: a table asks for each cell several times."""
+    """Parse a command line once for all seeds: a table asks for each cell several times."""
     return parse(dataset, arguments)

@@ -1,4 +1,4 @@
-"""Exit codes, and the one line on stderr for every error that the user can mend."""
+"""Exit codes, and one line on stderr for every error that the user can correct."""
 
 import os
 import sys
@@ -10,13 +10,13 @@ INVALID, INTERRUPTED = 2, 130
 
 
 def exit_code(work: Callable[[], None]) -> int:
-    """Does the work of a command, and tells every error the user can mend in one line on stderr.
+    """Run a command; report every error that the user can correct in one line on stderr.
 
     Args:
       work: may raise InvalidInput, or KeyboardInterrupt with what is left of it.
 
     Returns:
-      0, 2 for input that cannot be used, 130 after SIGINT, 1 if nobody reads the output any more.
+      0, 2 for input that cannot be used, 130 after SIGINT, 1 if the output is no longer read.
     """
     try:
         work()
@@ -27,12 +27,12 @@ def exit_code(work: Callable[[], None]) -> int:
         _say(str(stop) or "interrupted while no run was going on")
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left; Python would complain about it once more at exit.
+        # The reader of our output has exited; Python would report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
 
 
 def _say(message: str) -> None:
-    """One line on stderr, whatever the message."""
+    """Print one line to stderr, whatever the message contains."""
     print(" ".join(message.split()), file=sys.stderr, flush=True)

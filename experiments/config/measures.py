@@ -1,4 +1,4 @@
-"""What an accuracy of a federation can be: by which protocol, of which round, averaged over what."""
+"""Definitions of a federation's accuracy: protocol, round, and average over clients or test examples."""
 
 from typing import Literal, TypeAlias
 
@@ -6,7 +6,7 @@ Protocol = Literal["received", "trained", "before_aggregation"]
 ALWAYS: tuple[Protocol, ...] = ("received", "trained")
 """The protocols that every run is evaluated by."""
 PROTOCOLS: tuple[Protocol, ...] = (*ALWAYS, "before_aggregation")
-"""All there are; the last one where a run asks for it."""
+"""All protocols; the last one is measured only if a run requests it."""
 
 Average = Literal["clients", "examples"]
 AVERAGES: tuple[Average, ...] = ("clients", "examples")

@@ -1,4 +1,4 @@
-"""The papers' settings as plain data: what an option is when it is not given.
+"""Presets from the papers as plain data: default values of the options.
 
 A preset is what a paper used for all its main experiments, then what it used for single datasets. Sizes are examples
 per client, s and momentum are as in the papers, learning rates per step. Hyper-parameters reach the methods that

@@ -1,1 +1,1 @@
-"""Runs: built, run, recorded, continued, and kept."""
+"""Execution of runs: build, run, record, resume and cache."""

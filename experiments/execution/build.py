@@ -1,4 +1,4 @@
-"""From a checked command line to everything that a run needs: data, federation, model, method, settings."""
+"""Build an experiment from a checked command line: data, federation, model, method, settings."""
 
 import dataclasses
 import math
@@ -29,8 +29,8 @@ MOST_HOLDERS = {"grouped": 2, "pathological": 2, "iid": 1}
 CIFAR-10 has, so grouped and pathological deal an example again once its class is used up."""
 
 
-def build(request: Request, console: Console, processes: Processes | None = None) -> Experiment:
-    """Loads the data and builds federation, model and method.
+def build_experiment(request: Request, console: Console, processes: Processes | None = None) -> Experiment:
+    """Load the data and build federation, model and method.
 
     Args:
       request: the checked command line.
@@ -41,7 +41,7 @@ def build(request: Request, console: Console, processes: Processes | None = None
       InvalidInput: the data is missing, damaged or too small, or model or method refuse it.
     """
     processes = processes or Processes()
-    request, dataset = processes.in_turn(lambda: load(request, console))
+    request, dataset = processes.in_turn(lambda: load_data(request, console))
     options = request.options
     with processes.together():
         # Not on the devices: those get their own clients' examples.
@@ -54,8 +54,8 @@ def build(request: Request, console: Console, processes: Processes | None = None
         return assemble(request, sharding.without_pixels(dataset), data, simulate.client_mesh(devices(options)))
 
 
-def load(request: Request, console: Console) -> tuple[Request, Dataset]:
-    """Loads the data; the request comes back with the reductions for embedded data, if it is that.
+def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
+    """Load the data; return also the request, with the reductions for embedded data if they apply.
 
     Args:
       request: the checked command line.
@@ -90,7 +90,7 @@ def load(request: Request, console: Console) -> tuple[Request, Dataset]:
 
 
 def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, mesh: Mesh | None = None) -> Experiment:
-    """The experiment over a federation that is there.
+    """Assemble the experiment over an existing federation.
 
     Args:
       request: with the reductions for embedded data, if it is that.
@@ -124,7 +124,7 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
 
 
 def make_method(request: Request, dataset: Dataset, **values: Any) -> Method:
-    """The request's method over its model.
+    """Method of the request over its model.
 
     Args:
       request: the checked command line.
@@ -143,17 +143,17 @@ def make_method(request: Request, dataset: Dataset, **values: Any) -> Method:
 
 
 def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
-    """How groups of clients differ, as `federated.federate` takes it."""
+    """Shift between groups of clients, as `federated.federate` takes it."""
     return {"shift": options.shift, "num_groups": partition.num_groups(options.partition, dataset.num_classes)}
 
 
 def training_of(options: Options) -> dict[str, Any]:
-    """What local training does with its examples, as `federated.federate` takes it."""
+    """Treatment of examples in local training, as `federated.federate` takes it."""
     return {"augment": options.augment, "batches": Batches(options.drop_last, options.shuffle)}
 
 
 def divide(options: Options, dataset: Dataset) -> partition.Partition:
-    """The partition that the options ask for.
+    """Partition that the options ask for.
 
     Raises:
       InvalidInput: the data cannot serve it, or clients would mostly train on each other's examples.
@@ -182,7 +182,7 @@ def divide(options: Options, dataset: Dataset) -> partition.Partition:
 
 
 def _chunk(request: Request, counts: np.ndarray, settings: simulate.Settings) -> int:
-    """Clients under one vmap on a device, for clients with these numbers of training examples."""
+    """Number of clients under one vmap on a device, for clients with these numbers of training examples."""
     options = request.options
     if options.chunk != "auto":
         return options.chunk

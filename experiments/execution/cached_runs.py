@@ -1,7 +1,7 @@
-"""Many runs that belong together: each in a folder of its own, run once, and read again ever after.
+"""Cached runs: each in a folder of its own, run once and read again afterwards.
 
-A cell is one run of the ordinary command line. What is finished is not run again, what was cut off goes on from its
-last checkpoint or is run anew, and a folder with the results of anything else is refused. Tables and figures are made
+A cell is one run of the ordinary command line. A finished run is not repeated, an interrupted one resumes from its
+last checkpoint or starts again, and a folder with results of another run is refused. Tables and figures are made
 of cells.
 """
 
@@ -19,7 +19,7 @@ from experiments.config.request import Request, filled, method_config, relevant_
 from experiments.execution import trackers
 from experiments.results.load import read_config, read_summary
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY
-from experiments.runtime.locks import alone
+from experiments.runtime.locks import lock_run
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
@@ -30,12 +30,12 @@ State = Literal["absent", "unfinished", "finished"]
 
 
 def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe | None" = None) -> dict[str, Any]:
-    """Runs a cell, unless its folder holds it already.
+    """Run a cell unless its folder already holds the finished run.
 
     Args:
       cell: what to run.
       folder: for its results alone.
-      console: for what a run says.
+      console: for the run's output.
       observe: see `run.run`; not called where nothing is run.
 
     Returns:
@@ -43,7 +43,7 @@ def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe
 
     Raises:
       InvalidInput: the folder holds something else or cannot be written, or the run is refused.
-      KeyboardInterrupt: after SIGINT; the next call goes on from the cell's last checkpoint, if it has one.
+      KeyboardInterrupt: after SIGINT; the next call resumes from the cell's last checkpoint, if it has one.
     """
     folder = Path(folder)
     state = inspect(cell, folder)
@@ -70,7 +70,7 @@ def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe
 
 
 def inspect(cell: Cell, folder: str | Path) -> State:
-    """What a folder holds of a cell.
+    """Content of a folder with respect to a cell.
 
     Raises:
       InvalidInput: it holds the results of another run, or cannot be read.
@@ -93,8 +93,8 @@ def inspect(cell: Cell, folder: str | Path) -> State:
     return "finished" if (folder / SUMMARY).exists() else "unfinished"
 
 
-def say_state(cell: Cell, folder: Path, console: Console, kept: Path | None = None) -> None:
-    """Prints a cell's command and what its folder holds of it, or where else its result is kept."""
+def print_state(cell: Cell, folder: Path, console: Console, kept: Path | None = None) -> None:
+    """Print a cell's command and the state of its folder, or where its result is stored instead."""
     try:
         state: str = inspect(cell, folder)
         if kept is not None and state != "finished":
@@ -105,10 +105,10 @@ def say_state(cell: Cell, folder: Path, console: Console, kept: Path | None = No
 
 
 def difference(request: Request, config: dict[str, Any]) -> str:
-    """The first thing in which a stored configuration is not the requested one, in words; "" where they agree.
+    """First difference between a stored and a requested configuration, in words; "" if they agree.
 
     Args:
-      request: what is asked for.
+      request: the requested configuration.
       config: content of a run's config.json, of this version or an earlier one.
     """
     is_real = bool(config["data"]["is_real"])
@@ -133,12 +133,12 @@ def difference(request: Request, config: dict[str, Any]) -> str:
 
 @functools.cache
 def _defaults(method: str) -> dict[str, Any]:
-    """What an option that did not exist yet when a run was made had."""
+    """Values of options that did not exist yet when a run was made."""
     return {field.name: field.default for field in dataclasses.fields(Options)} | vars(method_config(method)())
 
 
 def unmeasured(request: Request, config: dict[str, Any], *, finished: bool) -> str:
-    """Whether a run is not measured as requested, in words; "" where it is.
+    """Reason why a run lacks a requested measurement, in words; "" if it lacks none.
 
     Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
     that goes on must be measured alike to its end.
@@ -156,7 +156,7 @@ def unmeasured(request: Request, config: dict[str, Any], *, finished: bool) -> s
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Clears away a run that was cut off, and nothing else; a folder that is not there is no error.
+    """Remove the files of an interrupted run, and nothing else; a missing folder is no error.
 
     Raises:
       InvalidInput: a process is at work in the folder, or it cannot be cleared.
@@ -164,7 +164,7 @@ def remove_unfinished(folder: Path) -> None:
     if not folder.exists():
         return
     try:
-        with alone(folder / METRICS):
+        with lock_run(folder / METRICS):
             Checkpoints(folder / FOLDER).clear()
             trackers.clear(folder)
             for path in folder.iterdir():

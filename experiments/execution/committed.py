@@ -1,4 +1,4 @@
-"""Results that the repository keeps: a small file for each finished run, in place of its folder.
+"""Committed results: a small file for each finished run, in place of its folder.
 
     results/COLUMN/METHOD/seed-N.json
 
@@ -35,7 +35,7 @@ COUNTERS = ("bytes_up", "bytes_down", "seconds")
 
 
 class Committed(NamedTuple):
-    """A finished run as the repository keeps it.
+    """Committed result of a finished run.
 
     Attributes:
       path: its file.
@@ -56,11 +56,11 @@ class Committed(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """That the run took."""
+        """Run time in seconds."""
         return self.summary["seconds"]
 
     def accuracy(self, protocol: Protocol, score: Score = "last", average: Average = "clients") -> float | None:
-        """The mean accuracy, see `load.accuracy`."""
+        """Mean accuracy, see `load.accuracy`."""
         name = FIELD[average]
         if name not in self.rounds.get(protocol, {}):
             raise InvalidInput(
@@ -72,16 +72,16 @@ class Committed(NamedTuple):
         return max((mean for mean in means if mean is not None), default=None)
 
     def after(self, number: int, protocol: Protocol) -> float | None:
-        """The mean over clients after a round; None where it was not evaluated."""
+        """Mean over clients after a round; None if the round was not evaluated."""
         rounds = self.rounds["round"]
         return self.rounds[protocol]["mean"][rounds.index(number)] if number in rounds else None
 
 
 class Library:
-    """The committed results of a folder.
+    """Committed results of a folder.
 
     Args:
-      root: the folder; one that is not there is an empty one.
+      root: the folder; a missing one counts as empty.
 
     Raises:
       InvalidInput: a file in it is damaged.
@@ -95,7 +95,7 @@ class Library:
             self._by_kind.setdefault(_kind(one.config["dataset"], one.config["options"]), []).append(one)
 
     def find(self, cell: Cell) -> Committed | None:
-        """The result of a cell; None if it is not there."""
+        """Result of a cell; None if there is none."""
         # Before the arguments are parsed, which takes its time for the hundred places of a table.
         if not any(dataset == cell.dataset and seed == cell.seed for dataset, *_, seed in self._by_kind):
             return None
@@ -109,7 +109,7 @@ def _is_of(request: Request, one: Committed) -> bool:
 
 
 def keep(folder: Path, place: Path, root: Path = ROOT) -> Path:
-    """Distils a finished run's folder.
+    """Store the committed result of a finished run's folder.
 
     Args:
       folder: of the run.
@@ -132,7 +132,7 @@ def keep(folder: Path, place: Path, root: Path = ROOT) -> Path:
 
 
 def distilled(folder: Path) -> dict[str, Any]:
-    """What is kept of a finished run, see `Committed`.
+    """Committed result of a finished run, see `Committed`.
 
     Raises:
       InvalidInput: its files cannot be read.
@@ -152,7 +152,7 @@ def distilled(folder: Path) -> dict[str, Any]:
 
 
 def command(config: dict[str, Any]) -> str:
-    """The command line of a stored run, without what does not bear on its results."""
+    """Command line of a stored run, without the options that do not affect its results."""
     values = config["options"] | config["hyper_parameters"]
     # One protocol of evaluation is measured by request only.
     silent = RESULT_NEUTRAL - {name for name in ("eval_protocol",) if values.get(name) == "before_aggregation"}
@@ -172,7 +172,7 @@ def _is_of_clients(name: str) -> bool:
 
 
 def _columns(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The evaluations as lists, which JSON writes on one line each."""
+    """Evaluations as lists, each on one line in JSON."""
     columns: dict[str, Any] = {"round": [line["round"] for line in lines]}
     for protocol in load.measured(lines[-1]):
         columns[protocol] = {name: [line[protocol][name] for line in lines] for name in lines[-1][protocol]}
@@ -180,7 +180,7 @@ def _columns(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _kind(dataset: str, options: dict[str, Any]) -> tuple[Any, ...]:
-    """What is compared first, because it is quick."""
+    """Key that is compared first, because it is quick to compare."""
     return dataset, options["method"], options["num_clients"], options["seed"]
 
 

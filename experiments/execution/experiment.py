@@ -1,4 +1,4 @@
-"""Everything that a run is made of."""
+"""The parts of an experiment."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from pfl_jax.engine.rounds import Federation
 
 
 class Experiment(NamedTuple):
-    """Everything that a run needs, built from a request.
+    """All parts of a run, built from a request.
 
     Attributes:
       request: with the reductions for embedded data, if it is that.
@@ -32,10 +32,10 @@ class Experiment(NamedTuple):
 
     @property
     def test_counts(self) -> np.ndarray:
-        """[N], test examples of the clients that take part."""
+        """Numbers of test examples [N] of the participating clients."""
         return np.asarray(self.data.test_count)
 
     @property
     def newcomer_counts(self) -> np.ndarray | None:
-        """[N'], test examples of those that never do."""
+        """Numbers of test examples [N'] of the clients that never participate."""
         return None if self.newcomers is None else np.asarray(self.newcomers.test_count)

@@ -1,7 +1,7 @@
-"""How much memory there is, how much of it a federation's clients take between rounds, and what to do without enough.
+"""Memory: what is free, what the clients' states take between rounds, and advice on shortages.
 
 A shortage that JAX or NumPy notice is an error with advice. Where the kernel ends the process instead (exit code 137,
-"Killed"), nothing can be said: a smaller --chunk helps there too.
+"Killed"), no message can be printed: a smaller --chunk helps there too.
 """
 
 import math
@@ -22,7 +22,7 @@ CLIENTS_SHARE = 0.25
 
 
 def free_bytes(device: Any) -> int:
-    """Free memory of a device; that of the machine for a CPU, and where nothing else is known."""
+    """Free memory of a device; of the machine for a CPU or where nothing else is known."""
     figures = device.memory_stats() or {}
     if "bytes_limit" in figures:
         return figures["bytes_limit"] - figures["bytes_in_use"]
@@ -33,7 +33,7 @@ def free_bytes(device: Any) -> int:
 
 
 def clients_bytes(experiment: Experiment) -> int:
-    """What the states of all clients take, without running anything."""
+    """Size of all clients' states, computed without running anything."""
     parts = rounds.stages(experiment.method, experiment.settings)
     data, key = experiment.data, jax.random.key(0)
     server = jax.eval_shape(parts.init_server, data, key)
@@ -42,7 +42,7 @@ def clients_bytes(experiment: Experiment) -> int:
 
 
 def state_place(experiment: Experiment) -> Literal["device", "host"]:
-    """Where the clients' states are kept: as asked, or on the host if they would fill the devices."""
+    """Place of the clients' states: as requested, or on the host if they would fill the devices."""
     place = experiment.request.options.state_on
     if place != "auto":
         return place
@@ -54,16 +54,16 @@ def state_place(experiment: Experiment) -> Literal["device", "host"]:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether JAX, or NumPy, could not get the memory it wanted."""
+    """Whether the error means that JAX or NumPy could not allocate memory."""
     text = str(error)
     return isinstance(error, MemoryError) or "out of memory" in text.lower() or "RESOURCE_EXHAUSTED" in text
 
 
 def advice(error: BaseException, experiment: Experiment | None) -> str:
-    """What to do about a shortage, in one line.
+    """One line of advice on a memory shortage.
 
     Args:
-      error: says, perhaps, how much was wanted at once.
+      error: may contain the size of the failed allocation.
       experiment: that ran; None while its data was being loaded.
     """
     wanted = _wanted_bytes(str(error))
@@ -88,6 +88,6 @@ def advice(error: BaseException, experiment: Experiment | None) -> str:
 
 
 def _wanted_bytes(text: str) -> float | None:
-    """The size in "allocating 123 bytes", "to allocate 1.50GiB" or "Unable to allocate 7. TiB"."""
+    """Size in "allocating 123 bytes", "to allocate 1.50GiB" or "Unable to allocate 7. TiB"."""
     found = re.search(r"allocat(?:e|ing) ([\d.]+) ?([KMGT]?)i?(?:B|bytes)", text)
     return None if found is None else float(found[1]) * 1024 ** " KMGT".index(found[2] or " ")

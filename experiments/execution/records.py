@@ -1,4 +1,4 @@
-"""What is written down about an experiment."""
+"""Records of an experiment: its configuration, identity, headline and summary."""
 
 import dataclasses
 import math
@@ -30,7 +30,7 @@ MOST_OF_A_TABLE = 20_000
 
 
 def configuration(experiment: Experiment) -> dict[str, Any]:
-    """Everything that is needed to repeat the run."""
+    """Configuration of a run: everything needed to repeat it."""
     request, data = experiment.request, experiment.data
     return {
         "dataset": request.dataset,
@@ -49,9 +49,9 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
 
 
 def _class_table(experiment: Experiment) -> list[list[int]] | None:
-    """Training examples of each client under each label; None where that is too much for a file that people read."""
+    """Training examples of each client under each label; None if too large for a readable file."""
     data, classes = experiment.data, experiment.dataset.num_classes
-    # In a distributed run nobody has the labels of all clients any more.
+    # In a distributed run no process has the labels of all clients.
     if isinstance(data, PlacedData) or data.num_clients * classes > MOST_OF_A_TABLE:
         return None
     return class_table(data, "train", classes).tolist()
@@ -69,7 +69,7 @@ def _data_record(dataset: Dataset) -> dict[str, Any]:
 
 
 def identity(experiment: Experiment) -> dict[str, Any]:
-    """What a checkpoint says about its run: what it is, and what the last bits of its results depend on."""
+    """Identity of a run in its checkpoints: its configuration, and what affects the last bits of its results."""
     request = experiment.request
     options = {flag(name): value for name, value in relevant_options(request).items()}
     named = {"dataset": request.dataset, **options, "--seed": request.options.seed}
@@ -92,7 +92,7 @@ def _versions() -> dict[str, str]:
 
 
 def _device(options: Options) -> str:
-    """Kind and number: "cpu x 2"."""
+    """Kind and number of devices: "cpu x 2"."""
     used = devices(options)
     processes = len({one.process_index for one in used})
     kind = used[0].device_kind if len(used) == 1 else f"{used[0].device_kind} x {len(used)}"
@@ -100,7 +100,7 @@ def _device(options: Options) -> str:
 
 
 def wasted_step_share(experiment: Experiment, cohort: np.ndarray | None = None) -> float:
-    """Share of the gradient steps that a round takes for clients that are already finished.
+    """Share of a round's gradient steps spent on clients that have already finished.
 
     Args:
       experiment: with its chunk.
@@ -129,7 +129,7 @@ INFO_NUMBERS = 10_000
 
 
 def info_record(info: Info) -> dict[str, Any]:
-    """What is small of a round's Info, for JSON: name -> nested lists, to six digits."""
+    """Small entries of a round's Info, for JSON: name -> nested lists, to six digits."""
     leaves = {
         "/".join(str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path): leaf
         for path, leaf in jax.tree.leaves_with_path(info)
@@ -144,7 +144,7 @@ def _digits(array: np.ndarray) -> Any:
 
 
 def headline(experiment: Experiment) -> str:
-    """What is run, in one line; what the data really is stands first."""
+    """One line that describes a run; the data source comes first."""
     request, options, data = experiment.request, experiment.request.options, experiment.data
     counts = np.asarray(data.train_count)
     sizes = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
@@ -158,7 +158,7 @@ def headline(experiment: Experiment) -> str:
 
 
 def _division(options: Options) -> str:
-    """The partition, and what else makes clients or their images differ."""
+    """The partition, and everything else that makes clients or their images differ."""
     words = [options.partition]
     if options.held_out_clients:
         words.append(f"{options.held_out_clients} of the clients held out")
@@ -178,7 +178,7 @@ def _division(options: Options) -> str:
 
 
 def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: float) -> dict[str, Any]:
-    """The finished run in a few numbers; accuracies are in percent, means over clients unless they are called pooled.
+    """Summary of a finished run; accuracies are in percent, means over clients unless they are called pooled.
 
     Args:
       experiment: what was run.
@@ -186,7 +186,7 @@ def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: f
       wasted: mean share of a round's gradient steps that were taken for clients already finished.
     """
     request, options, last = experiment.request, experiment.request.options, evaluations[-1]
-    figure = published.published(request, is_real=experiment.dataset.is_real)
+    figure = published.find(request, is_real=experiment.dataset.is_real)
     line = last.record()
     top = {average: best(evaluations, options.eval_protocol, average) for average in AVERAGES}
     # The first evaluation's rounds include compilation, unless they are all there is.
@@ -218,7 +218,7 @@ def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: f
 
 
 def _accuracies(evaluation: Evaluation, average: Average) -> dict[str, float]:
-    """The accuracies of an evaluation by its protocols: "received_accuracy", ..."""
+    """Accuracies of an evaluation by protocol: "received_accuracy", ..."""
     return {
         f"{protocol}_accuracy": rounded(getattr(evaluation.summary(protocol), FIELD[average]))
         for protocol in evaluation.protocols

@@ -1,4 +1,4 @@
-"""What a run has behind it, and how it goes on: evaluations and checkpoints."""
+"""History of a run, and how it is resumed: evaluations and checkpoints."""
 
 import dataclasses
 import json
@@ -20,12 +20,12 @@ from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.errors import InvalidInput
 
 CONTINUING = {"resume", "out", "checkpoint_every", "keep_checkpoints", "eval_protocol"}
-"""Options that say how a run goes on, not what it is."""
+"""Options for resuming a run, which do not define it."""
 
 
 @dataclass
 class History:
-    """A run's rounds so far.
+    """Completed rounds of a run.
 
     Attributes:
       evaluations: all of them.
@@ -34,7 +34,7 @@ class History:
       diverged: how often a client was left out because it had diverged.
       visits, seconds: examples visited, and time taken, in the rounds since the last evaluation.
       elapsed: since the run began, of all processes that had a part in it.
-      state: to go on from; None at the beginning.
+      state: to resume from; None at the start.
     """
 
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -49,7 +49,7 @@ class History:
 
     @property
     def round(self) -> int:
-        """The last round that was done."""
+        """Last completed round."""
         return len(self.wasted)
 
     def evaluate(
@@ -62,7 +62,7 @@ class History:
         newcomers: Newcomers | None = None,
         before_aggregation: Scores | None = None,
     ) -> Evaluation:
-        """Adds the evaluation that a round had, and begins the next stretch of rounds.
+        """Add the evaluation of a round, and start the next interval between evaluations.
 
         Args:
           number: of the round.
@@ -85,18 +85,18 @@ class History:
         return evaluation
 
     def save(self, checkpoints: Checkpoints, state: State, log: Path, identity: dict[str, Any]) -> None:
-        """Writes a checkpoint after a round; CannotWrite if it cannot be.
+        """Write a checkpoint after a round; CannotWrite on failure.
 
         Args:
           checkpoints: of the run.
           state: after the round.
-          log: the metrics as far as they are written.
+          log: the metrics written so far.
           identity: see `records.identity`.
         """
         checkpoints.save(state, self.arrays(), {"metrics_bytes": log.stat().st_size, "identity": identity})
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All but the state, for a checkpoint."""
+        """Everything except the state, for a checkpoint."""
         arrays: dict[str, np.ndarray] = {
             "wasted": np.array(self.wasted, np.float64),
             "since": np.array([self.visits, self.seconds, self.elapsed], np.float64),
@@ -115,7 +115,7 @@ class History:
         newcomer_counts: np.ndarray | None = None,
         state: State | None = None,
     ) -> "History":
-        """What `arrays` gave.
+        """Restore the history from the result of `arrays`.
 
         Args:
           arrays: of this version, or of one that measured less.
@@ -143,14 +143,14 @@ class History:
         newcomer_counts: np.ndarray | None,
         cut: bool = True,
     ) -> "History":
-        """The run up to its newest good checkpoint; what the log has beyond it is cut off, to be written anew.
+        """Restore the run at its newest good checkpoint and cut off later lines of the log, which are written anew.
 
         Args:
           checkpoints: of the run.
           like: shapes of its state.
           log: the metrics.
           identity: of the run, see `records.identity`.
-          notify: told where the results may differ in their last bits from those of an uninterrupted run.
+          notify: receives a note if the results may differ in their last bits from those of an uninterrupted run.
           test_counts, newcomer_counts: see `from_arrays`.
           cut: False leaves the log to the process that writes it.
 
@@ -170,7 +170,7 @@ class History:
 
 
 def cut_log(log: Path, size: int, *, cut: bool = True) -> None:
-    """Takes off what a run's metrics have beyond a checkpoint.
+    """Remove the lines of a run's metrics log after a checkpoint.
 
     Args:
       log: the metrics.
@@ -178,7 +178,7 @@ def cut_log(log: Path, size: int, *, cut: bool = True) -> None:
       cut: False only looks.
 
     Raises:
-      InvalidInput: there is less than there was.
+      InvalidInput: the log is shorter than at the checkpoint.
     """
     if not log.is_file() or log.stat().st_size < size:
         raise InvalidInput(f"{log} is shorter than at the last checkpoint: start the run anew, in another folder")
@@ -191,16 +191,16 @@ _STORED = [name for name in Evaluation._fields if name != "test_counts"]
 """What a checkpoint has of an evaluation; the clients' test examples come with the data."""
 
 _NOTHING = {"newcomers": np.zeros((2, 4, 0)), "before_aggregation": np.zeros((4, 0))}
-"""In the place of scores that were not measured."""
+"""Placeholder for scores that were not measured."""
 
 
 def _scores(value: Any) -> Any:
-    """As an array: scores as [4, N], those of newcomers as [2, 4, N']."""
+    """Scores as an array: [4, N], or [2, 4, N'] for new clients."""
     return np.array(value[:2]) if isinstance(value, Newcomers) else value
 
 
 def _evaluation(row: dict[str, np.ndarray], test_counts: np.ndarray, newcomer_counts: np.ndarray | None) -> Evaluation:
-    """From the arrays that were stored."""
+    """Evaluation from stored arrays."""
     newcomers, middle = row["newcomers"], row["before_aggregation"]
     of_newcomers = None
     if newcomers.size and newcomer_counts is not None:
@@ -220,7 +220,7 @@ def _evaluation(row: dict[str, np.ndarray], test_counts: np.ndarray, newcomer_co
 
 
 def resumed(request: Request) -> Request:
-    """The request of the run that --resume names, which goes on in its own folder.
+    """Request of the run that --resume names, continued in its own folder.
 
     Args:
       request: the checked command line; what it gives beside --resume must be what the run has.
@@ -245,7 +245,7 @@ def resumed(request: Request) -> Request:
     given = {**vars(options), **request.hyper_parameters}
     fixed = request.given - CONTINUING - RESULT_NEUTRAL
     if "before_aggregation" in (found.options.eval_protocol, options.eval_protocol):
-        # The evaluations so far have this protocol, or have not.
+        # Whether the evaluations so far include this protocol.
         fixed |= request.given & {"eval_protocol"}
     # The method first: it decides which other options there are.
     for name in sorted(fixed, key=lambda name: (name != "method", name)):
@@ -261,13 +261,13 @@ def resumed(request: Request) -> Request:
 
 
 def refuse_finished(folder: Path) -> None:
-    """Raises InvalidInput for the folder of a finished run."""
+    """Raise InvalidInput for the folder of a finished run."""
     if (folder / SUMMARY).exists():
         raise InvalidInput(f"--resume {folder}: the run is finished, its results are in {folder / SUMMARY}")
 
 
 def _request_of(config: dict[str, Any], folder: Path) -> Request:
-    """The request that a stored configuration was made from, checked as if its values stood on the command line.
+    """Request from a stored configuration, checked as if its values were given on the command line.
 
     Raises:
       InvalidInput: the configuration was edited, or is of another version; the line says where.
@@ -287,7 +287,7 @@ def _request_of(config: dict[str, Any], folder: Path) -> Request:
 
 
 def _words(values: dict[str, Any]) -> list[str]:
-    """Options as words of a command line."""
+    """Options as command-line arguments."""
     words = []
     for name, value in values.items():
         if isinstance(value, bool):
@@ -300,7 +300,7 @@ def _words(values: dict[str, Any]) -> list[str]:
 
 
 def check_identity(stored: dict[str, Any], own: dict[str, Any], folder: Path, notify: Callable[[str], None]) -> None:
-    """Refuses the checkpoints of another run; tells where only the last bits may differ."""
+    """Refuse the checkpoints of another run; notify where only the last bits may differ."""
     for name, value in json.loads(json.dumps(own["run"])).items():
         found = stored.get("run", {}).get(name, value)
         if found != value:
@@ -317,7 +317,7 @@ def check_identity(stored: dict[str, Any], own: dict[str, Any], folder: Path, no
 
 
 def check_data(folder: Path, description: str) -> None:
-    """Raises InvalidInput where the data is not what the run in the folder began with."""
+    """Raise InvalidInput if the data differs from the data the run was started with."""
     began = read_config(folder)["data"]["description"]
     if began != description:
         raise InvalidInput(f"the run in {folder} began on {began}, which is {description} now; give --data-dir")

@@ -1,4 +1,4 @@
-"""One run from a checked command line: data, federation, model, method, rounds, results."""
+"""One run of a checked command line: data, federation, model, method, rounds, results."""
 
 import contextlib
 import math
@@ -25,14 +25,14 @@ from experiments.execution.records import (
     wasted_step_share,
 )
 from experiments.execution.resume import History, check_data, refuse_finished
-from experiments.execution.trackers import check, tracked
+from experiments.execution.trackers import check, open_trackers
 from experiments.papers import published, settings
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, Newcomers, RunFolder, results_table
-from experiments.runtime.compilation_cache import tended
+from experiments.runtime.compilation_cache import repair_cache
 from experiments.runtime.devices import devices
 from experiments.runtime.distributed import Processes
 from experiments.runtime.jax_config import prepare
-from experiments.runtime.locks import alone
+from experiments.runtime.locks import lock_run
 from experiments.runtime.progress import RoundProgress, duration
 from experiments.runtime.signals import Stop, interruptible, stoppable
 from pfl_jax import simulate
@@ -47,7 +47,7 @@ Observe: TypeAlias = Callable[[Experiment, simulate.RoundResult], None]
 
 
 def run(request: Request, console: Console, observe: Observe | None = None, processes: Processes | None = None) -> None:
-    """Runs an experiment and leaves its folder behind.
+    """Run an experiment and write its folder.
 
     Args:
       request: the checked command line.
@@ -57,7 +57,7 @@ def run(request: Request, console: Console, observe: Observe | None = None, proc
 
     Raises:
       InvalidInput: the data cannot serve the request, or the folder cannot be written.
-      KeyboardInterrupt: after SIGINT or SIGTERM; it says what was finished and is in the folder.
+      KeyboardInterrupt: after SIGINT or SIGTERM; its message names the finished rounds and the folder.
     """
     processes = processes or Processes()
     options = request.options
@@ -68,23 +68,23 @@ def run(request: Request, console: Console, observe: Observe | None = None, proc
     work = _Work(request, folder, Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints), processes)
     try:
         with interruptible():
-            _carry_out(work, console, observe)
+            _run_to_end(work, console, observe)
     except BaseException as error:
-        # What can go on stays, whether it has a result or not.
+        # A run that can be resumed stays, with or without a result.
         if processes.reports and not options.resume and not work.checkpoints.rounds():
             folder.discard()
-        told = _told(error, work)
+        told = _user_error(error, work)
         if told is error:
             raise
         if not processes.reports and isinstance(error, Diverged | KeyboardInterrupt):
-            # All processes know of it, and the first one tells.
+            # All processes raise it, and the first one reports it.
             raise SystemExit(INVALID if isinstance(error, Diverged) else INTERRUPTED) from None
         raise told from None
 
 
 @dataclass
 class _Work:
-    """A run while it goes on.
+    """State of a run in progress.
 
     Attributes:
       request: with the reductions for embedded data, once that is known.
@@ -102,8 +102,8 @@ class _Work:
     experiment: Experiment | None = None
 
 
-def _carry_out(work: _Work, console: Console, observe: Observe | None) -> None:
-    """Loads the data, begins the run or takes up its last checkpoint, and runs it to its end."""
+def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
+    """Load the data, start the run or resume from its last checkpoint, and run it to its end."""
     began, folder, options, processes = time.perf_counter(), work.folder, work.request.options, work.processes
 
     def notify(message: str) -> None:
@@ -112,12 +112,12 @@ def _carry_out(work: _Work, console: Console, observe: Observe | None) -> None:
     with contextlib.ExitStack() as held:
         with processes.together():
             if processes.reports:
-                held.enter_context(alone(folder.path / METRICS))
+                held.enter_context(lock_run(folder.path / METRICS))
             if options.resume:
                 # Another process may have finished it since `resume.resumed` looked.
                 refuse_finished(folder.path)
-        held.enter_context(tended(notify))
-        work.experiment = experiment = build.build(work.request, console, processes)
+        held.enter_context(repair_cache(notify))
+        work.experiment = experiment = build.build_experiment(work.request, console, processes)
         work.request = experiment.request
         with processes.together():
             if options.resume:
@@ -136,14 +136,14 @@ def _carry_out(work: _Work, console: Console, observe: Observe | None) -> None:
             processes.check_round(history.round)
             console.print(f"continuing {folder.path} after round {history.round}", soft_wrap=True)
         console.print(headline(experiment), soft_wrap=True, highlight=False)
-        with stoppable(console) as stop, contextlib.ExitStack() as open_trackers:
+        with stoppable(console) as stop, contextlib.ExitStack() as stack:
             track = None
             with processes.together():
                 if processes.reports:
-                    trackers = tracked(folder, options, configuration(experiment), history.evaluations)
-                    track = open_trackers.enter_context(trackers)
+                    trackers = open_trackers(folder, options, configuration(experiment), history.evaluations)
+                    track = stack.enter_context(trackers)
             _rounds(work, experiment, track, console, began, observe, stop)
-            open_trackers.close()
+            stack.close()
             # Nothing is stopped between the last round and the summary, which makes the run a finished one.
             wasted = math.fsum(history.wasted) / len(history.wasted)
             with processes.together():
@@ -153,8 +153,8 @@ def _carry_out(work: _Work, console: Console, observe: Observe | None) -> None:
         _show(experiment, folder, console, history)
 
 
-def _told(error: BaseException, work: _Work) -> BaseException:
-    """The error as the user is told it: what happened, what to do, and what is left of the run."""
+def _user_error(error: BaseException, work: _Work) -> BaseException:
+    """Message of an error for the user: what happened, what to do, and what remains of the run."""
     saved = work.checkpoints.rounds()
     go_on = f"; --resume {work.folder.path} goes on after round {saved[-1]}" if saved else ""
     if isinstance(error, Diverged):
@@ -175,7 +175,7 @@ def _told(error: BaseException, work: _Work) -> BaseException:
 
 
 def _folder(request: Request, processes: Processes) -> RunFolder:
-    """The run's folder: the first process takes it, the others only learn which it is."""
+    """Folder of the run: the first process claims it, the others are told its path."""
     options = request.options
     if options.resume:
         return RunFolder.reopen(options.resume)
@@ -188,7 +188,7 @@ def _folder(request: Request, processes: Processes) -> RunFolder:
 
 
 def _shapes(experiment: Experiment) -> Any:
-    """Of the state."""
+    """Shapes and types of the state's leaves."""
     engine = simulate.build(experiment.method, experiment.settings)
     return jax.eval_shape(engine.init, experiment.data, jax.random.key(0))
 
@@ -202,7 +202,7 @@ def _rounds(
     observe: Observe | None,
     stop: Stop,
 ) -> None:
-    """Runs the rounds that are left; logs each evaluation, and keeps it with all else in the history."""
+    """Run the remaining rounds; log each evaluation and add it to the history."""
     request, options, history = experiment.request, experiment.request.options, work.history
     folder, checkpoints, processes = work.folder, work.checkpoints, work.processes
     mesh = simulate.client_mesh(devices(options))
@@ -240,7 +240,7 @@ def _rounds(
                 evaluation = _evaluate(history, experiment, result, result.received)
                 with processes.together():
                     if track is not None:
-                        folder.log(evaluation, **_further(result))
+                        folder.log(evaluation, **_log_entries(result))
                         track(evaluation)
                 reached = _reached(options, evaluation)
             if observe is not None:
@@ -263,7 +263,7 @@ def _rounds(
 
 
 def _evaluate(history: History, experiment: Experiment, result: simulate.RoundResult, received: Scores) -> Evaluation:
-    """Adds a round's evaluation to the history."""
+    """Add a round's evaluation to the history."""
     counts = experiment.newcomer_counts
     return history.evaluate(
         result.round,
@@ -275,8 +275,8 @@ def _evaluate(history: History, experiment: Experiment, result: simulate.RoundRe
     )
 
 
-def _further(result: simulate.RoundResult) -> dict[str, Any]:
-    """What the metrics log has of a round beside the scores."""
+def _log_entries(result: simulate.RoundResult) -> dict[str, Any]:
+    """Entries of the metrics log beside the scores."""
     missing = result.cohort[~result.arrived].tolist()
     return {
         "cohort": result.cohort.tolist(),
@@ -286,7 +286,7 @@ def _further(result: simulate.RoundResult) -> dict[str, Any]:
 
 
 def _reached(options: Options, evaluation: Evaluation) -> bool:
-    """Whether the run may stop early."""
+    """Whether the run has reached its target and may stop early."""
     return (
         options.target_accuracy is not None
         and evaluation.summary(options.eval_protocol).mean >= options.target_accuracy
@@ -294,7 +294,7 @@ def _reached(options: Options, evaluation: Evaluation) -> bool:
 
 
 def _diverged(error: Diverged, request: Request, checkpoints: Checkpoints, folder: RunFolder) -> str:
-    """What to tell, with the likely cause and what can be done."""
+    """Message on a diverged run, with the likely cause and what can be done."""
     saved = checkpoints.rounds()
     kept = f"; the checkpoint of round {saved[-1]} stays in {folder.path}" if saved else ""
     rates = [f"{flag(name)} {value:g}" for name, value in request.hyper_parameters.items() if name.endswith("lr")]
@@ -306,9 +306,9 @@ def _diverged(error: Diverged, request: Request, checkpoints: Checkpoints, folde
 
 
 def _show(experiment: Experiment, folder: RunFolder, console: Console, history: History) -> None:
-    """Prints the table of a finished run, and draws its curves where they are asked for."""
+    """Print the table of a finished run, and draw its curves if requested."""
     request, options, evaluations = experiment.request, experiment.request.options, history.evaluations
-    figure = published.published(request, is_real=experiment.dataset.is_real)
+    figure = published.find(request, is_real=experiment.dataset.is_real)
     beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
     title = f"{options.method} on {experiment.dataset.description}"
     pooled = figure is not None and settings.MEASURES[figure.paper].average == "examples"

@@ -1,4 +1,4 @@
-"""Where else a run's evaluations go, as they are made: TensorBoard (--tensorboard) and Weights & Biases (--wandb)."""
+"""Trackers that receive a run's evaluations: TensorBoard (--tensorboard) and Weights & Biases (--wandb)."""
 
 import contextlib
 import importlib
@@ -20,7 +20,7 @@ from pfl_jax.errors import InvalidInput
 TENSORBOARD, WANDB = "tensorboard", "wandb"
 """Folders in that of the run."""
 WANDB_ID = "wandb.json"
-"""The run's name at W&B, under which it goes on."""
+"""The run's id at W&B, under which it is resumed."""
 PROJECT = "pfl_jax"
 """At W&B, unless $WANDB_PROJECT names another."""
 
@@ -29,11 +29,11 @@ Taker: TypeAlias = Callable[[Evaluation], None]
 _EVENTS = "events.out.tfevents.*"
 _BINS = np.linspace(0, 100, 41)
 _LONG = ("train_examples", "test_examples", "class_table")
-"""What W&B's page of a configuration would drown in."""
+"""Large entries that are left out of W&B's configuration page."""
 
 
 def check(options: Options) -> None:
-    """Raises InvalidInput where an option asks for a package that is not installed."""
+    """Raise InvalidInput if an option needs a package that is not installed."""
     if options.wandb and importlib.util.find_spec("wandb") is None:
         raise InvalidInput("--wandb needs a package that is not installed: pip install wandb")
 
@@ -41,7 +41,7 @@ def check(options: Options) -> None:
 def scalars(evaluation: Evaluation) -> dict[str, float]:
     """All single numbers of an evaluation's record, as "received/mean" or "seconds"; accuracies in percent.
 
-    What a record has not got (null, NaN) and lists are left out, and so is the round.
+    Missing values (null, NaN), lists and the round are left out.
     """
 
     def walk(value: Any, name: str) -> Iterator[tuple[str, float]]:
@@ -52,21 +52,21 @@ def scalars(evaluation: Evaluation) -> dict[str, float]:
             yield name, float(value)
 
     record = evaluation.record()
-    # What a round can tell beyond its results differs from method to method, and is mostly matrices.
+    # A round's Info differs between methods, and consists mostly of matrices.
     return dict(walk({name: value for name, value in record.items() if name not in ("round", "info")}, ""))
 
 
 @contextlib.contextmanager
-def tracked(
+def open_trackers(
     folder: RunFolder, options: Options, configuration: dict[str, Any], past: Sequence[Evaluation]
 ) -> Iterator[Taker]:
-    """What takes the evaluations of a run beside its log: the trackers that the options ask for.
+    """Receiver of a run's evaluations beside its log: the trackers that the options ask for.
 
     Args:
       folder: of the run.
       options: of the run.
       configuration: as config.json has it.
-      past: what a run that goes on has in its log already.
+      past: evaluations already in the log of a resumed run.
 
     Yields:
       Called with each new evaluation.
@@ -74,7 +74,7 @@ def tracked(
     Raises:
       InvalidInput: a tracker cannot be opened, or a file cannot be written.
     """
-    # The caller's list grows as the run goes on.
+    # The caller's list grows during the run.
     past = tuple(past)
     with contextlib.ExitStack() as stack:
         takers: list[Taker] = []
@@ -91,7 +91,7 @@ def tracked(
 
 
 def clear(folder: Path) -> None:
-    """Removes what trackers left in the folder of a run that is begun anew, and nothing else."""
+    """Remove files of trackers from the folder of a run that is started anew, and nothing else."""
     for path in (folder / TENSORBOARD).glob(_EVENTS):
         path.unlink()
     with contextlib.suppress(OSError):
@@ -116,7 +116,7 @@ def _tensorboard(folder: Path, past: Sequence[Evaluation]) -> Iterator[Taker]:
 
     def take(evaluation: Evaluation) -> None:
         nonlocal writer
-        # Not before there is something to write: of a run that ended without a result nothing stays.
+        # Created only with the first evaluation: a run without a result leaves no file.
         if writer is None:
             writer = _replaced_events(folder)
             for earlier in past:
@@ -139,7 +139,7 @@ def _tensorboard(folder: Path, past: Sequence[Evaluation]) -> Iterator[Taker]:
 
 
 def _replaced_events(folder: Path) -> Any:
-    """A new event file in the place of those that are there."""
+    """New event file that replaces the existing ones."""
     from tensorboardX.event_file_writer import EventsWriter
 
     folder.mkdir(exist_ok=True)
@@ -149,7 +149,7 @@ def _replaced_events(folder: Path) -> Any:
 
 
 def _write_events(writer: Any, evaluation: Evaluation, began: float) -> None:
-    """One event: every number, and the clients' accuracies as histograms."""
+    """Write one event: every number, and the clients' accuracies as histograms."""
     from tensorboardX import summary
     from tensorboardX.proto import event_pb2
 
@@ -169,7 +169,7 @@ def _write_events(writer: Any, evaluation: Evaluation, began: float) -> None:
 
 @contextlib.contextmanager
 def _wandb(folder: RunFolder, configuration: dict[str, Any], past: Sequence[Evaluation]) -> Iterator[Taker]:
-    """A run at W&B, where and how its own environment variables say (WANDB_MODE, WANDB_PROJECT, WANDB_NAME ...).
+    """Run at W&B, configured by W&B's environment variables (WANDB_MODE, WANDB_PROJECT, WANDB_NAME ...).
 
     Steps are rounds. A run that goes on keeps its name at W&B, which leaves out steps that it has already.
     """

@@ -1,1 +1,1 @@
-"""What FedAS's lead over FedPer is made of: one choice at a time, from FedPer to the released procedure."""
+"""Ablation of FedAS's lead over FedPer: one choice at a time, from FedPer to the released procedure."""

@@ -1,9 +1,9 @@
-"""FedAS taken apart: what its lead over FedPer is made of, one choice of the released code after another.
+"""Ablation of FedAS: its lead over FedPer, one choice of the released code after another.
 
     python -m experiments.fedas_study
 
 Two data sets, participation 0.2 and 1, three seeds, eight rungs from FedPer to FedAS as released: 96 runs, two hours on
-two quiet cores. The same command again goes on where it was stopped. Of each run a small file stays in
+two quiet cores. Repeating the command resumes where it stopped. Of each run a small file stays in
 results/fedas_study; from these files the page docs/fedas.md and its figure are made, at the end and whenever the
 command is stopped. --page only makes them; --dry-run says which runs are missing.
 """
@@ -25,8 +25,8 @@ from pfl_jax.errors import InvalidInput
 ROOT = Path(__file__).parents[2]
 
 
-class Order(NamedTuple):
-    """A checked command line.
+class StudyRequest(NamedTuple):
+    """Checked command line.
 
     Attributes:
       places: the runs that are wanted, in their order.
@@ -45,8 +45,8 @@ class Order(NamedTuple):
     only_page: bool
 
 
-def parse(words: Sequence[str]) -> Order:
-    """Checks a command line.
+def parse(words: Sequence[str]) -> StudyRequest:
+    """Check a command line.
 
     Raises:
       InvalidInput: an unknown option, data set, step or number.
@@ -71,34 +71,34 @@ def parse(words: Sequence[str]) -> Order:
         raise InvalidInput(f"--seeds must be at least 1, not {own.seeds}")
     chosen = [step for step in ladder.LADDER if step.name in own.step]
     places = ladder.places(own.dataset, [shares[word] for word in own.participation], own.seeds, chosen)
-    return Order(places, own.out.expanduser(), own.results, own.write, own.dry_run, own.page)
+    return StudyRequest(places, own.out.expanduser(), own.results, own.write, own.dry_run, own.page)
 
 
-def _say(order: Order, console: Console) -> None:
-    for place in order.places:
-        state = "missing" if records.read(place, order.results) is None else "there"
-        console.print(f"{place.command(order.out / place.name)}  # {state}", soft_wrap=True, highlight=False)
+def _say(request: StudyRequest, console: Console) -> None:
+    for place in request.places:
+        state = "missing" if records.read(place, request.results) is None else "there"
+        console.print(f"{place.command(request.out / place.name)}  # {state}", soft_wrap=True, highlight=False)
 
 
-def _make(order: Order, console: Console) -> None:
-    """Runs what is missing, and makes the page."""
-    missing = [place for place in order.places if records.read(place, order.results) is None]
-    if not order.only_page:
-        there = len(order.places) - len(missing)
-        console.print(f"{there} of {len(order.places)} runs are there, in {order.results}", highlight=False)
+def _make(request: StudyRequest, console: Console) -> None:
+    """Run what is missing, and write the page."""
+    missing = [place for place in request.places if records.read(place, request.results) is None]
+    if not request.only_page:
+        there = len(request.places) - len(missing)
+        console.print(f"{there} of {len(request.places)} runs are there, in {request.results}", highlight=False)
         try:
             for number, place in enumerate(missing, start=1):
                 console.print(f"run {number} of {len(missing)}: {place.name}", style="bold", highlight=False)
-                records.write(place, measure(place, order.out / place.name, console), order.results)
+                records.write(place, measure(place, request.out / place.name, console), request.results)
         except KeyboardInterrupt:
-            page.write(order.results, order.page)
+            page.write(request.results, request.page)
             raise KeyboardInterrupt("interrupted; finished runs stay, the same command goes on") from None
-    page.write(order.results, order.page)
-    console.print(f"saved in {order.page}", soft_wrap=True, highlight=False)
+    page.write(request.results, request.page)
+    console.print(f"saved in {request.page}", soft_wrap=True, highlight=False)
 
 
 def measure(place: Place, folder: Path, console: Console) -> records.Record:
-    """Runs one place of the ladder in its folder, and returns its record.
+    """Run one place of the ladder in its folder and return its record.
 
     Raises:
       InvalidInput: the folder holds something else, or the run is refused.
@@ -121,7 +121,7 @@ def measure(place: Place, folder: Path, console: Console) -> records.Record:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs the study; returns the exit code, see `cli.exit_code`."""
+    """Run the study; return the exit code, see `exit_codes.exit_code`."""
     return batch.command(words, parse, _say, _make)
 
 

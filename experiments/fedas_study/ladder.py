@@ -1,4 +1,4 @@
-"""The rungs between FedPer and FedAS as released, and the runs that measure them."""
+"""Steps between FedPer and FedAS as released, and the runs that measure them."""
 
 import itertools
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ RELEASED_BATCHES = ("--drop-last", "--no-shuffle")
 
 @dataclass(frozen=True)
 class Step:
-    """A rung of the ladder.
+    """Step of the ladder.
 
     Attributes:
       letter: in figures.
@@ -81,12 +81,12 @@ class Place(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its folder and of its file."""
+        """Name of the folder and file."""
         return f"{self.dataset}-participation{self.participation:g}-{self.step.name}-seed{self.seed}"
 
     @property
     def cell(self) -> Cell:
-        """Its command line."""
+        """The run's command line."""
         arguments = (
             *self.step.words,
             *COMMON,
@@ -95,7 +95,7 @@ class Place(NamedTuple):
         return Cell(self.dataset, arguments, self.seed)
 
     def command(self, folder: Path) -> str:
-        """The command that makes the same run, for a shell."""
+        """Shell command that makes the same run."""
         command = self.cell.command(folder)
         if self.step.in_place:
             command = command.replace(f"experiments.{self.dataset}", f"experiments.fedas_released {self.dataset}", 1)
@@ -105,7 +105,7 @@ class Place(NamedTuple):
 def places(
     datasets: Sequence[str], participation: Sequence[float], seeds: int, steps: Sequence[Step] = LADDER
 ) -> list[Place]:
-    """All runs in the order in which they are made: a whole ladder before the next participation, data set and seed.
+    """All runs in their order: a whole ladder before the next participation, dataset and seed.
 
     Args:
       datasets: keys of SOURCES.

@@ -1,4 +1,4 @@
-"""docs/fedas.md and its figure, made from the records of the study alone: no number is typed."""
+"""docs/fedas.md and its figure, written from the study's records alone: no number is typed."""
 
 import re
 import statistics
@@ -38,7 +38,7 @@ COLUMNS = {
 
 
 class Study(NamedTuple):
-    """What is there of the study.
+    """Available records of the study.
 
     Attributes:
       found: the records of the runs that were made.
@@ -49,7 +49,7 @@ class Study(NamedTuple):
     def values(
         self, dataset: str, share: float, step: Step, measure: str, average: str = "pooled", score: str = "best"
     ) -> dict[int, float]:
-        """Accuracies in percent, seed -> value, of the runs that are there."""
+        """Accuracies in percent, seed -> value, of the available runs."""
         there = {
             seed: self.found[place]
             for seed in range(SEEDS)
@@ -61,13 +61,13 @@ class Study(NamedTuple):
     def differences(
         self, dataset: str, share: float, one: tuple[Step, str], other: tuple[Step, str]
     ) -> dict[int, float]:
-        """Pooled best of (step, measure) `one` minus that of `other`, for the seeds that both have."""
+        """Pooled best accuracy of (step, measure) `one` minus that of `other`, for the seeds that both have."""
         left, right = (self.values(dataset, share, *each) for each in (one, other))
         return {seed: left[seed] - right[seed] for seed in left.keys() & right.keys()}
 
 
 def load(folder: Path) -> Study:
-    """All records of the study.
+    """Load all records of the study.
 
     Raises:
       InvalidInput: one of them cannot be read, or is of another run.
@@ -78,7 +78,7 @@ def load(folder: Path) -> Study:
 
 
 def write(folder: Path, path: Path) -> None:
-    """Writes the page, and its figure as PNG and SVG into figures/ beside it.
+    """Write the page, and its figure as PNG and SVG into figures/ beside it.
 
     Args:
       folder: of the records.
@@ -99,7 +99,7 @@ def write(folder: Path, path: Path) -> None:
 
 
 def text(study: Study) -> str:
-    """The page."""
+    """Text of the page."""
     total = len(ladder.places(list(SOURCES), PARTICIPATION, SEEDS))
     missing = total - len(study.found)
     request = Place("fashion_mnist", PARTICIPATION[0], RELEASED, 0).cell.request()
@@ -130,7 +130,7 @@ def text(study: Study) -> str:
 
 
 def _papers_lead() -> str:
-    """FedAS minus FedPer in the paper's Table 2, least to most."""
+    """FedAS minus FedPer in the paper's Table 2, from the smallest to the largest."""
     rows = [row for row in published.load() if (row.paper, row.table, row.dataset) == ("fedas", 2, "cifar100")]
     both = {
         name: {row.setting: row.accuracy_percent for row in rows if row.method == name} for name in ("fedas", "fedper")
@@ -167,7 +167,7 @@ def _lead(study: Study) -> str:
 
 
 def _lead_sentences(study: Study) -> str:
-    """What the numbers say about the lead, place by place."""
+    """Sentences on the lead, place by place."""
     lines = []
     for dataset in SOURCES:
         for share in PARTICIPATION:
@@ -201,7 +201,7 @@ def _table(study: Study, dataset: str, share: float) -> str:
 
 
 def _before(step: Step) -> Step | None:
-    """The rung that a step is compared with; FedPer's two rungs lead to FedAS from the first."""
+    """Step that a step is compared with; FedPer's two steps lead to FedAS from the first."""
     position = LADDER.index(step)
     if position == 0:
         return None
@@ -209,7 +209,7 @@ def _before(step: Step) -> Step | None:
 
 
 def _change(study: Study, dataset: str, share: float, step: Step, measure: str) -> list[float]:
-    """What a step changes, for each seed that it shares with the rung before."""
+    """Change made by a step, for each seed that it shares with the step before."""
     before = _before(step)
     if before is None:
         return []
@@ -217,7 +217,7 @@ def _change(study: Study, dataset: str, share: float, step: Step, measure: str) 
 
 
 def _step_sentences(study: Study, dataset: str, share: float) -> list[str]:
-    """Which choice moves a measure most, and which of them are the same sign in all seeds."""
+    """Sentences on the choice with the largest effect, and on those with the same sign in all seeds."""
     lines = []
     for measure in ("trained", "received_of_trained", "received"):
         changes = {step: _change(study, dataset, share, step, measure) for step in LADDER[1:]}
@@ -234,7 +234,7 @@ def _step_sentences(study: Study, dataset: str, share: float) -> list[str]:
 
 
 def _spread(values: Sequence[float]) -> str:
-    """The range over seeds, in words."""
+    """Range over seeds, in words."""
     if len(values) < 2:
         return "one seed"
     return f"{min(values):+.1f} to {max(values):+.1f} over {len(values)} seeds"
@@ -255,7 +255,7 @@ def _commands() -> str:
 
 
 def picture(study: Study) -> Picture:
-    """Each measure over the rungs, one panel for each data set and participation that has a run."""
+    """Each measure over the steps, one panel for each dataset and participation with a run."""
     panels = []
     positions = [float(position) for position in range(1, len(LADDER) + 1)]
     for dataset in SOURCES:
@@ -269,7 +269,7 @@ def picture(study: Study) -> Picture:
 
 
 def _series(study: Study, dataset: str, share: float, measure: str, positions: Sequence[float]) -> Series:
-    """A measure over the rungs that are there, over the seeds that all of these have."""
+    """A measure over the available steps, over the seeds that all of these have."""
     found = {
         position: values
         for position, step in zip(positions, LADDER, strict=True)

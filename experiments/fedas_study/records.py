@@ -1,4 +1,4 @@
-"""What is kept of a run of the study: a small file with the curves of each way to measure, without single clients."""
+"""Records of the study's runs: a small file with the curves of each measure, without single clients."""
 
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,7 +20,7 @@ Record: TypeAlias = dict[str, Any]
 
 
 def from_run(place: Place, folder: Path) -> Record:
-    """The record of a finished run that was evaluated in every round.
+    """Record of a finished run that was evaluated in every round.
 
     Args:
       place: which run it is.
@@ -69,12 +69,12 @@ def _curves(lines: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def _command(place: Place) -> str:
-    """The command that makes the run, wherever it was made."""
+    """Command that makes the run, independent of the machine."""
     return place.command(Path("runs") / place.name)
 
 
 def _means(rows: np.ndarray, sizes: np.ndarray | None = None) -> list[float | None]:
-    """The mean of each row over the clients that have a value, weighted by sizes [N]; None where nobody has one."""
+    """Mean of each row over the clients that have a value, weighted by sizes [N]; None if no client has one."""
     weights = np.where(np.isnan(rows), 0.0, 1.0 if sizes is None else sizes)
     totals = weights.sum(1)
     means = (np.nan_to_num(rows) * weights).sum(1) / np.where(totals > 0, totals, 1.0)
@@ -82,7 +82,7 @@ def _means(rows: np.ndarray, sizes: np.ndarray | None = None) -> list[float | No
 
 
 def read(place: Place, folder: Path) -> Record | None:
-    """The stored record of a run; None where there is none.
+    """Stored record of a run; None if there is none.
 
     Args:
       place: which run.
@@ -101,7 +101,7 @@ def read(place: Place, folder: Path) -> Record | None:
 
 
 def write(place: Place, record: Record, folder: Path) -> None:
-    """Stores the record of a run.
+    """Store the record of a run.
 
     Raises:
       InvalidInput: it cannot be written.
@@ -114,7 +114,7 @@ def write(place: Place, record: Record, folder: Path) -> None:
 
 
 def path_of(place: Place, folder: Path) -> Path:
-    """The file of a run's record."""
+    """File of a run's record."""
     return folder / f"{place.name}.json"
 
 

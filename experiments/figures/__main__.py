@@ -1,8 +1,8 @@
-"""The papers' figures: every run of a figure, each in its folder, and the figure as PNG and SVG with its numbers.
+"""Figures of the papers: every run of a figure, each in its folder, and the figure as PNG and SVG with its numbers.
 
     python -m experiments.figures --paper fedpac --figure 2
 
-The same command again goes on where it was stopped: finished runs stay, one that was cut off goes on or is made anew.
+Repeating the command resumes where it stopped: finished runs stay, an interrupted one resumes or starts again.
 --dry-run only shows the runs, and how much work they are. Words that are not named here (--train-size 100, --chunk 4,
 ...) are options of `python -m experiments.DATASET`, and go to every run.
 
@@ -37,19 +37,19 @@ SPEED = 11_000
 """Training examples a second, see docs/performance.md."""
 
 
-class Order(NamedTuple):
-    """A checked command line.
+class FigureRequest(NamedTuple):
+    """Checked command line.
 
     Attributes:
       plan: the figure.
       datasets: that it shows.
-      methods: that it compares instead of its own; empty for its own.
+      methods: compared instead of the figure's own; empty for its own.
       seeds: how many, from 0.
       rounds: of each run; None as the figure has it.
       source, data_dir: origin of the data, as `python -m experiments.DATASET` has them.
       words: for every run.
       out: folder of runs and pictures.
-      dry_run: only say what there is to do.
+      dry_run: only print the commands.
     """
 
     plan: Plan
@@ -64,7 +64,7 @@ class Order(NamedTuple):
     dry_run: bool
 
     def scope(self, dataset: str, *, real: bool) -> Scope:
-        """The runs on a dataset, of which is known whether it is the real one."""
+        """Runs on a dataset, given whether the real dataset is available."""
         source = self.source if real else "embedded"
         words = ["--source", source] if source != "auto" else []
         words += [] if self.data_dir is None else ["--data-dir", self.data_dir]
@@ -78,7 +78,7 @@ class Order(NamedTuple):
         )
 
     def runs(self, scope: Scope) -> dict[Key, list[tuple[Cell, Path]]]:
-        """The cells of a scope with their folders; what several places show is run once."""
+        """Cells of a scope with their folders; a run that several places show appears once."""
         folders: dict[str, Path] = {}
         found = {}
         for key, cells in self.plan.cells(scope).items():
@@ -89,15 +89,15 @@ class Order(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Makes a figure.
+    """Make a figure.
 
     Args:
-      arguments: the words of the command line; by default those of this process.
+      arguments: command-line arguments; by default those of this process.
 
     Returns:
       The exit code, see `exit_codes.exit_code`.
     """
-    return batch.command(arguments, parse, _say_what_there_is_to_do, _make)
+    return batch.command(arguments, parse, _dry_run, _make)
 
 
 def _parser() -> batch.Parser:
@@ -118,8 +118,8 @@ def _parser() -> batch.Parser:
     return parser
 
 
-def parse(words: Sequence[str]) -> Order:
-    """Checks a command line.
+def parse(words: Sequence[str]) -> FigureRequest:
+    """Check a command line.
 
     Raises:
       InvalidInput: an unknown paper, figure, dataset, method or option, or one that the figure cannot take.
@@ -138,7 +138,7 @@ def parse(words: Sequence[str]) -> Order:
             raise InvalidInput(f"{flag(name)} must be at least 1, not {getattr(own, name)}")
     rounds = [] if own.rounds is None else ["--rounds", str(own.rounds)]
     source = [] if own.source == "auto" else ["--source", own.source]
-    order = Order(
+    request = FigureRequest(
         plan=plan,
         datasets=tuple(dict.fromkeys(own.dataset or plan.datasets)),
         methods=tuple(dict.fromkeys(own.method or ())),
@@ -150,43 +150,43 @@ def parse(words: Sequence[str]) -> Order:
         out=(own.out or ROOT / batch.folder_name(own.paper, int(own.figure), [*rounds, *source, *rest])).expanduser(),
         dry_run=own.dry_run,
     )
-    _check_words(order)
-    return order
+    _check_words(request)
+    return request
 
 
-def _check_words(order: Order) -> None:
-    """Refuses words that would make other runs of these, and such that a method cannot use."""
-    if {"-h", "--help"} & set(order.words):
+def _check_words(request: FigureRequest) -> None:
+    """Refuse options that would change the runs of the figure, or that a method does not accept."""
+    if {"-h", "--help"} & set(request.words):
         raise InvalidInput("--help stands alone")
-    for dataset in order.datasets:
-        scope = order.scope(dataset, real=True)
-        own = order.plan.varied(scope) | {"seed", "out", "resume", "method", "preset"}
-        fixed = sorted(batch.given(order.words) & own)
+    for dataset in request.datasets:
+        scope = request.scope(dataset, real=True)
+        own = request.plan.varied(scope) | {"seed", "out", "resume", "method", "preset"}
+        fixed = sorted(batch.given(request.words) & own)
         if fixed:
-            raise InvalidInput(f"{flag(fixed[0])} cannot be given for {order.plan.title}, which sets it itself")
+            raise InvalidInput(f"{flag(fixed[0])} cannot be given for {request.plan.title}, which sets it itself")
         # What a word means depends on the dataset and the method, not on what else the runs differ in.
-        variants = order.plan.variants(scope)
+        variants = request.plan.variants(scope)
         for key in {own["method"]: key for key, own in variants.items()}.values():
-            order.plan.cells(scope)[key][0].request()
+            request.plan.cells(scope)[key][0].request()
 
 
-def _scopes(order: Order, console: Console) -> list[Scope]:
-    """The runs on each dataset, the smaller ones where the real data is not there."""
+def _scopes(request: FigureRequest, console: Console) -> list[Scope]:
+    """Runs on each dataset, the smaller ones where the real data is not available."""
 
     def notify(message: str) -> None:
         console.print(message, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
 
     real = {
-        dataset: is_real(dataset, order.source, order.data_dir, notify, download=not order.dry_run)
-        for dataset in order.datasets
+        dataset: is_real(dataset, request.source, request.data_dir, notify, download=not request.dry_run)
+        for dataset in request.datasets
     }
-    return [order.scope(dataset, real=real[dataset]) for dataset in order.datasets]
+    return [request.scope(dataset, real=real[dataset]) for dataset in request.datasets]
 
 
-def _say_what_there_is_to_do(order: Order, console: Console) -> None:
+def _dry_run(request: FigureRequest, console: Console) -> None:
     examples, count = 0, 0
-    for cell, folder in _distinct(order.runs(scope) for scope in _scopes(order, console)):
-        cached_runs.say_state(cell, folder, console)
+    for cell, folder in _distinct(request.runs(scope) for scope in _scopes(request, console)):
+        cached_runs.print_state(cell, folder, console)
         examples, count = examples + examples_visited(cell.request()), count + 1
     console.print(
         f"{count} runs, {examples / 1e6:,.1f} million training examples: {duration(examples / SPEED)} at {SPEED:,} a "
@@ -196,15 +196,15 @@ def _say_what_there_is_to_do(order: Order, console: Console) -> None:
     )
 
 
-def _make(order: Order, console: Console) -> None:
-    """Runs what is not there yet, draws the figure and saves it."""
+def _make(request: FigureRequest, console: Console) -> None:
+    """Run what is missing, draw the figure and save it."""
     # All folders first: what is refused is refused before hours of work.
-    scopes = _scopes(order, console)
-    everything = [(scope, order.runs(scope)) for scope in scopes]
+    scopes = _scopes(request, console)
+    everything = [(scope, request.runs(scope)) for scope in scopes]
     cells = _distinct(runs for _, runs in everything)
-    missing = [run for run in cells if not _is_there(order.plan, *run)]
+    missing = [run for run in cells if not _is_there(request.plan, *run)]
     finished = len(cells) - len(missing)
-    console.print(f"{finished} of {len(cells)} runs are there, in {order.out}", soft_wrap=True, highlight=False)
+    console.print(f"{finished} of {len(cells)} runs are there, in {request.out}", soft_wrap=True, highlight=False)
     try:
         for cell, folder in missing:
             console.print(
@@ -213,12 +213,12 @@ def _make(order: Order, console: Console) -> None:
                 soft_wrap=True,
                 highlight=False,
             )
-            run_with_arrays(cell, folder, console, order.plan.observe)
+            run_with_arrays(cell, folder, console, request.plan.observe)
             finished += 1
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(
-            f"{stop or 'interrupted'}; {finished} of {len(cells)} runs are finished and stay in {order.out}: the same "
-            "command goes on"
+            f"{stop or 'interrupted'}; {finished} of {len(cells)} runs are finished and stay in {request.out}: the "
+            "same command goes on"
         ) from None
     # Imported now, so that errors and --help do not wait for matplotlib.
     from experiments.figures.compose import compose
@@ -228,11 +228,11 @@ def _make(order: Order, console: Console) -> None:
         Results(scope, {key: [folder for _, folder in of_key] for key, of_key in runs.items()})
         for scope, runs in everything
     ]
-    picture = compose(order.plan, results)
-    name = f"{order.plan.paper}-figure-{order.plan.number}"
-    paths = drawing.save(picture, order.out, name)
-    RunFolder(order.out, []).write(f"{name}.json", picture.record() | {"data": _data(results)})
-    for path in (*paths, order.out / f"{name}.json"):
+    picture = compose(request.plan, results)
+    name = f"{request.plan.paper}-figure-{request.plan.number}"
+    paths = drawing.save(picture, request.out, name)
+    RunFolder(request.out, []).write(f"{name}.json", picture.record() | {"data": _data(results)})
+    for path in (*paths, request.out / f"{name}.json"):
         console.print(f"saved {path}", soft_wrap=True, highlight=False)
 
 
@@ -243,7 +243,7 @@ def _distinct(scopes: Iterable[dict[Key, list[tuple[Cell, Path]]]]) -> list[tupl
 
 
 def _is_there(plan: Plan, cell: Cell, folder: Path) -> bool:
-    """Whether a run is finished, its arrays included."""
+    """Whether a run is finished and its arrays are stored."""
     if cached_runs.inspect(cell, folder) != "finished":
         return False
     path = arrays_path(folder)
@@ -253,7 +253,7 @@ def _is_there(plan: Plan, cell: Cell, folder: Path) -> bool:
 
 
 def _data(results: Sequence[Results]) -> list[dict[str, Any]]:
-    """What each dataset was, in full."""
+    """Full description of each dataset as it was used."""
     return [one.config(one.keys[0])["data"] for one in results]
 
 

@@ -1,4 +1,4 @@
-"""Every figure with results of the papers, by paper and number."""
+"""Catalogue of the papers' figures with results, by paper and number."""
 
 from experiments.figures import fedas, fedpac
 from experiments.figures.plan import Plan
@@ -11,5 +11,5 @@ for _plan in (*fedpac.FIGURES, *fedas.FIGURES):
 
 
 def numbers(paper: str) -> list[str]:
-    """The figures of a paper."""
+    """Figures of a paper."""
     return list(PLANS[paper])

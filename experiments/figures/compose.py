@@ -1,4 +1,4 @@
-"""From the finished runs of a figure to its picture: title, panels, and what the caption must say."""
+"""Picture of a figure from its finished runs: title, panels and caption."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from experiments.plots.pictures import ACCURACY, Lines, Picture
 
 
 def compose(plan: Plan, results: Sequence[Results]) -> Picture:
-    """The picture of a figure.
+    """Picture of a figure.
 
     Args:
       plan: which figure.
@@ -44,7 +44,7 @@ def _caption(plan: Plan, results: Sequence[Results], panels: Sequence[Panel]) ->
 
 
 def _setting(plan: Plan, results: Results) -> str:
-    """What all runs on a dataset have in common, as they had it."""
+    """Configuration that all runs on a dataset share."""
     key = next(iter(plan.variants(results.scope)))
     config, varied = results.config(key), plan.varied(results.scope)
     options: dict[str, Any] = config["options"]
@@ -67,7 +67,7 @@ def _setting(plan: Plan, results: Results) -> str:
 
 
 def _shortening(plan: Plan, results: Results) -> str:
-    """The options that are not the figure's own, as words; "" where all are."""
+    """Options that deviate from the figure's own, as words; "" if none does."""
     scope = results.scope
     usual = {**presets.values(plan.preset, scope.dataset), **plan.values, "preset": plan.preset}
     # Words count more than values; how often a run is evaluated changes nothing; the data is named elsewhere.

@@ -1,4 +1,4 @@
-"""The figures of FedAS (Yang, Huang, Ye. CVPR 2024)."""
+"""Figures of FedAS (Yang, Huang, Ye. CVPR 2024)."""
 
 import jax
 import numpy as np
@@ -110,7 +110,7 @@ def _fisher(results: Results) -> list[Panel]:
 
 
 def _straggler_bars(results: Results) -> Bars:
-    """The aggregation weights of the first seed's last round, in which everyone takes part."""
+    """Aggregation weights in the last round of the first seed, in which all clients take part."""
     (arrays, *_), config = results.arrays(("stragglers",)), results.config(("stragglers",))
     last = config["options"]["rounds"]
     weights = np.zeros(len(arrays["stragglers"]))
@@ -168,7 +168,7 @@ def _compatibility_variants(scope: Scope) -> dict[Key, Values]:
 
 
 def equal_steps(rounds: int, factor: float) -> int:
-    """Rounds with as many gradient steps as `rounds` have at the usual setting.
+    """Number of rounds with as many gradient steps as `rounds` rounds of the usual setting.
 
     Args:
       rounds: at the usual setting.

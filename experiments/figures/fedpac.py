@@ -1,4 +1,4 @@
-"""The figures of FedPAC (Xu, Tong, Huang. ICLR 2023) and of its replication (Ding 2025)."""
+"""Figures of FedPAC (Xu, Tong, Huang. ICLR 2023) and of its replication (Ding 2025)."""
 
 import numpy as np
 
@@ -40,7 +40,7 @@ def line(results: Results, label: str, key: Key, *, is_main: bool = False) -> Se
 
 
 def sweep(name: str, steps: tuple[float, ...], scope: Scope) -> dict[Key, Values]:
-    """Every method at every step of an option."""
+    """Runs of every method at every step of an option."""
     return {(f"{name}={step:g}", method): {"method": method, name: step} for step in steps for method in scope.methods}
 
 
@@ -113,12 +113,12 @@ def _both_sweeps(scope: Scope) -> dict[Key, Values]:
 
 
 def heat_rounds(rounds: int) -> tuple[int, ...]:
-    """The rounds whose head weights are shown: 1, 20 and 50 of 50, and in these proportions of fewer."""
+    """Rounds whose head weights are shown: 1, 20 and 50 of 50, and in these proportions of fewer."""
     return tuple(sorted({1, max(1, round(0.4 * rounds)), rounds}))
 
 
 def keep_head_weights(experiment: Experiment, result: RoundResult) -> dict[str, np.ndarray]:
-    """alpha [N, N] in the clients' order, of the rounds that are shown."""
+    """Head weights alpha [N, N] in the clients' order, for the rounds that are shown."""
     if result.round not in heat_rounds(experiment.settings.rounds):
         return {}
     order = np.argsort(result.cohort)
@@ -126,7 +126,7 @@ def keep_head_weights(experiment: Experiment, result: RoundResult) -> dict[str, 
 
 
 def by_group(matrix: np.ndarray, num_groups: int) -> tuple[np.ndarray, list[int]]:
-    """Rows and columns with the clients of a group next to each other, and the groups' sizes.
+    """Rows and columns sorted by group of clients, and the groups' sizes.
 
     Args:
       matrix: [N, N]; client i belongs to group i mod num_groups.

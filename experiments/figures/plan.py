@@ -1,4 +1,4 @@
-"""What a figure is made of: runs for each dataset, and the panels that their results become."""
+"""Plan of a figure: runs on each dataset, and the panels made of their results."""
 
 import dataclasses
 import zipfile
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pfl_jax.engine.simulate import RoundResult
 
 Key: TypeAlias = tuple[str, ...]
-"""What tells the runs of a figure on one dataset apart, seeds aside; it also names their folders."""
+"""Key of a run within a figure and dataset, without the seed; also the name of its folder."""
 
 Panel: TypeAlias = Lines | Bars | Heat
 
@@ -33,7 +33,7 @@ Values: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Scope:
-    """A figure's runs on one dataset.
+    """Runs of a figure on one dataset.
 
     Attributes:
       dataset: which.
@@ -41,7 +41,7 @@ class Scope:
       methods: that are compared, the figure's own last; empty where it compares none.
       seeds: how many, from 0.
       values: options that all these runs share.
-      words: of the command line, for all runs; they count more than `values`.
+      words: of the command line, for all runs; they override `values`.
     """
 
     dataset: str
@@ -53,13 +53,13 @@ class Scope:
 
     @property
     def rounds(self) -> int:
-        """Of a run that does not say anything else."""
+        """Rounds of a run that does not set them itself."""
         return self.values["rounds"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A figure of a paper.
+    """Plan of a figure of a paper.
 
     Attributes:
       paper: fedpac, fedas or fedpac_replication.
@@ -95,7 +95,7 @@ class Plan:
 
     @property
     def title(self) -> str:
-        """For people: "FedPAC, Figure 4"."""
+        """Title for people: "FedPAC, Figure 4"."""
         names = {"fedpac": "FedPAC", "fedas": "FedAS", "fedpac_replication": "FedPAC replication"}
         return f"{names[self.paper]}, Figure {self.number}"
 
@@ -109,7 +109,7 @@ class Plan:
         rounds: int | None = None,
         words: Sequence[str] = (),
     ) -> Scope:
-        """The runs on one dataset.
+        """Runs on one dataset.
 
         Args:
           dataset: which.
@@ -128,7 +128,7 @@ class Plan:
         return Scope(dataset, short, ordered, seeds, values, tuple(words))
 
     def cells(self, scope: Scope) -> dict[Key, list[Cell]]:
-        """The runs of a scope: a cell for each seed."""
+        """Runs of a scope: a cell for each seed."""
         cells = {}
         for key, own in self.variants(scope).items():
             shared = {name: value for name, value in scope.values.items() if name not in own}
@@ -137,12 +137,12 @@ class Plan:
         return cells
 
     def varied(self, scope: Scope) -> set[str]:
-        """Names of the options that the runs differ in, which nobody else may set."""
+        """Names of the options that the runs differ in, which must not be set otherwise."""
         return {name for own in self.variants(scope).values() for name in own}
 
 
 class Results:
-    """The finished runs of a scope.
+    """Finished runs of a scope.
 
     Args:
       scope: which.
@@ -155,21 +155,21 @@ class Results:
 
     @property
     def keys(self) -> list[Key]:
-        """Of all runs."""
+        """Keys of all runs."""
         return list(self._folders)
 
     @property
     def data(self) -> str:
-        """What the data was: "cifar100 (embedded digit pairs)"."""
+        """Data that was used: "cifar100 (embedded digit pairs)"."""
         record = self.config(self.keys[0])["data"]
         return f"{self.scope.dataset} ({record['source']})"
 
     def config(self, key: Key) -> dict[str, Any]:
-        """The configuration of a run, that of its first seed."""
+        """Configuration of a run, that of its first seed."""
         return load.read_config(self._folders[key][0])
 
     def curve(self, key: Key, protocol: Protocol = "received") -> tuple[list[int], list[list[float]]]:
-        """The rounds [R] of a run's evaluations, and the mean accuracy over clients in percent for each seed [R]."""
+        """Rounds [R] of a run's evaluations, and mean accuracy over clients in percent for each seed [R]."""
         metrics = [load.read_metrics(folder) for folder in self._folders[key]]
         return [line["round"] for line in metrics[0]], [[line[protocol]["mean"] for line in run] for run in metrics]
 
@@ -178,7 +178,7 @@ class Results:
         return [row[-1] for row in self.curve(key, protocol)[1]]
 
     def arrays(self, key: Key) -> list[dict[str, np.ndarray]]:
-        """What was kept of each seed's rounds."""
+        """Stored arrays of each seed's rounds."""
         found = []
         for folder in self._folders[key]:
             path = arrays_path(folder)
@@ -193,12 +193,12 @@ class Results:
 
 
 def arrays_path(folder: Path) -> Path:
-    """Where the arrays of a run lie: beside its folder, which is the run's alone."""
+    """File of a run's arrays: beside the run's folder, which no other program may write into."""
     return folder.with_name(folder.name + ".npz")
 
 
 def arguments_of(values: Mapping[str, Any]) -> list[str]:
-    """Options as words of a command line."""
+    """Options as command-line arguments."""
     words = []
     for name, value in values.items():
         if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The runs of a figure: which data is there, how much work they are, and what is kept of their rounds."""
+"""Runs of a figure: available data, amount of work, and the arrays stored of their rounds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def is_real(
     dataset: str, source: str, data_dir: str | None, notify: Callable[[str], None], *, download: bool = True
 ) -> bool:
-    """Whether a run on this dataset would have the data itself, not pictures in its place.
+    """Whether a run on this dataset would use the real data, not embedded pictures.
 
     Args:
       dataset: its name.
       source, data_dir: as `python -m experiments.DATASET` has them.
-      notify: told what "auto" had to settle for.
+      notify: receives the source that "auto" selected.
       download: whether "auto" may try to; without, only what is there counts.
 
     Raises:
@@ -68,12 +68,12 @@ def run_with_arrays(
     console: Console,
     keep: "Callable[[Experiment, RoundResult], dict[str, np.ndarray]] | None",
 ) -> None:
-    """Runs a cell, and keeps arrays of its rounds in the file `arrays_path(folder)`.
+    """Run a cell, and store arrays of its rounds in the file `arrays_path(folder)`.
 
     Args:
       cell: what to run.
       folder: for its results.
-      console: for what it says.
+      console: for the run's output.
       keep: arrays of one round by name, different names in different rounds; None keeps nothing.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What is lost when some of a trained model's parameters are replaced: FedAS, Fig. 3a."""
+"""Accuracy after some of a trained model's parameters are replaced: FedAS, Fig. 3a."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from pfl_jax.primitives.tree import gather
 
 
 def replace_first(params: PyTree, fresh: PyTree, scores: PyTree, share: jax.Array | float) -> PyTree:
-    """params with the round(share P) entries of the highest scores taken from `fresh`, of P entries in all.
+    """Replace the round(share P) of P entries of params with the highest scores by those of `fresh`.
 
     Args:
       params, fresh, scores: trees of one structure and shapes.
@@ -30,7 +30,7 @@ def replace_first(params: PyTree, fresh: PyTree, scores: PyTree, share: jax.Arra
 def accuracies_after_replacement(
     key: PRNGKey, model: Model, params: Params, data: FederatedData, clients: np.ndarray, shares: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Test accuracies of clients' models after a share of their parameters is put back to untrained values.
+    """Test accuracies of clients' models after a share of their parameters is reset to untrained values.
 
     Those with the highest Fisher information on the client's training examples, or as many at random. The untrained
     values are a fresh draw of the model's initialisation, the same for both.

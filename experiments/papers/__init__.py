@@ -1,1 +1,1 @@
-"""The papers' published accuracies, and their settings as command lines."""
+"""Published accuracies of the papers, and their settings as command lines."""

@@ -1,4 +1,4 @@
-"""The papers' published accuracies, and which of them a run may be compared with."""
+"""Published accuracies of the papers, and which of them a run may be compared with."""
 
 import contextlib
 import csv
@@ -17,11 +17,11 @@ MODELS_UNSAID = {(table, method) for table in (6, 7, 8) for method in ("hypclust
 
 ANGLES_UNSAID = 10
 """FedPAC's table of rotated images. It names no angles, and its Local-only (78.53 on Fashion-MNIST, where Table 1 has
-85.68) tells of another partition than the usual."""
+85.68) indicates another partition than the usual."""
 
 
 class Published(NamedTuple):
-    """One accuracy from a table.
+    """One published accuracy of a table.
 
     Attributes:
       paper: fedpac, fedpac_replication or fedas.
@@ -43,12 +43,12 @@ class Published(NamedTuple):
 
     @property
     def source(self) -> str:
-        """For people: "FedPAC, Table 1"."""
+        """Source for people: "FedPAC, Table 1"."""
         return f"{settings.PAPERS[self.paper]}, Table {self.table}"
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The command line that repeats it, without seed and results folder."""
+        """Command line that repeats it, without seed and results folder."""
         return settings.arguments(self.paper, self.clients, self.setting, self.method)
 
 
@@ -63,8 +63,8 @@ def _published(row: dict[str, Any]) -> Published:
     return Published(**row | {"table": table, "clients": clients, "accuracy_percent": accuracy})
 
 
-def published(request: Request, *, is_real: bool) -> Published | None:
-    """The published accuracy for exactly this setting, or None.
+def find(request: Request, *, is_real: bool) -> Published | None:
+    """Published accuracy for exactly this setting, or None.
 
     Only if the data is the real one and everything that bears on the result is as the paper had it: model, rounds,
     sizes, partition, participation and hyper-parameters. A method's switches may be off where a table has that row.
@@ -75,27 +75,27 @@ def published(request: Request, *, is_real: bool) -> Published | None:
     """
     if not is_real:
         return None
-    wanted = _compared(request)
+    wanted = _compared_options(request)
     for row in load():
         same = (row.dataset, row.clients) == (request.dataset, request.options.num_clients)
-        same = same and settings.PRESET[row.paper] == request.options.preset and _says_all(row)
+        same = same and settings.PRESET[row.paper] == request.options.preset and _fully_described(row)
         if same and settings.method_name(row.method) == request.options.method:
             # A table may need an option that is not there; it is no row of this run then.
             with contextlib.suppress(InvalidInput):
-                if _compared(Cell(row.dataset, row.arguments).request()) == wanted:
+                if _compared_options(Cell(row.dataset, row.arguments).request()) == wanted:
                     return row
     return None
 
 
-def _says_all(row: Published) -> bool:
-    """Whether the paper describes the row's setting well enough for a run to be exactly that."""
+def _fully_described(row: Published) -> bool:
+    """Whether the paper describes the row's setting completely enough for an exact comparison."""
     if row.paper != "fedpac":
         return True
     return row.table != ANGLES_UNSAID and (row.table, row.method) not in MODELS_UNSAID
 
 
-def _compared(request: Request) -> dict[str, Any]:
-    """What must be as in the paper; it does not say how often and how precisely it computed."""
+def _compared_options(request: Request) -> dict[str, Any]:
+    """Options that must be as in the paper; it does not report evaluation frequency or float precision."""
     compared = {
         name: value for name, value in relevant_options(request).items() if name not in ("eval_every", "precision")
     }

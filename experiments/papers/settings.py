@@ -1,4 +1,4 @@
-"""The papers' tables as plain data: what each word of paper_results.csv means on the command line."""
+"""Tables of the papers as plain data: command-line options for the words of paper_results.csv."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ PRESET = {"fedpac": "fedpac", "fedpac_replication": "fedpac", "fedas": "fedas"}
 
 
 class Measure(NamedTuple):
-    """Which accuracy of a run counts.
+    """Definition of a paper's accuracy.
 
     Attributes:
       protocol: of the evaluation.
@@ -39,7 +39,7 @@ each test example the same."""
 
 
 class Table(NamedTuple):
-    """A table of a paper.
+    """Table of a paper.
 
     Attributes:
       title: what it compares.
@@ -77,7 +77,7 @@ _EVERYONE = "--participation 1.0"
 
 
 def fedas_setting(beta: float, participation: float) -> str:
-    """The options of FedAS's Dirichlet partition."""
+    """Options of FedAS's Dirichlet partition."""
     return f"--partition dirichlet --dirichlet-protocol fedas --beta {beta} --participation {participation}"
 
 
@@ -120,11 +120,11 @@ FIXED = frozenset(
     | {"partition", "s", "beta", "dirichlet_protocol", "pathological_protocol", "size_choices", "shift"}
     | {"clusters", "learners", "alignment", "collaboration", "synchronization"}
 )
-"""Options that make a cell what it is. All others may be given for a whole table, and are then said in it."""
+"""Options that define a cell. All others may be given for a whole table, which then reports them."""
 
 
 def arguments(paper: str, clients: int, setting: str, method: str) -> tuple[str, ...]:
-    """The command line of a published accuracy, without seed and results folder.
+    """Command line of a published accuracy, without seed and results folder.
 
     Args:
       paper: a key of PAPERS.
@@ -139,7 +139,7 @@ def arguments(paper: str, clients: int, setting: str, method: str) -> tuple[str,
 
 
 def method_name(method: str) -> str:
-    """The key of METHODS for a method of a table, whether it is there or not: "hypcluster" for "hypcluster_3"."""
+    """Key in METHODS for a method of a table, implemented or not: "hypcluster" for "hypcluster_3"."""
     return _method(method).split()[0]
 
 

@@ -1,1 +1,1 @@
-"""Pictures of results: what is in them, how they are drawn, and a run's curves."""
+"""Pictures of results: their content, their drawing, and a run's curves."""

@@ -1,4 +1,4 @@
-"""The accuracies of runs as a picture: PNG, SVG or PDF."""
+"""Accuracy curves of runs as a picture: PNG, SVG or PDF."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ SPREAD = (10, 90)
 
 
 def save_curves(folder: Path) -> Path:
-    """Draws a run into curves.png in its folder; InvalidInput if that cannot be written.
+    """Draw a run into curves.png in its folder; InvalidInput if that cannot be written.
 
     Returns:
       The picture's path.
@@ -28,7 +28,7 @@ def save_curves(folder: Path) -> Path:
 
 
 def picture(groups: Sequence[Group]) -> Picture:
-    """Each protocol over the rounds, as the papers' figures are drawn.
+    """Curves of each protocol over the rounds, as in the papers' figures.
 
     One run has the spread over its clients and the paper's figure around it; several settings have a line each, with
     the range over seeds.
@@ -77,6 +77,6 @@ def _with_spread(one: Group, protocol: Protocol) -> Series:
 
 
 def _unfinished(groups: Sequence[Group]) -> str:
-    """What the caption must say of runs that are not finished."""
+    """Caption's remark on runs that are not finished."""
     names = [f"{one.label} (round {one.rounds[-1]})" for one in groups if not one.is_finished]
     return f" Unfinished: {', '.join(names)}." if names else ""

@@ -1,4 +1,4 @@
-"""How pictures look: on paper, on a screen, and without colours.
+"""Style of the pictures: for paper, for screens, and without colours.
 
 Lines differ in colour, dashes and markers at once, bars in hatching; the method that a figure is about is black,
 solid and thick. Nothing here touches pyplot or any other global state of matplotlib.
@@ -45,7 +45,7 @@ _LINE = 0.16
 
 
 def draw(picture: Picture) -> Figure:
-    """The picture as a matplotlib figure."""
+    """Draw the picture as a matplotlib figure."""
     with mpl.rc_context(_SETTINGS):
         columns = min(picture.columns, len(picture.panels))
         rows = -(-len(picture.panels) // columns)
@@ -86,7 +86,7 @@ def draw(picture: Picture) -> Figure:
 
 
 def save(picture: Picture, folder: Path, name: str) -> list[Path]:
-    """Draws a picture into folder/name.png and folder/name.svg.
+    """Draw a picture into folder/name.png and folder/name.svg.
 
     Raises:
       InvalidInput: the folder cannot be written.
@@ -97,7 +97,7 @@ def save(picture: Picture, folder: Path, name: str) -> list[Path]:
 
 
 def save_as(picture: Picture, *paths: Path, description: str | None = None) -> None:
-    """Draws a picture into files, each whole or not at all; their names end in .png, .svg or .pdf.
+    """Draw a picture into files, each written atomically; their names end in .png, .svg or .pdf.
 
     Args:
       picture: what is drawn.
@@ -121,7 +121,7 @@ def save_as(picture: Picture, *paths: Path, description: str | None = None) -> N
 
 
 def _metadata(kind: str, description: str | None) -> dict[str, str | None]:
-    """Without the time, so that the same picture is the same file."""
+    """Metadata without the time, so that the same picture gives the same file."""
     metadata: dict[str, str | None] = {"Date": None} if kind == "svg" else {}
     if description is not None and kind != "pdf":
         metadata["Description"] = description
@@ -129,7 +129,7 @@ def _metadata(kind: str, description: str | None) -> dict[str, str | None]:
 
 
 def _shared_legend(picture: Picture) -> list[str]:
-    """The labels of a legend that serves all panels; none where the panels differ."""
+    """Labels of a legend for all panels; none if the panels differ."""
     if not all(isinstance(panel, Lines) for panel in picture.panels):
         return []
     labels = [[series.label for series in panel.series] for panel in picture.panels if isinstance(panel, Lines)]
@@ -188,7 +188,7 @@ def _draw_series(axes: Axes, series: Series, x: Sequence[float], look: dict[str,
 
 
 def _places(x: Sequence[float], ticks: Sequence[float] | None) -> Sequence[float]:
-    """Where values stand on the axis: at the numbers of their ticks, if there are ticks."""
+    """Positions of values on the axis: the numbers of their ticks, if there are ticks."""
     return x if ticks is None else [list(ticks).index(value) for value in x]
 
 

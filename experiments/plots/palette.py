@@ -1,7 +1,7 @@
 """Colours and dashes of lines, the same in pictures and on pages."""
 
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666", "#8B4513", "#4B0082")
-"""Okabe and Ito's, which colour-blind readers tell apart, without the yellow that paper swallows, and more."""
+"""Okabe and Ito's, safe for colour-blind readers, without the yellow that is too pale on paper, and more."""
 
 DASHES: tuple[tuple[float, ...], ...] = (
     *((3.7, 1.6), (6.4, 1.6, 1, 1.6), (1, 1.65), (6, 1.5), (4, 1, 1, 1, 1, 1), (1, 1), (8, 2, 2, 2), (), (3, 3)),
@@ -10,6 +10,6 @@ DASHES: tuple[tuple[float, ...], ...] = (
 
 
 def on_dark(colour: str) -> str:
-    """The colour for a dark ground: a third of the way to white."""
+    """Colour for a dark background: a third of the way to white."""
     parts = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return "#" + "".join(f"{round(part + 0.36 * (255 - part)):02X}" for part in parts)

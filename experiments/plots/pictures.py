@@ -1,4 +1,4 @@
-"""What a figure shows, as plain data: the numbers that are drawn, and that are saved beside the drawing."""
+"""Content of a picture as plain data: the numbers that are drawn and saved beside the drawing."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Series:
     mark: tuple[float, float] | None = None
 
     def with_mark(self, x: float, y: float) -> "Series":
-        """The line with a point at (x, y)."""
+        """This line with a point at (x, y)."""
         return dataclasses.replace(self, mark=(x, y))
 
 
@@ -60,7 +60,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar for each thing, in groups side by side.
+    """Bars in groups side by side.
 
     Attributes:
       title: above the panel.
@@ -116,7 +116,7 @@ class Picture:
     columns: int
 
     def record(self) -> dict[str, Any]:
-        """The picture as JSON has it."""
+        """Picture as JSON data."""
         content = dataclasses.asdict(self)
         for panel, kept in zip(self.panels, content["panels"], strict=True):
             kept["kind"] = type(panel).__name__.lower()
@@ -124,7 +124,7 @@ class Picture:
 
 
 def over_seeds(label: str, x: Sequence[float], runs: Sequence[Sequence[float]], *, is_main: bool = False) -> Series:
-    """The line of the mean over seeds, with the range that they span.
+    """Line of the mean over seeds, with their range.
 
     Args:
       label: in the legend.
@@ -141,7 +141,7 @@ def over_seeds(label: str, x: Sequence[float], runs: Sequence[Sequence[float]], 
 
 
 def _plain(value: Any) -> Any:
-    """Lists and Python numbers all through."""
+    """Value with NumPy types replaced by lists and Python numbers."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):

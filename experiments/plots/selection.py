@@ -1,4 +1,4 @@
-"""Which protocol a picture of many runs puts first, and which settings it has room for."""
+"""Selection for pictures of many runs: which protocol comes first, and which settings are shown."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ MOST_LINES = 8
 
 
 def ordered(groups: Sequence[Group]) -> list[Protocol]:
-    """The protocols of some groups, that of the headline first; two of them always."""
+    """Protocols of some groups, that of the headline first; always two of them."""
     first = headline(groups)
     lines = [line for group in groups for run in group.counted for line in run.lines]
     there: list[Protocol] = [name for name in PROTOCOLS if name in ALWAYS or any(name in line for line in lines)]
@@ -21,13 +21,13 @@ def ordered(groups: Sequence[Group]) -> list[Protocol]:
 
 
 def headline(groups: Sequence[Group]) -> Protocol:
-    """The protocol that most of the runs put first."""
+    """Protocol that most of the runs put first."""
     names = [run.headline for group in groups for run in group.runs]
     return max(PROTOCOLS, key=names.count)
 
 
 def shown(groups: Sequence[Group]) -> list[tuple[int, Group]]:
-    """The groups that a chart has room for, each with its style: its place among those, in the order of the page."""
+    """Groups that fit into a chart, each with its style: its position among these, in the order of the page."""
     first = headline(groups)
 
     def last(group: Group) -> float:

@@ -1,1 +1,1 @@
-"""The long runs behind docs/results.md, one after another: `python -m experiments.queue`."""
+"""Long runs behind docs/results.md, one after another: `python -m experiments.queue`."""

@@ -1,4 +1,4 @@
-"""The queue of long runs behind docs/results.md, in the order of their importance, at the lowest priority.
+"""Queue of the long runs behind docs/results.md, by priority, at the lowest process priority.
 
     python -m experiments.queue                  # until all are finished; the same command goes on where it was stopped
     python -m experiments.queue --list           # what is finished, what is left, and for how long
@@ -28,7 +28,7 @@ from experiments.config.cell import Cell
 from experiments.execution import cached_runs, committed
 from experiments.execution.committed import Library
 from experiments.queue.jobs import BLOCKS, Job, jobs
-from experiments.queue.plan import Standing, seconds_left, standings
+from experiments.queue.plan import JobStatus, job_statuses, seconds_left
 from experiments.results.load import read_config
 from experiments.results.run_folder import SUMMARY
 from experiments.runtime.progress import duration
@@ -39,14 +39,14 @@ NICENESS = 19
 CHECKPOINTS = ("--checkpoint-every", "20")
 
 
-class Order(NamedTuple):
-    """A checked command line.
+class QueueRequest(NamedTuple):
+    """Checked command line.
 
     Attributes:
       jobs: which runs.
       out: their folder.
       results: folder of the committed results.
-      data: words that say where the dataset is.
+      data: options that locate the dataset.
       collect: folders whose finished runs are collected; None runs the queue.
       dry_run: whether nothing is run.
     """
@@ -60,10 +60,10 @@ class Order(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the queue.
+    """Run the queue.
 
     Args:
-      arguments: the words of the command line; by default those of this process.
+      arguments: command-line arguments; by default those of this process.
 
     Returns:
       The exit code, see `main.exit_code`.
@@ -71,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return batch.command(arguments, parse, _without_running, _run)
 
 
-def parse(words: Sequence[str]) -> Order:
-    """Checks a command line.
+def parse(words: Sequence[str]) -> QueueRequest:
+    """Check a command line.
 
     Raises:
       InvalidInput: an unknown option, block or method, or a folder that is not there.
@@ -97,14 +97,14 @@ def parse(words: Sequence[str]) -> Order:
             raise InvalidInput(f"--collect {folder}: there is no such folder")
     data = ("--source", "files", *(() if own.data_dir is None else ("--data-dir", own.data_dir)))
     dry_run = own.list or own.collect is not None
-    return Order(every, own.out.expanduser(), own.results, data, own.collect, dry_run)
+    return QueueRequest(every, own.out.expanduser(), own.results, data, own.collect, dry_run)
 
 
-def _without_running(order: Order, console: Console) -> None:
-    """--collect, and then --list."""
-    if order.collect is not None:
-        _collect(order, console)
-    found = standings(order.jobs, Library(order.results), order.out)
+def _without_running(request: QueueRequest, console: Console) -> None:
+    """Carry out --collect, then --list."""
+    if request.collect is not None:
+        _collect(request, console)
+    found = job_statuses(request.jobs, Library(request.results), request.out)
     for block, title in BLOCKS.items():
         there = [one for one in found if one.job.block == block]
         if there:
@@ -117,54 +117,54 @@ def _without_running(order: Order, console: Console) -> None:
     _say(console, f"{done} of {len(found)} runs are finished; about {_hours(seconds_left(found))} left", style="bold")
 
 
-def _collect(order: Order, console: Console) -> None:
-    """Distils the finished runs of the queue that are found in folders."""
-    library = Library(order.results)
-    missing = [job for job in order.jobs if library.find(job.cell) is None]
-    for folder in _finished(order.collect or ()):
+def _collect(request: QueueRequest, console: Console) -> None:
+    """Store the committed results of the queue's finished runs that are found in folders."""
+    library = Library(request.results)
+    missing = [job for job in request.jobs if library.find(job.cell) is None]
+    for folder in _finished(request.collect or ()):
         job = next((job for job in missing if _holds(job.cell, folder)), None)
         if job is None:
             _say(console, f"{folder}: not of the queue, or there already")
             continue
         missing.remove(job)
-        _say(console, f"{folder}: {committed.keep(folder, job.place, order.results)}")
+        _say(console, f"{folder}: {committed.keep(folder, job.place, request.results)}")
 
 
 def _finished(roots: Sequence[Path]) -> Iterator[Path]:
-    """The folders of finished runs below some folders."""
+    """Folders of finished runs below some folders."""
     for root in roots:
         yield from (path.parent for path in sorted(root.rglob(SUMMARY)))
 
 
 def _holds(cell: Cell, folder: Path) -> bool:
-    """Whether a folder holds the finished run of a cell, on the dataset itself."""
+    """Whether a folder holds the finished run of a cell, on the real dataset."""
     try:
         return cached_runs.inspect(cell, folder) == "finished" and read_config(folder)["data"]["is_real"]
     except InvalidInput:
         return False
 
 
-def _cell(job: Job, order: Order) -> Cell:
-    """As the queue runs it: with checkpoints, and never on a stand-in."""
-    return dataclasses.replace(job.cell, arguments=(*job.cell.arguments, *CHECKPOINTS, *order.data))
+def _cell(job: Job, request: QueueRequest) -> Cell:
+    """Cell as the queue runs it: with checkpoints, and never on embedded data."""
+    return dataclasses.replace(job.cell, arguments=(*job.cell.arguments, *CHECKPOINTS, *request.data))
 
 
-def _run(order: Order, console: Console) -> None:
-    """Runs what is not finished. What is refused is told and left, so that a night is not lost for one run."""
+def _run(request: QueueRequest, console: Console) -> None:
+    """Run the unfinished jobs. A job with an error is reported and skipped, so that the others still run."""
     os.nice(NICENESS)
-    found = standings(order.jobs, Library(order.results), order.out)
+    found = job_statuses(request.jobs, Library(request.results), request.out)
     done, refused = sum(one.is_finished for one in found), 0
     _say(console, f"process {os.getpid()}: {done} of {len(found)} runs are finished")
     try:
         for number, one in enumerate(found, start=1):
             # Another machine may have finished it since.
-            if Library(order.results).find(one.job.cell) is not None:
+            if Library(request.results).find(one.job.cell) is not None:
                 continue
-            left = seconds_left(standings(order.jobs, Library(order.results), order.out))
+            left = seconds_left(job_statuses(request.jobs, Library(request.results), request.out))
             title = f"run {number} of {len(found)}: {one.job.label}; about {duration(left)} left for all"
             _say(console, title, style="bold")
             try:
-                _run_one(one, order, console)
+                _run_one(one, request, console)
                 done += 1
             except CannotWrite:
                 raise
@@ -177,13 +177,13 @@ def _run(order: Order, console: Console) -> None:
         ) from None
     if refused:
         raise InvalidInput(f"{done} of {len(found)} runs are finished, {refused} could not be: see above")
-    _say(console, f"all {len(found)} runs are finished, in {order.results}")
+    _say(console, f"all {len(found)} runs are finished, in {request.results}")
 
 
-def _run_one(one: Standing, order: Order, console: Console) -> None:
-    folder = order.out / one.job.place
-    cached_runs.run_cell(_cell(one.job, order), folder, console)
-    _say(console, f"kept as {committed.keep(folder, one.job.place, order.results)}")
+def _run_one(one: JobStatus, request: QueueRequest, console: Console) -> None:
+    folder = request.out / one.job.place
+    cached_runs.run_cell(_cell(one.job, request), folder, console)
+    _say(console, f"kept as {committed.keep(folder, one.job.place, request.results)}")
 
 
 def _hours(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The long runs as plain data, in the order in which they are run.
+"""Long runs as plain data, in the order in which they are run.
 
 All are on Fashion-MNIST, which has no download to wait for. A run that several tables share is run once.
 """
@@ -61,12 +61,12 @@ class Job(NamedTuple):
 
     @property
     def label(self) -> str:
-        """For people, and as a name for --only."""
+        """Name for people and for --only."""
         return f"{self.place.parts[0]} {self.method} seed {self.cell.seed}"
 
 
 def jobs() -> list[Job]:
-    """All of them, the most wanted first."""
+    """All jobs, by priority."""
     found: dict[tuple[str, int, str], Job] = {}
     for job in _all():
         request = job.cell.request()
@@ -87,7 +87,7 @@ def _all() -> Iterator[Job]:
 
 
 def fedas_jobs() -> Iterator[Job]:
-    """FedAS's settings on Fashion-MNIST: the best round counts, so every round is evaluated."""
+    """FedAS's settings on Fashion-MNIST, evaluated in every round because the best round counts."""
     for beta in FEDAS_BETAS:
         for participation in FEDAS_PARTICIPATIONS:
             for method in FEDAS_METHODS:
@@ -97,7 +97,7 @@ def fedas_jobs() -> Iterator[Job]:
 
 
 def fedas_cell(beta: float, participation: float, method: str) -> Cell:
-    """The run of a method in one of FedAS's settings."""
+    """Run of a method in one of FedAS's settings."""
     words = f"--preset fedas --method {method} --num-clients {FEDAS_CLIENTS} --eval-every 1"
     return Cell(DATASET, (*words.split(), *settings.fedas_setting(beta, participation).split()))
 
@@ -108,7 +108,7 @@ def _fedas_place(beta: float, participation: float, method: str) -> Path:
 
 
 def _rows(tables: Sequence[tuple[str, int]], clients: int) -> list[Published]:
-    """The places of some tables, table after table."""
+    """Places of some tables, table after table."""
     rows = [row for row in published.load() if (row.dataset, row.clients) == (DATASET, clients)]
     return [row for table in tables for row in rows if (row.paper, row.table) == table]
 

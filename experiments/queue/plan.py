@@ -1,4 +1,4 @@
-"""What of the queue is finished, and how long the rest will take."""
+"""State of the queue: finished jobs, and the estimated time of the rest."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -17,8 +17,8 @@ EXAMPLES_PER_SECOND = {"fedpac_cnn": 12_000.0, "fedavg_cnn": 8_000.0}
 """Network -> training examples per second on two quiet cores, until a run with it has finished."""
 
 
-class Standing(NamedTuple):
-    """Where a job stands.
+class JobStatus(NamedTuple):
+    """State of a job.
 
     Attributes:
       job: which.
@@ -37,8 +37,8 @@ class Standing(NamedTuple):
         return self.kept is not None
 
 
-def standings(jobs: Sequence[Job], library: Library, out: Path | None) -> list[Standing]:
-    """Where each job stands.
+def job_statuses(jobs: Sequence[Job], library: Library, out: Path | None) -> list[JobStatus]:
+    """State of each job.
 
     Args:
       jobs: which.
@@ -50,26 +50,26 @@ def standings(jobs: Sequence[Job], library: Library, out: Path | None) -> list[S
     return [_standing(job, one, None if out is None else out / job.place, speeds) for job, one in kept]
 
 
-def seconds_left(found: Iterable[Standing]) -> float:
-    """Of all jobs that are not finished."""
+def seconds_left(found: Iterable[JobStatus]) -> float:
+    """Estimated seconds of all unfinished jobs."""
     return sum(one.seconds for one in found if not one.is_finished)
 
 
-def _standing(job: Job, kept: Committed | None, folder: Path | None, speeds: "_Speeds") -> Standing:
+def _standing(job: Job, kept: Committed | None, folder: Path | None, speeds: "_Speeds") -> JobStatus:
     if kept is not None:
-        return Standing(job, kept, "finished", kept.seconds)
+        return JobStatus(job, kept, "finished", kept.seconds)
     seconds, rounds = speeds.seconds(job), job.cell.request().options.rounds
     try:
         if folder is None or inspect(job.cell, folder) == "absent":
-            return Standing(job, None, "not begun", seconds)
+            return JobStatus(job, None, "not begun", seconds)
         # Its file is missing still: it is collected when the queue comes to it.
         if (folder / SUMMARY).exists():
-            return Standing(job, None, "finished, not collected", 0.0)
+            return JobStatus(job, None, "finished, not collected", 0.0)
         lines = read_metrics(folder) if (folder / METRICS).exists() else []
         done = lines[-1]["round"] if lines else 0
-        return Standing(job, None, f"round {done} of {rounds}", seconds * (1 - done / rounds))
+        return JobStatus(job, None, f"round {done} of {rounds}", seconds * (1 - done / rounds))
     except InvalidInput as error:
-        return Standing(job, None, str(error), seconds)
+        return JobStatus(job, None, str(error), seconds)
 
 
 class _Speeds:
@@ -79,17 +79,17 @@ class _Speeds:
         self._seen: dict[tuple[str, ...], list[float]] = {}
         for job, kept in finished:
             speed = examples_visited(job.cell.request()) / kept.seconds
-            for kind in _kinds(job):
+            for kind in _similar_jobs(job):
                 self._seen.setdefault(kind, []).append(speed)
 
     def seconds(self, job: Job) -> float:
-        """That a job takes."""
+        """Estimated seconds of a job."""
         request = job.cell.request()
-        seen = next((self._seen[kind] for kind in _kinds(job) if kind in self._seen), None)
+        seen = next((self._seen[kind] for kind in _similar_jobs(job) if kind in self._seen), None)
         speed = EXAMPLES_PER_SECOND[request.options.model] if seen is None else statistics.median(seen)
         return examples_visited(request) / speed
 
 
-def _kinds(job: Job) -> list[tuple[str, ...]]:
-    """Of jobs that are about as fast, the likest first."""
+def _similar_jobs(job: Job) -> list[tuple[str, ...]]:
+    """Groups of jobs of similar speed, the most similar first."""
     return [(job.cell.request().options.model, job.method), (job.cell.request().options.model,)]

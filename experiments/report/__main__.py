@@ -1,4 +1,4 @@
-"""Turns runs into one HTML page, or into a picture of their curves.
+"""Report on runs as one HTML page, or a picture of their curves.
 
     python -m experiments.report runs/digits-fedpac-seed0-001
     python -m experiments.report runs/sweeps/digits --out sweep.html
@@ -23,14 +23,14 @@ from pfl_jax.errors import InvalidInput
 PICTURES = (".png", ".svg", ".pdf")
 
 OURS = "pfl_jax · report".encode()
-"""What stands in every page."""
+"""Text contained in every page."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes a report.
+    """Write a report.
 
     Args:
-      arguments: the words of the command line; by default those of this process.
+      arguments: command-line arguments; by default those of this process.
 
     Returns:
       The exit code, see `exit_codes.exit_code`.
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(out: Path, plot: Path | None) -> None:
-    """Raises InvalidInput where the file to write has a name that cannot be meant."""
+    """Raise InvalidInput if the output file has an unsuitable name."""
     if plot is not None and plot.suffix not in PICTURES:
         raise InvalidInput(f"--plot {plot}: the name of a picture ends in {', '.join(PICTURES)}")
     target = out if plot is None else plot
@@ -69,7 +69,7 @@ def _check(out: Path, plot: Path | None) -> None:
     if target.is_dir():
         raise InvalidInput(f"{target} is a folder: give the name of a file")
     target = target.expanduser()
-    # A page may be made anew while its runs go on; a picture does not tell who made it.
+    # A page may be overwritten while its runs continue; a picture does not show what made it.
     if target.exists() and (plot is not None or OURS not in target.read_bytes()):
         raise InvalidInput(f"{target} is there already and not a report's page: give another name, or remove it")
 

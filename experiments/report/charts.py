@@ -1,4 +1,4 @@
-"""What the charts of a page show: curves, clients, what a round knew, partitions."""
+"""Charts of a page: curves, clients, Info of rounds, partitions."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 
 
 class _Kind(NamedTuple):
-    """What is known of a method's Info under a name."""
+    """Description of an entry of a method's Info."""
 
     title: str
     words: str
@@ -37,7 +37,7 @@ INFO = {
     "mixture": _Kind("Mixture weights", "What each client (row) takes of every model (column)."),
     "alpha": _Kind("Share of the own model", "In each client's mixture of its own model with the common one."),
 }
-"""Name in Info -> how it is shown. What else rounds know stays in the metrics log."""
+"""Name in Info -> how it is shown. Other entries are in the metrics log only."""
 
 
 def styles(groups: Sequence[Group]) -> dict[str, int]:
@@ -52,7 +52,7 @@ def legend(groups: Sequence[Group]) -> Markup:
 
 
 def key(style: int) -> Markup:
-    """A short piece of a line."""
+    """Short sample of a line."""
     piece = tag("line", x1=1, x2=27, y1=5, y2=5, class_=f"line s{style}")
     return tag("svg", piece, viewBox="0 0 28 10", class_="key", aria_hidden="true")
 
@@ -108,7 +108,7 @@ def _bytes(line: dict[str, Any]) -> float | None:
 
 
 def clients(groups: Sequence[Group]) -> list[Markup]:
-    """How the clients' accuracies are spread after the last round: in order, and as histograms."""
+    """Distribution of the clients' accuracies after the last round: sorted, and as histograms."""
     protocol = headline(groups)
     rows = [(style, group, group.per_client(group.rounds[-1], protocol)) for style, group in shown(groups)]
     rows = [row for row in rows if row[2]]
@@ -143,7 +143,7 @@ def _in_order(style: int, group: Group, runs: Sequence[np.ndarray]) -> svg.Line:
 
 
 def information(groups: Sequence[Group]) -> list[Markup]:
-    """Head weights, aggregation weights and the like, each group's latest."""
+    """Head weights, aggregation weights and the like, the latest of each group."""
     charts = []
     for group in groups:
         found = group.last_info()
@@ -175,7 +175,7 @@ def _information(title: str, name: str, kind: _Kind, values: np.ndarray, line: d
 
 
 def partitions(groups: Sequence[Group]) -> tuple[list[Markup], int]:
-    """Classes by clients, each partition once: the pictures, and how many more there are."""
+    """Classes by clients, each partition once: the pictures, and the number of those not shown."""
     found: dict[str, Run] = {}
     for group in groups:
         for run in group.runs:
@@ -187,7 +187,7 @@ def partitions(groups: Sequence[Group]) -> tuple[list[Markup], int]:
 
 
 def _division(run: Run) -> str:
-    """How the examples were divided, in words."""
+    """Partition of the examples, in words."""
     options = run.request.options
     words = {
         "grouped": f"grouped, s = {options.s:g}",

@@ -1,4 +1,4 @@
-"""HTML and SVG from nested calls, in which every text is escaped unless it was made here."""
+"""HTML and SVG from nested calls, which escape every text that is not markup already."""
 
 import html
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ _EMPTY = {"meta", "col", "br", "rect", "path", "line", "circle", "polyline"}
 
 
 def tag(_name: str, /, *content: Content, **attributes: object) -> Markup:
-    """An element.
+    """Element with attributes and contents.
 
     Args:
       _name: of the element.
@@ -39,7 +39,7 @@ def tag(_name: str, /, *content: Content, **attributes: object) -> Markup:
 
 
 def join(*content: Content) -> Markup:
-    """Contents one after another, escaped unless they are markup."""
+    """Concatenated contents, escaped unless they are markup."""
     parts = []
     for one in content:
         if one is None:
@@ -54,5 +54,5 @@ def join(*content: Content) -> Markup:
 
 
 def _number(value: object) -> str:
-    """Coordinates to a hundredth of a pixel."""
+    """Coordinates rounded to a hundredth of a pixel."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

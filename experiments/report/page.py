@@ -1,4 +1,4 @@
-"""The page: what stands where, in one file that needs nothing else."""
+"""Report page: the order of its parts, in one self-contained file."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -59,13 +59,13 @@ def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
 
 
 def title(groups: Sequence[Group]) -> str:
-    """Which methods on which data, as it really was."""
+    """Title: which methods on which data."""
     methods, data = [group.method for group in groups], [group.data_name for group in groups]
     return f"{_listed(methods, 'methods')} on {_listed(data, 'data sets')}"
 
 
 def _listed(names: Sequence[str], many: str) -> str:
-    """Up to four different names, or how many there are."""
+    """Up to four different names, or their number."""
     names = list(dict.fromkeys(names))
     if len(names) > 4:
         return f"{len(names)} {many}"
@@ -73,7 +73,7 @@ def _listed(names: Sequence[str], many: str) -> str:
 
 
 def _style() -> str:
-    """The style sheet, with the colours of the lines for light and dark grounds."""
+    """Style sheet, with the colours of the lines for light and dark backgrounds."""
     light = " ".join(f"--s{number}: {colour};" for number, colour in enumerate(COLOURS))
     dark = " ".join(f"--s{number}: {on_dark(colour)};" for number, colour in enumerate(COLOURS))
     rules = []
@@ -126,7 +126,7 @@ def _span(seeds: Sequence[int]) -> str:
 
 
 def _by_data(groups: Sequence[Group], make: Callable[[Sequence[Group]], Markup | None]) -> Markup:
-    """What is made for each kind of data, under its name where there are several."""
+    """Parts made for each kind of data, under its name if there are several."""
     kinds = tables.distinct(groups)
     parts: list[Content] = []
     for data, some in kinds:

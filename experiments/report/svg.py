@@ -1,4 +1,4 @@
-"""Charts as SVG inside a page: drawn for a width of 400 units, coloured by the page's style sheet.
+"""Charts as SVG inside a page: 400 units wide, coloured by the page's style sheet.
 
 Every chart is a figure with a title and a caption; its marks carry their values as tooltips. Series differ in colour
 and dashes, matrices in the opacity of one colour, so that all of it works on light and dark grounds and in print.
@@ -22,7 +22,7 @@ _MOST_POINTS = 80
 
 
 class Line(NamedTuple):
-    """A line of a chart.
+    """Line of a chart.
 
     Attributes:
       label: its name.
@@ -58,14 +58,14 @@ class Row(NamedTuple):
 
 
 def figure(title: str, *content: Content, caption: str = "", alt: str = "", height: float) -> Markup:
-    """A chart with its title above and its caption below."""
+    """Chart with its title above and its caption below."""
     drawing = tag("svg", *content, viewBox=f"0 0 {WIDTH} {height:g}", role="img", aria_label=alt or title)
     below = tag("p", caption, class_="note") if caption else None
     return tag("figure", tag("figcaption", title), drawing, below)
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers between two, about so many of them."""
+    """Round numbers in an interval, about this many of them."""
     raw = (high - low) / max(about, 1)
     if not raw > 0:
         return [low]
@@ -96,7 +96,7 @@ def lines(title: str, series: Sequence[Line], *, x_label: str, whole: bool = Fal
     y_ticks = ticks(low, high)
     left, right = 10 + _LETTER * max(len(f"{tick:g}") for tick in y_ticks), WIDTH - 14
     first, last = min(every_x), max(every_x)
-    # A single evaluation stands in the middle.
+    # A single evaluation is placed in the middle.
     first, last = (first, last) if last > first else (first - 1, last + 1)
 
     def across(value: float) -> float:
@@ -127,7 +127,7 @@ def lines(title: str, series: Sequence[Line], *, x_label: str, whole: bool = Fal
 
 
 def _tips(line: Line, across: Callable[[float], float], up: Callable[[float], float]) -> Markup:
-    """Unseen circles that tell a line's values."""
+    """Invisible circles with the values of a line as tooltips."""
     circles = []
     for place, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
         words = f"{line.label}: {y:.2f} at {x:g}"
@@ -180,7 +180,7 @@ def bars(
     level: float | None = None,
     caption: str = "",
 ) -> Markup:
-    """A bar for each client.
+    """Bar for each client.
 
     Args:
       title: what is drawn.
@@ -223,7 +223,7 @@ def heat(
     totals: Sequence[float] | None = None,
     caption: str = "",
 ) -> Markup:
-    """A matrix as shades of one colour.
+    """Matrix as shades of one colour.
 
     Args:
       title: what is drawn.
@@ -272,7 +272,7 @@ def _totals(totals: Sequence[float], left: float, wide: float, head: float, name
 
 
 def _scale(highest: float, end: float) -> Markup:
-    """What the lightest and the darkest shade are, above the matrix at its right end."""
+    """Values of the lightest and the darkest shade, above the matrix at its right end."""
     words = f"{highest:.2g}" if highest < 10 else f"{highest:g}"
     start = end - 78 - _LETTER * len(words)
     boxes = [
@@ -298,7 +298,7 @@ def _cells(chosen: np.ndarray) -> str:
 
 
 def _names(labels: Sequence[str], start: float, step: float, at: float, *, down: bool = False) -> Markup:
-    """Names along an axis: as many as there is room for."""
+    """Labels along an axis, as many as fit."""
     room = 12.0 if down else _LETTER * max(map(len, labels)) + 6
     every = max(1, math.ceil(room / step))
     parts = []

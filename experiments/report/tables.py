@@ -1,4 +1,4 @@
-"""The tables of a page: results beside the papers, configuration, timings, versions."""
+"""Tables of a page: results beside the papers, configuration, timings, versions."""
 
 import itertools
 import statistics
@@ -34,14 +34,14 @@ _FIGURES = {
 
 
 class Column(NamedTuple):
-    """A column: its heading, and whether it holds numbers."""
+    """Heading of a column, and whether it holds numbers."""
 
     name: str
     numbers: bool = True
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Content]], strong: Sequence[int] = ()) -> Markup:
-    """A table that a narrow screen shows as cards, one for each row.
+    """Table that a narrow screen shows as cards, one for each row.
 
     Args:
       columns: the first names the rows.
@@ -66,12 +66,12 @@ def _class(column: Column) -> str | None:
 
 
 def name_of(group: Group, known: dict[str, int]) -> Markup:
-    """A group's label behind its line's key."""
+    """Label of a group after its line's key."""
     return join(key(known[group.label]) if group.label in known else None, group.label)
 
 
 def results(groups: Sequence[Group]) -> list[Markup]:
-    """For each protocol the groups' figures after their last round, beside the paper's, on one kind of data."""
+    """Results of each protocol after the last round, beside the paper's, on one kind of data."""
     parts = []
     for protocol in ordered(groups):
         parts += [tag("h4", PROTOCOL_TITLES[protocol]), _results(groups, protocol)]
@@ -117,12 +117,12 @@ def _spread(mean: float | None, deviation: float | None) -> str | None:
 
 
 def _signed(difference: float) -> str:
-    """With a sign, and a minus as long as a plus."""
+    """Number with its sign, and a minus as wide as a plus."""
     return f"{difference:+.2f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _difference(group: Group, protocol: Protocol, figure: Published) -> Content:
-    """Ours less the paper's: the mean after the last round, or what else the paper's tables have."""
+    """Our result minus the paper's: the mean after the last round, or the paper's own measure."""
     measure = settings.MEASURES[figure.paper]
     if measure.score == "last":
         found = _values(group, protocol, FIELD[measure.average])
@@ -155,7 +155,7 @@ def _new_clients(group: Group, protocol: Protocol) -> str | None:
 
 
 def differences(groups: Sequence[Group]) -> Markup | None:
-    """What sets the groups apart: a table of options that differ, and each method's own."""
+    """Differences between the groups: a table of options that differ, and each method's own."""
     shared = set.intersection(*(set(group.setting) for group in groups))
     apart = [name for name in groups[0].setting if name in shared and _differs(name, groups)]
     if not apart:
@@ -192,7 +192,7 @@ def own_options(groups: Sequence[Group]) -> Markup | None:
 
 
 def common(groups: Sequence[Group]) -> Markup:
-    """What all groups have alike."""
+    """Options that all groups share."""
     shared = set.intersection(*(set(group.setting) for group in groups))
     alike = [name for name in groups[0].setting if name in shared and not _differs(name, groups)]
     items = [tag("div", tag("dt", _named(name)), tag("dd", plain(groups[0].setting[name]))) for name in alike]
@@ -200,7 +200,7 @@ def common(groups: Sequence[Group]) -> Markup:
 
 
 def commands(groups: Sequence[Group]) -> list[Markup]:
-    """How each group's first run is made again."""
+    """Command of each group's first run."""
     made = []
     for group in groups:
         # An option stays on one line with its value.
@@ -211,7 +211,7 @@ def commands(groups: Sequence[Group]) -> list[Markup]:
 
 
 def timings(groups: Sequence[Group]) -> Markup:
-    """How far each run is, and what it took."""
+    """Progress and time of each run."""
     names = ("seed", "state", "time", "s per round", "start", "examples/s", "wasted steps", "device, chunk", "folder")
     words = ("state", "device, chunk", "folder")
     columns = [Column("setting", numbers=False), *(Column(name, numbers=name not in words) for name in names)]
@@ -240,10 +240,10 @@ def timings(groups: Sequence[Group]) -> Markup:
 
 
 def pace_and_start(run: Run) -> tuple[float | None, float | None]:
-    """Seconds of a round by the median after the first evaluation, and what came before the rounds and was compiled.
+    """Median seconds of a round after the first evaluation, and the time of start and compilation.
 
     The log has no clock of its own for compilation: it is what the first evaluation took beyond its rounds at the later
-    pace. None with too few evaluations to tell.
+    pace. None with too few evaluations.
     """
     lines = run.lines
     steps = [
@@ -258,7 +258,7 @@ def pace_and_start(run: Run) -> tuple[float | None, float | None]:
 
 
 def versions(groups: Sequence[Group]) -> Markup:
-    """Programs and devices: what differs between runs first, with who has what."""
+    """Versions and devices: those that differ between runs first, with the runs that use them."""
     runs = [(group, run) for group in groups for run in group.runs]
     found: dict[str, dict[str, list[str]]] = {}
     for group, run in runs:
@@ -277,7 +277,7 @@ def versions(groups: Sequence[Group]) -> Markup:
 
 
 def distinct(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
-    """Groups by what their data really was."""
+    """Groups by the data that was used."""
     by_data: dict[str, list[Group]] = {}
     for group in groups:
         by_data.setdefault(group.data, []).append(group)
@@ -285,5 +285,5 @@ def distinct(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
 
 
 def unfinished(runs: Sequence[Any]) -> int:
-    """How many runs are not finished."""
+    """Number of unfinished runs, in words."""
     return sum(run.summary is None for run in runs)

@@ -1,1 +1,1 @@
-"""The folder that a run leaves: written, and read again."""
+"""Run folders: writing and reading."""

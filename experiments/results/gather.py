@@ -1,4 +1,4 @@
-"""From folders to runs, and from runs to groups: runs that differ in nothing but their seed."""
+"""Collect run folders, and group runs that differ only in their seed."""
 
 import dataclasses
 import inspect
@@ -15,7 +15,7 @@ import numpy as np
 from experiments.config.measures import Protocol
 from experiments.config.options import Options, flag
 from experiments.config.request import Request, relevant_options
-from experiments.papers import published as paper
+from experiments.papers import published
 from experiments.results import load
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY
 from pfl_jax.engine.checkpoint import FOLDER
@@ -27,12 +27,12 @@ _NOT_SEARCHED = {FOLDER, "tensorboard", "wandb"}
 
 @dataclass(frozen=True)
 class Run:
-    """One run as its folder has it.
+    """One run as stored in its folder.
 
     Attributes:
       folder: where it is.
       config: content of config.json.
-      request: what was asked for, from the configuration.
+      request: the request, from the configuration.
       setting: every option and hyper-parameter that its results depend on, the seed apart.
       data: what the data really was.
       is_real: whether that is the dataset itself.
@@ -57,12 +57,12 @@ class Run:
 
     @property
     def round(self) -> int:
-        """Of the last evaluation; 0 before the first."""
+        """Round of the last evaluation; 0 before the first."""
         return self.lines[-1]["round"] if self.lines else 0
 
     @property
     def state(self) -> str:
-        """In words."""
+        """State in words."""
         if self.summary is not None:
             return "finished"
         return f"unfinished: round {self.round} of {self.request.options.rounds}"
@@ -94,7 +94,7 @@ class Group:
 
     @property
     def data_name(self) -> str:
-        """For a title: the dataset's name; what stands in for it is said."""
+        """Name of the dataset for a title, with its substitute if there is one."""
         return self.runs[0].request.dataset if self.is_real else self.data
 
     @property
@@ -103,50 +103,50 @@ class Group:
 
     @property
     def is_finished(self) -> bool:
-        """Whether a run of it is: those that are not do not count beside it."""
+        """Whether any run is finished; if so, unfinished ones do not count."""
         return any(run.summary is not None for run in self.runs)
 
     @property
     def counted(self) -> list[Run]:
-        """The runs that its figures are made of: the finished ones, or all that have an evaluation if none is."""
+        """Runs that the statistics use: the finished ones, or all with an evaluation if none is finished."""
         finished = [run for run in self.runs if run.summary is not None and run.lines]
         return finished or [run for run in self.runs if run.lines]
 
     @property
     def rounds(self) -> list[int]:
-        """Rounds in which every run that counts was evaluated."""
+        """Rounds in which every counted run was evaluated."""
         evaluated = [{line["round"] for line in run.lines} for run in self.counted]
         return sorted(set.intersection(*evaluated)) if evaluated else []
 
     @property
-    def published(self) -> paper.Published | None:
-        """The papers' figure for exactly this setting."""
-        return paper.published(self.runs[0].request, is_real=self.is_real)
+    def published(self) -> published.Published | None:
+        """Published accuracy for exactly this setting."""
+        return published.find(self.runs[0].request, is_real=self.is_real)
 
     def lines(self, number: int) -> list[dict[str, Any]]:
-        """Each counted run's evaluation in a round."""
+        """Evaluation of each counted run in a round."""
         return [line for run in self.counted for line in run.lines if line["round"] == number]
 
     def values(self, number: int, protocol: Protocol, name: str) -> list[float]:
-        """Each counted run's figure in a round, such as "mean"; those that have none are left out."""
+        """Value of each counted run in a round, such as "mean"; runs without one are left out."""
         found = [line.get(protocol, {}).get(name) for line in self.lines(number)]
         return [value for value in found if value is not None]
 
     def per_client(self, number: int, protocol: Protocol) -> list[np.ndarray]:
-        """Each counted run's accuracies in percent, sorted; clients without any are left out."""
+        """Sorted accuracies in percent of each counted run; clients without any are left out."""
         rows = [line.get(f"{protocol}_per_client") or [] for line in self.lines(number)]
         sorted_rows = [np.sort([value for value in row if value is not None]) for row in rows]
         return [row for row in sorted_rows if row.size]
 
     def curve(self, protocol: Protocol, name: str = "mean") -> tuple[list[int], np.ndarray]:
-        """Rounds [R] and the runs' figures [S, R] in them; rounds without a figure are left out."""
+        """Rounds [R] and the runs' values [S, R] in them; rounds without a value are left out."""
         runs = self.counted
         kept = [number for number in self.rounds if len(self.values(number, protocol, name)) == len(runs)]
         table = [self.values(number, protocol, name) for number in kept]
         return kept, np.asarray(table, np.float64).reshape(len(kept), len(runs)).T
 
     def last_info(self) -> tuple[Run, dict[str, Any]] | None:
-        """The latest evaluation that says what its round knew beyond its results, and its run."""
+        """Latest evaluation with Info of its round, and its run."""
         for run in self.counted:
             for line in reversed(run.lines):
                 if line.get("info"):
@@ -154,7 +154,7 @@ class Group:
         return None
 
     def command(self) -> str:
-        """The command line of its first run, without its folder."""
+        """Command line of the first run, without its folder."""
         request = self.runs[0].request
         values = {**vars(request.options), **request.hyper_parameters}
         names = sorted((request.given & set(values)) - {"out", "resume", "method", "seed"})
@@ -169,10 +169,10 @@ def _as_words(name: str, value: Any) -> str:
 
 
 def find(paths: Iterable[Path]) -> list[Path]:
-    """The folders of runs among and below those given.
+    """Folders of runs among and below the given ones.
 
     Raises:
-      InvalidInput: one of them is not there, or there is no run in it.
+      InvalidInput: one of them is missing or holds no run.
     """
     found: dict[Path, Path] = {}
     for path in paths:
@@ -191,7 +191,7 @@ def find(paths: Iterable[Path]) -> list[Path]:
 
 
 def read(folder: Path, headline: Protocol | None = None) -> Run:
-    """The run in a folder; InvalidInput if it cannot be read.
+    """Run in a folder; InvalidInput if it cannot be read.
 
     Args:
       folder: of the run.
@@ -213,7 +213,7 @@ def read(folder: Path, headline: Protocol | None = None) -> Run:
 
 
 def _request(config: dict[str, Any]) -> Request:
-    """What a run was asked for: what was no option yet has its default, what is none any more is left out."""
+    """Request of a stored run: newer options get their defaults, removed ones are dropped."""
     fields = {field.name for field in dataclasses.fields(Options)}
     stored = {name: value for name, value in config["options"].items() if name in fields}
     values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
@@ -222,7 +222,7 @@ def _request(config: dict[str, Any]) -> Request:
 
 
 def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:
-    """Puts runs of one setting together.
+    """Group runs of one setting.
 
     Args:
       runs: at least one.
@@ -256,19 +256,19 @@ def _progress(run: Run) -> tuple[bool, int]:
 
 
 def _labels(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """A name for each: the method, and what sets it apart from the others with the same method."""
+    """Name of each group: the method, and what distinguishes it from others with the same method."""
     whole, brief = [], []
     for setting in settings:
         same = [other for other in settings if other["method"] == setting["method"]]
         apart = [name for name in setting if len({repr(other.get(name)) for other in same}) > 1]
         whole.append(" ".join([setting["method"], *(short(name, setting[name]) for name in apart)]))
-        said = [name for name in apart if not _goes_unsaid(name, setting)]
+        said = [name for name in apart if not _omitted_from_label(name, setting)]
         brief.append(" ".join([setting["method"], *(short(name, setting[name]) for name in said)]))
     return [full if brief.count(name) > 1 else name for full, name in zip(whole, brief, strict=True)]
 
 
-def _goes_unsaid(name: str, setting: dict[str, Any]) -> bool:
-    """Whether an option is off or a switch as the method has it, or bears on what is known and not on what is done."""
+def _omitted_from_label(name: str, setting: dict[str, Any]) -> bool:
+    """Whether an option is left out of a label: off, at its default, or about evaluation only."""
     if name in ("preset", "eval_every"):
         return True
     value, method = setting[name], METHODS.get(setting["method"])
@@ -281,14 +281,14 @@ def _goes_unsaid(name: str, setting: dict[str, Any]) -> bool:
 
 
 def short(name: str, value: Any) -> str:
-    """An option with its value, for a legend."""
+    """Option with its value, for a legend."""
     if isinstance(value, bool):
         return name if value else f"no-{name}"
     return f"{name}={'none' if value is None else plain(value)}"
 
 
 def plain(value: Any) -> str:
-    """A value as people write it."""
+    """Value as people write it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -299,5 +299,5 @@ def plain(value: Any) -> str:
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean, and sample standard deviation; None of one value."""
+    """Mean and sample standard deviation; the latter None for one value."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None

@@ -1,4 +1,4 @@
-"""The files of a run, read again."""
+"""Reading of a run's files."""
 
 import json
 from pathlib import Path
@@ -13,19 +13,19 @@ from pfl_jax.primitives.metrics import pooled
 
 
 def read_summary(folder: str | Path) -> dict[str, Any]:
-    """The summary of a finished run; InvalidInput if it cannot be read."""
+    """Summary of a finished run; InvalidInput if it cannot be read."""
     return read_json(Path(folder) / SUMMARY)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """The configuration of a run; InvalidInput if it cannot be read."""
+    """Configuration of a run; InvalidInput if it cannot be read."""
     return read_json(Path(folder) / CONFIG)
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """The evaluations of a run in their order, see `Evaluation.record`; InvalidInput if they cannot be read.
+    """Evaluations of a run in order, see `Evaluation.record`; InvalidInput if they cannot be read.
 
-    Half a last line is left out: of a run that goes on, or was killed while it wrote.
+    An incomplete last line is left out: the run continues, or was killed while it wrote.
     """
     text = _text(Path(folder) / METRICS)
     lines = text.splitlines()
@@ -35,7 +35,7 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def read_evaluations(folder: str | Path) -> list[dict[str, Any]]:
-    """The evaluations of a run as `read_metrics` has them, those of older versions with pooled accuracies added.
+    """Evaluations of a run as in `read_metrics`; pooled accuracies are added to those of older versions.
 
     They are computed from the clients' accuracies and their numbers of test examples, and missing where the
     configuration has no such numbers.
@@ -54,19 +54,19 @@ def read_evaluations(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def measured(line: dict[str, Any]) -> list[Protocol]:
-    """The protocols of an evaluation."""
+    """Protocols of an evaluation."""
     return [protocol for protocol in PROTOCOLS if isinstance(line.get(protocol), dict)]
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """The content of a JSON file; InvalidInput if it cannot be read."""
+    """Content of a JSON file; InvalidInput if it cannot be read."""
     return _parse_json(_text(Path(path)), Path(path))
 
 
 def accuracy(
     folder: str | Path, protocol: Protocol, score: Score = "last", average: Average = "clients"
 ) -> float | None:
-    """The mean accuracy that a finished run reached, in percent.
+    """Mean accuracy of a finished run, in percent.
 
     Args:
       folder: of the run.

@@ -1,4 +1,4 @@
-"""What a run leaves behind: a folder with its configuration, metrics and summary, and a table for people.
+"""Folder of a run: configuration, metrics and summary, and a table for people.
 
 Files are complete or absent, see `pfl_jax.atomic_write`, and so are lines of the metrics log. JSON is strict: an
 accuracy that does not exist is null, never NaN.
@@ -26,7 +26,7 @@ CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 
 
 class Newcomers(NamedTuple):
-    """An evaluation of the clients that never took part.
+    """Evaluation of the clients that never take part in training.
 
     Attributes:
       received, trained: Scores [N'], see `pfl_jax.simulate.RoundResult`.
@@ -38,7 +38,7 @@ class Newcomers(NamedTuple):
     test_counts: np.ndarray
 
     def summaries(self) -> dict[Protocol, Summary]:
-        """Their scores in a few numbers, by protocol."""
+        """Summaries of the scores, by protocol."""
         return {
             "received": summarize(self.received, self.test_counts),
             "trained": summarize(self.trained, self.test_counts),
@@ -56,7 +56,7 @@ class Evaluation(NamedTuple):
       seconds: since the run began, compilation included.
       examples_per_second: training examples visited per second in the rounds since the previous evaluation.
       bytes_up, bytes_down: what all clients together have sent and been sent since the first round.
-      newcomers: scores of clients that never took part; None where nobody is held out.
+      newcomers: scores of clients that never took part; None if none is held out.
       before_aggregation: Scores [N] of what every client held in the middle of the round; None where not measured.
     """
 
@@ -73,15 +73,15 @@ class Evaluation(NamedTuple):
 
     @property
     def protocols(self) -> list[Protocol]:
-        """Those that it was made by."""
+        """Protocols of the evaluation."""
         return [protocol for protocol in PROTOCOLS if getattr(self, protocol) is not None]
 
     def summary(self, protocol: Protocol) -> Summary:
-        """All clients' scores in a few numbers."""
+        """Summary of all clients' scores."""
         return summarize(getattr(self, protocol), self.test_counts)
 
     def record(self) -> dict[str, Any]:
-        """The evaluation as a line of the metrics log; all scores but losses in percent."""
+        """Evaluation as a line of the metrics log; all scores but losses in percent."""
         line: dict[str, Any] = {"round": self.round}
         for protocol in self.protocols:
             line[protocol] = summary_record(self.summary(protocol))
@@ -98,17 +98,17 @@ class Evaluation(NamedTuple):
 
 
 def best(evaluations: Sequence[Evaluation], protocol: Protocol, average: Average = "clients") -> Evaluation:
-    """The first evaluation with the highest mean accuracy, over clients or over their test examples."""
+    """First evaluation with the highest mean accuracy, over clients or over their test examples."""
     return max(evaluations, key=lambda one: _or_lowest(getattr(one.summary(protocol), FIELD[average])))
 
 
 def summary_record(summary: Summary) -> dict[str, float]:
-    """A summary for JSON."""
+    """Summary for JSON."""
     return {name: rounded(value) for name, value in summary._asdict().items()}
 
 
 def per_client(protocol: Protocol, scores: Scores) -> dict[str, list[float]]:
-    """Every client's scores, for JSON: accuracies as "received_per_client", others as "received_loss_per_client"."""
+    """Scores of every client, for JSON: accuracies as "received_per_client", others as "received_loss_per_client"."""
     lines = {f"{protocol}_per_client": percentages(scores.accuracy)}
     lines[f"{protocol}_loss_per_client"] = [rounded(float(loss)) for loss in scores.loss]
     for name in ("macro_f1", "auc"):
@@ -129,7 +129,7 @@ def results_table(
     *,
     paper_is: Literal["last", "best pooled"] = "last",
 ) -> Table:
-    """What `Summary` has, for each protocol, last and best round, and for clients that never took part.
+    """Content of `Summary` for each protocol, last and best round, and new clients.
 
     The best round is that with the highest mean over clients; where another one has the highest mean over test
     examples, it has a line of its own.
@@ -175,7 +175,7 @@ def _figures(summary: Summary) -> list[str]:
 
 
 class RunFolder:
-    """A new folder that one run alone writes into."""
+    """Folder that exactly one run writes into."""
 
     def __init__(self, path: Path, created: list[Path]):
         self.path = path
@@ -183,7 +183,7 @@ class RunFolder:
 
     @classmethod
     def claim(cls, path: str | Path | None, name: str, root: str | Path = "runs") -> "RunFolder":
-        """Takes possession of a folder; no other run can have it afterwards.
+        """Take possession of a folder; no other run can have it afterwards.
 
         Args:
           path: the folder, new or empty; None takes the first free of root/name-001, root/name-002, ...
@@ -209,7 +209,7 @@ class RunFolder:
 
     @classmethod
     def _take(cls, path: Path, *, empty_will_do: bool) -> "RunFolder":
-        """Makes the folder, or takes an empty one; FileExistsError if somebody else was first."""
+        """Create the folder, or take an empty one; FileExistsError if another process was first."""
         created: list[Path] = []
         try:
             missing = [parent for parent in path.parents if not parent.exists()]
@@ -233,24 +233,24 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: str | Path) -> "RunFolder":
-        """The folder of a run that goes on."""
+        """Folder of a run that is resumed."""
         return cls(Path(path).expanduser(), [])
 
     def write(self, name: str, content: dict[str, Any]) -> None:
-        """Writes a JSON file whole."""
+        """Write a JSON file atomically."""
         write_whole(self.path / name, strict_json(content))
 
     def log(self, evaluation: Evaluation, **further: Any) -> None:
-        """Adds a line to the metrics log.
+        """Append a line to the metrics log.
 
         Args:
           evaluation: what was measured.
-          **further: what else the round has to tell, for JSON.
+          **further: further entries of the round, for JSON.
         """
         append_line(self.path / METRICS, json.dumps(_strict(evaluation.record() | further), allow_nan=False))
 
     def discard(self) -> None:
-        """Gives the folder back, unless there is an evaluation in it: for a run that ended before it had a result."""
+        """Remove the folder unless it contains an evaluation: for a run that ended before it had a result."""
         log = self.path / METRICS
         if log.is_file() and log.stat().st_size == 0:
             (self.path / CONFIG).unlink(missing_ok=True)
@@ -259,7 +259,7 @@ class RunFolder:
 
 
 def strict_json(content: Any) -> str:
-    """Indented JSON, lists of numbers on one line, with null for every number that JSON has not got."""
+    """Indented JSON, lists of numbers on one line, with null for numbers that JSON lacks."""
     text = json.dumps(_strict(content), indent=2, allow_nan=False)
     # Strings have no line breaks in JSON, and no list with a string in it is meant.
     return re.sub(r'\[\n([^"\[\]{}]*)\]', lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
@@ -283,7 +283,7 @@ def _holds_a_run(path: Path) -> InvalidInput:
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
-    """Removes folders, innermost first, up to the first that somebody has used since."""
+    """Remove folders, innermost first, up to the first that is not empty."""
     for folder in reversed(folders):
         try:
             folder.rmdir()
@@ -292,7 +292,7 @@ def _remove_empty(folders: Sequence[Path]) -> None:
 
 
 def _strict(value: Any) -> Any:
-    """The value with null for every number that JSON has not got."""
+    """Value with null for numbers that JSON lacks."""
     if isinstance(value, dict):
         return {key: _strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -305,12 +305,12 @@ def _strict(value: Any) -> Any:
 
 
 def rounded(value: float) -> float:
-    """To four decimals: float32 accuracies have no more digits that mean something. Whole numbers stay as they are."""
+    """Round to four decimals: float32 accuracies have no further meaningful digits. Integers stay as they are."""
     return round(value, 4)
 
 
 def _or_lowest(value: float) -> float:
-    """NaN, the mean of no clients, compares below everything."""
+    """The value, or minus infinity for NaN, the mean of no clients."""
     return -math.inf if math.isnan(value) else value
 
 

@@ -1,4 +1,4 @@
-"""Which sources a result was made with: a digest of the package, and the commit that has it."""
+"""Version of the sources behind a result: a digest of the package, and the commit that has it."""
 
 import functools
 import hashlib
@@ -13,14 +13,14 @@ PACKAGE = Path(pfl_jax.__file__).parent
 
 @functools.cache
 def own_version() -> str:
-    """Digest of this package's source files: it is used from its checkout."""
+    """Digest of this package's source files, which stands for its version because it runs from a checkout."""
     paths = PACKAGE.rglob("*.py")
     return _digest((PurePosixPath(path.relative_to(PACKAGE).as_posix()), path.read_bytes()) for path in paths)
 
 
 @functools.cache
 def commit_of(version: str) -> str | None:
-    """The commit that made the package what `own_version` calls by this name.
+    """Commit in which the package has this `own_version`.
 
     It is searched from the checkout's present commit backwards, so that results of an earlier version can still be
     attributed.
@@ -42,7 +42,7 @@ def commit_of(version: str) -> str | None:
 
 
 def _digest(files: Iterable[tuple[PurePosixPath, bytes]]) -> str:
-    """Of names relative to the package, and contents."""
+    """Digest of names relative to the package, and contents."""
     digest = hashlib.sha256()
     for path, content in sorted(files):
         digest.update(f"{path} {len(content)}\n".encode() + content)

@@ -1,1 +1,1 @@
-"""docs/results.md, README's table and the figure, from the results: `python -m experiments.results_page`."""
+"""docs/results.md, README's table and the figure, from committed results: `python -m experiments.results_page`."""

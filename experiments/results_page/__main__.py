@@ -1,6 +1,6 @@
 """docs/results.md, README's table and docs/figures/results.svg and .png, from the committed results.
 
-    python -m experiments.results_page           # makes them anew
+    python -m experiments.results_page           # writes them again
     python -m experiments.results_page --check   # exit code 2 where they are not what the results give
 
 In README the lines between <!-- results:start --> and <!-- results:end --> are replaced.
@@ -28,7 +28,7 @@ START, END = "<!-- results:start -->\n", "<!-- results:end -->\n"
 
 
 class Files(NamedTuple):
-    """What is made, below a root."""
+    """Generated files, below a root."""
 
     page: Path
     readme: Path
@@ -36,16 +36,16 @@ class Files(NamedTuple):
 
     @classmethod
     def below(cls, root: Path) -> "Files":
-        """Where they are in a checkout."""
+        """Their paths in a checkout."""
         figures = root / "docs" / "figures"
         return cls(root / "docs" / "results.md", root / "README.md", (figures / "results.svg", figures / "results.png"))
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Makes the page, or checks it.
+    """Write the page, or check it.
 
     Args:
-      arguments: the words of the command line; by default those of this process.
+      arguments: command-line arguments; by default those of this process.
       root: of the checkout.
 
     Returns:
@@ -68,11 +68,11 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
 
 
 def write(root: Path, say: Callable[[str], object]) -> None:
-    """Makes everything anew.
+    """Write all files.
 
     Args:
       root: of the checkout.
-      say: told what was written.
+      say: receives the names of the written files.
 
     Raises:
       InvalidInput: a result is damaged, or a file cannot be written.
@@ -91,7 +91,7 @@ def write(root: Path, say: Callable[[str], object]) -> None:
 
 
 def differing(root: Path) -> list[Path]:
-    """The files that are not what the committed results give.
+    """Files that differ from what the committed results give.
 
     A drawing counts by the digest of what it shows, since versions of matplotlib draw differently.
 

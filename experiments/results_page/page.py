@@ -1,4 +1,4 @@
-"""docs/results.md and the table of README, as text."""
+"""Text of docs/results.md and of README's table."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from experiments.config.measures import ALWAYS
 from experiments.execution.committed import Library
 from experiments.queue.jobs import FEDAS_BETAS, FEDAS_METHODS, FEDAS_PARTICIPATIONS, fedas_cell, jobs
-from experiments.queue.plan import Standing, seconds_left, standings
+from experiments.queue.plan import JobStatus, job_statuses, seconds_left
 from experiments.results_page.picture import chosen
 from experiments.results_page.places import (
     CLOSE,
@@ -49,7 +49,7 @@ FedAS's tables have CIFAR only, so nothing published stands beside these. Best o
 
 
 class Content:
-    """Everything that the page is made of.
+    """Content of the page.
 
     Args:
       library: the committed results.
@@ -60,16 +60,16 @@ class Content:
     def __init__(self, library: Library, causes: Sequence[Cause], released: Sequence[Released]):
         self.library, self.released = library, released
         self.sections = {section: places(section, library, causes) for section in SECTIONS}
-        self.standings: list[Standing] = standings(jobs(), library, None)
+        self.jobs: list[JobStatus] = job_statuses(jobs(), library, None)
 
     @property
     def places(self) -> list[Place]:
-        """Of all sections."""
+        """Places of all sections."""
         return [place for there in self.sections.values() for place in there]
 
 
 def page(content: Content) -> str:
-    """docs/results.md."""
+    """Text of docs/results.md."""
     parts = [INTRODUCTION, *_counts(content)]
     for section, there in content.sections.items():
         parts += [f"## {section.title}\n", _table(there)]
@@ -78,7 +78,7 @@ def page(content: Content) -> str:
 
 
 def readme_table(content: Content) -> str:
-    """What README shows of it."""
+    """Table of README."""
     by_row = {place.figure.row: place for place in content.sections[SECTIONS[0]]}
     lines = _markdown(
         ["method", "ours", "paper", "difference"],
@@ -88,7 +88,7 @@ def readme_table(content: Content) -> str:
 
 
 def _counts(content: Content) -> list[str]:
-    left = [one for one in content.standings if not one.is_finished]
+    left = [one for one in content.jobs if not one.is_finished]
     far = [place for place in content.places if place.is_close is False]
     lines = [
         "| places of the papers' tables below | |",
@@ -99,8 +99,8 @@ def _counts(content: Content) -> list[str]:
         f"| no finished run yet | {sum(place.is_close is None for place in content.places)} |",
         f"| all | {len(content.places)} |",
         "",
-        f"{len(left)} of {len(content.standings)} runs of the queue are left, about "
-        f"{seconds_left(content.standings) / 3600:.0f} hours on two cores.\n",
+        f"{len(left)} of {len(content.jobs)} runs of the queue are left, about "
+        f"{seconds_left(content.jobs) / 3600:.0f} hours on two cores.\n",
     ]
     return ["\n".join(lines)]
 
@@ -133,7 +133,7 @@ def _cause(place: Place) -> str:
 
 
 def _numbers(figure: Figure) -> list[str]:
-    """Ours, the paper's, the difference."""
+    """Our accuracy, the paper's, and the difference."""
     ours = _number(figure.mean)
     if figure.std is not None:
         ours += f" ± {figure.std:.2f} ({len(figure.accuracies)})"
@@ -198,7 +198,7 @@ def _number(value: float | None) -> str:
 
 
 def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] = (0,)) -> str:
-    """A table.
+    """Table in Markdown.
 
     Args:
       heads: of the columns.

@@ -1,4 +1,4 @@
-"""Accuracy over rounds: ours as curves, the papers' final accuracies as marks."""
+"""Accuracy over rounds: our curves, with the papers' final accuracies as marks."""
 
 import hashlib
 import json
@@ -20,13 +20,13 @@ MARKS_AT = 1.03
 
 
 def chosen() -> list[Published]:
-    """The places of METHODS."""
+    """Places of METHODS."""
     by_method = {row.method: row for row in rows(SECTIONS[0])}
     return [by_method[method] for method in METHODS]
 
 
 def picture(library: Library) -> Picture:
-    """The curves of the methods that have a finished run.
+    """Curves of the methods that have a finished run.
 
     Args:
       library: the committed results.
@@ -44,7 +44,7 @@ def picture(library: Library) -> Picture:
 
 
 def digest(shown: Picture) -> str:
-    """Of everything that is drawn, whatever draws it; the files of the figure carry it."""
+    """Digest of everything drawn, independent of the drawing program; stored in the figure's files."""
     return hashlib.sha256(json.dumps(shown.record(), sort_keys=True).encode()).hexdigest()
 
 

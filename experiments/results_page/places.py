@@ -1,4 +1,4 @@
-"""What the page compares: places of the papers' tables, ours in them, and why some are far apart."""
+"""Comparisons of the page: places of the papers' tables, our results, and causes of large differences."""
 
 import statistics
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ CAUSES, RELEASED = "causes.json", "released"
 
 
 class Section(NamedTuple):
-    """A table of the page: a paper's table for one number of clients."""
+    """Table of the page: a paper's table for one number of clients."""
 
     paper: str
     table: int
@@ -44,7 +44,7 @@ SECTIONS = (
 
 
 class Cause(NamedTuple):
-    """Why a place is further than CLOSE from the paper's.
+    """Cause of a difference above CLOSE from the paper's accuracy.
 
     Attributes:
       where: field of `Published` -> value, for the places that it is the cause of.
@@ -76,13 +76,13 @@ class Place(NamedTuple):
 
     @property
     def is_close(self) -> bool | None:
-        """None where there is nothing to compare."""
+        """Whether the difference is small; None if there is nothing to compare."""
         difference = self.figure.difference
         return None if difference is None else round(abs(difference), 2) <= CLOSE
 
 
 class Released(NamedTuple):
-    """What a paper's released code reaches over the rounds.
+    """Accuracies of a paper's released code over the rounds.
 
     Attributes:
       source: how that was measured.
@@ -98,7 +98,7 @@ class Released(NamedTuple):
 
 
 def places(section: Section, library: Library, causes: Sequence[Cause]) -> list[Place]:
-    """The places of a section in the paper's order.
+    """Places of a section in the paper's order.
 
     Args:
       section: which table.
@@ -109,26 +109,26 @@ def places(section: Section, library: Library, causes: Sequence[Cause]) -> list[
 
 
 def rows(section: Section) -> list[Published]:
-    """What is published in a section."""
+    """Published accuracies of a section."""
     where = (section.paper, section.table, DATASET, section.clients)
     return [row for row in published.load() if (row.paper, row.table, row.dataset, row.clients) == where]
 
 
 def runs(row: Published, library: Library) -> list[Committed]:
-    """The finished runs of a place, by seed."""
+    """Finished runs of a place, by seed."""
     found = (library.find(Cell(row.dataset, row.arguments, seed)) for seed in SEEDS)
     return [one for one in found if one is not None]
 
 
 def mean_after(there: Sequence[Committed], number: int, protocol: Protocol) -> float | None:
-    """The mean over runs after a round; None unless all of them were evaluated there."""
+    """Mean over runs after a round; None unless all of them were evaluated there."""
     values = [one.after(number, protocol) for one in there]
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
 def best_mean(cell: Cell, library: Library, protocol: Protocol, score: Score) -> float | None:
-    """Of one run; None where it is not finished."""
+    """Best mean of one run; None if it is not finished."""
     found = library.find(cell)
     return None if found is None else found.accuracy(protocol, score)
 
@@ -141,7 +141,7 @@ def _place(row: Published, library: Library, causes: Sequence[Cause]) -> Place:
 
 
 def load_causes(root: Path) -> list[Cause]:
-    """The causes that are known.
+    """Known causes.
 
     Args:
       root: of the committed results.
@@ -167,7 +167,7 @@ def load_causes(root: Path) -> list[Cause]:
 
 
 def load_released(root: Path) -> list[Released]:
-    """What is known of released code; InvalidInput if a file cannot be read."""
+    """Known results of released code; InvalidInput if a file cannot be read."""
     found = []
     for path in sorted((root / RELEASED).glob("*.json")):
         content = read_json(path)

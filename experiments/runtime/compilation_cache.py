@@ -1,4 +1,4 @@
-"""Compiled programs on the disk: what goes wrong there costs time, never a run."""
+"""Compilation cache on disk; its errors cost time but never end a run."""
 
 import contextlib
 import re
@@ -13,21 +13,21 @@ _TROUBLE = re.compile(r"Error (reading|writing) persistent compilation cache ent
 
 
 def folder() -> Path | None:
-    """Where JAX keeps compiled programs; None if it does not."""
+    """Folder of JAX's compilation cache; None if it is off."""
     place = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     return None if place is None else Path(place)
 
 
 @contextlib.contextmanager
-def tended(notify: Callable[[str], None]) -> Iterator[None]:
-    """Mends JAX's cache of compiled programs while it is used.
+def repair_cache(notify: Callable[[str], None]) -> Iterator[None]:
+    """Repair JAX's cache of compiled programs while it is used.
 
-    JAX writes its files in place: a full disk, or a process that is killed meanwhile, leaves half a file, which is
-    never replaced and only warned of at each start. Here such files are removed, so that whole ones take their place,
-    and the trouble is told once, in one line.
+    JAX writes its files in place: a full disk, or a process that is killed meanwhile, leaves an incomplete
+    file, which JAX never replaces and warns of at each start. Such files are removed here, so that complete ones are
+    written, and the problem is reported once, in one line.
 
     Args:
-      notify: told once if programs cannot be kept, or are damaged.
+      notify: receives one message if programs cannot be kept, or are damaged.
     """
     place, told = folder(), set()
     with warnings.catch_warnings():

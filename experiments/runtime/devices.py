@@ -1,4 +1,4 @@
-"""The devices that share a run's clients."""
+"""Devices that share a run's clients."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from pfl_jax.errors import InvalidInput
 
 
 def devices(options: Options) -> list[Any]:
-    """The devices that share the clients: of all processes equally many, where there are several.
+    """Devices that share the clients: equally many of every process, if there are several.
 
     Args:
       options: of the run.

@@ -1,4 +1,4 @@
-"""Several processes that make one run, on one machine or many: JAX's own runtime, and what they agree on.
+"""Runs of several processes, on one machine or many: start of JAX's runtime, and agreement between processes.
 
 Every process runs the same program over the same mesh; each holds the examples of its own clients
 (`pfl_jax.engine.sharding`). The first process speaks for all: it alone reports and writes. What stops one process
@@ -32,7 +32,7 @@ _Result = TypeVar("_Result")
 
 
 class Processes:
-    """The processes of one run, as one of them sees them.
+    """Processes of one run, as seen by one of them.
 
     Args:
       index: of this process; the first one is 0.
@@ -44,11 +44,11 @@ class Processes:
 
     @property
     def reports(self) -> bool:
-        """Whether this process is the one that prints and writes."""
+        """Whether this process prints and writes."""
         return self.index == 0
 
     def exchange(self, text: str) -> list[str]:
-        """Each process's text, in their order; all must call it."""
+        """Texts of all processes, in their order; a collective call."""
         if self.count == 1:
             return [text]
         with _without_output():
@@ -69,12 +69,12 @@ class Processes:
         return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 
     def agree(self, asked: bool) -> bool:
-        """Whether any process asks for something; all must call it."""
+        """Whether any process asks for something; a collective call."""
         return any(self.exchange("yes" if asked else ""))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """For work that each process does for itself, and that all must have done before they go on.
+        """Context for work that every process does for itself and all must finish before any goes on.
 
         Raises:
           InvalidInput: in the first process, what stopped one or several of them.
@@ -88,7 +88,7 @@ class Processes:
             yield
         except BaseException as error:
             failure = error
-        # Whatever it was: the others would wait for ever.
+        # Any exception: the others would wait for ever.
         words = "interrupted" if isinstance(failure, KeyboardInterrupt) else str(failure) or type(failure).__name__
         problem = "" if failure is None else words
         problems = self.exchange(problem)
@@ -100,7 +100,7 @@ class Processes:
             raise InvalidInput(_one_line(problems)) from None
 
     def in_turn(self, work: Callable[[], _Result]) -> _Result:
-        """Does the work in the first process, then in all others: what it downloads is there for them."""
+        """Do the work in the first process, then in all others, which find what it downloaded."""
         done: list[_Result] = []
         for first in (True, False):
             with self.together():
@@ -109,7 +109,7 @@ class Processes:
         return done[0]
 
     def check_round(self, number: int) -> None:
-        """Raises InvalidInput, see `together`, unless all processes go on after the same round."""
+        """Raise InvalidInput, see `together`, unless all processes resume after the same round."""
         found = self.exchange(str(number))
         with self.together():
             if len(set(found)) > 1:
@@ -118,7 +118,7 @@ class Processes:
                 )
 
     def check_same(self, request: Request) -> None:
-        """Raises InvalidInput, see `together`, unless all processes were given the same command line and JAX."""
+        """Raise InvalidInput, see `together`, unless all processes have the same command line and JAX."""
         own = {"process_id"}
         options = {name: value for name, value in dataclasses.asdict(request.options).items() if name not in own}
         everything = {"dataset": request.dataset, **options, **request.hyper_parameters}
@@ -136,13 +136,13 @@ class Processes:
 
 
 def start(request: Request) -> Processes:
-    """Joins the processes of a run, after `jax_config.prepare` and before JAX computes anything.
+    """Join the processes of a run, after `jax_config.prepare` and before JAX computes anything.
 
     Args:
       request: without --distributed the process stays alone.
 
     Raises:
-      InvalidInput: there is no cluster to be found, the coordinator cannot be used, or the command lines differ.
+      InvalidInput: no cluster was found, the coordinator cannot be used, or the command lines differ.
     """
     options = request.options
     if not options.distributed:
@@ -162,7 +162,7 @@ def start(request: Request) -> Processes:
             "cluster_detection_method": "deactivate",
         }
     try:
-        with _patience(options):
+        with _connection_timeout(options):
             jax.distributed.initialize(**explicit, initialization_timeout=WAIT + 60)
     except ValueError as error:
         raise InvalidInput(
@@ -184,7 +184,7 @@ def start(request: Request) -> Processes:
 
 @contextlib.contextmanager
 def _without_output() -> Iterator[None]:
-    """Nothing reaches stdout, not even from C++: Gloo says there whom it is connected to."""
+    """Suppress stdout, also from C++: Gloo prints its connections there."""
     sys.stdout.flush()
     kept = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -198,8 +198,8 @@ def _without_output() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _patience(options: Options) -> Iterator[None]:
-    """Ends the process with one line where the others do not come: the runtime itself would abort with a trace."""
+def _connection_timeout(options: Options) -> Iterator[None]:
+    """End the process with one line if the others do not connect: the runtime itself would abort with a trace."""
     where = f" at {options.coordinator}" if options.coordinator else ""
 
     def give_up() -> None:
@@ -222,7 +222,7 @@ def _patience(options: Options) -> Iterator[None]:
 
 
 def _one_line(problems: list[str]) -> str:
-    """What stopped the processes: once where it is the same in all of them."""
+    """Reason why the processes stopped: printed once if it is the same in all of them."""
     told = {index: problem for index, problem in enumerate(problems) if problem}
     if set(told) == {0} or set(problems) == {problems[0]}:
         return problems[0]

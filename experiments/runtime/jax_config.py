@@ -1,4 +1,4 @@
-"""What JAX must know before its first computation."""
+"""JAX settings that must be made before its first computation."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ from experiments.config.options import MATMUL_PRECISION, Options, Precision
 
 
 def prepare(options: Options) -> None:
-    """`prepare_jax` as the options ask for it."""
+    """Call `prepare_jax` as the options ask for it."""
     prepare_jax(
         devices=None if options.devices == "auto" else options.devices,
         precision=options.precision,
@@ -22,7 +22,7 @@ def prepare(options: Options) -> None:
 def prepare_jax(
     *, devices: int | None = None, precision: Precision = "float32", compilation_cache: bool = True
 ) -> None:
-    """Settings that JAX must know before its first computation.
+    """Make the settings that JAX needs before its first computation.
 
     Args:
       devices: that a CPU is divided into; None is one for each core.
@@ -50,7 +50,7 @@ def prepare_jax(
 
 
 def _set_xla_flags(values: dict[str, int]) -> None:
-    """Adds flags that the environment does not set yet."""
+    """Add flags that the environment does not set yet."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     known = {flag.partition("=")[0] for flag in flags}
     flags += [f"--{name}={value}" for name, value in values.items() if f"--{name}" not in known]
@@ -58,7 +58,7 @@ def _set_xla_flags(values: dict[str, int]) -> None:
 
 
 def cache_folder() -> Path:
-    """Where compiled programs are kept: apart for each kind of CPU, since home folders are shared between machines."""
+    """Folder of compiled programs: separate for each kind of CPU, because machines may share home folders."""
     root = Path(os.environ.get("PFL_JAX_CACHE") or "~/.cache/pfl_jax/xla").expanduser()
     try:
         cpu = next(

@@ -1,4 +1,4 @@
-"""Folders that one process alone is at work in; a lock ends with its process, however that ends."""
+"""Locks on folders that only one process may write into; a lock ends with its process."""
 
 import contextlib
 import fcntl
@@ -12,8 +12,8 @@ from pfl_jax.errors import InvalidInput
 
 
 @contextlib.contextmanager
-def alone(log: Path) -> Iterator[None]:
-    """Holds a run for this process: as long as it lives, no other can write into the run's folder, or clear it away.
+def lock_run(log: Path) -> Iterator[None]:
+    """Lock a run for the life of this process: no other process can write into its folder or remove it.
 
     Args:
       log: the run's metrics.
@@ -26,10 +26,10 @@ def alone(log: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def exclusive(folder: str | Path) -> Iterator[None]:
-    """Holds a folder of many runs for this process alone; made if it is not there.
+def lock_folder(folder: str | Path) -> Iterator[None]:
+    """Lock a folder of many runs for this process; the folder is created if missing.
 
-    A run that was cut off looks like one that goes on: only whoever holds the folder may begin it anew.
+    An interrupted run looks like a running one: only the holder of the lock may start it again.
 
     Raises:
       InvalidInput: another process holds it, it is the folder of a single run, or it cannot be written.
@@ -54,7 +54,7 @@ def _locked(path: Path, refusal: str) -> Iterator[None]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever held it until now may have removed the file, and then the lock is on nothing.
+            # The previous holder may have removed the file, and then the lock has no effect.
             is_there = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
         except OSError:
             is_there = False

@@ -1,4 +1,4 @@
-"""How far a run is: a live bar on a terminal, now and then a line elsewhere."""
+"""Progress of a run: a live bar on a terminal, occasional lines elsewhere."""
 
 import statistics
 import time
@@ -12,7 +12,7 @@ LINE_EVERY = 10.0
 
 
 class RoundProgress:
-    """Shows round, accuracy, examples per second and the time left; a context manager.
+    """Display of round, accuracy, examples per second and the time left; a context manager.
 
     Args:
       console: where to.
@@ -42,12 +42,12 @@ class RoundProgress:
         self._bar.stop()
 
     def update(self, number: int, seconds: float, accuracy: float | None, examples_per_second: float) -> None:
-        """One more round is done.
+        """Count one more completed round.
 
         Args:
           number: of the round, from 1.
           seconds: that it took.
-          accuracy: mean over clients in percent, the latest there is; None before the first evaluation.
+          accuracy: mean over clients in percent, the latest; None before the first evaluation.
           examples_per_second: training examples visited per second.
         """
         self._durations.append(seconds)
@@ -65,7 +65,7 @@ class RoundProgress:
             self._console.print(f"round {number}/{self._rounds} · {status}", soft_wrap=True, highlight=False)
 
     def _seconds_left(self, number: int) -> float:
-        """By the median of the latest rounds; the first one, which compiled, counts only while it is alone."""
+        """Estimate by the median of the latest rounds; the first, which compiled, counts only while it is alone."""
         recent = (self._durations[1:] or self._durations)[-10:]
         return statistics.median(recent) * (self._rounds - number)
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: one line whenever they come, and nothing lost.
+"""Handling of Ctrl-C and SIGTERM: one line at any time, and no loss of results.
 
 Until a run has a folder there is nothing to lose, and `experiments/__init__.py` ends the process at once. From then on
 a signal is a KeyboardInterrupt (`interruptible`), and between the first round and the summary it waits for the end of
@@ -18,7 +18,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class _Raise:
-    """A handler that raises KeyboardInterrupt, and remembers it: callbacks inside JAX can swallow exceptions."""
+    """Handler that raises KeyboardInterrupt and records it: callbacks inside JAX can swallow exceptions."""
 
     def __init__(self):
         self.received = False
@@ -30,11 +30,11 @@ class _Raise:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Makes SIGINT and SIGTERM a KeyboardInterrupt."""
-    _raise_what_was_swallowed()
+    """Turn SIGINT and SIGTERM into a KeyboardInterrupt."""
+    _raise_swallowed()
 
     def hook(unraisable: Any) -> None:
-        # A swallowed one is remembered: nothing needs to be said of it.
+        # A swallowed one is recorded: no traceback is needed.
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             usual(unraisable)
 
@@ -58,8 +58,8 @@ class Stop:
 
 @contextlib.contextmanager
 def stoppable(console: Console) -> Iterator[Stop]:
-    """Lets a round end before the first SIGINT or SIGTERM stops the run; the second one stops it at once."""
-    _raise_what_was_swallowed()
+    """Let a round end before the first SIGINT or SIGTERM stops the run; a second one stops it at once."""
+    _raise_swallowed()
     stop = Stop()
 
     def ask(number: int, _: Any) -> None:
@@ -72,14 +72,14 @@ def stoppable(console: Console) -> Iterator[Stop]:
         yield stop
 
 
-def _raise_what_was_swallowed() -> None:
+def _raise_swallowed() -> None:
     if getattr(signal.getsignal(signal.SIGINT), "received", False):
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Has signals handled, where that is possible: in the main thread."""
+    """Install signal handlers where that is possible: in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -4,7 +4,7 @@
 
 Numbers among the method's hyper-parameters and the seeds are inputs of one compiled program; runs that differ in
 anything else (epochs, batch size, clients, ...) are groups, one after another. Each run has its own folder, as if it
-had been started alone. The same command again goes on where it was stopped: finished runs stay, and a group that was
+had been started alone. Repeating the command resumes where it stopped: finished runs stay, and a group that was
 interrupted goes on from its last checkpoint (--checkpoint-every writes them meanwhile). All other words are options of
 `python -m experiments.DATASET`, and go to every run.
 """
@@ -20,7 +20,7 @@ from experiments.commands import batch
 from experiments.config.options import flag
 from experiments.config.presets import DEFAULT_PRESET
 from experiments.execution import cached_runs
-from experiments.sweep.plan import Order, groups
+from experiments.sweep.plan import SweepRequest, groups
 from pfl_jax.errors import InvalidInput
 
 ROOT = Path("runs/sweeps")
@@ -30,15 +30,15 @@ GROUPS = "groups"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a sweep.
+    """Run a sweep.
 
     Args:
-      arguments: the words of the command line; by default those of this process.
+      arguments: command-line arguments; by default those of this process.
 
     Returns:
       The exit code, see `exit_codes.exit_code`.
     """
-    return batch.command(arguments, parse, _say_what_there_is_to_do, _run)
+    return batch.command(arguments, parse, _dry_run, _run)
 
 
 def _parser() -> batch.Parser:
@@ -53,8 +53,8 @@ def _parser() -> batch.Parser:
     return parser
 
 
-def parse(words: Sequence[str]) -> Order:
-    """Checks a command line, that of every run included.
+def parse(words: Sequence[str]) -> SweepRequest:
+    """Check a command line, and that of every run.
 
     Raises:
       InvalidInput: an unknown dataset, option or value, or an option that a sweep cannot take.
@@ -97,27 +97,27 @@ def parse(words: Sequence[str]) -> Order:
         raise InvalidInput(f"{flag(twice[0])} is in the grid already")
     named = [own.dataset, *rest, *(f"--grid {name}={','.join(values)}" for name, values in grid.items())]
     out = (own.out or ROOT / batch.slug(" ".join(named))).expanduser()
-    order = Order(own.dataset, grid, own.seeds, tuple(rest), out, own.dry_run)
-    for setting in order.settings():
-        order.runs(setting)[0][0].request()
-    return order
+    request = SweepRequest(own.dataset, grid, own.seeds, tuple(rest), out, own.dry_run)
+    for setting in request.settings():
+        request.runs(setting)[0][0].request()
+    return request
 
 
-def _say_what_there_is_to_do(order: Order, console: Console) -> None:
-    runs = [run for setting in order.settings() for run in order.runs(setting)]
+def _dry_run(request: SweepRequest, console: Console) -> None:
+    runs = [run for setting in request.settings() for run in request.runs(setting)]
     for number, group in enumerate(groups([cell for cell, _ in runs]), start=1):
         console.print(f"group {number}: {len(group)} runs together", style="bold", highlight=False)
         for index in group:
-            cached_runs.say_state(*runs[index], console)
+            cached_runs.print_state(*runs[index], console)
 
 
-def _run(order: Order, console: Console) -> None:
-    """Runs what is not there yet, group by group, and saves the table and the picture."""
-    runs = [run for setting in order.settings() for run in order.runs(setting)]
+def _run(request: SweepRequest, console: Console) -> None:
+    """Run what is missing, group by group, and save the table and the picture."""
+    runs = [run for setting in request.settings() for run in request.runs(setting)]
     # All folders first: what is refused is refused before hours of work.
     states = [cached_runs.inspect(*run) for run in runs]
     missing = [run for run, state in zip(runs, states, strict=True) if state != "finished"]
-    console.print(f"{len(runs) - len(missing)} of {len(runs)} runs are there, in {order.out}", soft_wrap=True)
+    console.print(f"{len(runs) - len(missing)} of {len(runs)} runs are there, in {request.out}", soft_wrap=True)
     # Imported now, so that errors and --help do not wait for them.
     from experiments.sweep import execute
     from experiments.sweep.results import save
@@ -128,12 +128,12 @@ def _run(order: Order, console: Console) -> None:
                 of_group = [runs[index] for index in group]
                 unfinished = [run for run in of_group if run in missing]
                 if unfinished:
-                    execute.run(of_group, unfinished, order.out / GROUPS, console)
+                    execute.run(of_group, unfinished, request.out / GROUPS, console)
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(
-                f"{stop or 'interrupted'}; finished runs stay in {order.out}: the same command goes on"
+                f"{stop or 'interrupted'}; finished runs stay in {request.out}: the same command goes on"
             ) from None
-    save(order, console)
+    save(request, console)
 
 
 if __name__ == "__main__":

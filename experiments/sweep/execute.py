@@ -1,4 +1,4 @@
-"""Runs of one program, side by side: each leaves the folder that `run.run` would have left for it alone."""
+"""Runs of one program, side by side: each writes the same folder as `run.run` alone."""
 
 import contextlib
 import dataclasses
@@ -23,13 +23,13 @@ from experiments.execution.experiment import Experiment
 from experiments.execution.memory import advice, free_bytes, is_shortage
 from experiments.execution.records import configuration, headline, identity, summary, wasted_step_share
 from experiments.execution.resume import History, check_data, check_identity, cut_log
-from experiments.execution.trackers import tracked
+from experiments.execution.trackers import open_trackers
 from experiments.results import load
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, strict_json, write_whole
-from experiments.runtime.compilation_cache import tended
+from experiments.runtime.compilation_cache import repair_cache
 from experiments.runtime.devices import devices
 from experiments.runtime.jax_config import prepare
-from experiments.runtime.locks import alone
+from experiments.runtime.locks import lock_run
 from experiments.runtime.progress import RoundProgress
 from experiments.runtime.signals import Stop, stoppable
 from experiments.sweep.plan import real_numbers
@@ -54,7 +54,7 @@ MEMORY_SHARE = 0.5
 
 
 class Group(NamedTuple):
-    """Runs that are one program.
+    """Runs that share one program.
 
     Attributes:
       experiments: of each.
@@ -70,13 +70,13 @@ class Group(NamedTuple):
 
 
 def run(cells: Sequence[Run], unfinished: Sequence[Run], root: Path, console: Console) -> None:
-    """Runs cells that differ in seeds and in real numbers among the method's hyper-parameters only.
+    """Run cells that differ only in seeds and in the method's real-valued hyper-parameters.
 
     Args:
       cells: all of the group, with a folder for each.
       unfinished: those of them that are not finished: their folders hold nothing, or a run that was cut off.
-      root: folder of the checkpoints. What was cut off goes on from the newest, with the runs it began with.
-      console: for what a run says.
+      root: folder of the checkpoints. An interrupted group resumes from the newest, with the same runs.
+      console: for the runs' output.
 
     Raises:
       InvalidInput: the data cannot serve the request, or a folder cannot be written.
@@ -86,9 +86,9 @@ def run(cells: Sequence[Run], unfinished: Sequence[Run], root: Path, console: Co
     options = cell.request().options
     prepare(options)
     used = devices(options)
-    request, dataset = build.load(cell.request(), console)
+    request, dataset = build.load_data(cell.request(), console)
     left = list(unfinished)
-    for part in _begun(cells, unfinished, root):
+    for part in _resumable(cells, unfinished, root):
         _run(_group(part, request, dataset, root), used, console)
         left = [one for one in left if one not in part]
     if not left:
@@ -102,7 +102,7 @@ def run(cells: Sequence[Run], unfinished: Sequence[Run], root: Path, console: Co
 
 
 def _group(runs: Sequence[Run], request: Request, dataset: Dataset, root: Path) -> Group:
-    """The runs with their data, and a place for their checkpoints that is theirs alone."""
+    """Runs with their data, and the folder of their common checkpoints."""
     folders = [folder for _, folder in runs]
     requests = [_on_one_device(cell.request(folder)) for cell, folder in runs]
     if not dataset.is_real:
@@ -123,12 +123,12 @@ def _group(runs: Sequence[Run], request: Request, dataset: Dataset, root: Path) 
 
 
 def _names(folders: Sequence[Path], root: Path) -> list[str]:
-    """Of the runs, wherever the sweep lies."""
+    """Names of the runs, independent of the sweep's folder."""
     return [str(folder.relative_to(root.parent)) for folder in folders]
 
 
-def _begun(cells: Sequence[Run], unfinished: Sequence[Run], root: Path) -> list[list[Run]]:
-    """The runs that go on together from a checkpoint: those it is of, also where one of them was finished already."""
+def _resumable(cells: Sequence[Run], unfinished: Sequence[Run], root: Path) -> list[list[Run]]:
+    """Runs that resume together from a checkpoint: all that it contains, also if one of them was already finished."""
     known = dict(zip(_names([folder for _, folder in cells], root), cells, strict=True))
     missing = set(_names([folder for _, folder in unfinished], root))
     found = []
@@ -141,12 +141,12 @@ def _begun(cells: Sequence[Run], unfinished: Sequence[Run], root: Path) -> list[
 
 
 def _on_one_device(request: Request) -> Request:
-    """Devices divide the runs here: each run stays on one, with all its clients."""
+    """Request whose run stays on one device, with all its clients: a sweep divides its runs over the devices."""
     return dataclasses.replace(request, options=dataclasses.replace(request.options, devices=1))
 
 
 def _at_once(group: Group, used: Sequence[Any]) -> int:
-    """How many runs fit into the memory, at least one."""
+    """Number of runs that fit into memory, at least one."""
     experiment, data = group.experiments[0], federated.select_run(group.data, 0)
     values = real_numbers(experiment.request)
     needed = sweep.bytes_of_runs(_factory(experiment), data, experiment.settings, values)
@@ -176,15 +176,15 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
                 if states is None:
                     remove_unfinished(path)
                 folders.append(RunFolder.claim(path, "") if states is None else RunFolder.reopen(path))
-                held.enter_context(alone(path / METRICS))
+                held.enter_context(lock_run(path / METRICS))
                 if states is None:
                     folders[-1].write(CONFIG, configuration(experiment) | {"runs_together": len(group.folders)})
             words = f"{len(folders)} runs together, the first: " if len(folders) > 1 else ""
             console.print(f"{words}{headline(first)}", soft_wrap=True, highlight=False)
-            with tended(notify), stoppable(console) as stop:
+            with repair_cache(notify), stoppable(console) as stop:
                 with contextlib.ExitStack() as stack:
                     trackers = [
-                        stack.enter_context(tracked(folder, experiment.request.options, {}, history.evaluations))
+                        stack.enter_context(open_trackers(folder, experiment.request.options, {}, history.evaluations))
                         for experiment, folder, history in zip(group.experiments, folders, histories, strict=True)
                     ]
                     _rounds(group, folders, histories, trackers, states, used, console, began, stop)
@@ -202,7 +202,7 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
             if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
                 raise InvalidInput(advice(error, first)) from None
             raise
-    # The last thing: until here all of them could go on.
+    # Last: until here all of them could be resumed.
     group.checkpoints.clear()
     with contextlib.suppress(OSError):
         group.checkpoints.folder.parent.rmdir()
@@ -219,7 +219,7 @@ def _rounds(
     began: float,
     stop: Stop,
 ) -> None:
-    """The rounds of all runs that are left; what there is to tell of them goes into their histories."""
+    """Run the remaining rounds of all runs and add their results to the histories."""
     first, before = group.experiments[0], histories[0].elapsed
     options, settings = first.request.options, first.settings
     epochs, every = first.request.hyper_parameters.get("epochs", 1), options.checkpoint_every
@@ -273,7 +273,7 @@ def _results(group: Group, states: State | None, used: Sequence[Any]) -> Iterato
 
 
 def _save(group: Group, folders: Sequence[RunFolder], histories: Sequence[History], states: State) -> None:
-    """A checkpoint of all runs after a round."""
+    """Write a checkpoint of all runs after a round."""
     # Without what fills up a device's share.
     own = jax.tree.map(lambda leaf: leaf[: len(folders)], states)
     arrays = {f"{index}-{name}": a for index, one in enumerate(histories) for name, a in one.arrays().items()}
@@ -288,7 +288,7 @@ def _save(group: Group, folders: Sequence[RunFolder], histories: Sequence[Histor
 
 
 def _restore(group: Group, notify: Callable[[str], None]) -> tuple[list[History], State]:
-    """All runs as the newest good checkpoint has them; their logs are cut to it."""
+    """Restore all runs from the newest good checkpoint and cut their logs to it."""
     one = simulate.build(group.experiments[0].method, group.experiments[0].settings)
     data = federated.select_run(group.data, 0)
     keys = jax.random.split(jax.random.key(0), len(group.folders))
@@ -314,5 +314,5 @@ def _restore(group: Group, notify: Callable[[str], None]) -> tuple[list[History]
 
 
 def _run_chunk(model: str) -> int | None:
-    """Runs under one vmap on a device: as clients, one after another for convolutions on a CPU."""
+    """Runs under one vmap on a device: as for clients, one after another for convolutions on a CPU."""
     return 1 if jax.default_backend() == "cpu" and model in CONVOLUTIONAL else None

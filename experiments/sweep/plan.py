@@ -1,4 +1,4 @@
-"""What a sweep is made of: its settings, their runs, and which of those are one program."""
+"""Plan of a sweep: its settings, their runs, and the groups that share one program."""
 
 import inspect
 import itertools
@@ -14,16 +14,16 @@ from experiments.config.request import Request, relevant_options
 from pfl_jax.methods import METHODS
 
 
-class Order(NamedTuple):
-    """A checked command line.
+class SweepRequest(NamedTuple):
+    """Checked command line.
 
     Attributes:
       dataset: of all runs.
-      grid: option -> its values, as words; their product are the sweep's settings.
+      grid: option -> its values, as given; their product gives the sweep's settings.
       seeds: how many, from 0.
       words: for every run.
       out: folder of the runs, the table and the picture.
-      dry_run: only say what there is to do.
+      dry_run: only print the commands.
     """
 
     dataset: str
@@ -34,16 +34,16 @@ class Order(NamedTuple):
     dry_run: bool
 
     def settings(self) -> list[tuple[str, ...]]:
-        """A value for each option of the grid, in all combinations."""
+        """All combinations of the grid's values."""
         return list(itertools.product(*self.grid.values()))
 
     def name(self, setting: tuple[str, ...]) -> str:
-        """For people and folders: "lam=0.1 lr=0.01"; the method's name where the grid is empty."""
+        """Name for people and folders: "lam=0.1 lr=0.01"; the method's name if the grid is empty."""
         words = " ".join(f"{option}={value}" for option, value in zip(self.grid, setting, strict=True))
         return words or self.runs(setting)[0][0].request().options.method
 
     def runs(self, setting: tuple[str, ...]) -> list[tuple[Cell, Path]]:
-        """The cells of a setting, one for each seed, and their folders."""
+        """Cells of a setting, one for each seed, and their folders."""
         words = [word for option, value in zip(self.grid, setting, strict=True) for word in (flag(option), value)]
         folder = self.out / batch.slug(" ".join(f"{o}={v}" for o, v in zip(self.grid, setting, strict=True)) or "runs")
         cells = [Cell(self.dataset, (*self.words, *words), seed) for seed in range(self.seeds)]
@@ -51,7 +51,7 @@ class Order(NamedTuple):
 
 
 def groups(cells: Sequence[Cell]) -> list[list[int]]:
-    """Which cells are one program: those that differ in the seed and in the method's real numbers only.
+    """Cells grouped by program: those that differ only in the seed and in the method's real-valued hyper-parameters.
 
     Args:
       cells: of one dataset.
@@ -68,6 +68,6 @@ def groups(cells: Sequence[Cell]) -> list[list[int]]:
 
 
 def real_numbers(request: Request) -> dict[str, float]:
-    """The hyper-parameters that may be inputs of a compiled program: real numbers by their annotation."""
+    """Hyper-parameters that may be inputs of a compiled program: real numbers by their annotation."""
     parameters = inspect.signature(METHODS[request.options.method], eval_str=True).parameters
     return {name: value for name, value in request.hyper_parameters.items() if parameters[name].annotation is float}

@@ -1,4 +1,4 @@
-"""What a sweep has to show: a table over its settings, for people and programs, and the curves as a picture."""
+"""Results of a sweep: a table over its settings, for people and programs, and the curves as a picture."""
 
 import math
 import statistics
@@ -12,7 +12,7 @@ from experiments.config.measures import ALWAYS, AVERAGES, PROTOCOLS, Average, Pr
 from experiments.plots.pictures import ACCURACY, ROUND, Lines, Picture, over_seeds
 from experiments.results import load
 from experiments.results.run_folder import rounded, strict_json
-from experiments.sweep.plan import Order
+from experiments.sweep.plan import SweepRequest
 from pfl_jax.atomic_write import write_whole
 
 NAME = "sweep"
@@ -25,7 +25,7 @@ MOST_LINES = 8
 
 
 class Row(NamedTuple):
-    """A setting's accuracies in percent.
+    """Accuracies of a setting in percent.
 
     Attributes:
       name: of the setting.
@@ -38,54 +38,54 @@ class Row(NamedTuple):
     curves: dict[Protocol, tuple[list[int], list[list[float]]]]
 
     def mean(self, protocol: Protocol, average: Average = "clients") -> float:
-        """Over seeds."""
+        """Mean over seeds."""
         return statistics.fmean(self.accuracies[protocol, average])
 
     def deviation(self, protocol: Protocol, average: Average = "clients") -> float | None:
-        """Standard deviation over seeds; None of one."""
+        """Standard deviation over seeds; None for one seed."""
         values = self.accuracies[protocol, average]
         return statistics.stdev(values) if len(values) > 1 else None
 
 
-def save(order: Order, console: Console) -> None:
-    """Prints the table of a finished sweep, and saves it with its picture: sweep.json, sweep.md, sweep.png, sweep.svg.
+def save(request: SweepRequest, console: Console) -> None:
+    """Print the table of a finished sweep, and save it with its picture: sweep.json, sweep.md, sweep.png, sweep.svg.
 
     Args:
-      order: all runs of which are finished.
+      request: all runs of which are finished.
       console: for the table.
 
     Raises:
       InvalidInput: the folder cannot be written, or a run in it cannot be read.
     """
-    config = load.read_config(order.runs(order.settings()[0])[0][1])
-    protocol = order.runs(order.settings()[0])[0][0].request().options.eval_protocol
+    config = load.read_config(request.runs(request.settings()[0])[0][1])
+    protocol = request.runs(request.settings()[0])[0][0].request().options.eval_protocol
     # Finished runs may have one that was not asked for.
     protocols: list[Protocol] = [name for name in PROTOCOLS if name in ALWAYS or name == protocol]
-    rows = [_row(order, setting, protocols) for setting in order.settings()]
+    rows = [_row(request, setting, protocols) for setting in request.settings()]
     best = max(rows, key=lambda row: row.mean(protocol))
-    seeds = "seed 0" if order.seeds == 1 else f"seeds 0 to {order.seeds - 1}"
+    seeds = "seed 0" if request.seeds == 1 else f"seeds 0 to {request.seeds - 1}"
     title = f"{config['options']['method']} on {config['data']['description']}, {seeds}"
     console.print(_table(rows, best, title, protocol))
     record = {
         "title": title,
-        "dataset": order.dataset,
+        "dataset": request.dataset,
         "data_source": config["data"]["description"],
         "eval_protocol": protocol,
         "best": best.name,
         "settings": [_record(row) for row in rows],
     }
-    write_whole(order.out / f"{NAME}.json", strict_json(record))
-    write_whole(order.out / f"{NAME}.md", _markdown(rows, best, title, protocol))
+    write_whole(request.out / f"{NAME}.json", strict_json(record))
+    write_whole(request.out / f"{NAME}.md", _markdown(rows, best, title, protocol))
     # Imported now: matplotlib takes seconds, and what is saved above does not need it.
     from experiments.plots import drawing
 
-    paths = drawing.save(_picture(rows, title, protocol, config), order.out, NAME)
-    for path in (order.out / f"{NAME}.json", order.out / f"{NAME}.md", *paths):
+    paths = drawing.save(_picture(rows, title, protocol, config), request.out, NAME)
+    for path in (request.out / f"{NAME}.json", request.out / f"{NAME}.md", *paths):
         console.print(f"saved {path}", soft_wrap=True, highlight=False)
 
 
-def _row(order: Order, setting: tuple[str, ...], protocols: Sequence[Protocol]) -> Row:
-    folders = [folder for _, folder in order.runs(setting)]
+def _row(request: SweepRequest, setting: tuple[str, ...], protocols: Sequence[Protocol]) -> Row:
+    folders = [folder for _, folder in request.runs(setting)]
     metrics = [load.read_metrics(folder) for folder in folders]
     rounds = [line["round"] for line in metrics[0]]
     curves: dict[Protocol, tuple[list[int], list[list[float]]]] = {}
@@ -95,11 +95,11 @@ def _row(order: Order, setting: tuple[str, ...], protocols: Sequence[Protocol]) 
         for average in AVERAGES:
             found = [load.accuracy(folder, name, "last", average) for folder in folders]
             accuracies[name, average] = [math.nan if value is None else value for value in found]
-    return Row(order.name(setting), accuracies, curves)
+    return Row(request.name(setting), accuracies, curves)
 
 
 def _columns(rows: list[Row], protocol: Protocol) -> dict[str, tuple[Protocol, Average]]:
-    """Headings and what stands below them, the protocol that counts first."""
+    """Headings with the values below them, the main protocol first."""
     columns = sorted(rows[0].accuracies, key=lambda column: column[0] != protocol)
     return {name if average == "clients" else f"{name}, pooled": (name, average) for name, average in columns}
 

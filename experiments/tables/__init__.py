@@ -1,1 +1,1 @@
-"""The papers' tables: `python -m experiments.tables`."""
+"""Tables of the papers: `python -m experiments.tables`."""

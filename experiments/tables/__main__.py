@@ -1,10 +1,10 @@
-"""The papers' tables: every run of a table, each in its folder, and the table with our figures beside the paper's.
+"""Tables of the papers: every run of a table, each in its folder, and the table with our results beside the paper's.
 
     python -m experiments.tables --paper fedpac --table 1 --dataset fashion_mnist --clients 20 --seeds 3
 
-The same command again goes on where it was stopped: finished runs stay, one that was cut off goes on. --method and
+Repeating the command resumes where it stopped: finished runs stay, an interrupted one resumes. --method and
 --setting narrow what is run, --dry-run only shows it. All other words (--rounds 50, --train-size 100, --source
-embedded, ...) are options of `python -m experiments.DATASET`, go to every run, and are said in the table.
+embedded, ...) are options of `python -m experiments.DATASET`, go to every run, and are noted in the table.
 
 Runs whose results the repository keeps, in results/, are finished too; --anew runs them all the same.
 
@@ -27,8 +27,7 @@ from experiments.config.measures import AVERAGES, PROTOCOLS, Score
 from experiments.config.options import flag
 from experiments.execution import cached_runs, committed
 from experiments.execution.committed import Library
-from experiments.papers import published
-from experiments.papers import settings as catalogue
+from experiments.papers import published, settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
 from experiments.results import load
@@ -41,8 +40,8 @@ from pfl_jax.errors import InvalidInput
 ROOT = Path("runs/tables")
 
 
-class Order(NamedTuple):
-    """A checked command line.
+class TableRequest(NamedTuple):
+    """Checked command line.
 
     Attributes:
       paper, table: which table.
@@ -53,8 +52,8 @@ class Order(NamedTuple):
       words: for every run.
       measure: which accuracy counts.
       out: folder of the runs and the table.
-      dry_run: only say what there is to do.
-      anew: whether committed results do not count.
+      dry_run: only print the commands.
+      anew: whether to ignore committed results.
     """
 
     paper: str
@@ -70,20 +69,20 @@ class Order(NamedTuple):
     anew: bool
 
     def runs(self, row: Published) -> list[tuple[Cell, Path]]:
-        """The cells of a place of the table, one for each seed, and their folders; none where it cannot be run."""
+        """Cells of a place of the table, one for each seed, and their folders; none if it cannot be run."""
         if not comparison.is_runnable(row):
             return []
         arguments, folder = (*row.arguments, *self.words), self.out / comparison.place(row)
         return [(Cell(row.dataset, arguments, seed), folder / f"seed-{seed}") for seed in range(self.seeds)]
 
     def library(self) -> Library | None:
-        """The committed results that count as finished runs: none beside runs on a stand-in."""
+        """Committed results that count as finished runs; none beside runs on embedded data."""
         if self.anew or any(not load.read_config(path.parent)["data"]["is_real"] for path in _summaries(self.out)):
             return None
         return Library(committed.ROOT)
 
     def compare(self) -> tuple[Comparison, Comparison]:
-        """What was asked for of the table, and that together with all else that is there."""
+        """The requested part of the table, and the same with all other stored results."""
         library = self.library()
         figures = [comparison.figure(row, self.runs(row), self.measure, library) for row in self.rows]
         there = [figure for figure in figures if figure.accuracies]
@@ -98,26 +97,26 @@ class Order(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a table.
+    """Run a table.
 
     Args:
-      arguments: the words of the command line; by default those of this process.
+      arguments: command-line arguments; by default those of this process.
 
     Returns:
       The exit code, see `exit_codes.exit_code`.
     """
-    return batch.command(arguments, parse, _say_what_there_is_to_do, _run)
+    return batch.command(arguments, parse, _dry_run, _run)
 
 
 def _summaries(folder: Path) -> list[Path]:
-    """Of the finished runs in a table's folder."""
+    """Summaries of the finished runs in a table's folder."""
     return sorted(folder.glob(f"*/*/seed-*/{SUMMARY}"))
 
 
 def _parser() -> batch.Parser:
     parser = batch.Parser("experiments.tables", __doc__)
-    tables = "; ".join(f"{name}: {', '.join(map(str, _numbers(name)))}" for name in catalogue.PAPERS)
-    parser.add_argument("--paper", required=True, help=", ".join(catalogue.PAPERS))
+    tables = "; ".join(f"{name}: {', '.join(map(str, _numbers(name)))}" for name in settings.PAPERS)
+    parser.add_argument("--paper", required=True, help=", ".join(settings.PAPERS))
     parser.add_argument("--table", type=int, required=True, metavar="NUMBER", help=tables)
     parser.add_argument("--dataset", nargs="+", action="extend", help="only these of its datasets")
     parser.add_argument("--clients", nargs="+", action="extend", metavar="N", help="only these numbers of clients")
@@ -139,15 +138,15 @@ def _parser() -> batch.Parser:
     return parser
 
 
-def parse(words: Sequence[str]) -> Order:
-    """Checks a command line.
+def parse(words: Sequence[str]) -> TableRequest:
+    """Check a command line.
 
     Raises:
       InvalidInput: an unknown paper, table, dataset, number of clients, setting, method or option.
     """
     parser = _parser()
     own, rest = parser.parse_known_args(words)
-    batch.choose("paper", [own.paper], catalogue.PAPERS)
+    batch.choose("paper", [own.paper], settings.PAPERS)
     batch.choose("table", [str(own.table)], [str(number) for number in _numbers(own.paper)], f" in {own.paper}")
     measure = _measure(own)
     if measure.protocol == "before_aggregation":
@@ -156,7 +155,7 @@ def parse(words: Sequence[str]) -> Order:
         raise InvalidInput(f"--seeds must be at least 1, not {own.seeds}")
     rows = [row for row in published.load() if (row.paper, row.table) == (own.paper, own.table)]
     shown = _select(rows, own)
-    order = Order(
+    request = TableRequest(
         paper=own.paper,
         table=own.table,
         rows=rows,
@@ -169,13 +168,13 @@ def parse(words: Sequence[str]) -> Order:
         dry_run=own.dry_run,
         anew=own.anew,
     )
-    _check_words(order)
-    return order
+    _check_words(request)
+    return request
 
 
 def _measure(own: argparse.Namespace) -> Measure:
-    """Which accuracy counts: the paper's, but for what was asked for."""
-    measure = catalogue.MEASURES[own.paper]
+    """Definition of the accuracy: the paper's, with the requested changes."""
+    measure = settings.MEASURES[own.paper]
     for field, name, choices in (
         ("protocol", "eval-protocol", PROTOCOLS),
         ("score", "score", get_args(Score)),
@@ -189,11 +188,11 @@ def _measure(own: argparse.Namespace) -> Measure:
 
 
 def _numbers(name: str) -> list[int]:
-    return [number for of, number in catalogue.TABLES if of == name]
+    return [number for of, number in settings.TABLES if of == name]
 
 
 def _select(rows: Sequence[Published], own: argparse.Namespace) -> list[Published]:
-    """The rows that were asked for; each option narrows what the ones before it left."""
+    """Requested rows; each option narrows the selection further."""
     chosen, where = list(rows), f" in {own.paper}'s Table {own.table}"
     for name, words in (("dataset", "dataset"), ("clients", "number of clients"), ("method", "method")):
         asked = getattr(own, name)
@@ -203,55 +202,55 @@ def _select(rows: Sequence[Published], own: argparse.Namespace) -> list[Publishe
         chosen = [row for row in chosen if str(getattr(row, name)) in asked]
     if own.setting is not None:
         asked = " ".join(own.setting).split()
-        settings = list(dict.fromkeys(row.setting for row in chosen))
+        named = list(dict.fromkeys(row.setting for row in chosen))
         chosen = [row for row in chosen if set(asked) <= set(row.setting.split())]
         if not chosen:
-            raise InvalidInput(f"no setting '{' '.join(asked)}'{where} (there are {'; '.join(settings)})")
+            raise InvalidInput(f"no setting '{' '.join(asked)}'{where} (there are {'; '.join(named)})")
     return chosen
 
 
-def _check_words(order: Order) -> None:
-    """Refuses options that would make other cells of these, and such that a method cannot use."""
-    fixed = sorted(batch.given(order.words) & catalogue.FIXED)
+def _check_words(request: TableRequest) -> None:
+    """Refuse options that would change the cells, or that a method does not accept."""
+    fixed = sorted(batch.given(request.words) & settings.FIXED)
     if fixed:
         hints = {"seed": ": use --seeds", "resume": ": the same command goes on where it was stopped"}
         hint = hints.get(fixed[0], ": it is what the table compares, or a part of its setting")
         raise InvalidInput(f"{flag(fixed[0])} cannot be given for a table{hint}")
-    if {"-h", "--help"} & set(order.words):
+    if {"-h", "--help"} & set(request.words):
         raise InvalidInput("--help stands alone")
     # What a word means depends on the dataset and the method, not on the setting.
-    for row in {(row.dataset, row.method): row for row in order.wanted}.values():
-        Cell(row.dataset, (*row.arguments, *order.words)).request()
+    for row in {(row.dataset, row.method): row for row in request.wanted}.values():
+        Cell(row.dataset, (*row.arguments, *request.words)).request()
 
 
-def _say_what_there_is_to_do(order: Order, console: Console) -> None:
-    library = order.library()
-    for row in order.wanted:
-        for cell, folder in order.runs(row):
+def _dry_run(request: TableRequest, console: Console) -> None:
+    library = request.library()
+    for row in request.wanted:
+        for cell, folder in request.runs(row):
             kept = None if library is None else library.find(cell)
-            cached_runs.say_state(cell, folder, console, None if kept is None else kept.path)
+            cached_runs.print_state(cell, folder, console, None if kept is None else kept.path)
 
 
-def _run(order: Order, console: Console) -> None:
-    """Runs what is not there yet, saves the table after each run, and prints it."""
-    _claim_table(order)
+def _run(request: TableRequest, console: Console) -> None:
+    """Run what is missing, save the table after each run, and print it."""
+    _claim_table(request)
     cells = [
         (row, *run)
-        for seed in range(order.seeds)
-        for row in order.wanted
-        for run in order.runs(row)
+        for seed in range(request.seeds)
+        for row in request.wanted
+        for run in request.runs(row)
         if run[0].seed == seed
     ]
     # All folders first: what is refused is refused before hours of work.
     states = {folder: cached_runs.inspect(cell, folder) for _, cell, folder in cells}
     seconds = {folder: _seconds(folder) for folder, state in states.items() if state == "finished"}
-    there, library = len(seconds), order.library()
+    there, library = len(seconds), request.library()
     for _, cell, folder in cells:
         kept = None if library is None else library.find(cell)
         if kept is not None:
             seconds.setdefault(folder, kept.seconds)
     console.print(
-        f"{len(seconds)} of {len(cells)} runs are there, in {order.out}"
+        f"{len(seconds)} of {len(cells)} runs are there, in {request.out}"
         + (f" and {committed.ROOT.name} ({len(seconds) - there})" if len(seconds) > there else ""),
         highlight=False,
     )
@@ -270,26 +269,26 @@ def _run(order: Order, console: Console) -> None:
             )
             cached_runs.run_cell(cell, folder, console)
             seconds[folder] = _seconds(folder)
-            layout.save(order.compare()[1], order.out)
+            layout.save(request.compare()[1], request.out)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(
-            f"{stop or 'interrupted'}; {len(seconds)} of {len(cells)} runs are finished and stay in {order.out}: the "
+            f"{stop or 'interrupted'}; {len(seconds)} of {len(cells)} runs are finished and stay in {request.out}: the "
             "same command goes on"
         ) from None
-    shown, saved = order.compare()
-    layout.save(saved, order.out)
+    shown, saved = request.compare()
+    layout.save(saved, request.out)
     layout.show(shown, console)
-    console.print(f"saved in {order.out / layout.MARKDOWN}", soft_wrap=True, highlight=False)
+    console.print(f"saved in {request.out / layout.MARKDOWN}", soft_wrap=True, highlight=False)
 
 
-def _claim_table(order: Order) -> None:
-    """Refuses a folder with another table, which would be overwritten."""
-    path = order.out / layout.JSON
+def _claim_table(request: TableRequest) -> None:
+    """Refuse a folder with another table, which would be overwritten."""
+    path = request.out / layout.JSON
     if not path.exists():
         return
     there = load.read_json(path)
-    if (there.get("paper"), there.get("table")) != (order.paper, order.table):
-        raise InvalidInput(f"{order.out} holds another table, which is never overwritten: give --out another folder")
+    if (there.get("paper"), there.get("table")) != (request.paper, request.table):
+        raise InvalidInput(f"{request.out} holds another table, which is never overwritten: give --out another folder")
 
 
 def _seconds(folder: Path) -> float:
@@ -297,7 +296,7 @@ def _seconds(folder: Path) -> float:
 
 
 def _seconds_left(cells: Sequence[tuple[Published, Cell, Path]], seconds: dict[Path, float]) -> float | None:
-    """By the other seeds of a place of the table, elsewhere by the mean of all runs; None before the first one."""
+    """Estimate from other seeds of the same place, else from the mean of all runs; None before the first run."""
     if not seconds:
         return None
     by_place: dict[Path, list[float]] = {}

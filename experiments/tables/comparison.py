@@ -1,6 +1,6 @@
-"""A table of a paper with our figures in it.
+"""A paper's table compared with our results.
 
-Results on a stand-in never stand beside the paper's figures, and whatever was not run as in the paper is said below.
+Results on embedded data are never compared with the paper's, and deviations from the paper are noted below.
 """
 
 import statistics
@@ -33,7 +33,7 @@ NOTHING = "—"
 
 
 class Column(NamedTuple):
-    """What a column of a table has in common."""
+    """Key of a column of a table."""
 
     dataset: str
     clients: int
@@ -41,12 +41,12 @@ class Column(NamedTuple):
 
 
 def column(row: Published) -> Column:
-    """Where a published accuracy stands."""
+    """Column of a published accuracy."""
     return Column(row.dataset, row.clients, row.setting)
 
 
 def place(row: Published) -> Path:
-    """Where the runs of a place of a table are, below the table's folder: a folder for each seed."""
+    """Folder of a place of a table, relative to the table's folder; it has a folder for each seed."""
     return Path(
         slug(f"{row.dataset} {row.clients} clients {row.setting}"),
         slug(row.method.replace(" -", " no-")),
@@ -59,8 +59,8 @@ class Figure(NamedTuple):
     Attributes:
       row: what is published there.
       accuracies: ours by finished seed, in percent.
-      description: what the data really was; None before there is a result.
-      is_real: whether it was the dataset itself; None before there is a result.
+      description: the data source; None without a result.
+      is_real: whether it was the dataset itself; None without a result.
       deviations: option -> (what it was, what the paper's setting is).
     """
 
@@ -76,33 +76,33 @@ class Figure(NamedTuple):
 
     @property
     def mean(self) -> float | None:
-        """Over seeds."""
+        """Mean over seeds."""
         return statistics.fmean(self.accuracies.values()) if self.accuracies else None
 
     @property
     def std(self) -> float | None:
-        """Sample standard deviation over seeds; one seed has none."""
+        """Sample standard deviation over seeds; None for one seed."""
         return statistics.stdev(self.accuracies.values()) if len(self.accuracies) > 1 else None
 
     @property
     def published(self) -> float | None:
-        """The paper's figure, None beside results on a stand-in."""
+        """The paper's accuracy; None beside results on embedded data."""
         return None if self.is_real is False else self.row.accuracy_percent
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's."""
+        """Our accuracy minus the paper's."""
         return None if self.mean is None or self.published is None else self.mean - self.published
 
 
 class Comparison(NamedTuple):
-    """A table, whole or in part.
+    """Table, whole or in part.
 
     Attributes:
       paper, number: which.
       figures: its places in the paper's order.
       measure: which accuracy of a run counts.
-      seeds: how many were asked for.
+      seeds: the requested number.
     """
 
     paper: str
@@ -121,7 +121,7 @@ class Comparison(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Which table, which accuracy, and what the data really was."""
+        """Title: table, kind of accuracy, and the data that was used."""
         data = dict.fromkeys(figure.description for figure in self.figures if figure.description)
         table = settings.TABLES[self.paper, self.number]
         return (
@@ -130,12 +130,12 @@ class Comparison(NamedTuple):
         )
 
     def at(self, column: Column, method: str) -> Figure | None:
-        """A place, None where the paper has none."""
+        """Entry at a place; None if the paper has none."""
         return next((figure for figure in self.figures if (figure.column, figure.row.method) == (column, method)), None)
 
 
 def in_words(measure: Measure) -> str:
-    """Which accuracy counts: "after local training (trained), in the last round, mean over clients"."""
+    """Kind of accuracy: "after local training (trained), in the last round, mean over clients"."""
     return ", ".join((PROTOCOL_WORDS[measure.protocol], SCORE_WORDS[measure.score], AVERAGE_WORDS[measure.average]))
 
 
@@ -145,7 +145,7 @@ def figure(
     measure: Measure,
     library: Library | None = None,
 ) -> Figure:
-    """Gathers what there is of one place of a table.
+    """Collect the results of one place of a table.
 
     Args:
       row: what is published there.
@@ -180,7 +180,7 @@ def figure(
 
 
 def compare(paper: str, number: int, figures: Sequence[Figure], measure: Measure, seeds: int) -> Comparison:
-    """Puts figures together to a table; see `Comparison` for the arguments.
+    """Combine entries into a table; see `Comparison` for the arguments.
 
     A column with a result on a stand-in shows no figure of the paper, not even where there is no result of ours.
 
@@ -212,7 +212,7 @@ def _is_finished(cell: Cell, folder: Path) -> bool:
 
 
 def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What a finished run had otherwise than the paper's setting."""
+    """Deviations of a finished run from the paper's setting."""
     had = filled(config["options"] | config["hyper_parameters"])
     paper = relevant_options(Cell(cell.dataset, row.arguments).request())
     # How often matters where the best round counts, and FedPAC does not say it.
@@ -222,12 +222,12 @@ def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str,
 
 
 def _equal(stored: Any, value: Any) -> bool:
-    """Whether a value that was stored as JSON is this one."""
+    """Whether a value stored as JSON equals this one."""
     return stored == (list(value) if isinstance(value, tuple) else value)
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What has to be known to read the table, a line each."""
+    """Notes needed to read the table, a line each."""
     figures = comparison.figures
     there = [figure for figure in figures if figure.description]
     over = f"seeds 0 to {comparison.seeds - 1}, ± their standard deviation" if comparison.seeds > 1 else "seed 0 alone"
@@ -258,7 +258,7 @@ def is_runnable(row: Published) -> bool:
 
 
 def _deviation_notes(figures: Sequence[Figure]) -> list[str]:
-    """What was otherwise than in the paper: a line for what was so everywhere, and lines for what was so in places."""
+    """Notes on deviations from the paper: a line for those everywhere, and lines for those in some places."""
     found: dict[str, list[Figure]] = {}
     for figure in figures:
         for name, (had, paper) in figure.deviations.items():

@@ -1,4 +1,4 @@
-"""A comparison as a table: for the terminal, and as Markdown, CSV and JSON."""
+"""Layout of a comparison: for the terminal, and as Markdown, CSV and JSON."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ WIDTH = 21
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Prints the table, in blocks of as many columns as the console is wide."""
+    """Print the table, in blocks of as many columns as fit on the console."""
     columns = comparison.columns
     first = max(map(len, (*comparison.methods, "method"))) + 4
     most = max(1, (console.width - first) // (WIDTH + 3))
@@ -39,7 +39,7 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def save(comparison: Comparison, folder: Path) -> None:
-    """Writes table.md, table.csv and table.json, each whole.
+    """Write table.md, table.csv and table.json, each atomically.
 
     Raises:
       InvalidInput: the folder cannot be written.
@@ -50,14 +50,14 @@ def save(comparison: Comparison, folder: Path) -> None:
 
 
 def _heading(comparison: Comparison, column: Column, line: str) -> str:
-    """The setting, and what stands in for the dataset; where the dataset itself was found stands in the title."""
+    """Setting, and the substitute of the dataset if there is one; the source of the dataset is in the title."""
     figures = [figure for figure in comparison.figures if figure.column == column and figure.is_real is False]
     data = next((figure.description for figure in figures if figure.description), column.dataset)
     return line.join((data, f"{column.clients} clients", column.setting))
 
 
 def _place(figure: Figure | None, seeds: int, line: str) -> str:
-    """Ours, the paper's and the difference."""
+    """Our accuracy, the paper's and the difference."""
     if figure is None:
         return ""
     ours = NOTHING if figure.mean is None else f"{figure.mean:.2f}"
@@ -80,7 +80,7 @@ def _markdown(comparison: Comparison) -> str:
 
 
 def _records(comparison: Comparison) -> list[dict[str, Any]]:
-    """The places one by one."""
+    """Entries one by one."""
     return [
         {
             "dataset": figure.row.dataset,

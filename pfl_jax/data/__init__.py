@@ -1,4 +1,4 @@
-"""Data: where it comes from (`load`), who holds it (`partition`), and how it lies on the device (`federate`)."""
+"""Data: loading (`load`), partition over clients (`partition`) and layout on the device (`federate`)."""
 
 from pfl_jax.data import augment, partition, shift
 from pfl_jax.data.federated import (

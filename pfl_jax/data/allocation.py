@@ -1,4 +1,4 @@
-"""What all partitions are made of: sizes, even shares of classes, and examples dealt from shuffled queues."""
+"""Shared steps of all partitions: client sizes, even class shares, and dealing of shuffled examples."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -15,7 +15,7 @@ FEDAS_TRAIN_SHARE = 0.75
 
 
 class Partition(NamedTuple):
-    """The examples of each client.
+    """Examples of each client.
 
     Attributes:
       train: for each client, int64 [n_i], distinct indices into (training examples, then test examples).
@@ -27,7 +27,7 @@ class Partition(NamedTuple):
 
 
 def draw_sizes(choices: Sequence[int], num_clients: int, seed: int = 0) -> np.ndarray:
-    """A size for each client, each choice as likely as the others (FedPAC C.6).
+    """Size of each client, drawn uniformly from the choices (FedPAC C.6).
 
     Args:
       choices: sizes, {300, 600, 1200} in the paper.
@@ -48,13 +48,13 @@ def draw_sizes(choices: Sequence[int], num_clients: int, seed: int = 0) -> np.nd
 
 
 def check_clients(num_clients: int) -> None:
-    """Raises InvalidInput unless there is a client."""
+    """Raise InvalidInput unless there is at least one client."""
     if num_clients < 1:
         raise InvalidInput(f"the number of clients is at least 1, not {num_clients}")
 
 
 def check_sizes(size: Sizes, num_clients: int, name: str) -> np.ndarray:
-    """Sizes as int64 [N], checked."""
+    """Checked sizes as int64 [N]."""
     sizes = np.asarray(size)
     if sizes.ndim == 0:
         sizes = np.full(num_clients, sizes)
@@ -66,7 +66,7 @@ def check_sizes(size: Sizes, num_clients: int, name: str) -> np.ndarray:
 
 
 def share_out(total: int, classes: np.ndarray, num_classes: int) -> np.ndarray:
-    """`total` examples over `classes`, evenly; the remainder goes to the first of them. int64 [K]."""
+    """Divide `total` examples evenly over `classes`; the first classes get the remainder. int64 [K]."""
     counts = np.zeros(num_classes, np.int64)
     counts[classes] = total // len(classes)
     counts[classes[: total % len(classes)]] += 1
@@ -74,7 +74,7 @@ def share_out(total: int, classes: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def deal(y: np.ndarray, wanted: np.ndarray, rng: np.random.Generator, name: str, offset: int) -> list[np.ndarray]:
-    """Deals each class's examples, in shuffled order and round and round, to clients that want `wanted` [N, K]."""
+    """Deal each class's shuffled examples, in turn and cyclically, to clients that want `wanted` [N, K]."""
     hands: list[list[np.ndarray]] = [[] for _ in wanted]
     for label, demand in enumerate(wanted.T):
         queue = offset + rng.permutation(np.flatnonzero(y == label))
@@ -89,7 +89,7 @@ def deal(y: np.ndarray, wanted: np.ndarray, rng: np.random.Generator, name: str,
 
 
 def divide(rng: np.random.Generator, hands: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Each hand shuffled and divided 75/25 into training and test examples, at least one of either."""
+    """Shuffle each client's examples and split them 75/25 into training and test, at least one of each."""
     shuffled = [rng.permutation(hand) for hand in hands]
     cuts = [min(max(round(FEDAS_TRAIN_SHARE * len(hand)), 1), len(hand) - 1) for hand in shuffled]
     pairs = list(zip(shuffled, cuts, strict=True))
@@ -97,7 +97,7 @@ def divide(rng: np.random.Generator, hands: list[np.ndarray]) -> tuple[list[np.n
 
 
 def cap(rng: np.random.Generator, hands: list[np.ndarray], size: Sizes | None, name: str) -> list[np.ndarray]:
-    """At most `size` examples of each hand, drawn at random."""
+    """Keep at most `size` random examples of each client."""
     if size is None:
         return hands
     limits = check_sizes(size, len(hands), name)

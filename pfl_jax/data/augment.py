@@ -1,7 +1,7 @@
-"""Random changes to training images: applied to every mini-batch anew, and to nothing else.
+"""Random augmentation of training images, drawn anew for every mini-batch.
 
 `pfl_jax.data.client_data` hangs an augmentation onto a client's training data, and
-`pfl_jax.primitives.local_sgd.fold_batches` applies it; methods know nothing of it. Statistics, Fisher
+`pfl_jax.primitives.local_sgd.fold_batches` applies it; methods do not depend on it. Statistics, Fisher
 traces, embeddings and test examples come from the images as they are, and so do heads that are trained on features
 computed beforehand.
 """
@@ -18,7 +18,7 @@ from pfl_jax.base import PRNGKey, PyTree
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class CropAndFlip:
-    """A random window of the image with a black border around it, mirrored left to right half of the time.
+    """Random crop of the image with a black border, mirrored horizontally with probability 1/2.
 
     The augmentation of FedPAC's released code for CIFAR-10 and CINIC-10, where the border is 4 pixels of zeros before
     the images are normalised. A pytree without leaves, so that it travels with the data.
@@ -35,11 +35,11 @@ class CropAndFlip:
 
     @classmethod
     def normalised(cls, shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]) -> "CropAndFlip":
-        """For images [.., H, W, C] that were normalised with this mean and deviation of pixels in [0, 1]."""
+        """Augmentation of images [.., H, W, C] normalised with this mean and deviation of pixels in [0, 1]."""
         return cls(shape, tuple(-m / s for m, s in zip(mean, std, strict=True)))
 
     def __call__(self, key: PRNGKey, x: PyTree) -> PyTree:
-        """Augments images [B, H, W, C], each by draws of its own; returns anything else unchanged."""
+        """Augment images [B, H, W, C], each with its own draws; other inputs are returned unchanged."""
         if not isinstance(x, jax.Array) or x.shape[1:] != self.shape:
             return x
         crop_key, flip_key = jax.random.split(key)

@@ -1,7 +1,7 @@
-"""CINIC-10 (Darlow, Crowley, Antoniou, Storkey 2018) as a builder for tensorflow-datasets, which has none.
+"""Builder of CINIC-10 (Darlow, Crowley, Antoniou, Storkey 2018) for tensorflow-datasets, which has none.
 
 The published archive holds train/, valid/ and test/, each with a folder of 9,000 PNG pictures for each of the ten
-classes of CIFAR-10. Import this module freely: TensorFlow is imported when the builder is asked for.
+classes of CIFAR-10. Import this module freely: TensorFlow is imported only when the builder is requested.
 """
 
 import functools
@@ -17,10 +17,10 @@ FOLDERS = {"train": "train", "validation": "valid", "test": "test"}
 
 
 def member(path: str) -> tuple[str, str, str] | None:
-    """(folder, class, file name) of a picture in the archive; None for its other files, hidden ones among them.
+    """(folder, class, file name) of a picture in the archive; None for other files, hidden ones included.
 
     Args:
-      path: of the file in the archive, whatever folder it was packed under.
+      path: of the file in the archive, below any folder.
     """
     parts = PurePosixPath(path).parts[-3:]
     if len(parts) < 3 or parts[0] not in FOLDERS.values() or parts[1] not in CLASSES:
@@ -29,11 +29,11 @@ def member(path: str) -> tuple[str, str, str] | None:
 
 
 def check_picture(path: str, content: bytes) -> None:
-    """Raises ValueError, with the path, unless the content is a picture of 32 x 32 pixels that can be decoded.
+    """Raise ValueError, with the path, unless the content decodes to a picture of 32 x 32 pixels.
 
     tensorflow-datasets keeps the files as they are, and would notice damage only when all of them are read.
     """
-    # Imported now: only whoever prepares the dataset needs it.
+    # Imported here: needed only to prepare the dataset.
     from PIL import Image
 
     try:
@@ -49,7 +49,7 @@ def check_picture(path: str, content: bytes) -> None:
 
 @functools.cache
 def builder_class(url: str) -> Any:
-    """The class of the builder, made and so registered with tensorflow-datasets on the first call.
+    """Class of the builder, defined and registered with tensorflow-datasets on the first call.
 
     Args:
       url: of the archive.

@@ -1,4 +1,4 @@
-"""How many examples of each class each client gets under a Dirichlet partition; no example is chosen here.
+"""Numbers of examples per client and class under a Dirichlet partition, before examples are chosen.
 
 Clients that end up too small are dealt with as the papers' code does, by drawing again, but no more than MAX_TRIES
 times.
@@ -34,7 +34,7 @@ def by_set(
     beta: float,
     least: int,
 ) -> Counts:
-    """FedPAC C.8: the whole training set, and the whole test set, by the same proportions p_k ~ Dir_N(beta).
+    """Counts of FedPAC C.8: training set and test set, each complete, by the same proportions p_k ~ Dir_N(beta).
 
     Args:
       rng: source of the draws.
@@ -67,7 +67,7 @@ def merged(
     beta: float,
     least: int,
 ) -> Counts:
-    """FedAS: both sets as one; class after class, a client that has its share P / N already gets nothing.
+    """Counts of FedAS: both sets as one, class by class; a client that has reached P / N examples gets no more.
 
     Args:
       rng: source of the draws.
@@ -99,7 +99,7 @@ def merged(
 
 
 def _fill(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """Examples int64 [N, K] by proportions [K, N], none of a class for clients that have their share already."""
+    """Counts int64 [N, K] from proportions [K, N]; clients that already have their share get none of a class."""
     num_clients = proportions.shape[1]
     share = totals.sum() / num_clients
     held = np.zeros(num_clients, np.int64)
@@ -115,7 +115,7 @@ def _fill(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
 
 
 def _cut(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """Whole numbers int64 [N, K] whose columns add up to `totals` [K], by proportions [K, N]."""
+    """Integers int64 [N, K] that follow proportions [K, N] and add up to `totals` [K] over the clients."""
     # The small constant keeps 0.3 + 0.6 + 0.1 from losing an example to rounding.
     ends = np.floor(np.cumsum(proportions, axis=1) * totals[:, None] + 1e-9).astype(np.int64)
     ends = np.minimum(ends, totals[:, None])

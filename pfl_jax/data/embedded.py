@@ -1,6 +1,6 @@
-"""Image classification without a network: pictures composed from the handwritten digits inside scikit-learn.
+"""Synthetic image classification without a download: pictures composed of scikit-learn's handwritten digits.
 
-The pictures have the shapes and class counts of the real datasets and stand in for them where those cannot be had:
+The pictures have the shapes and class counts of the real datasets and replace them where those are not available:
 one digit (10 classes) or two digits side by side (62 or 100 classes, class = 10 * left + right), shifted, scaled,
 slanted, coloured, under clutter and noise. Every output says which data it is (`pfl_jax.data.sources.Dataset`).
 
@@ -31,7 +31,7 @@ _NOISE = 32  # largest change of a pixel's value, of 255
 
 
 class _Glyphs(NamedTuple):
-    """Where and how one digit per picture is drawn; each field is int32 [B].
+    """Place and size of one digit per picture; each field is int32 [B].
 
     Attributes:
       digit: row of the digit table.
@@ -51,12 +51,12 @@ class _Glyphs(NamedTuple):
 
 
 def is_pairs(num_classes: int) -> bool:
-    """True where a class is a pair of digits."""
+    """Whether each class of this dataset is a pair of digits."""
     return num_classes > 10
 
 
 def digits() -> Arrays:
-    """scikit-learn's digits themselves: uint8 [., 8, 8, 1], the values 0..16 stretched to 0..255."""
+    """scikit-learn's digits, scaled from 0..16 to 0..255: uint8 [., 8, 8, 1]."""
     images, labels = _handwriting()
     stretched = (images * 255 // 16).astype(np.uint8)[..., None]
     cut = FIRST_TEST_DIGIT
@@ -64,7 +64,7 @@ def digits() -> Arrays:
 
 
 def pictures(spec: DatasetSpec, seed: int = 0) -> Arrays:
-    """Composed pictures in the shape and with the number of classes of a dataset.
+    """Composed pictures with the shape and the number of classes of a dataset.
 
     Args:
       spec: the dataset to stand in for; 10, 62 or 100 classes, one or three channels.
@@ -115,14 +115,14 @@ def _compose(
     pieces = _CLUTTER[is_pairs(spec.num_classes)]
     clutter = fragments[rng.integers(0, len(fragments), (pieces, len(y)))].max(axis=0)
     picture = _paint(rng, ink, clutter, channels)
-    # Noise from whole bytes: the fastest there is.
+    # Noise from whole bytes is the fastest.
     noise = np.frombuffer(rng.bytes(picture.size), np.uint8).reshape(picture.shape).astype(np.int16)
     picture += noise // (128 // _NOISE) - _NOISE
     return np.clip(picture, 0, 255).astype(np.uint8)
 
 
 def _draw_digits(rng: np.random.Generator, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """A random row of the digit table for each wanted digit 0..9; int32 [B]."""
+    """Random row of the digit table for each requested digit 0..9; int32 [B]."""
     order = np.argsort(labels, kind="stable").astype(np.int32)
     sizes = np.bincount(labels, minlength=10)
     starts = np.cumsum(sizes) - sizes
@@ -130,7 +130,7 @@ def _draw_digits(rng: np.random.Generator, labels: np.ndarray, classes: np.ndarr
 
 
 def _place(rng: np.random.Generator, digit: np.ndarray, canvas: tuple[int, int], column: int, columns: int) -> _Glyphs:
-    """Random size and position of a digit that fills one of `columns` parts of the canvas, give or take."""
+    """Random size and position of a digit that roughly fills one of `columns` parts of the canvas."""
     height, width = canvas
     batch = len(digit)
     cell = width // columns
@@ -153,7 +153,7 @@ def _uniform(rng: np.random.Generator, reach: np.ndarray) -> np.ndarray:
 
 
 def _render(images: np.ndarray, glyphs: _Glyphs, canvas: tuple[int, int]) -> np.ndarray:
-    """Ink in 0..128, int16 [B, H, W]: the digits, magnified bilinearly into their boxes.
+    """Ink in 0..128, int16 [B, H, W], of the digits magnified bilinearly into their boxes.
 
     Bilinear weights are hats max(0, 16 - |position - 16 j|) in sixteenths. Rows first: [B, H, 8] x [B, 8, 8] gives
     values up to 16 * 16, exact in float32 whatever the order of summation; then the columns of each row, where the
@@ -182,7 +182,7 @@ def _render(images: np.ndarray, glyphs: _Glyphs, canvas: tuple[int, int]) -> np.
 
 
 def _fragments(rng: np.random.Generator, images: np.ndarray, canvas: tuple[int, int]) -> np.ndarray:
-    """Ink, int16 [F, H, W], of pieces of digits, seen through windows that show too little of them to be read."""
+    """Ink, int16 [F, H, W], of pieces of digits, cut by windows too small for the digit to be recognised."""
     height, width = canvas
     size = rng.integers(height // 2, height + 1, (2, _FRAGMENTS), dtype=np.int32)
     left, top = rng.integers(-height // 4 * _UNIT, height * 3 // 4 * _UNIT, (2, _FRAGMENTS), dtype=np.int32)
@@ -198,7 +198,7 @@ def _fragments(rng: np.random.Generator, images: np.ndarray, canvas: tuple[int, 
 
 
 def _paint(rng: np.random.Generator, ink: np.ndarray, clutter: np.ndarray, channels: int) -> np.ndarray:
-    """Colours, int16 [B, H, W, C]: background, then the digits, then clutter over them, each blended by its ink.
+    """Colours, int16 [B, H, W, C]: background, digits and clutter, blended in this order by their ink.
 
     Every picture has its own three colours; digits are lighter than the background, as in the grey datasets.
     """
@@ -210,5 +210,5 @@ def _paint(rng: np.random.Generator, ink: np.ndarray, clutter: np.ndarray, chann
 
 
 def _blend(under: np.ndarray, over: np.ndarray, ink: np.ndarray) -> np.ndarray:
-    """The colour `over` laid on `under` with opacity ink / 128."""
+    """Blend of the colour `over` onto `under` with opacity ink / 128."""
     return under + (((over - under) * ink[..., None]) >> 7)

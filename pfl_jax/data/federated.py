@@ -1,4 +1,4 @@
-"""A federation's data: one pool of examples on the device, and for each client the rows that are its own."""
+"""Federated data: one pool of examples on the device, and index tables with each client's rows of it."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -52,12 +52,12 @@ class FederatedData(NamedTuple):
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """Number of clients N."""
         return self.train_index.shape[0]
 
 
 class OwnClients(NamedTuple):
-    """What `client_data` reads on a device that has its own clients' examples alone, see `pfl_jax.engine.sharding`.
+    """Input of `client_data` on a device that holds only its own clients, see `pfl_jax.engine.sharding`.
 
     Attributes:
       data: those clients as a federation.
@@ -82,7 +82,7 @@ def federate(
     augment: bool = False,
     batches: Batches = ALL_BATCHES,
 ) -> FederatedData:
-    """Puts a dataset and its partition onto the device.
+    """Put a dataset and its partition onto the device.
 
     Examples that no client holds are left out of the pool (a few thousand of EMNIST's 814,255 are typical), so the
     tables number the examples in use, in the pool's order.
@@ -131,7 +131,7 @@ def federate_runs(
     augment: bool = False,
     batches: Batches = ALL_BATCHES,
 ) -> FederatedData:
-    """Several federations of as many clients over one pool, for the runs of `pfl_jax.engine.sweep`.
+    """Several federations of equally many clients over one pool, for the runs of `pfl_jax.engine.sweep`.
 
     Args:
       dataset: the examples.
@@ -172,7 +172,7 @@ def federate_runs(
 
 
 def select_run(data: FederatedData, run: int | np.ndarray | jax.Array) -> FederatedData:
-    """The federation of one run in data from `federate_runs`, or of several, by their number; it may be traced."""
+    """Federation of one run, or of several, in data from `federate_runs`; the run's number may be traced."""
     return _rows(data, run)
 
 
@@ -182,14 +182,14 @@ def _rows(data: FederatedData, rows: int | np.ndarray | jax.Array) -> FederatedD
 
 
 def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, FederatedData]:
-    """Sets the last clients of a federation apart: (data of the others, data of the newcomers), over one pool.
+    """Separate the last clients of a federation: (data of the others, data of the new clients), over one pool.
 
     Args:
       data: of N clients.
       number: of newcomers, who never take part.
 
     Raises:
-      InvalidInput: nobody would be left, or there are no newcomers.
+      InvalidInput: no client would be left, or none is held out.
     """
     if not 1 <= number < data.num_clients:
         raise InvalidInput(f"of {data.num_clients} clients 1 to {data.num_clients - 1} can be held out, not {number}")
@@ -212,7 +212,7 @@ def _check(dataset: Dataset, partitions: Sequence[Partition], shift: shifts.Shif
 
 
 def _used(partitions: Sequence[Partition]) -> np.ndarray:
-    """The examples that clients hold, sorted."""
+    """Sorted indices of the examples that clients hold."""
     return np.unique(np.concatenate([row for partition in partitions for row in (*partition.train, *partition.test)]))
 
 
@@ -230,7 +230,7 @@ def _pool(dataset: Dataset, used: np.ndarray) -> dict[str, Any]:
 def _clients(
     dataset: Dataset, partition: Partition, used: np.ndarray, shift: shifts.Shift, num_groups: int, seed: int
 ) -> dict[str, Any]:
-    """What belongs to clients: the values of `PER_CLIENT`."""
+    """Per-client arrays: the values of `PER_CLIENT`."""
     train_index, train_count = _table(partition.train, used)
     test_index, test_count = _table(partition.test, used)
     label_map = rotation = None
@@ -251,7 +251,7 @@ def _table(rows: Sequence[np.ndarray], used: np.ndarray) -> tuple[jax.Array, jax
 
 
 def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split: Split) -> ClientData:
-    """The examples of one client under its shift, normalised: x = (pixel / 255 - mean) / std.
+    """Examples of one client under its shift, normalised: x = (pixel / 255 - mean) / std.
 
     Args:
       data: the federation's data, or what a device holds of it.
@@ -293,7 +293,7 @@ def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split
 
 
 def class_table(data: FederatedData, split: Split = "train", num_classes: int | None = None) -> np.ndarray:
-    """How many examples each client holds under each label, for reports and pictures.
+    """Number of examples of each client under each label, for reports and pictures.
 
     Args:
       data: the federation's data.

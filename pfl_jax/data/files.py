@@ -26,7 +26,7 @@ _MNIST_TEST_LABELS = (7, 2, 1, 0, 4, 1, 4, 9, 5, 9, 0, 6, 9, 0, 1, 5)
 
 
 class Found(NamedTuple):
-    """Files of a dataset.
+    """Files found of a dataset.
 
     Attributes:
       folder: what outputs call the place: the folder, or the archive.
@@ -38,7 +38,7 @@ class Found(NamedTuple):
 
 
 class _CifarFormat(NamedTuple):
-    """A binary record is `labels` bytes, the last of which is the label, then 3072 bytes of planes R, G, B."""
+    """CIFAR's binary format: a record is `labels` label bytes, the last one used, and 3072 bytes of planes R, G, B."""
 
     archive: str
     folder: str
@@ -64,21 +64,21 @@ _CIFAR = {
 
 
 def expected(spec: DatasetSpec) -> str:
-    """The file names searched for, for messages."""
+    """File names searched for, for messages."""
     if spec.name in _CIFAR:
         return f"{_CIFAR[spec.name].archive} or {_CIFAR[spec.name].folder}/"
     return f"{_idx_names(spec)[0][0]}[.gz] and its three companions"
 
 
 def places(spec: DatasetSpec, data_dir: Path | None) -> list[Path]:
-    """The folders searched, in order."""
+    """Folders searched, in order."""
     roots = [] if data_dir is None else [data_dir]
     system = [folder / name for folder in SYSTEM_FOLDERS for name in spec.folders]
     return roots + [root / name for root in roots for name in spec.folders] + system
 
 
 def find(spec: DatasetSpec, data_dir: Path | None) -> Found | None:
-    """The dataset's files, or None where there are none, or none that this module reads.
+    """The dataset's files; None if there are none that this module reads.
 
     Raises:
       InvalidInput: some of the files that belong together are there and others are missing.
@@ -91,7 +91,7 @@ def find(spec: DatasetSpec, data_dir: Path | None) -> Found | None:
 
 
 def load(spec: DatasetSpec, found: Found) -> Arrays:
-    """Reads and checks files.
+    """Read and check files.
 
     Args:
       spec: the dataset.
@@ -130,7 +130,7 @@ def _load_idx(spec: DatasetSpec, found: Found) -> Arrays:
 
 
 def _idx_names(spec: DatasetSpec) -> list[tuple[str, ...]]:
-    """The names that the four IDX files may have, without .gz."""
+    """Possible names of the four IDX files, without .gz."""
     patterns = ["{}-images-idx3-ubyte", "{}-labels-idx1-ubyte"]
     plain = tuple(pattern.format(part) for part in ("train", "t10k") for pattern in patterns)
     if spec.name != "emnist":
@@ -213,7 +213,7 @@ def _load_cifar(spec: DatasetSpec, layout: _CifarFormat, found: Found) -> Arrays
 
 
 def _archive_members(archive: Path, layout: _CifarFormat) -> Iterator[tuple[str, str, bytes]]:
-    """(path for messages, name, bytes) of the members that the dataset consists of; all others are ignored."""
+    """(path for messages, name, bytes) of the archive members that form the dataset; others are skipped."""
     wanted = {f"{layout.folder}/{name}": name for name in layout.train + layout.test}
     try:
         with tarfile.open(archive, "r:gz") as tar:

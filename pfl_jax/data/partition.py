@@ -1,4 +1,4 @@
-"""Who holds which examples: partitions of a dataset over clients.
+"""Partitions of a dataset over clients.
 
 A partition is a function of the labels and a seed. Indices count through the training examples and then through the
 test examples, the order of the pool in `pfl_jax.data.federated`.
@@ -21,11 +21,11 @@ from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 
 FEDAS_BATCH = 10
-"""FedAS's code wants a batch of 10 in the smallest client's test quarter: 10 / (1 - 0.75) = 40 examples."""
+"""FedAS's code requires a batch of 10 in the smallest client's test quarter: 10 / (1 - 0.75) = 40 examples."""
 
 
 def dominant_classes(num_classes: int) -> list[np.ndarray]:
-    """The groups of dominant classes of FedPAC B.2, by num_classes.
+    """Groups of dominant classes of FedPAC B.2, by num_classes.
 
     Ten classes: three consecutive ones from 0, 2, 4, 6 and 8 (the last group is 8, 9, 0). 62 classes (EMNIST):
     digits, upper case, lower case. The paper has no others; for them five groups of consecutive classes that share
@@ -70,7 +70,7 @@ def grouped(
       The partition; sizes are exact.
 
     Raises:
-      InvalidInput: s outside [0, 100], sizes below 1, or a client that needs more of a class than there is.
+      InvalidInput: s outside [0, 100], sizes below 1, or a client that needs more examples of a class than exist.
 
     Example:
       >>> import numpy as np
@@ -187,7 +187,7 @@ def iid(
     test_size: Sizes | None = None,
     seed: int = 0,
 ) -> Partition:
-    """Examples dealt at random, whatever their class.
+    """Examples dealt at random, independent of their class.
 
     Args:
       train_y: int [P_train], labels of the training examples.
@@ -198,10 +198,10 @@ def iid(
       seed: of the shuffles.
 
     Returns:
-      The partition. Clients share examples only where together they ask for more than there are.
+      The partition. Clients share examples only if together they need more than exist.
 
     Raises:
-      InvalidInput: more clients than examples, or a client that asks for more examples than there are.
+      InvalidInput: more clients than examples, or a client that needs more examples than exist.
 
     Example:
       >>> import numpy as np
@@ -235,14 +235,14 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
 
 
 def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **options: Any) -> Partition:
-    """The named partition of a dataset.
+    """Partition of a dataset by name.
 
     Args:
       name: a key of PARTITIONS.
       dataset: whose labels are divided; its `keep_split` is honoured.
       num_clients: N.
       seed: of the partition.
-      **options: the partition function's own; None stands for its default.
+      **options: options of the partition function; None selects the default.
 
     Returns:
       The partition.
@@ -261,7 +261,7 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
 
 
 def num_groups(name: str, num_classes: int) -> int:
-    """Groups G of clients, client i in group i mod G: the partition's own, where it has none those of `grouped`.
+    """Number of groups G, client i in group i mod G: the partition's own, else that of `grouped`.
 
     Args:
       name: a key of PARTITIONS.

@@ -1,4 +1,4 @@
-"""Clients that hold a few classes only (FedPAC C.7); see `pfl_jax.data.partition` for partitions in general."""
+"""Pathological partition: each client holds a few classes only (FedPAC C.7)."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def pathological(
     seed: int = 0,
     classes_per_group: Sequence[int] = PATHOLOGICAL_CLASSES,
 ) -> Partition:
-    """Clients that hold a few classes only, as many as their group says, in equal parts (FedPAC C.7).
+    """Clients with a few classes only, in equal parts; their group sets how many (FedPAC C.7).
 
     Client i belongs to group i mod G. With protocol "random" every client has a class set of its own, with "clustered"
     the clients of a group share one, and no two groups have the same. A client's test examples are of its classes too.
@@ -88,7 +88,7 @@ def pathological(
 
 
 def _different_sets(rng: np.random.Generator, num_classes: int, sizes: Sequence[int]) -> list[np.ndarray]:
-    """A random set of classes of each size, no two the same."""
+    """Random distinct sets of classes, one of each given size."""
     for size in set(sizes):
         if math.comb(num_classes, size) < sizes.count(size):
             raise InvalidInput(

@@ -1,4 +1,4 @@
-"""Groups of clients that see the same classes differently: under other labels (concept shift) or turned (feature skew).
+"""Distribution shift between groups of clients: permuted labels (concept shift) or rotations (feature skew).
 
 Source: FedPAC (Xu, Tong & Huang 2023), Section 6.2 "Robustness to Concept Shift" and Appendix C.10. Client i belongs to
 group i mod G, as in the partitions. A shift is drawn here once; `pfl_jax.data.federated.client_data` applies it to
@@ -21,7 +21,7 @@ SHIFTS: tuple[str, ...] = get_args(Shift)
 
 
 def label_maps(num_clients: int, num_classes: int, num_groups: int, seed: int = 0) -> np.ndarray:
-    """A random permutation of the labels for each group (Section 6.2: "a specific permutation of labels").
+    """Random permutation of the labels for each group (Section 6.2: "a specific permutation of labels").
 
     Args:
       num_clients: N.
@@ -80,7 +80,7 @@ def direction(degrees: float | np.ndarray) -> np.ndarray:
 
 
 def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:
-    """Images turned counterclockwise about their centre, black where they had no pixels.
+    """Images rotated counterclockwise about their centre, with black where they have no pixels.
 
     Bilinear between the four nearest pixels, so multiples of 90 degrees move square images' pixels exactly.
 
@@ -112,7 +112,7 @@ def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:
 
 
 def check(shift: str) -> None:
-    """Raises InvalidInput for a shift that there is not."""
+    """Raise InvalidInput for an unknown shift."""
     if shift not in SHIFTS:
         raise InvalidInput(f"unknown shift '{shift}' (there are {', '.join(SHIFTS)})")
 

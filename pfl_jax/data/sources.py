@@ -1,8 +1,8 @@
-"""Where examples come from: tensorflow-datasets, files in the datasets' own formats, or pictures made on the spot.
+"""Data sources: tensorflow-datasets, files in the datasets' own formats, or embedded synthetic pictures.
 
 `load("cifar100")` gives CIFAR-100 wherever it can be had and otherwise pictures of the same shape composed from
-scikit-learn's digits. What the data really is travels with it: `Dataset.description` belongs into every output, so
-that a result on stand-in data never passes for one on the dataset whose name it carries.
+scikit-learn's digits. Every output records the data source (`Dataset.description`), so that a result on synthetic data
+is never taken for one on the real dataset.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from pfl_jax.data.specs import PIXEL_NORMALIZATIONS, SPECS, Arrays, DatasetSpec,
 from pfl_jax.errors import InvalidInput
 
 Notify: TypeAlias = Callable[[str], None]
-"""Receives what the user should know, one message at a time."""
+"""Receiver of messages for the user, one at a time."""
 
 SOURCES = ("auto", "tfds", "files", "embedded")
 
@@ -58,18 +58,18 @@ class Dataset(NamedTuple):
 
     @property
     def description(self) -> str:
-        """Name and nature of the data for people: "cifar100 (embedded digit pairs)", "cifar10 (tfds: 3.0.2)"."""
+        """Name and origin of the data for people: "cifar100 (embedded digit pairs)", "cifar10 (tfds: 3.0.2)"."""
         return f"{self.name} ({self.source}: {self.origin})" if self.origin else f"{self.name} ({self.source})"
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """(H, W, C)."""
+        """Shape (H, W, C) of an image."""
         height, width, channels = self.train_x.shape[1:]
         return height, width, channels
 
 
 def print_to_stderr(message: str) -> None:
-    """Prints a message: the default `notify` of `load`."""
+    """Print a message to stderr: the default `notify` of `load`."""
     print(message, file=sys.stderr, flush=True)
 
 
@@ -82,7 +82,7 @@ def load(
     *,
     normalization: PixelNormalization = "fedas",
 ) -> Dataset:
-    """Loads a dataset.
+    """Load a dataset.
 
     Args:
       name: cifar10, cifar100, cinic10, fashion_mnist, emnist (its "byclass" variant: 62 classes) or digits.
@@ -92,7 +92,7 @@ def load(
       data_dir: folder of tensorflow-datasets, or with the files; by default ~/tensorflow_datasets, and the folders
         in which distributions install datasets.
       seed: of the embedded pictures.
-      notify: told before long work, and what "auto" had to settle for.
+      notify: receives messages before long work, and on the source that "auto" selected.
       normalization: paper whose released code gives the mean and deviation that pixels are normalised by: "fedas" is
         0.5 for CIFAR, "fedpac" those of CIFAR-10's training pixels. The other datasets have one of each.
 
@@ -100,7 +100,7 @@ def load(
       The dataset. EMNIST's published images lie on their side; here they stand upright.
 
     Raises:
-      InvalidInput: an unknown name, source or normalization, a source that has not got the data, or unusable files.
+      InvalidInput: an unknown name, source or normalization, a source without the data, or unusable files.
 
     Example:
       >>> from pfl_jax import data
@@ -129,9 +129,9 @@ def load(
 
 
 def _auto(spec: DatasetSpec, folder: Path | None, seed: int, notify: Notify) -> Dataset:
-    """Prepared tfds, then files, then a download, then embedded pictures with a notice.
+    """Try prepared tfds data, files, a download, then embedded pictures with a notice.
 
-    Data that is there but cannot be used is an error; only what is not there is passed over.
+    Unusable data is an error; only missing data is passed over.
     """
     prepared = tfds.find(spec, folder, notify)
     if prepared is not None:
@@ -178,7 +178,7 @@ def _from_files(spec: DatasetSpec, folder: Path | None, notify: Notify) -> Datas
 
 
 def _incomplete(spec: DatasetSpec, arrays: Arrays, notify: Notify) -> str:
-    """ "" for the complete dataset; otherwise what to add to its origin, and a notice."""
+    """Addition to the origin of an incomplete dataset, and a notice; "" for the complete dataset."""
     sizes = len(arrays.train_y), len(arrays.test_y)
     if spec.published is None or sizes == spec.published:
         return ""
@@ -204,7 +204,7 @@ def _dataset(
 
 
 def _check_choice(what: str, value: str, choices: Iterable[str]) -> str:
-    """The value, if it is a choice; otherwise an error that names the nearest."""
+    """Return the value if it is a valid choice; otherwise raise an error that names the nearest one."""
     names = list(choices)
     if value in names:
         return value

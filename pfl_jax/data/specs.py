@@ -1,17 +1,17 @@
-"""What each dataset is: its shape, its classes, how its pixels are normalised, and where it comes from."""
+"""Dataset specifications: shape, classes, pixel normalisation and download source."""
 
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 PixelNormalization = Literal["fedpac", "fedas"]
-"""Papers whose released code says how pixels are normalised."""
+"""Papers whose released code defines the pixel normalisation."""
 
 PIXEL_NORMALIZATIONS: tuple[PixelNormalization, ...] = get_args(PixelNormalization)
 
 
 class Arrays(NamedTuple):
-    """The examples of a dataset, as every source delivers them.
+    """Examples of a dataset, as every source delivers them.
 
     Attributes:
       train_x: uint8 [P_train, H, W, C].
@@ -27,7 +27,7 @@ class Arrays(NamedTuple):
 
 
 class DatasetSpec(NamedTuple):
-    """A dataset that `pfl_jax.data.sources.load` knows.
+    """Specification of a dataset that `pfl_jax.data.sources.load` knows.
 
     Attributes:
       name: the name users give.
@@ -36,8 +36,8 @@ class DatasetSpec(NamedTuple):
       mean: per channel, of pixels in [0, 1]; inputs become (x / 255 - mean) / std.
       std: per channel.
       fedpac: (mean, std) of FedPAC's released code where they are others than these; None where they are the same, or
-        that code has not got the dataset.
-      published: (training, test) examples of the complete dataset; anything less is said in every output.
+        that code does not use the dataset.
+      published: (training, test) examples of the complete dataset; every output reports if examples are missing.
       tfds_name: the name (and configuration) in tensorflow-datasets; None where it does not apply.
       urls: what tensorflow-datasets downloads.
       folders: the names a folder with the dataset's files goes by, below --data-dir or a system folder; none where
@@ -60,7 +60,7 @@ class DatasetSpec(NamedTuple):
     own_builder: bool = False
 
     def normalised(self, paper: PixelNormalization) -> "DatasetSpec":
-        """The dataset with the mean and deviation of this paper's released code."""
+        """This dataset with the mean and deviation of this paper's released code."""
         if paper == "fedas" or self.fedpac is None:
             return self
         mean, std = self.fedpac
@@ -100,7 +100,7 @@ _ALL = (
         folders=("cifar100", "cifar-100"),
     ),
     # FedPAC's released code: training from the folder train, tests from test (valid is left alone), and this mean and
-    # deviation, which are those of the folder train. FedAS has not got CINIC-10.
+    # deviation, which are those of the folder train. FedAS does not use CINIC-10.
     DatasetSpec(
         "cinic10",
         (32, 32, 3),

@@ -1,4 +1,4 @@
-"""Datasets through tensorflow-datasets (tfds): prepared ones are read, others downloaded and prepared.
+"""Datasets through tensorflow-datasets (tfds): read if prepared, otherwise downloaded and prepared.
 
 TensorFlow is slow to import, so what was read once is kept as uint8 arrays in `<data folder>/pfl_jax/*.npz`;
 later runs read that file and import neither TensorFlow nor tfds.
@@ -36,19 +36,19 @@ HOST_TIMEOUT = 5.0
 
 
 def folder_or_default(data_dir: Path | None) -> Path:
-    """The data folder, by default the one tfds itself uses."""
+    """The data folder, by default that of tfds."""
     if data_dir is not None:
         return data_dir
     return Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 
 
 def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arrays, str] | None:
-    """The dataset as prepared by tfds in a data folder, or as kept from an earlier run.
+    """The dataset as prepared by tfds in a data folder, or as cached by an earlier run.
 
     Args:
       spec: the dataset.
       data_dir: the data folder, None for tfds' own default.
-      notify: told before long work.
+      notify: receives messages before long work.
 
     Returns:
       The examples and their version, or None where there are none.
@@ -68,7 +68,7 @@ def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arra
         return arrays, _version(kept)
     version = prepared.parent.name
     cache = folder / "pfl_jax" / f"{spec.name}-{version}.npz"
-    # The version alone would miss a folder that was prepared anew from other files.
+    # The version alone would miss a folder that was prepared again from other files.
     fingerprint = hashlib.sha256(prepared.read_bytes()).hexdigest()
     arrays = _read_cache(cache, spec, fingerprint)
     if arrays is None:
@@ -79,12 +79,12 @@ def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arra
 
 
 def download(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arrays, str]:
-    """Downloads and prepares the dataset with tfds, unless its archives are in tfds' download cache already.
+    """Download and prepare the dataset with tfds, unless tfds' download cache already has its archives.
 
     Args:
       spec: the dataset.
       data_dir: the data folder, None for tfds' own default.
-      notify: told before long work.
+      notify: receives messages before long work.
 
     Returns:
       The examples and their version.
@@ -123,7 +123,7 @@ def _tfds_name(spec: DatasetSpec) -> str:
 
 
 def _version(path: Path) -> str:
-    """The version in ".../3.0.2/dataset_info.json" or in "cifar10-3.0.2.npz"; "" if there is none."""
+    """Version in ".../3.0.2/dataset_info.json" or in "cifar10-3.0.2.npz"; "" if there is none."""
     text = path.parent.name if path.name == "dataset_info.json" else path.stem.rpartition("-")[2]
     return text if re.fullmatch(r"\d+\.\d+\.\d+", text) else ""
 
@@ -134,7 +134,7 @@ def _newest_version(folder: Path, pattern: str) -> Path | None:
 
 
 def _read_cache(path: Path, spec: DatasetSpec, fingerprint: str | None = None) -> Arrays | None:
-    """The kept arrays; None where there are none, where they are damaged, or of other data."""
+    """Cached arrays; None if they are absent, damaged, or of other data."""
     try:
         # np.load leaves a file it opened itself open when the archive in it is damaged.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
@@ -180,7 +180,7 @@ def _read_prepared(spec: DatasetSpec, folder: Path) -> Arrays:
 
 
 def _check_features(folder: Path) -> None:
-    """Refuses a prepared folder that names code of others: tfds imports whatever module its features.json names."""
+    """Refuse a prepared folder that names foreign code: tfds imports any module named in features.json."""
     path = folder / "features.json"
 
     def named(value: Any) -> Iterator[str]:
@@ -213,14 +213,14 @@ def _check_features(folder: Path) -> None:
 
 
 def _builder(tfds: Any, spec: DatasetSpec, folder: Path) -> Any:
-    """The dataset's builder: tensorflow-datasets' own, or ours where it has none."""
+    """Builder of the dataset: that of tensorflow-datasets, or ours where it has none."""
     if spec.own_builder:
         return cinic10.builder_class(spec.urls[0])(data_dir=folder)
     return tfds.builder(spec.tfds_name, data_dir=folder, try_gcs=False)
 
 
 def _archives_cached(spec: DatasetSpec, folder: Path) -> bool:
-    """True where tfds has every archive in its download cache, so that preparing needs no network."""
+    """Whether tfds has every archive in its download cache, so that preparing needs no network."""
     with _tensorflow_datasets() as tfds:
         from tensorflow_datasets.core.download import resource
 
@@ -240,7 +240,7 @@ def _archives_cached(spec: DatasetSpec, folder: Path) -> bool:
 
 
 def _unreachable(url: str) -> str:
-    """ "" where the host answers in time; otherwise why not. One request, whose body is not read."""
+    """Reason why the host does not answer in time, "" if it does. Sends one request and reads no body."""
     host = urllib.parse.urlsplit(url).netloc
     outcome = [f"{host} did not answer within {HOST_TIMEOUT:g} s"]
 
@@ -262,7 +262,7 @@ def _unreachable(url: str) -> str:
 
 @contextlib.contextmanager
 def _tensorflow_datasets() -> Iterator[Any]:
-    """The module tensorflow_datasets, with TensorFlow kept off the GPU and both kept quiet."""
+    """The module tensorflow_datasets, with TensorFlow kept off the GPU and the logs of both silenced."""
     level = os.environ.get("TF_CPP_MIN_LOG_LEVEL")
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     try:
@@ -295,6 +295,6 @@ def _tensorflow_datasets() -> Iterator[Any]:
 
 
 def _one_line(error: object) -> str:
-    """An exception's message without line breaks, cut to a readable length."""
+    """Message of an exception without line breaks, cut to a readable length."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."

@@ -1,1 +1,1 @@
-"""Rounds: who takes part, every client's work on one device or many, and states on disk or in host memory."""
+"""Engine: cohorts, rounds on one device or many, sweeps, and states on disk or in host memory."""

@@ -1,7 +1,7 @@
-"""States on disk, written by orbax: a checkpoint is there whole or not at all, and the newest good one is found again.
+"""Checkpoints on disk, written atomically by orbax; restoring skips damaged ones.
 
-A checkpoint is a `State`, further arrays by name, and a record for JSON. Arrays are stored as they are, so that a run
-that goes on from one is, on the same machine and versions, the uninterrupted run bit for bit. Nothing in a checkpoint
+A checkpoint is a `State`, further arrays by name, and a record for JSON. Arrays are stored unchanged, so that a
+resumed run equals the uninterrupted one bit for bit on the same machine and versions. Nothing in a checkpoint
 is ever executed or unpickled.
 """
 
@@ -36,7 +36,7 @@ _WRITING = ".writing"
 
 
 class Checkpoint(NamedTuple):
-    """What was saved.
+    """Content of a checkpoint.
 
     Attributes:
       state: clients' leaves and scores as NumPy arrays, for `simulate.run(state=...)`.
@@ -50,7 +50,7 @@ class Checkpoint(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run, in a folder of their own, by the number of rounds done.
+    """Checkpoints of one run, in a folder of their own, numbered by completed rounds.
 
     Args:
       folder: made when the first one is written.
@@ -62,7 +62,7 @@ class Checkpoints:
         self._keep = keep
 
     def save(self, state: State, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
-        """Writes a checkpoint; an older one goes only after it is whole.
+        """Write a checkpoint; older ones are removed only after it is complete.
 
         Args:
           state: after a round; of one run, or of several with a leading axis as in `pfl_jax.engine.sweep`.
@@ -95,7 +95,7 @@ class Checkpoints:
                     args=ocp.args.Composite(arrays=ocp.args.StandardSave(stored), record=ocp.args.JsonSave(content)),
                 )
             write_whole(begun / MANIFEST, json.dumps(_digests(begun)))
-            # Nothing but a damaged one can be there: a run goes on after its newest good one.
+            # Only a damaged one can exist here: a run resumes after its newest good one.
             _remove(self.folder / number)
             begun.rename(self.folder / number)
         except (OSError, ValueError, RuntimeError) as error:
@@ -111,13 +111,13 @@ class Checkpoints:
         self._forget()
 
     def rounds(self) -> list[int]:
-        """Of the checkpoints that are there, in order."""
+        """Rounds of the stored checkpoints, ascending."""
         if not self.folder.is_dir():
             return []
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
 
     def newest(self, like: State, check: Callable[[dict[str, Any]], None] | None = None) -> Checkpoint | None:
-        """The newest checkpoint that can be read; None if there is none.
+        """Newest readable checkpoint; None if there is none.
 
         Args:
           like: a state of the same run, or its shapes.
@@ -141,11 +141,11 @@ class Checkpoints:
         return None
 
     def clear(self) -> None:
-        """Removes all checkpoints."""
+        """Remove all checkpoints."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _forget(self) -> None:
-        """Removes all but the newest whole checkpoints, and what is older than these."""
+        """Remove all but the newest complete checkpoints, and incomplete ones older than these."""
         whole = [number for number in self.rounds() if (self.folder / str(number) / MANIFEST).exists()]
         first = whole[-self._keep :][0]
         for number in self.rounds():
@@ -203,7 +203,7 @@ def _checkpointer() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps what orbax's threads have to say of a full disk off the screen: the error itself is raised."""
+    """Silence orbax's threads on a full disk: the error itself is raised."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -216,7 +216,7 @@ def _quiet() -> Iterator[None]:
 
 @functools.cache
 def _ignore_closed_loops() -> None:
-    """Keeps off the screen, from now on, how tensorstore's threads end after a write that failed."""
+    """Silence, from now on, tensorstore's threads that end after a failed write."""
     usual = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
@@ -227,7 +227,7 @@ def _ignore_closed_loops() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error, without what tensorstore adds about where in its code it happened."""
+    """First line of an error, without tensorstore's source location."""
     text = next(iter(str(error).splitlines()), type(error).__name__)
     if isinstance(error, OSError):
         text = error.strerror or text
@@ -237,13 +237,13 @@ def _reason(error: Exception) -> str:
 
 
 def _remove(place: Path) -> None:
-    """Removes a checkpoint; one that is removed in part only is no longer taken for whole."""
+    """Remove a checkpoint so that a partly removed one is no longer taken for complete."""
     (place / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(place, ignore_errors=True)
 
 
 def _digests(place: Path) -> dict[str, str]:
-    """Of all files below a folder, but the list of them."""
+    """Digests of all files below a folder, except the list of digests."""
     files = sorted(path for path in place.rglob("*") if path.is_file() and path.name != MANIFEST)
     return {str(path.relative_to(place)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -253,12 +253,12 @@ def _kind(leaf: Any) -> tuple[tuple[int, ...], str]:
 
 
 def _words(leaf: tuple[tuple[int, ...], str, str] | None) -> str:
-    """An array for messages: "server['head'] (float32 [4, 3])"."""
+    """Description of an array for messages: "server['head'] (float32 [4, 3])"."""
     return "nothing" if leaf is None else f"{leaf[2]} ({leaf[1]} {list(leaf[0])})"
 
 
 def _plain(state: State) -> State:
-    """The state with its key's data in the place of the key."""
+    """State with the key's data in place of the key."""
     return state._replace(key=jax.random.key_data(state.key))
 
 
@@ -267,6 +267,6 @@ def _plain_structure(state: State) -> State:
 
 
 def _leaves(state: State) -> list[tuple[str, Any]]:
-    """The leaves of a plain state or of one with a key, by their paths."""
+    """Leaves by path, of a state with a key or of one from `_plain`."""
     plain = state if not jnp.issubdtype(state.key.dtype, jax.dtypes.prng_key) else _plain(state)
     return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(plain)]

@@ -1,4 +1,4 @@
-"""How many clients to train under one vmap, and what that wastes when they differ in size."""
+"""Choice of the number of clients under one vmap, and the steps wasted when clients differ in size."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ def wasted_step_share(
     owners: np.ndarray | None = None,
     drop_last: bool = False,
 ) -> float:
-    """Share of a round's gradient steps that are taken for clients that have already finished.
+    """Share of a round's gradient steps spent on clients that have already finished.
 
         1 - sum_i s_i / sum_i s_{longest client of i's chunk},   s_i of `pfl_jax.primitives.local_sgd.num_steps`
 
@@ -73,7 +73,7 @@ def choose_chunk(
     convolutional: bool = True,
     drop_last: bool = False,
 ) -> int:
-    """The chunk that `--chunk auto` stands for.
+    """Number of clients under one vmap for `--chunk auto`.
 
     Convolutional networks on a CPU: one client after another, since convolutions with a kernel for each client run in
     a loop there anyway, and no step is wasted. Everything else: as many clients at once as there are on a device,
@@ -98,7 +98,7 @@ def choose_chunk(
 
 
 def typical_cohort(counts: np.ndarray, size: int) -> np.ndarray:
-    """Training examples [M] of a cohort as a federation has it on average: evenly spaced in its order by size.
+    """Training examples [M] of an average cohort: clients evenly spaced in the order of size.
 
     Args:
       counts: training examples [N] of all clients.

@@ -1,4 +1,4 @@
-"""Who takes part in a round: its settings, and the draws of cohorts, stragglers and drop-outs from the run's key."""
+"""Participation in a round: settings, and the draws of cohorts, stragglers and drop-outs from the run's key."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from pfl_jax.streams import COHORT, DROPOUTS, STRAGGLERS
 
 @dataclass(frozen=True)
 class Settings:
-    """How a federation is run, whatever the method.
+    """Settings of a federation, independent of the method.
 
     Attributes:
       rounds: communication rounds.
@@ -59,7 +59,7 @@ class Settings:
             raise InvalidInput(f"chunk must be at least 1, not {self.chunk}")
 
     def cohort_size(self, num_clients: int, round_index: int) -> int:
-        """M of the round with this index, counted from 0."""
+        """Cohort size M of the round with this index, counted from 0."""
         if self.full_last_round and round_index == self.rounds - 1:
             return num_clients
         return max(1, round(self.participation * num_clients))
@@ -69,18 +69,18 @@ class Settings:
         return number % self.eval_every == 0 or number == self.rounds
 
     def arrivals(self, cohort_size: int) -> int:
-        """How many messages of a cohort arrive."""
+        """Number of messages of a cohort that arrive."""
         return max(1, cohort_size - round(self.drop_rate * cohort_size))
 
 
 def stragglers(key: PRNGKey, num_clients: int, fraction: float) -> jax.Array:
-    """The fixed stragglers of a run: [N], bool, round(fraction * N) of them."""
+    """Fixed stragglers of a run: bool [N], round(fraction * N) of them."""
     ranks = jax.random.permutation(jax.random.fold_in(key, STRAGGLERS), num_clients)
     return ranks < round(fraction * num_clients)
 
 
 def sample_cohort(key: PRNGKey, round_index: jax.Array, counts: jax.Array, size: int, settings: Settings) -> Cohort:
-    """Draws a round's cohort without replacement, largest clients first; those that drop out are absent.
+    """Draw a round's cohort without replacement, largest clients first; drop-outs are absent.
 
     Args:
       key: the run's key.
@@ -102,7 +102,7 @@ def sample_cohort(key: PRNGKey, round_index: jax.Array, counts: jax.Array, size:
 
 
 def arriving(key: PRNGKey, round_index: jax.Array, size: int, settings: Settings) -> jax.Array:
-    """Whose messages arrive, by the place in a cohort of `size` clients: [M], bool; see `Settings.drop_rate`."""
+    """Whether each message of a cohort of `size` clients arrives: bool [M]; see `Settings.drop_rate`."""
     drop_key = jax.random.fold_in(jax.random.fold_in(key, DROPOUTS), round_index)
     positions = jax.random.permutation(drop_key, size)[: settings.arrivals(size)]
     return jnp.zeros(size, bool).at[positions].set(True)

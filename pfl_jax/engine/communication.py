@@ -1,4 +1,4 @@
-"""What a round costs to send, counted from shapes: nothing is run."""
+"""Communication cost of a round, computed from shapes without running it."""
 
 from typing import NamedTuple
 
@@ -15,11 +15,11 @@ from pfl_jax.primitives.tree import byte_count
 
 
 class Traffic(NamedTuple):
-    """Bytes of one client and one round.
+    """Bytes sent by one client and in one round.
 
     Attributes:
-      up: what it sends, `LocalResult.message`.
-      down: what it is sent, `Method.download`.
+      up: bytes of the message, `LocalResult.message`.
+      down: bytes of the download, `Method.download`.
     """
 
     up: int
@@ -27,7 +27,7 @@ class Traffic(NamedTuple):
 
 
 def traffic(method: Method, data: Federation) -> Traffic:
-    """What one client sends and is sent in a round, uncompressed; without the one number that weighs a `Mean`.
+    """Uncompressed bytes that a client sends and receives in a round; the weight of a `Mean` is not counted.
 
     Args:
       method: of the federation.
@@ -42,7 +42,7 @@ def _sent(part: PyTree) -> PyTree:
 
 
 def shapes(method: Method, data: Federation) -> tuple[PyTree, PyTree]:
-    """Shapes and types of the message and of the download of one client, under a method on such data."""
+    """Shapes and types of one client's message and download, under a method on such data."""
     parts, key = stages(method, Settings(rounds=1)), jax.random.key(0)
 
     def exchange(data):

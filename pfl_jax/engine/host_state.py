@@ -1,4 +1,4 @@
-"""An engine whose clients' states lie in the host's memory: for more clients than a device can hold the states of.
+"""Engine with the clients' states in host memory, for federations whose states exceed the device's memory.
 
 The cohort's rows go to the device for a round and come back after it. All clients' rows are made, and evaluated, in
 blocks. Where clients belong to devices (`pfl_jax.engine.sharding`), a process keeps the rows of its own clients only,
@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pfl_jax.base import Method, PyTree, Scores, State
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.engine.rounds import Engine, Federation, by_size, stages
-from pfl_jax.engine.sharding import Apart, PlacedData, everywhere, own_clients, own_rows, replicate, spread
+from pfl_jax.engine.sharding import OwnerRows, PlacedData, everywhere, own_clients, own_rows, replicate, spread
 
 BLOCK = 256
 """Clients whose rows are on the device at once where all clients are visited."""
@@ -30,7 +30,7 @@ def build(
     *,
     block: int | None = None,
 ) -> Engine:
-    """The engine of a method with states on the host.
+    """Engine of a method with clients' states in host memory.
 
     The same functions as `pfl_jax.engine.rounds.build(...).jit(mesh)` has, but for calls only, not for tracing. The
     leaves of State.clients and State.trained are NumPy arrays [N, ...], which `round` writes into. Where the data is
@@ -51,7 +51,7 @@ def build(
     score_new = jit(parts.evaluate_new)
 
     def fetch(data, clients, ids):
-        """Rows of some clients for a program; of clients that belong to devices, what their owners know."""
+        """Rows of some clients for a program; for clients that belong to devices, as their owners hold them."""
         if isinstance(data, PlacedData):
             return spread(lambda own: _rows(clients, _places(data, own)), ids, data.mesh)
         return everywhere(_rows(clients, ids), mesh)
@@ -74,7 +74,7 @@ def build(
         cohort = sample(data, state.key, state.round, size)
         ids = np.asarray(cohort.clients)
         rows, scores = fetch(data, state.clients, ids), everywhere(_rows(state.trained, ids), mesh)
-        rows = replicate_rows(rows) if isinstance(rows, Apart) else rows
+        rows = replicate_rows(rows) if isinstance(rows, OwnerRows) else rows
         server, rows, trained, outcome = train(data, state.server, state.key, state.round, cohort, rows, scores)
         # Arrays of a caller, or those of JAX, cannot be written into.
         clients, all_trained = jax.tree.map(_writable, (state.clients, state.trained))
@@ -98,7 +98,7 @@ def build(
 
 
 def copy(state: State, data: Federation, mesh: Mesh | None = None) -> State:
-    """A state of one's own, with the clients' part on the host.
+    """Independent copy of a state, with the clients' part on the host.
 
     Args:
       state: of all clients.
@@ -113,7 +113,7 @@ def copy(state: State, data: Federation, mesh: Mesh | None = None) -> State:
 
 
 def whole(state: State, data: Federation, *, block: int | None = None) -> State | None:
-    """A state with the rows of all clients, in the first process; None in the others, which must call it too.
+    """State with the rows of all clients in the first process, None in the others; a collective call.
 
     Args:
       state: of `build`'s engine, or of `pfl_jax.engine.rounds.build`'s, which is whole already.
@@ -138,14 +138,14 @@ def _on_devices(tree: PyTree) -> bool:
 
 
 def _places(data: Federation, clients: np.ndarray) -> np.ndarray:
-    """Where this process keeps the rows of clients that are its own."""
+    """Positions of this process's own clients among its stored rows."""
     if not isinstance(data, PlacedData):
         return clients
     return np.searchsorted(own_clients(data.mesh, data.num_clients), clients)
 
 
 def _blocks(ids: np.ndarray, block: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Equal blocks of ids, and how many count: the last one is filled up with its last id."""
+    """Equal blocks of ids, and how many of each count: the last one is padded with its last id."""
     width = min(block, len(ids))
     for start in range(0, len(ids), width):
         part = ids[start : start + width]

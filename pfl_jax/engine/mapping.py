@@ -1,4 +1,4 @@
-"""Map of a function over the clients of a stack: in chunks, on one device or spread over the devices of a mesh."""
+"""Map of a function over stacked clients: in chunks, on one device or over the devices of a mesh."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from pfl_jax.primitives.tree import gather
 
 
 def client_mesh(devices: list[Any] | None = None) -> Mesh:
-    """A mesh with the one axis "clients" over the given devices, by default all local ones.
+    """Mesh with the one axis "clients" over the given devices, by default all local ones.
 
     Example:
       >>> import jax
@@ -28,7 +28,7 @@ def client_mesh(devices: list[Any] | None = None) -> Mesh:
 def map_clients(
     fn: Callable[[PyTree, PyTree], PyTree], shared: PyTree, clients: PyTree, *, chunk: int | None, mesh: Mesh | None
 ) -> PyTree:
-    """fn(shared, client) for every client of a stack: the rows of `map_and_sum` for a function without terms."""
+    """Apply fn(shared, client) to every client of a stack: `map_and_sum` without the sum."""
     rows, _ = map_and_sum(lambda *arguments: (fn(*arguments), ()), shared, clients, chunk=chunk, mesh=mesh)
     return rows
 
@@ -41,7 +41,7 @@ def map_and_sum(
     chunk: int | None,
     mesh: Mesh | None,
 ) -> tuple[PyTree, PyTree]:
-    """fn(shared, client) for every client of a stack, in chunks, spread over the devices of a mesh.
+    """Apply fn(shared, client) to every client of a stack, in chunks, over the devices of a mesh; sum the terms.
 
     Args:
       fn: written for one client: (shared, client) -> (row, terms). Terms are added up as clients finish: they take the
@@ -123,5 +123,5 @@ def _chunked(
 
 
 def add_up(terms: PyTree) -> PyTree:
-    """The sum over the leading axis of every leaf."""
+    """Sum over the leading axis of every leaf."""
     return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), terms)

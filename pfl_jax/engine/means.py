@@ -1,4 +1,4 @@
-"""`Mean` messages: what one client adds, and what the server gets."""
+"""`Mean` messages: a client's weighted terms, and the means for the server."""
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +8,12 @@ from pfl_jax.primitives.tree import along
 
 
 def is_mean(part: PyTree) -> bool:
-    """Whether a part of a message is a `Mean`, for `is_leaf` of jax.tree.map."""
+    """Whether a part of a message is a `Mean`; an `is_leaf` for jax.tree.map."""
     return isinstance(part, Mean)
 
 
 def split(message: Message, present: jax.Array) -> tuple[PyTree, PyTree]:
-    """One client's message, parted into what stays its own and what is added up.
+    """Split one client's message into its own part and the terms that are summed.
 
     Args:
       message: of one client.
@@ -41,7 +41,7 @@ def split(message: Message, present: jax.Array) -> tuple[PyTree, PyTree]:
 
 
 def join(rows: PyTree, sums: PyTree) -> PyTree:
-    """The messages that `Method.aggregate` gets.
+    """Messages for `Method.aggregate`, from stacked parts and sums.
 
     Args:
       rows: of all clients, leaves [M, ...]; () for each `Mean`.

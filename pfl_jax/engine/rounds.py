@@ -1,7 +1,7 @@
 """The round engine: cohort -> gather -> local (map, vmap or devices) -> aggregate -> scatter, as pure functions.
 
 Every random number comes from the run's key through `fold_in`: client i in round r uses
-fold_in(fold_in(key, r), i), the cohort of round r a stream of its own. So a result depends neither on how the clients
+fold_in(fold_in(key, r), i), the cohort of round r from its own stream. So a result depends neither on how the clients
 are chunked, nor on other clients, nor on where a run was interrupted; and two methods see the same cohorts.
 """
 
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     """Result of one round besides the next state.
 
     Attributes:
-      cohort: who took part, as the server saw it: `present` says whose message it had.
+      cohort: the participating clients; `present` marks those whose message arrived.
       finite: [M], bool: whose state, message and loss after training have neither NaN nor infinite values. The others
         are absent from the cohort and stay as they were.
       server_finite: bool, the same of the server's next state and of what it gave to the clients.
@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """A method's federation as pure functions, to be called under jit, vmap (over seeds, say) or scan.
+    """Federation of a method as pure functions, to be called under jit, vmap (for example over seeds) or scan.
 
     Attributes:
       init: (Federation, key) -> State.
@@ -62,7 +62,7 @@ class Engine(NamedTuple):
     evaluate_new: Callable[[Federation, State], tuple[Scores, Scores]]
 
     def jit(self, mesh: Mesh | None = None) -> "Engine":
-        """The same, compiled: one trace per cohort size. `round` takes over the buffers of the state it is given."""
+        """This engine, compiled: one trace per cohort size. `round` donates the buffers of its input state."""
         # On a mesh every device holds the whole state between rounds; left to itself the compiler may lay it out
         # anew each round, and compile the round again for that.
         everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
@@ -75,7 +75,7 @@ class Engine(NamedTuple):
 
 
 class Training(NamedTuple):
-    """Local training of a cohort, in its order.
+    """Local training of a cohort, in cohort order.
 
     Attributes:
       rows: the clients' states after it, leaves [M, ...]; from before it where it diverged.
@@ -91,7 +91,7 @@ class Training(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """Stages of a federation: pure functions over the rows of some clients, wherever the others are kept.
+    """Stages of a round as pure functions over the rows of some clients, wherever the other rows are stored.
 
     Attributes:
       init_server: (Federation, key) -> Server.
@@ -115,7 +115,7 @@ class Stages(NamedTuple):
 
 
 def stages(method: Method, settings: Settings, mesh: Mesh | None = None, *, apart: bool = False) -> Stages:
-    """The stages of a method's federation.
+    """Stages of a round of a method.
 
     Args:
       method, settings, mesh: see `pfl_jax.engine.simulate.run`.
@@ -201,17 +201,17 @@ def stages(method: Method, settings: Settings, mesh: Mesh | None = None, *, apar
 
 
 def by_size(data: Federation) -> jax.Array:
-    """All clients [N], the largest first, as in a cohort: a chunk then holds clients of similar size."""
+    """Ids of all clients [N], largest first, as in a cohort, so that chunks hold clients of similar size."""
     return jnp.argsort(-data.train_count, stable=True).astype(jnp.int32)
 
 
 def in_place(order: jax.Array, rows: PyTree) -> PyTree:
-    """Rows of all clients [N, ...], which come in this order, by the clients' numbers."""
+    """Rows of all clients [N, ...] in this order, sorted by client id."""
     return scatter(jax.tree.map(jnp.zeros_like, rows), order, rows)
 
 
 def build(method: Method, settings: Settings, mesh: Mesh | None = None) -> Engine:
-    """The engine of a method. See `pfl_jax.engine.simulate.run` for the arguments."""
+    """Engine of a method. See `pfl_jax.engine.simulate.run` for the arguments."""
     parts = stages(method, settings, mesh)
 
     def init(data, key):

@@ -1,4 +1,4 @@
-"""Clients that belong to devices: each device holds the examples of its own clients and of nobody else.
+"""Sharding by client: each device holds only the examples of its own clients.
 
 Client i belongs to device i mod D of a mesh, whichever process that device is in. So a process keeps the pixels of its
 own clients alone, and the same functions serve one process with several devices and many machines. In a round every
@@ -33,7 +33,7 @@ AXIS = "clients"
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PlacedData:
-    """A federation whose examples lie with the devices that own its clients; made by `place`.
+    """Federation whose examples lie on the devices that own its clients; made by `place`.
 
     Attributes:
       own: each device's clients as a federation of their own, stacked: leaves [D, ...], one row on each device.
@@ -48,14 +48,14 @@ class PlacedData:
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """Number of clients N."""
         return self.train_count.shape[0]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Apart:
-    """Rows of clients that only their owners know: leaves [D, M, ...], on each device one row with zeros for the rest.
+class OwnerRows:
+    """Rows of clients known to their owners only: leaves [D, M, ...], zero on every other device.
 
     Attributes:
       tree: the leaves.
@@ -67,7 +67,7 @@ class Apart:
 
 
 def place(data: FederatedData, mesh: Mesh) -> PlacedData:
-    """Deals a federation's clients out to the devices of a mesh; this process keeps those of its own devices.
+    """Assign a federation's clients to the devices of a mesh; this process keeps those of its own devices.
 
     Args:
       data: of all clients; all processes give the same.
@@ -88,7 +88,7 @@ def place(data: FederatedData, mesh: Mesh) -> PlacedData:
 
 
 def without_pixels(dataset: Dataset) -> Dataset:
-    """A dataset that knows its shapes and labels, but whose images have been let go."""
+    """The dataset with its shapes and labels, but without its images."""
 
     def none(images: np.ndarray) -> np.ndarray:
         # Not a view: that would keep all of them.
@@ -98,23 +98,23 @@ def without_pixels(dataset: Dataset) -> Dataset:
 
 
 def view(data: FederatedData | PlacedData) -> FederatedData | OwnClients:
-    """What `client_data` reads, for functions that only want shapes: of the first device, where there are several."""
+    """Input of `client_data` for functions that need only shapes: the first device's part."""
     return OwnClients(gather(data.own, 0), data.mesh.size) if isinstance(data, PlacedData) else data
 
 
 def own_devices(mesh: Mesh) -> list[int]:
-    """Places on the mesh of the devices that are in this process."""
+    """Positions on the mesh of this process's devices."""
     return [place for place, device in enumerate(mesh.devices.flat) if device.process_index == jax.process_index()]
 
 
 def own_clients(mesh: Mesh, num_clients: int) -> np.ndarray:
-    """The clients whose owners are in this process, sorted."""
+    """Sorted ids of the clients whose owners are in this process."""
     clients = np.arange(num_clients, dtype=np.int32)
     return clients[np.isin(clients % mesh.size, own_devices(mesh))]
 
 
 def everywhere(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """The tree on every device of a mesh, whose processes all give the same values; as it is where there is no mesh."""
+    """Tree replicated on all devices of a mesh, given the same in all processes; unchanged without a mesh."""
     if mesh is None:
         return tree
     sharding = NamedSharding(mesh, PartitionSpec())
@@ -132,28 +132,28 @@ def map_owned(
     chunk: int | None,
     apart: bool = False,
 ) -> tuple[PyTree, PyTree]:
-    """`pfl_jax.engine.mapping.map_and_sum`, each client on the device that owns it.
+    """`pfl_jax.engine.mapping.map_and_sum` with each client on the device that owns it.
 
     Args:
       fn: written for one client: (shared, client) -> (row, terms); it reads the data through `client_data`.
       shared: the same for all; `PlacedData` first.
-      clients: leaves [M, ...], the first of them the clients' numbers; parts of it may be `Apart`.
+      clients: leaves [M, ...], the first of them the clients' numbers; parts of it may be `OwnerRows`.
       chunk: clients under one vmap on a device; 1 maps one after another, None takes even shares of the stack.
       apart: leave the rows with the owners.
 
     Returns:
-      fn's rows, leaves [M, ...] on every device, or `Apart`; and the sum of its terms over all clients.
+      fn's rows, leaves [M, ...] on every device, or `OwnerRows`; and the sum of its terms over all clients.
     """
     data, *rest = shared
     mesh = data.mesh
     (size,) = jax.tree.leaves(clients)[0].shape
     width = -(-size // mesh.size) if chunk is None else min(chunk, size)
 
-    def is_apart(part):
-        return isinstance(part, Apart)
+    def is_owner_rows(part):
+        return isinstance(part, OwnerRows)
 
     def device_work(own, rest, clients):
-        clients = jax.tree.map(lambda c: gather(c.tree, 0) if is_apart(c) else c, clients, is_leaf=is_apart)
+        clients = jax.tree.map(lambda c: gather(c.tree, 0) if is_owner_rows(c) else c, clients, is_leaf=is_owner_rows)
         work = partial(fn, (OwnClients(gather(own, 0), mesh.size), *rest))
         mine = jax.tree.leaves(clients)[0] % mesh.size == jax.lax.axis_index(AXIS)
         order, number = jnp.argsort(~mine, stable=True), jnp.sum(mine)
@@ -180,7 +180,7 @@ def map_owned(
         return results, jax.lax.psum(total, AXIS)
 
     own_spec, all_spec = PartitionSpec(AXIS), PartitionSpec()
-    specs = jax.tree.map(lambda part: own_spec if is_apart(part) else all_spec, clients, is_leaf=is_apart)
+    specs = jax.tree.map(lambda part: own_spec if is_owner_rows(part) else all_spec, clients, is_leaf=is_owner_rows)
     results, total = jax.shard_map(
         device_work,
         mesh=mesh,
@@ -190,12 +190,12 @@ def map_owned(
         check_vma=False,
     )(data.own, tuple(rest), clients)
     if apart:
-        return Apart(results, mesh), total
+        return OwnerRows(results, mesh), total
     return jax.lax.with_sharding_constraint(results, NamedSharding(mesh, PartitionSpec())), total
 
 
-def spread(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, mesh: Mesh) -> Apart:
-    """Rows that lie in the memory of their owners' processes, for a program that runs in all of them.
+def spread(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, mesh: Mesh) -> OwnerRows:
+    """Rows in the memory of their owners' processes, made available to a program that runs in all processes.
 
     Args:
       rows: numbers of own clients [B] -> their rows, leaves [B, ...]; also for none of them.
@@ -221,11 +221,11 @@ def spread(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, mesh: Mesh
         _stack({device: part[index] for device, part in leaves.items()}, mesh.size, sharding)
         for index in range(len(jax.tree.leaves(first)))
     ]
-    return Apart(jax.tree.unflatten(jax.tree.structure(first), stacked), mesh)
+    return OwnerRows(jax.tree.unflatten(jax.tree.structure(first), stacked), mesh)
 
 
-def replicate(rows: Apart) -> PyTree:
-    """Rows [M, ...] on every device, from those that lie with their owners; for use inside a program."""
+def replicate(rows: OwnerRows) -> PyTree:
+    """Rows [M, ...] on every device, from those of their owners; for use inside a program."""
     return jax.shard_map(
         lambda tree: jax.tree.map(lambda leaf: _sum(leaf[0]), tree),
         mesh=rows.mesh,
@@ -235,8 +235,8 @@ def replicate(rows: Apart) -> PyTree:
     )(rows.tree)
 
 
-def own_rows(rows: Apart, clients: np.ndarray) -> tuple[np.ndarray, PyTree]:
-    """The clients [B] among `clients` [M] that belong to this process, and their rows [B, ...], on the host."""
+def own_rows(rows: OwnerRows, clients: np.ndarray) -> tuple[np.ndarray, PyTree]:
+    """This process's clients [B] among `clients` [M] and their rows [B, ...], on the host."""
     owners = clients % rows.mesh.size
     places = {device: np.flatnonzero(owners == device) for device in own_devices(rows.mesh)}
 
@@ -248,14 +248,14 @@ def own_rows(rows: Apart, clients: np.ndarray) -> tuple[np.ndarray, PyTree]:
 
 
 def _sum(leaf: jax.Array) -> jax.Array:
-    """Over the devices, of which one has something else than zero: exact, NaN included."""
+    """Sum over devices of which only one is nonzero: exact, NaN included."""
     if leaf.dtype == jnp.bool_:
         return jax.lax.psum(leaf.astype(jnp.int32), AXIS).astype(jnp.bool_)
     return jax.lax.psum(leaf, AXIS)
 
 
 def _stack(parts: dict[int, np.ndarray], devices: int, sharding: NamedSharding) -> jax.Array:
-    """One array [D, ...] whose row d is on device d, from the rows of this process."""
+    """Array [D, ...] whose row d is on device d, from the rows of this process."""
     some = next(iter(parts.values()))
     shape = (devices, *some.shape)
 
@@ -266,7 +266,7 @@ def _stack(parts: dict[int, np.ndarray], devices: int, sharding: NamedSharding) 
 
 
 def _used(data: FederatedData, device: int, devices: int) -> np.ndarray:
-    """The examples in the pool that a device's clients hold, sorted."""
+    """Sorted pool indices of the examples that a device's clients hold."""
     found = []
     for index, count in ((data.train_index, data.train_count), (data.test_index, data.test_count)):
         index, count = np.asarray(index)[device::devices], np.asarray(count)[device::devices]
@@ -277,7 +277,7 @@ def _used(data: FederatedData, device: int, devices: int) -> np.ndarray:
 def _part(
     data: FederatedData, device: int, devices: int, used: np.ndarray, pool: int, rows: int
 ) -> dict[str, np.ndarray]:
-    """The federation of a device's clients: their examples filled up to `pool`, their tables to `rows`."""
+    """Federation of a device's clients, with examples padded to `pool` and tables to `rows`."""
 
     def fill(leaf, size):
         return np.concatenate([leaf, np.zeros((size - len(leaf), *leaf.shape[1:]), leaf.dtype)])
@@ -290,7 +290,7 @@ def _part(
             continue
         leaf = np.asarray(leaf)[device::devices]
         if name.endswith("_index"):
-            # Padding points at the pool's first example, which may be somebody else's.
+            # Padding points at the pool's first example, which may belong to another client.
             count = np.asarray(getattr(data, name.replace("index", "count")))[device::devices]
             real = np.arange(leaf.shape[1]) < count[:, None]
             leaf = np.where(real, np.searchsorted(used, leaf), 0).astype(np.int32)

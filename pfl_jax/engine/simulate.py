@@ -1,4 +1,4 @@
-"""A federation's run, round by round."""
+"""Simulation of a federation, round by round."""
 
 import time
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ OnNaN: TypeAlias = Literal["stop", "skip-client"]
 
 
 class RoundResult(NamedTuple):
-    """What a round has to tell.
+    """Result of one round.
 
     Attributes:
       round: number of the round, counted from 1.
@@ -86,7 +86,7 @@ def run(
     on_nan: OnNaN = "stop",
     newcomers: Federation | None = None,
 ) -> Iterator[RoundResult]:
-    """Runs a federation, one `RoundResult` after each round; `pfl_jax` begins with an example.
+    """Run a federation and yield a `RoundResult` after each round; `pfl_jax` begins with an example.
 
     Args:
       method: what each client and the server do.
@@ -163,7 +163,7 @@ def run(
 
 
 def _check_finite(number: int, clients: np.ndarray, outcome: Outcome, on_nan: OnNaN) -> None:
-    """Raises Diverged where the next round must not build on this one."""
+    """Raise Diverged where the next round must not continue from this one."""
     broken = clients[~np.asarray(outcome.finite)]
     if broken.size and (on_nan == "stop" or not np.any(outcome.cohort.present)):
         raise Diverged(number, sorted(broken.tolist()))

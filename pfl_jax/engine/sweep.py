@@ -1,4 +1,4 @@
-"""Many runs of one shape together: seeds and traced hyper-parameters are an axis over whole rounds.
+"""Sweeps: runs of one shape together, with seeds and traced hyper-parameters as an axis over whole rounds.
 
 The method is built inside the traced function, from one value of each hyper-parameter, so that a learning rate or a
 regularisation strength is an input of the compiled program and not a part of it: runs that differ in such values only
@@ -28,7 +28,7 @@ MakeMethod: TypeAlias = Callable[..., Method]
 
 
 class SweepResult(NamedTuple):
-    """What a round of all R runs has to tell; `pfl_jax.engine.simulate.RoundResult` with a leading axis R.
+    """Result of one round of all R runs: `pfl_jax.engine.simulate.RoundResult` with a leading axis R.
 
     Attributes:
       round: number of the round, counted from 1.
@@ -37,7 +37,7 @@ class SweepResult(NamedTuple):
       infos: each run's `Info`, likewise.
       cohorts: [R, M], the clients that took part, as NumPy integers.
       arrived: [R, M], bool: whose message the server had.
-      finite: [R], bool: in which runs neither a client nor the server diverged in this round; the others go on.
+      finite: [R], bool: in which runs neither a client nor the server diverged in this round; the others continue.
       received: Scores [R, N] of what every client would deploy now, or None if not evaluated.
       trained: Scores [R, N] of every client's model right after its own last local training, NaN before the first.
       examples: [R], training examples of each cohort, each counted once.
@@ -59,7 +59,7 @@ class SweepResult(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """The runs as three compiled functions; `values` are hyper-parameters [R], `states` have leaves [R, ...].
+    """Engine of R runs as three compiled functions; `values` are hyper-parameters [R], `states` have leaves [R, ...].
 
     Attributes:
       init: (FederatedData, values, keys [R]) -> states.
@@ -74,7 +74,7 @@ class Engine(NamedTuple):
 
 
 def build(make_method: MakeMethod, settings: Settings, *, chunk: int | None = 1, mesh: Mesh | None = None) -> Engine:
-    """The engine of a sweep.
+    """Engine of a sweep.
 
     Args:
       make_method, settings, chunk: see `run`.
@@ -82,7 +82,7 @@ def build(make_method: MakeMethod, settings: Settings, *, chunk: int | None = 1,
     """
 
     def over_runs(one: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        """one(data, values, rest) of one run -> the same of all runs."""
+        """Turn one(data, values, rest) of one run into the same function of all runs."""
 
         def every(data, values, rest):
             pool, own = _split(data)
@@ -127,7 +127,7 @@ def run(
     chunk: int | None = 1,
     mesh: Mesh | None = None,
 ) -> Iterator[SweepResult]:
-    """Runs R federations of one shape side by side, one `SweepResult` after each round.
+    """Run R federations of one shape together and yield a `SweepResult` after each round.
 
     Each is the run that `pfl_jax.engine.simulate.run` makes of its key, hyper-parameters and data, within float32
     rounding.
@@ -182,7 +182,7 @@ def run(
         states = engine.init(data, values, keys)
 
     def of_runs(tree):
-        """On the host, without what fills up the devices' shares."""
+        """Results on the host, without the runs that pad the devices' shares."""
         return jax.tree.map(lambda leaf: np.asarray(leaf)[:number], tree)
 
     start, received = time.perf_counter(), None
@@ -215,7 +215,7 @@ def run(
 
 
 def bytes_of_runs(make_method: MakeMethod, data: FederatedData, settings: Settings, values: Mapping[str, float]) -> int:
-    """Memory that one more run takes, estimated before anything is run.
+    """Estimated memory of one more run, before anything is run.
 
     The state twice (a round writes the next one beside it) and the run's own tables. What a client's training needs
     besides is freed after it, and needed once for each device and each run under one vmap.
@@ -233,13 +233,13 @@ def bytes_of_runs(make_method: MakeMethod, data: FederatedData, settings: Settin
 
 
 def _split(data: FederatedData) -> tuple[FederatedData, dict[str, jax.Array]]:
-    """The pool, which all runs share, and what belongs to clients."""
+    """The pool, shared by all runs, and the arrays of the clients."""
     own = {name: getattr(data, name) for name in PER_CLIENT if getattr(data, name) is not None}
     return data._replace(**dict.fromkeys(own)), own
 
 
 def _number_of_runs(data: FederatedData, keys: PRNGKey, values: Mapping[str, jax.Array]) -> int:
-    """R, which keys, hyper-parameters and data must agree on."""
+    """Number of runs R; keys, hyper-parameters and data must agree on it."""
     found = {"keys": keys.shape, **{name: value.shape for name, value in values.items()}}
     if data.train_count.ndim == 2:
         found["data"] = data.train_count.shape[:1]

@@ -1,4 +1,4 @@
-"""All methods: `METHODS["fedpac"]` and `pfl_jax.methods.fedpac` are the same factory.
+"""Registry of all methods: `METHODS["fedpac"]` and `pfl_jax.methods.fedpac` are the same factory.
 
 A new one is one file beside this one and one line in METHODS. What else such a file holds, FedPAC's head weights for
 example, is imported from it: `from pfl_jax.methods.fedpac import head_weights`.

@@ -1,1 +1,1 @@
-"""Networks, and the convolution and pooling that they are made of."""
+"""Networks, with their convolution and pooling."""

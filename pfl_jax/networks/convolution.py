@@ -1,4 +1,4 @@
-"""Convolution and pooling that stay fast when every client has its own kernel.
+"""Convolution that stays fast when every client has its own kernel.
 
 `jax.lax.conv_general_dilated` is slow exactly where federated simulation needs it: XLA's CPU backend runs its
 gradients, which are convolutions with unusual dimension orders, on a slow path inside loops, and vmap over clients
@@ -31,7 +31,7 @@ _CHANNELS = 16
 
 
 class Form(NamedTuple):
-    """One way to compute a convolution of stride one and its adjoints.
+    """Implementation of a convolution of stride one and its adjoints.
 
     Attributes:
       convolve: (padding, x [B, H, W, Cin], kernel [kh, kw, Cin, Cout]) -> y [B, H', W', Cout], the map C.
@@ -45,7 +45,7 @@ class Form(NamedTuple):
 
 
 def _correlate(x: jax.Array, kernel: jax.Array, rows: int = 0, columns: int = 0) -> jax.Array:
-    """The plain convolution, x padded by this many rows and columns on each side (cut off where negative)."""
+    """Plain convolution, x padded by this many rows and columns on each side (cropped where negative)."""
     sides = ((rows, rows), (columns, columns))
     return jax.lax.conv_general_dilated(x, kernel, (1, 1), sides, dimension_numbers=_LAYOUT)
 
@@ -98,7 +98,7 @@ def _matmul_kernel_gradient(padding: int, x: jax.Array, g: jax.Array) -> jax.Arr
 
 
 def _overlap(parts: Sequence[jax.Array], axis: int, padding: int) -> jax.Array:
-    """The sum of parts [B, H, W, C], each one further along an axis than the one before, without the padded ends."""
+    """Sum of parts [B, H, W, C], each shifted by one more along an axis, without the padded ends."""
     zero = jnp.zeros((), parts[0].dtype)
 
     def shifted(place, part):
@@ -119,7 +119,7 @@ def _direct_convolve(padding: int, x: jax.Array, kernel: jax.Array) -> jax.Array
 
 
 def _convolve_in_pairs(padding: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The convolution with two neighbouring columns as one column of twice the channels.
+    """Convolution of neighbouring columns packed as one column with twice the channels.
 
     That is a reshape of the picture, and a kernel [kh, (kw + 1) / 2, 2 Cin, 2 Cout] that holds the old one twice, one
     column apart. It costs 1 + 1 / kw times the operations and runs up to four times as fast on few channels.
@@ -138,7 +138,7 @@ def _convolve_in_pairs(padding: int, x: jax.Array, kernel: jax.Array) -> jax.Arr
 
 
 def _direct_picture_gradient(padding: int, g: jax.Array, kernel: jax.Array) -> jax.Array:
-    """D as the convolution of g with the kernel turned by 180 degrees.
+    """D as the convolution of g with the kernel rotated by 180 degrees.
 
     Where the picture is wider than g, part of that is products with zeros, and few channels make it slow: there the
     convolution runs down the columns only, for every column of the kernel at once, and its results are added up
@@ -175,7 +175,7 @@ _AUTO = {"cpu": "direct", "default": "matmul"}
 
 
 def _one_by_one(fn: Bilinear, *, keeps_batch: bool) -> Bilinear:
-    """fn, mapped in a loop under vmap: convolutions with one kernel per client are slow in every other way.
+    """Map fn in a loop under vmap: with one kernel per client every other way is slow.
 
     Args:
       fn: one of a Form's maps.
@@ -202,7 +202,7 @@ def _one_by_one(fn: Bilinear, *, keeps_batch: bool) -> Bilinear:
 
 
 def _compute(form: str, name: str, padding: int, a: jax.Array, b: jax.Array) -> jax.Array:
-    """One of a Form's maps, with the form chosen when the program is lowered for a platform if it is "auto"."""
+    """One of a Form's maps; "auto" is resolved for the platform when the program is lowered."""
 
     def of(form: str) -> Bilinear:
         fn = functools.partial(getattr(FORMS[form], name), padding)
@@ -229,7 +229,7 @@ def _kernel_gradient(form: str, padding: int, x: jax.Array, g: jax.Array) -> jax
 
 
 def _define_gradients(fn, first, second) -> None:
-    """Sets the adjoints of a bilinear map fn(a, b): first(t, a, b) in a and second(t, a, b) in b."""
+    """Define the adjoints of a bilinear map fn(a, b): first(t, a, b) in a and second(t, a, b) in b."""
 
     def forward(form, padding, a, b):
         return fn(form, padding, a, b), (a, b)
@@ -278,7 +278,7 @@ def conv2d(x: jax.Array, kernel: jax.Array, padding: int = 0, *, form: str = "au
       [B, H + 2 padding - kh + 1, W + 2 padding - kw + 1, Cout].
 
     Raises:
-      InvalidInput: if the kernel is larger than the padded picture, or there is no such form.
+      InvalidInput: if the kernel is larger than the padded picture, or the form is unknown.
 
     Example:
       >>> import jax.numpy as jnp

@@ -26,7 +26,7 @@ leaky_relu: Activation = functools.partial(nn.leaky_relu, negative_slope=0.01)
 
 
 def torch_uniform(fan_in: int) -> nn.initializers.Initializer:
-    """PyTorch's default for weights and biases of a layer: uniform in (-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    """PyTorch's default initialisation of weights and biases: uniform in (-1/sqrt(fan_in), 1/sqrt(fan_in))."""
     bound = 1.0 / math.sqrt(fan_in)
 
     def init(key, shape, dtype=jnp.float32, out_sharding=None):
@@ -36,22 +36,22 @@ def torch_uniform(fan_in: int) -> nn.initializers.Initializer:
 
 
 class Layer(nn.Module):
-    """A layer whose parameters each meet their input in one method, where an interceptor finds both.
+    """Layer whose parameters each act on the input in one method, which interceptors can hook.
 
     `flax.linen.intercept_methods` sees every call of `multiply`, `convolve` and `add_bias` with its input and its
     parameter as arguments; `pfl_jax.primitives.fisher` takes per-example gradient norms there.
     """
 
     def multiply(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        """x [B, d] times kernel [d, features]."""
+        """Product of x [B, d] and kernel [d, features]."""
         return x @ kernel
 
     def convolve(self, x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
-        """x [B, H, W, Cin] convolved with kernel [kh, kw, Cin, features]; padding as in `conv2d`."""
+        """Convolution of x [B, H, W, Cin] with kernel [kh, kw, Cin, features]; padding as in `conv2d`."""
         return conv2d(x, kernel, padding)
 
     def add_bias(self, x: jax.Array, bias: jax.Array) -> jax.Array:
-        """x [B, ..., features] plus bias [features]."""
+        """Sum of x [B, ..., features] and bias [features]."""
         return x + bias
 
 
@@ -116,7 +116,7 @@ class Backbone(nn.Module):
 
 
 def _check_size(input_shape: Sequence[int], blocks: Sequence[tuple[int, int, int]], name: str) -> None:
-    """Raises InvalidInput unless a picture of this shape survives all the blocks."""
+    """Raise InvalidInput unless a picture of this shape is large enough for all blocks."""
     if len(input_shape) != 3:
         raise InvalidInput(f"{name} needs pictures (height, width, channels), not shape {tuple(input_shape)}")
     sides = input_shape[:2]
@@ -198,7 +198,7 @@ def fedavg_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
 
 
 def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (64, 32)) -> Model:
-    """A perceptron with ReLU, for small pictures such as the 8x8 digits.
+    """Perceptron with ReLU, for small pictures such as the 8x8 digits.
 
     Args:
       input_shape: shape of one input; it is flattened.
@@ -225,4 +225,4 @@ MODELS: dict[str, Callable[[Sequence[int], int], Model]] = {
 """name -> factory(input_shape, num_classes) -> Model"""
 
 CONVOLUTIONAL = frozenset({"fedpac_cnn", "fedavg_cnn"})
-"""Those with convolutions, which want another schedule on a CPU: see `pfl_jax.engine.chunking.choose_chunk`."""
+"""Networks with convolutions, which need another schedule on a CPU: see `pfl_jax.engine.chunking.choose_chunk`."""

@@ -1,4 +1,4 @@
-"""Pooling, with a gradient that is fast where every client has its own model."""
+"""Max pooling with a gradient that is fast when every client has its own model."""
 
 import functools
 
@@ -10,7 +10,7 @@ from pfl_jax.errors import InvalidInput
 
 
 def _squares(x: jax.Array, window: int) -> jax.Array:
-    """x [B, H, W, C] as disjoint squares [B, H // window, window, W // window, window, C]; the rest is cut off."""
+    """x [B, H, W, C] as disjoint squares [B, H // window, window, W // window, window, C], cropped to fit."""
     batch, height, width, channels = x.shape
     rows, columns = height // window, width // window
     x = x[:, : rows * window, : columns * window]

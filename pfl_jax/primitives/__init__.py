@@ -1,1 +1,1 @@
-"""What methods are made of: local training, losses, aggregation, statistics, solvers and metrics."""
+"""Building blocks of methods: local training, losses, aggregation, statistics, solvers and metrics."""

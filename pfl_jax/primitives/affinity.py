@@ -1,4 +1,4 @@
-"""How much other clients have been worth to a client, and whom it turns to next."""
+"""Affinity between clients (FedFomo): how useful others were to a client, and whom it downloads from next."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from pfl_jax.base import PRNGKey
 
 
 class Affinity(NamedTuple):
-    """A client's row p_i of the affinity matrix, without its zeros.
+    """Row p_i of the affinity matrix of a client, without its zeros.
 
     A table of fixed length, so that a method needs to know neither how many clients there are nor their numbers.
 
@@ -23,17 +23,17 @@ class Affinity(NamedTuple):
 
 
 def no_affinity(length: int) -> Affinity:
-    """The table of a client that knows nobody, with this many places."""
+    """Empty table of a client, with this many places."""
     return Affinity(jnp.zeros(length, jnp.uint32), jnp.zeros(length, jnp.float32))
 
 
 def look_up(affinity: Affinity, peers: jax.Array) -> jax.Array:
-    """p_ij [M] of the clients with these fingerprints [M], zero for unknown ones."""
+    """Affinities p_ij [M] to the clients with these fingerprints [M], zero for unknown ones."""
     return jnp.sum(jnp.where(affinity.peers == peers[:, None], affinity.values, 0.0), axis=1)
 
 
 def remember(affinity: Affinity, peers: jax.Array, weights: jax.Array) -> Affinity:
-    """p_i with the weights [M] >= 0 of the clients with these fingerprints [M] added; the largest entries are kept."""
+    """Add weights [M] >= 0 to the entries of these fingerprints [M] in p_i; the largest entries are kept."""
     known = (affinity.peers[:, None] == peers) & (affinity.values[:, None] > 0)
     values = jnp.concatenate(
         [

@@ -1,4 +1,4 @@
-"""Combining the trees of a cohort, stacked along a leading client axis."""
+"""Combinations of a cohort's trees, stacked along a leading client axis."""
 
 import chex
 import jax
@@ -27,7 +27,7 @@ def normalize(weights: jax.Array, present: jax.Array | None = None) -> jax.Array
 
 
 def size_weights(counts: jax.Array) -> jax.Array:
-    """beta_i = n_i / sum_j n_j [M] for example counts [M] (McMahan et al. 2017; FedPAC, Eq. 18).
+    """Weights beta_i = n_i / sum_j n_j [M] for example counts [M] (McMahan et al. 2017; FedPAC, Eq. 18).
 
     Example:
       >>> import jax.numpy as jnp
@@ -40,7 +40,7 @@ def size_weights(counts: jax.Array) -> jax.Array:
 
 
 def mean_by_size(value: PyTree, data: ClientData) -> Mean:
-    """A client's `Mean` with its number of examples as weight: the mean over the cohort is sum_i beta_i value_i.
+    """`Mean` of a client weighted by its number of examples: the mean over the cohort is sum_i beta_i value_i.
 
     Args:
       value: what the client sends, a tree of float arrays.
@@ -50,7 +50,7 @@ def mean_by_size(value: PyTree, data: ClientData) -> Mean:
 
 
 def mean_by_class(values: jax.Array, counts: jax.Array) -> Mean:
-    """The `Mean` over clients of what the server has of every client's classes.
+    """`Mean` over clients of values that have a row for each class.
 
     Args:
       values: a vector for each class of each client [M, K, d].
@@ -65,7 +65,7 @@ def mean_by_class(values: jax.Array, counts: jax.Array) -> Mean:
 
 
 def weighted_mean(weights: jax.Array, trees: PyTree) -> PyTree:
-    """sum_i weights_i tree_i for weights [M] and trees stacked to leaves [M, ...].
+    """Weighted sum sum_i weights_i tree_i for weights [M] and trees stacked to leaves [M, ...].
 
     Example:
       >>> import jax.numpy as jnp
@@ -79,7 +79,7 @@ def weighted_mean(weights: jax.Array, trees: PyTree) -> PyTree:
 
 
 def mix(matrix: jax.Array, trees: PyTree) -> PyTree:
-    """Client i's combination sum_j matrix_ij tree_j, for every i: leaves [M, ...] to leaves [M, ...].
+    """Combination sum_j matrix_ij tree_j for every client i: leaves [M, ...] to leaves [M, ...].
 
     Args:
       matrix: [M, M], rows usually on the simplex (FedPAC, Eq. 4).

@@ -1,4 +1,4 @@
-"""Several models at once, stacked along a leading axis: how they start, and each one's loss on every example."""
+"""Several models stacked along a leading axis: initialisation, and the loss of each on every example."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from pfl_jax.primitives.local_sgd import map_examples
 
 
 def init_models(model: Model, key: PRNGKey, count: int) -> Params:
-    """`count` independent random models, leaves [count, ...]; the first is model.init(key), whatever the count.
+    """Stack of `count` independent random models, leaves [count, ...]; the first is always model.init(key).
 
     They must be distinct: methods that choose between models or mix them never tell equal ones apart.
     """

@@ -1,4 +1,4 @@
-"""What a client reports about its features: class counts, class centroids, FedPAC's mean terms and variance.
+"""Feature statistics of a client: class counts, class centroids, FedPAC's mean terms and variance.
 
 All but `merge_centroids` is of one client: labels and mask [n], features [n, d]. Padding rows count for nothing.
 """
@@ -11,7 +11,7 @@ from pfl_jax.base import Mean
 
 
 def class_counts(labels: jax.Array, mask: jax.Array, num_classes: int) -> jax.Array:
-    """Examples of each class: n_k = sum_l [y_l = k].
+    """Number of examples of each class: n_k = sum_l [y_l = k].
 
     Args:
       labels: y [n], integers.
@@ -65,7 +65,7 @@ def class_centroids(
 
 
 def merge_centroids(old: jax.Array, old_counts: jax.Array, cohort: Mean) -> tuple[jax.Array, jax.Array]:
-    """Global centroids (FedPAC, Eq. 19): the mean over the cohort's examples; a class that it lacks keeps its own.
+    """Global centroids (FedPAC, Eq. 19): means over the cohort's examples; absent classes keep the previous ones.
 
     Args:
       old: the centroids [K, d] so far.
@@ -92,7 +92,7 @@ def merge_centroids(old: jax.Array, old_counts: jax.Array, cohort: Mean) -> tupl
 def label_feature_statistics(
     features: jax.Array, labels: jax.Array, mask: jax.Array, num_classes: int
 ) -> tuple[jax.Array, jax.Array]:
-    r"""FedPAC's mean terms and variance, from which the server weighs the clients' heads.
+    r"""FedPAC's mean terms and variance, from which the server computes the head weights.
 
         mu_k = P(k) E[f(x) | y = k],    V = sum_k P(k) E[||f(x)||^2 | y = k] - ||mu_k||^2,
 
@@ -131,5 +131,5 @@ def label_feature_statistics(
 
 
 def _memberships(labels: jax.Array, mask: jax.Array, num_classes: int) -> jax.Array:
-    """[n, K], float32: 1 where a real example has the class."""
+    """One-hot classes of the real examples: float32 [n, K]."""
     return jax.nn.one_hot(labels, num_classes, dtype=jnp.float32) * mask[:, None]

@@ -1,4 +1,4 @@
-"""A number that tells clients apart without naming them."""
+"""Fingerprint that tells clients apart independently of their numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from pfl_jax.base import ClientData
 
 
 def fingerprint(data: ClientData) -> jax.Array:
-    """A hash of a client's examples and their order: uint32.
+    """Hash of a client's examples and their order: uint32.
 
     What a method draws or stores by it does not depend on how clients are numbered, on padding or on chunks.
 

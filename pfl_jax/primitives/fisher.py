@@ -33,7 +33,7 @@ MICROBATCH = 16
 
 
 def squared_gradient_norms(loss: Loss, params: PyTree, batch: ClientData) -> jax.Array:
-    """Squared norms [B] of the gradients of each example's own loss, for any loss: one gradient per example.
+    """Squared norms [B] of the per-example gradients, for any loss.
 
     Args:
       loss: (params, ClientData of one example) -> scalar.
@@ -82,7 +82,7 @@ _NORMS: dict[str, Callable[..., jax.Array]] = {
 
 
 def _tap(norms: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, y: jax.Array, probe: jax.Array) -> jax.Array:
-    """y itself; in the backward pass norms(x, gradient at y) [B] is added to the gradient of probe [B]."""
+    """Identity on y; the backward pass adds norms(x, gradient at y) [B] to the gradient of probe [B]."""
 
     @jax.custom_vjp
     def tap(x, y, probe):
@@ -97,7 +97,7 @@ def _is_tapped(context) -> bool:
 
 
 def _has_closed_form(model: Model, params: Params, inputs: jax.Array) -> bool:
-    """Whether each parameter of the model is used once, in one of the operations of _NORMS, on the batch's rows."""
+    """Whether each parameter is used once, in an operation of _NORMS, on the rows of the batch."""
     used = []
 
     def record(call, args, kwargs, context):
@@ -111,7 +111,7 @@ def _has_closed_form(model: Model, params: Params, inputs: jax.Array) -> bool:
     def agrees(params):
         with nn.intercept_methods(record):
             model.apply(params, inputs)
-        # The same arrays, not equal ones: flax hands parameters on as they are.
+        # Identity, not equality: flax passes the same arrays on.
         return sorted(map(id, used)) == sorted(map(id, jax.tree.leaves(params)))
 
     answer = []
@@ -202,7 +202,7 @@ def fisher_trace(
 
 
 def batch_fisher_trace(key: PRNGKey, model: Model, params: Params, data: ClientData, *, batch_size: int) -> jax.Array:
-    """Squared norms of the gradients of mini-batches, added up over an epoch.
+    """Sum over an epoch of the squared norms of mini-batch gradients.
 
         sum over batches B of || (1/|B|) sum_{b in B} grad_w log p_w(y_b | x_b) ||^2
 

@@ -1,4 +1,4 @@
-"""Computations that need float64 inside programs that are float32."""
+"""float64 computations inside float32 programs."""
 
 import functools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from pfl_jax.base import PyTree
 
 
 def in_float64(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Runs a function of arrays with JAX's 64-bit mode on, wherever it is called: jit, vmap, scan, or none of them.
+    """Run a function of arrays in JAX's 64-bit mode, also under jit, vmap or scan.
 
     `with jax.enable_x64(True)` alone does not survive every nesting: vmap rewrites what was already traced (a jitted
     function, the body of a scan) after the context is left, and every explicit float64 in it becomes a float32. Here

@@ -1,11 +1,11 @@
-"""A part of a client's examples that stays the same in every round."""
+"""Held-out subset of a client's examples, the same in every round."""
 
 import jax
 import jax.numpy as jnp
 
 
 def fixed_subset(mask: jax.Array, share: float | jax.Array, *, keep_rest: bool = True) -> jax.Array:
-    """A random part of the real examples, the same one whenever it is asked for.
+    """Random subset of the real examples, the same in every call.
 
     Methods that judge models on held-out examples must never train on them in another round. The choice depends on
     the rows alone, neither on a key nor on the padding.

@@ -1,4 +1,4 @@
-"""A primal-dual interior point for one quadratic programme on the probability simplex."""
+"""Primal-dual interior-point method for one quadratic programme on the probability simplex."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ MAX_STEPS = 60
 
 
 class _Iterate(NamedTuple):
-    """Where the interior point stands; see `minimize_on_simplex` for the letters.
+    """Iterate of the interior-point method; see `minimize_on_simplex` for the letters.
 
     Attributes:
       weights: x [m], positive, summing to 1.
@@ -31,7 +31,7 @@ class _Iterate(NamedTuple):
 def minimize_on_simplex(
     matrix: jax.Array, *, tolerance: float = 1e-9, max_steps: int = MAX_STEPS, floor: float = 0.0
 ) -> jax.Array:
-    r"""Minimises x.Px over the simplex {x >= 0, sum x = 1} for one P; `jax.vmap` solves many at once.
+    r"""Minimise x.Px over the simplex {x >= 0, sum x = 1} for one P; `jax.vmap` solves many at once.
 
     Follows the central path of the optimality conditions
 
@@ -81,7 +81,7 @@ def _start(matrix: jax.Array) -> _Iterate:
 
 
 def _step(matrix: jax.Array, iterate: _Iterate) -> _Iterate:
-    """One predictor and corrector step; where the factorisation fails, only a larger ridge."""
+    """One predictor-corrector step; where the factorisation fails, only the ridge is increased."""
     weights, slacks, multiplier, ridge, step = iterate
     size = matrix.shape[-1]
     one = jnp.ones_like(weights)
@@ -128,6 +128,6 @@ def _step(matrix: jax.Array, iterate: _Iterate) -> _Iterate:
 
 
 def _longest(position: jax.Array, direction: jax.Array) -> jax.Array:
-    """The largest step, at most 1, along `direction` that keeps `position` nonnegative."""
+    """Largest step, at most 1, along `direction` that keeps `position` nonnegative."""
     ratios = jnp.where(direction < 0, -position / jnp.where(direction < 0, direction, -1), jnp.inf)
     return jnp.minimum(1, jnp.min(ratios))

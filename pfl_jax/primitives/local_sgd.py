@@ -58,7 +58,7 @@ Count = TypeVar("Count", jax.Array, np.ndarray)
 
 
 def num_steps(count: Count, batch_size: int, epochs: int | jax.Array = 1, *, drop_last: bool = False) -> Count:
-    """Gradient steps that `fit` takes on `count` examples.
+    """Number of gradient steps that `fit` takes on `count` examples.
 
     The last batch of an epoch may be incomplete; with drop_last it is left out, unless it is the only one.
 
@@ -80,7 +80,7 @@ FIXED_ORDER = 0
 
 
 def _epoch_order(key: PRNGKey, mask: jax.Array, length: int) -> jax.Array:
-    """A random order of the real rows of mask [n], first of all [length] entries; the others point at padding."""
+    """Random order of the real rows of mask [n], the first of all [length] entries; the others point at padding."""
     # One draw of 32 bits per row, whose value does not depend on how many rows follow it: so an epoch's
     # order does not depend on how far the client is padded. Sorting by (padding, bits) puts the real rows first.
     (n,) = mask.shape
@@ -109,7 +109,7 @@ def fold_batches(
     epochs: int | jax.Array,
     batch_size: int,
 ) -> Carry:
-    """carry = step(carry, batch) over the mini-batches of some epochs.
+    """Fold carry = step(carry, batch) over the mini-batches of some epochs.
 
     The real examples are reshuffled every epoch; an epoch of a client with m of them takes ceil(m / batch_size)
     steps, the last on the rest, so a small client does not pay for a large one unless both run under one vmap.
@@ -162,7 +162,7 @@ def fold_batches(
 
 
 def always_visited(data: ClientData, batch_size: int) -> jax.Array:
-    """The real examples that every epoch visits: [n], bool; all, unless `ClientData.batches` leaves out the same ones.
+    """Real examples that every epoch visits: bool [n]; `ClientData.batches` may leave some out.
 
     Args:
       data: examples [n, ...] with their mask [n].
@@ -198,7 +198,7 @@ def fit(
     epochs: int | jax.Array,
     batch_size: int,
 ) -> PyTree:
-    """Trains params for some epochs of mini-batch descent and returns them.
+    """Train params for some epochs of mini-batch descent.
 
     The batches are those of `fold_batches`; the optimizer starts afresh. Freezing a part of a model is closing over
     it:
@@ -242,7 +242,7 @@ def fit(
 def map_examples(
     fn: Callable[[PyTree], PyTree], x: PyTree, mask: jax.Array, *, batch_size: int = FORWARD_BATCH
 ) -> PyTree:
-    """fn over the rows of x, a batch at a time, so that memory does not grow with the client.
+    """Apply fn to the rows of x in batches, so that memory does not grow with the client.
 
     Stops after the last real row, so a client pays for its own size, not for the padding.
 

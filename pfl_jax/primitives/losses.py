@@ -1,4 +1,4 @@
-"""Losses over a mini-batch, means over the examples that its mask marks as real; and penalties on parameters."""
+"""Losses over the real examples of a mini-batch, and penalties on parameters."""
 
 import chex
 import jax
@@ -8,7 +8,7 @@ import optax
 from pfl_jax.base import PyTree
 
 ABSENT_CLASS = -1e9
-"""Stands for log 0 in `balanced_softmax`: finite, and no logit makes up for it."""
+"""Replacement of log 0 in `balanced_softmax`: finite, but below any logit."""
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
@@ -65,7 +65,7 @@ def feature_alignment(features: jax.Array, targets: jax.Array, mask: jax.Array) 
 def classwise_alignment(
     features: jax.Array, targets: jax.Array, labels: jax.Array, mask: jax.Array, num_classes: int
 ) -> jax.Array:
-    """`feature_alignment` of each class of the batch, added up over the classes.
+    """Sum over classes of `feature_alignment` of the batch's examples of that class.
 
         sum over classes k of the batch of  mean over its examples of (1/d) ||f(x) - target||^2
 
@@ -92,7 +92,7 @@ def classwise_alignment(
 
 
 def balanced_softmax(logits: jax.Array, labels: jax.Array, mask: jax.Array, counts: jax.Array) -> jax.Array:
-    """Mean cross entropy of softmax(logits + log counts), which takes a client's class sizes out of its logits.
+    """Mean cross entropy of softmax(logits + log counts), which corrects for the client's class sizes.
 
     A class without examples drops out of the softmax: its logit neither counts nor gets a gradient. With equal
     counts this is `cross_entropy`.
@@ -122,7 +122,7 @@ def balanced_softmax(logits: jax.Array, labels: jax.Array, mask: jax.Array, coun
 
 
 def proximal(params: PyTree, anchor: PyTree) -> jax.Array:
-    """(1/2) ||params - anchor||^2 over all leaves: what pulls a client's model to another one.
+    """Proximal penalty (1/2) ||params - anchor||^2 over all leaves.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""How good each client's model is on its own test examples, and what to say about all clients."""
+"""Scores of each client's model on its own test examples, and their summary over clients."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from pfl_jax.primitives.local_sgd import map_examples
 
 
 def score(predict: Callable[[Personal, jax.Array], jax.Array], personal: Personal, data: ClientData) -> Scores:
-    """The scores of one client's model on the real examples of `data`; see `Scores`, whose leaves are scalars here.
+    """Scores of one client's model on the real examples of `data`: `Scores` with scalar leaves.
 
     Args:
       predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K].
@@ -89,7 +89,7 @@ def macro_auc(scores: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def before_aggregation(received: Scores, trained: Scores, members: np.ndarray) -> Scores:
-    """The scores of what the clients hold in the middle of a round, when its cohort has trained and nobody has sent.
+    """Scores of the clients' models in the middle of a round: after local training, before aggregation.
 
     The third evaluation protocol. Members of the cohort are tested with their model right after local training;
     everyone else with what the server's state of the round before gives them, which is all they have. This is how the
@@ -115,7 +115,7 @@ def before_aggregation(received: Scores, trained: Scores, members: np.ndarray) -
 
 
 class Summary(NamedTuple):
-    """The scores of a federation in a few numbers; accuracies, F1 and AUC in percent.
+    """Summary of a federation's scores; accuracies, F1 and AUC in percent.
 
     Attributes:
       mean: accuracy over clients, each counting the same.
@@ -139,7 +139,7 @@ class Summary(NamedTuple):
 
 
 def summarize(scores: Scores, test_counts: np.ndarray | jax.Array) -> Summary:
-    """Summary of the scores [N] of N clients; NaN marks clients that have none and do not count.
+    """Summarize the scores [N] of N clients; NaN marks clients without scores, which do not count.
 
     Args:
       scores: [N].

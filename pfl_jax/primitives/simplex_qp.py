@@ -1,4 +1,4 @@
-"""Quadratic programmes on the probability simplex, many at once: the only file that imports jaxopt."""
+"""Batched quadratic programmes on the probability simplex: the only file that imports jaxopt."""
 
 import functools
 import importlib.util
@@ -37,7 +37,7 @@ class SimplexSolution(NamedTuple):
 
 
 def solve_simplex_qp(matrices: jax.Array, *, solver: Solver = "auto", tolerance: float = 1e-4) -> SimplexSolution:
-    r"""Minimises x.Px subject to x >= 0 and sum x = 1, for every matrix of a batch.
+    r"""Minimise x.Px subject to x >= 0 and sum x = 1, for every matrix of a batch.
 
     Works in float64 whatever the dtype of P (also with JAX's 64-bit mode off), on P divided by its largest entry:
     weights do not depend on P's scale. May be called inside jit, vmap and scan.
@@ -87,7 +87,7 @@ def solve_simplex_qp(matrices: jax.Array, *, solver: Solver = "auto", tolerance:
 
 @functools.cache
 def _solver(solver: Solver, tolerance: float, has_jaxopt: bool) -> Callable[[jax.Array], SimplexSolution]:
-    """`solve_simplex_qp` after its checks, for one choice of its options: so that repeated calls compile once."""
+    """`solve_simplex_qp` after its checks, cached by its options so that repeated calls compile once."""
     if solver == "auto" and not has_jaxopt:
         solver = "interior_point"
 
@@ -158,7 +158,7 @@ def _solve_batch(matrices: jax.Array, solver: Solver, tolerance: float, floor: f
 
 
 def _map_batches(solve: Callable[[jax.Array], jax.Array], matrices: jax.Array) -> jax.Array:
-    """Solves [b, m, m] all at once on an accelerator, one after another on a CPU."""
+    """Solve [b, m, m] all at once on an accelerator, one after another on a CPU."""
 
     def one_by_one(matrices: jax.Array) -> jax.Array:
         # A batched factorisation waits for threads of XLA's pool. Two CPU devices that solve at the same moment can
@@ -169,13 +169,13 @@ def _map_batches(solve: Callable[[jax.Array], jax.Array], matrices: jax.Array) -
 
 
 def _onto_simplex(weights: jax.Array) -> jax.Array:
-    """Nonnegative rows that sum to 1, from rows that nearly are."""
+    """Clip and normalise rows that are nearly on the simplex: nonnegative, with sum 1."""
     weights = jnp.maximum(weights, 0)
     return weights / jnp.sum(weights, axis=-1, keepdims=True)
 
 
 def _projected_gradient(matrix: jax.Array, tolerance: float, steps: int) -> jax.Array:
-    """Accelerated projected gradient from equal weights, on P divided by its curvature: step length 1."""
+    """Accelerated projected gradient from equal weights, with P divided by its curvature (step length 1)."""
     jaxopt = _import_jaxopt()
     size = matrix.shape[-1]
 
@@ -228,7 +228,7 @@ def _has_jaxopt() -> bool:
 
 
 def _import_jaxopt() -> Any:
-    """jaxopt, without its warning that it is no longer maintained: requirements.txt pins it."""
+    """Import jaxopt without its deprecation warning: requirements.txt pins it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         import jaxopt

@@ -10,12 +10,12 @@ from pfl_jax.base import Backbone, Head, Params, PyTree
 
 
 def merge(backbone: Backbone, head: Head) -> Params:
-    """The whole model of a backbone and a head."""
+    """Whole model from a backbone and a head."""
     return {"backbone": backbone, "head": head}
 
 
 def split(params: Params) -> tuple[Backbone, Head]:
-    """The backbone and the head of a whole model's params; the inverse of `merge`.
+    """Backbone and head of a whole model's params; the inverse of `merge`.
 
     Example:
       >>> from pfl_jax.primitives import tree
@@ -27,7 +27,7 @@ def split(params: Params) -> tuple[Backbone, Head]:
 
 
 def interpolate(share: jax.Array | float, left: PyTree, right: PyTree) -> PyTree:
-    """share left + (1 - share) right, leaf by leaf: exactly one of the two at shares 1 and 0.
+    """Interpolate share left + (1 - share) right, leaf by leaf: exactly one of the two at shares 1 and 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -52,7 +52,7 @@ def gather(tree: PyTree, indices: jax.Array | np.ndarray | int) -> PyTree:
 
 
 def scatter(tree: PyTree, indices: jax.Array, rows: PyTree) -> PyTree:
-    """`tree` with rows `indices` [M], which must be distinct, of every leaf [N, ...] replaced by those of `rows`.
+    """Copy of `tree` [N, ...] with its rows at the distinct `indices` [M] replaced by `rows`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -64,23 +64,23 @@ def scatter(tree: PyTree, indices: jax.Array, rows: PyTree) -> PyTree:
 
 
 def choose(flags: jax.Array, left: PyTree, right: PyTree) -> PyTree:
-    """Row i of `left` where flags[i], of `right` elsewhere, for every leaf [M, ...]; the whole of one for one flag."""
+    """Select row i of `left` where flags[i], else of `right`, in leaves [M, ...]; a single flag selects a tree."""
     return jax.tree.map(lambda a, b: jnp.where(along(flags, a), a, b), left, right)
 
 
 def along(array: jax.Array, leaf: jax.Array) -> jax.Array:
-    """The array with as many axes as a leaf, whose leading axes it lies along."""
+    """The array with as many axes as the leaf, aligned with the leaf's leading axes."""
     return array.reshape(array.shape + (1,) * (leaf.ndim - array.ndim))
 
 
 def all_finite(tree: PyTree) -> jax.Array:
-    """Whether no real number of a tree is NaN or infinite: a scalar bool."""
+    """Whether all real numbers of a tree are finite: a scalar bool."""
     real = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.all(jnp.array([jnp.isfinite(leaf).all() for leaf in real], bool))
 
 
 def byte_count(tree: PyTree) -> int:
-    """Bytes that the arrays of a tree hold, which is what sending it costs. Reads shapes only.
+    """Total bytes of a tree's arrays, the cost of sending it; reads shapes only.
 
     Example:
       >>> import jax.numpy as jnp

@@ -159,12 +159,12 @@ def test_all_of_it(tmp_path):
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert {row["method"] for row in figures["methods"]} == {"fedavg", "fedpac", "fedas"}
     assert all(row["peak_bytes"] > 2**20 for row in figures["growth"]["rows"])
-    early, last = figures["endurance"]["resident_bytes"]
+    early, last = figures["memory_growth"]["resident_bytes"]
     assert last < early + 20 * 2**20
     assert figures["second_start"][1]["compiled"] == 0
     assert {row["form"] for row in figures["variants"]} == {"lax", "matmul", "direct"}
     assert all(row["ratio"] > 0 for row in figures["optimizations"])
     assert all(min(row["examples_per_second"].values()) > 0 for row in figures["chunks"])
-    assert all(row["peak_bytes"] > row["state_bytes"] for row in figures["crowd"])
+    assert all(row["peak_bytes"] > row["state_bytes"] for row in figures["many_clients"])
     assert figures["sweep"]["ratio"] > 0
-    assert figures["everyday"]["checkpoint_seconds"] > 0
+    assert figures["overhead"]["checkpoint_seconds"] > 0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-from test_cli import ROOT, process
+from test_command_line import ROOT, process
 
 from experiments.commands.main import main
 from experiments.config.cell import Cell

@@ -8,14 +8,14 @@ from experiments import DATASETS
 from experiments.config import presets
 from experiments.config.options import Options
 from experiments.config.request import assignments, method_config, parse
-from experiments.papers import published as paper
+from experiments.papers import published
 from pfl_jax.data.specs import SPECS
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.models import MODELS
 
 
 def figure(dataset, words, is_real=True):
-    found = paper.published(parse(dataset, words.split()), is_real=is_real)
+    found = published.find(parse(dataset, words.split()), is_real=is_real)
     return None if found is None else found.accuracy_percent
 
 
@@ -98,7 +98,7 @@ def test_embedded_data_shrinks_what_was_not_given():
 
 
 def test_the_published_table_is_whole():
-    rows = paper.load()
+    rows = published.load()
     assert len(rows) == 556
     assert {row.paper for row in rows} == {"fedpac", "fedpac_replication", "fedas"}
     assert all(0 < row.accuracy_percent < 100 for row in rows)
@@ -125,13 +125,13 @@ def test_the_published_table_is_whole():
     ],
 )
 def test_figures_for_the_papers_settings(dataset, words, expected):
-    published = {row.accuracy_percent for row in paper.load() if row.dataset == dataset}
-    assert expected in published
+    accuracies = {row.accuracy_percent for row in published.load() if row.dataset == dataset}
+    assert expected in accuracies
     assert figure(dataset, words) == expected
 
 
 def test_switches_find_the_ablations():
-    rows = {(row.dataset, row.method): row.accuracy_percent for row in paper.load() if row.table == 2}
+    rows = {(row.dataset, row.method): row.accuracy_percent for row in published.load() if row.table == 2}
     wanted = rows["fashion_mnist", "fedpac -alignment -collaboration"]
     assert figure("fashion_mnist", "--no-alignment --no-collaboration") == wanted
     assert figure("fashion_mnist", "--no-alignment") == rows["fashion_mnist", "fedpac -alignment"]

@@ -15,7 +15,7 @@ from experiments.execution.committed import Library
 from experiments.figures.runs import examples_visited
 from experiments.queue import __main__ as queue
 from experiments.queue.jobs import BLOCKS, SEVERAL_SEEDS, jobs
-from experiments.queue.plan import EXAMPLES_PER_SECOND, seconds_left, standings
+from experiments.queue.plan import EXAMPLES_PER_SECOND, job_statuses, seconds_left
 from experiments.results import version
 from experiments.results.run_folder import CONFIG, SUMMARY, Evaluation, RunFolder
 from experiments.tables import __main__ as tables
@@ -193,11 +193,11 @@ def test_the_time_left_follows_what_has_finished(runs, words, tmp_path):
     library = Library(tmp_path / "results")
     visited = examples_visited(job.cell.request())
     usual = visited / EXAMPLES_PER_SECOND["fedpac_cnn"]
-    assert seconds_left(standings([job], library, tmp_path)) == pytest.approx(usual)
+    assert seconds_left(job_statuses([job], library, tmp_path)) == pytest.approx(usual)
     assert queue.main([*words, "--only", "local"]) == 0
     finished = PLACES[f"{MAIN}/local/seed-1"]
     wider = PLACES["fashion_mnist-100-clients-grouped-s=20-participation=0.3/ditto/seed-0"]
-    there = standings([finished, job, wider], Library(tmp_path / "results"), tmp_path)
+    there = job_statuses([finished, job, wider], Library(tmp_path / "results"), tmp_path)
     assert [one.is_finished for one in there] == [True, False, False]
     # Other methods with the same network are as fast as what has finished with it; 30 clients of 100 are more than 20.
     seconds = statistics.median([7200.0] * 3 + [4800.0])

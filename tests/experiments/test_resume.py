@@ -10,14 +10,14 @@ import time
 import numpy as np
 import pytest
 from rich.console import Console
-from test_cli import process
+from test_command_line import process
 
 from experiments.commands.main import main
 from experiments.config.cell import Cell
 from experiments.config.request import parse
 from experiments.execution import run
 from experiments.execution.cached_runs import inspect, run_cell
-from experiments.runtime.locks import alone
+from experiments.runtime.locks import lock_run
 from pfl_jax.engine.checkpoint import FOLDER, MANIFEST, Checkpoints
 
 RUN = ["--method", "fedper", "--rounds", "6", "--eval-every", "2", "--num-clients", "5", "--train-size", "20"]
@@ -129,7 +129,7 @@ def test_what_cannot_go_on_is_one_line(whole, tmp_path, capsys, change, words, m
 def test_two_processes_never_share_a_run(whole, tmp_path, capsys):
     for name in ("config.json", "metrics.jsonl"):
         (tmp_path / name).write_bytes((whole / name).read_bytes())
-    with alone(tmp_path / "metrics.jsonl"):
+    with lock_run(tmp_path / "metrics.jsonl"):
         assert main("digits", ["--resume", str(tmp_path)]) == 2
     assert "another process is at work" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ from experiments.config.request import parse
 from experiments.execution import cached_runs, committed, run
 from experiments.papers import published, settings
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
-from experiments.runtime.locks import exclusive
+from experiments.runtime.locks import lock_folder
 from experiments.tables import __main__ as tables
 from experiments.tables import layout
 from pfl_jax.base import Scores
@@ -241,7 +241,7 @@ def test_runs_from_before_the_choice_of_a_normalization_are_known(runs, tmp_path
 
 
 def test_one_process_at_a_time(runs, tmp_path, capsys):
-    with exclusive(tmp_path / "table"):
+    with lock_folder(tmp_path / "table"):
         assert tables.main([*TABLE, "--method", "local", "--out", str(tmp_path / "table")]) == 2
     assert "another process is at work" in capsys.readouterr().err
     assert runs.done == []

@@ -34,7 +34,7 @@ def groups_of_clients(clients, classes, sizes, seed=0, offset=0.0, features=16):
 
 
 def reference_head_weights(mu, variance, counts):
-    """Eq. 46 by nonnegative least squares in float64, row by row; test_simplex.py says why that is exact."""
+    """Eq. 46 by nonnegative least squares in float64, row by row; test_simplex_qp.py says why that is exact."""
     rows = []
     for own in mu:
         differences = (own - mu).reshape(len(mu), -1)

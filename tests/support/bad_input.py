@@ -329,7 +329,7 @@ def experiment_of(run: Path):
     from experiments.execution import build
     from experiments.execution.run import _shapes
 
-    experiment = build.build(parse("digits", [*RUN.split(), "--out", str(run)]), Console(file=io.StringIO()))
+    experiment = build.build_experiment(parse("digits", [*RUN.split(), "--out", str(run)]), Console(file=io.StringIO()))
     shapes = _shapes(experiment)
     plain = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes._replace(key=()))
     return experiment, plain._replace(key=jax.random.key(0), round=np.int32(1))

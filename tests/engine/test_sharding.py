@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
-from test_host import assert_same
+from test_host_state import assert_same
 
 from pfl_jax import simulate
 from pfl_jax.data.federated import OwnClients, client_data

@@ -106,6 +106,6 @@ def test_every_published_accuracy_is_a_command_line():
 def test_a_run_finds_its_published_figure(name, table, method):
     rows = [row for row in ROWS if (row.paper, row.table, row.method) == (name, table, method)]
     row = next(row for row in rows if row.dataset in DEFAULT_PRESET)
-    found = published.published(parse(row.dataset, [*row.arguments, "--seed", "3"]), is_real=True)
+    found = published.find(parse(row.dataset, [*row.arguments, "--seed", "3"]), is_real=True)
     assert found is not None
     assert found.accuracy_percent == row.accuracy_percent

@@ -17,7 +17,7 @@ from experiments.execution import build, cached_runs, resume, run
 from experiments.execution.cached_runs import run_cell
 from experiments.execution.resume import check_identity
 from experiments.runtime import jax_config
-from experiments.runtime.locks import alone, exclusive
+from experiments.runtime.locks import lock_folder, lock_run
 from experiments.sweep import execute
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import simulate
@@ -146,11 +146,11 @@ def test_too_little_memory_later_and_before(rounds, tmp_path, capsys, monkeypatc
     rounds[2] = fail(SHORTAGE)
     assert main("digits", [*WORDS, "--chunk", "2", "--out", str(tmp_path / "run")]) == 2
     assert re.search(r"use --chunk 1; --resume .*run goes on after round 1$", line(capsys))
-    monkeypatch.setattr(build, "build", fail(MemoryError("Unable to allocate 7. TiB for an array")))
+    monkeypatch.setattr(build, "build_experiment", fail(MemoryError("Unable to allocate 7. TiB for an array")))
     assert main("digits", [*WORDS, "--out", str(tmp_path / "other")]) == 2
     assert "for the data (7,168.0 GiB were wanted at once): use fewer --num-clients" in line(capsys)
     # Other errors of JAX stay what they are.
-    monkeypatch.setattr(build, "build", fail(jax.errors.JaxRuntimeError("INTERNAL: broken")))
+    monkeypatch.setattr(build, "build_experiment", fail(jax.errors.JaxRuntimeError("INTERNAL: broken")))
     with pytest.raises(jax.errors.JaxRuntimeError, match="broken"):
         main("digits", [*WORDS, "--out", str(tmp_path / "other")])
 
@@ -207,7 +207,7 @@ def test_a_run_at_work_is_not_cleared_away(rounds, tmp_path):
         main("digits", [*RUN.split(), "--out", str(folder)])
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     cell = Cell("digits", tuple(RUN.split()))
-    with alone(folder / "metrics.jsonl"), pytest.raises(InvalidInput, match="another process is at work"):
+    with lock_run(folder / "metrics.jsonl"), pytest.raises(InvalidInput, match="another process is at work"):
         run_cell(cell, folder, Console())
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     rounds.clear()
@@ -227,11 +227,11 @@ def test_a_run_that_another_process_finished_meanwhile_stays(rounds, tmp_path, c
 
 
 def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path):
-    with exclusive(tmp_path / "table"):
+    with lock_folder(tmp_path / "table"):
         (tmp_path / "table" / ".lock").unlink()
-        with exclusive(tmp_path / "table"):
+        with lock_folder(tmp_path / "table"):
             pass
-    with pytest.raises(InvalidInput, match="cannot write"), alone(tmp_path / "absent" / "metrics.jsonl"):
+    with pytest.raises(InvalidInput, match="cannot write"), lock_run(tmp_path / "absent" / "metrics.jsonl"):
         pass
 
 

@@ -370,14 +370,14 @@ def test_what_a_method_refuses_is_the_users_error(monkeypatch, tmp_path):
     monkeypatch.setitem(METHODS, request.options.method, picky)
     request = dataclasses.replace(request, hyper_parameters={"flavour": "sour"})
     with pytest.raises(InvalidInput, match="refuses its options: no such flavour"):
-        build.build(request, Console(file=io.StringIO()))
+        build.build_experiment(request, Console(file=io.StringIO()))
 
 
 def test_embedded_data_is_announced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = io.StringIO()
     request = parse("cifar10", ["--source", "embedded", "--beta", "0.5", "--num-clients", "3"])
-    experiment = build.build(request, Console(file=text, width=200))
+    experiment = build.build_experiment(request, Console(file=text, width=200))
     assert experiment.dataset.description == "cifar10 (embedded digits)"
     assert "Smaller defaults on cifar10 (embedded digits): --rounds" in text.getvalue()
     assert "--beta has no effect with --partition grouped" in text.getvalue()
@@ -431,7 +431,7 @@ def test_augmentation_runs_on_embedded_cinic10(tmp_path, capsys):
 def test_pixels_are_normalised_as_the_options_say_and_the_run_says_how(tmp_path, capsys, paper):
     words = ["--source", "embedded", "--method", "fedavg", "--model", "mlp", "--rounds", "1", *SMALL]
     request = parse("cifar10", [*words, "--pixel-normalization", paper])
-    data = build.build(request, Console(quiet=True)).data
+    data = build.build_experiment(request, Console(quiet=True)).data
     mean, std = {
         "fedpac": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
         "fedas": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),

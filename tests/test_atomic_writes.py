@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.runtime import compilation_cache
-from experiments.runtime.compilation_cache import tended
+from experiments.runtime.compilation_cache import repair_cache
 from pfl_jax.atomic_write import append_line, write_binary_whole, write_whole
 from pfl_jax.errors import CannotWrite
 
@@ -79,7 +79,7 @@ def test_half_programs_in_the_cache_are_removed_and_told_once(tmp_path, monkeypa
         (tmp_path / name).write_bytes(b"half")
     said, full = [], OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(compilation_cache, "folder", lambda: tmp_path)
-    with tended(said.append):
+    with repair_cache(said.append):
         for _ in range(2):
             warnings.warn(f"Error writing persistent compilation cache entry for 'jit_init': OSError: {full}")  # noqa: B028
         warnings.warn("Error reading persistent compilation cache entry for 'jit_other': error: truncated")  # noqa: B028

@@ -55,7 +55,7 @@ def test_finite_results(dataset, method, participation, sizes):
         "--epochs",
         "1",
     ]
-    experiment = build.build(parse(dataset, words), Console(file=io.StringIO()))
+    experiment = build.build_experiment(parse(dataset, words), Console(file=io.StringIO()))
     mesh = simulate.client_mesh(jax.devices()[:2])
     results = simulate.run(experiment.method, experiment.data, experiment.settings, jax.random.key(0), mesh=mesh)
     for result in results:

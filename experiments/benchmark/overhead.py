@@ -1,4 +1,4 @@
-"""What a run costs beside its rounds: all scores in the place of the accuracy alone, lines of the log, checkpoints."""
+"""Overhead of a run beside its rounds: all scores instead of accuracy alone, lines of the log, checkpoints."""
 
 import itertools
 import json
@@ -23,8 +23,8 @@ from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.primitives.local_sgd import map_examples
 
 
-def everyday(setup: Setup) -> Record:
-    """Rounds of FedPAC with both evaluations: accuracies alone, all scores, and what is written after each."""
+def overhead(setup: Setup) -> Record:
+    """Time of FedPAC rounds with accuracies alone and with all scores, and of the files written after each."""
     scale = setup.scale
     data = workload.federation(scale.clients, scale.examples)
 
@@ -51,7 +51,7 @@ def everyday(setup: Setup) -> Record:
 
 
 def _writing(rounds: Rounds, counts: np.ndarray, repetitions: int) -> dict[str, float]:
-    """Seconds of a line of the log, and of a checkpoint, medians."""
+    """Median seconds of writing a line of the log, and a checkpoint."""
     outcome = rounds.outcome
     assert outcome is not None
     received, trained = (jax.tree.map(np.asarray, scores) for scores in (rounds.evaluate(), rounds.state.trained))
@@ -76,7 +76,7 @@ def _writing(rounds: Rounds, counts: np.ndarray, repetitions: int) -> dict[str, 
 
 
 def _accuracy_alone(predict: Any, personal: Any, data: ClientData) -> Scores:
-    """What was measured of a client before there were other scores."""
+    """Scores of a client with the accuracy alone."""
     predicted = map_examples(lambda x: jnp.argmax(predict(personal, x), axis=-1), data.x, data.mask)
     count = jnp.sum(data.mask, dtype=jnp.float32)
     none = jnp.zeros(())

@@ -13,7 +13,7 @@ import pytest
 from experiments.commands.main import main
 from experiments.config.options import Options
 from experiments.execution.cached_runs import remove_unfinished
-from experiments.execution.trackers import TENSORBOARD, WANDB, check, scalars, tracked
+from experiments.execution.trackers import TENSORBOARD, WANDB, check, open_trackers, scalars
 from experiments.results.run_folder import Evaluation, Newcomers, RunFolder
 from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
@@ -42,7 +42,7 @@ def scores(accuracy):
 
 def cut_off(folder, options, config, *evaluations):
     """A run that is stopped after some evaluations."""
-    with tracked(folder, options, config, []) as log:
+    with open_trackers(folder, options, config, []) as log:
         for one in evaluations:
             log(one)
         raise KeyboardInterrupt
@@ -105,7 +105,7 @@ def test_tensorboard_files_hold_the_log_and_go_on_without_doubled_steps(tmp_path
         cut_off(folder, options, {}, first, second)
     assert [event.step for event in events(folder.path / TENSORBOARD)] == [1, 2]
     # The checkpoint was after round 1: round 2 is done again.
-    with tracked(folder, options, {}, [first]) as log:
+    with open_trackers(folder, options, {}, [first]) as log:
         log(second)
         log(third)
     found = events(folder.path / TENSORBOARD)
@@ -126,7 +126,7 @@ def test_a_tensorboard_folder_that_cannot_be_written_is_one_line(tmp_path):
     (folder.path / TENSORBOARD).write_text("in the way")
     with (
         pytest.raises(InvalidInput, match=r"cannot write .*tensorboard"),
-        tracked(folder, Options(**BASE, tensorboard=True), {}, []) as log,
+        open_trackers(folder, Options(**BASE, tensorboard=True), {}, []) as log,
     ):
         log(evaluation(1))
 
@@ -175,7 +175,7 @@ def test_wandb_gets_the_evaluations_and_the_run_goes_on_under_its_name(tmp_path,
     assert wandb.logged == [(1, scalars(evaluation(1)))]
     assert wandb.codes == [1]
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    with tracked(folder, options, config, [evaluation(1)]) as log:
+    with open_trackers(folder, options, config, [evaluation(1)]) as log:
         log(evaluation(2))
     assert (wandb.begun[1]["id"], wandb.begun[1]["resume"], wandb.begun[1]["project"]) == ("abc", "allow", "mine")
     assert [step for step, _ in wandb.logged] == [1, 2]
@@ -184,7 +184,7 @@ def test_wandb_gets_the_evaluations_and_the_run_goes_on_under_its_name(tmp_path,
 
 def test_a_run_that_asks_for_wandb_later_sends_what_it_has(tmp_path, wandb):
     folder = RunFolder.claim(tmp_path / "run", "")
-    with tracked(folder, Options(**BASE, wandb=True), {}, [evaluation(1)]) as log:
+    with open_trackers(folder, Options(**BASE, wandb=True), {}, [evaluation(1)]) as log:
         log(evaluation(2))
     assert [step for step, _ in wandb.logged] == [1, 2]
 
@@ -202,7 +202,7 @@ def test_wandb_refusals_are_one_line(tmp_path, wandb, monkeypatch, capsys):
     folder = RunFolder.claim(tmp_path / "run", "")
     with (
         pytest.raises(InvalidInput, match=r"W&B: No API key configured; set WANDB_MODE=offline"),
-        tracked(folder, Options(**BASE, wandb=True), {}, []),
+        open_trackers(folder, Options(**BASE, wandb=True), {}, []),
     ):
         pass
     monkeypatch.delitem(sys.modules, "wandb")
