@@ -46,7 +46,7 @@ def copy(tmp_path_factory):
     mutants = root / "tests/support/mutants.toml"
     mutants.write_text(mutants.read_text() + "\n" + block("toml", "fedavgm.py"))
     insert(root / "docs/methods.md", "| `fedavg` | one model |", block("markdown", "Hsu, Qi, Brown"))
-    insert(root / "docs/methods.md", "| `fedavg` | nothing |", block("markdown", "| sum |"))
+    insert(root / "docs/methods.md", "| `fedavg` | nothing |", block("markdown", "| nothing | model |"))
     return root
 
 

@@ -174,7 +174,7 @@ def test_ctrl_c_before_the_first_round_leaves_nothing(rounds, tmp_path, capsys, 
     nothing_left = "interrupted before the first evaluation: nothing is left\n"
     for module, name, told in (
         (jax_config, "prepare_jax", nothing_yet),
-        (build, "build", nothing_left),
+        (build, "build_experiment", nothing_left),
         (run, "configuration", nothing_left),
     ):
         with monkeypatch.context() as patch:

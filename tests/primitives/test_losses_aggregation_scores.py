@@ -112,12 +112,15 @@ def test_scores_without_an_example_or_with_one_class_are_nan():
 
 def test_summary():
     accuracies = np.array([0.5, np.nan, 0.9, 0.7] + [0.8] * 17)
-    summary = evaluation.summarize(Scores(accuracies, accuracies + 1, accuracies / 2, np.full(21, np.nan)))
+    test_counts = np.arange(1, 22)
+    summary = evaluation.summarize(Scores(accuracies, accuracies + 1, accuracies / 2, np.full(21, np.nan)), test_counts)
     values = 100 * accuracies[~np.isnan(accuracies)]
     np.testing.assert_allclose([summary.mean, summary.std], [values.mean(), values.std()])
     np.testing.assert_allclose(summary.worst_decile, (50 + 70) / 2)
     np.testing.assert_allclose(summary.jain, values.sum() ** 2 / (20 * (values**2).sum()))
     np.testing.assert_allclose([summary.loss, summary.macro_f1], [values.mean() / 100 + 1, values.mean() / 2])
+    counted = ~np.isnan(accuracies)
+    np.testing.assert_allclose(summary.pooled, np.average(100 * accuracies[counted], weights=test_counts[counted]))
     assert summary.clients == 20
     assert np.isnan(summary.auc)
-    assert np.isnan(evaluation.summarize(Scores(*[np.full(3, np.nan)] * 4)).mean)
+    assert np.isnan(evaluation.summarize(Scores(*[np.full(3, np.nan)] * 4), np.ones(3, int)).mean)
