@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from experiments.config.measures import ALWAYS
 from experiments.execution.committed import Library
 from experiments.queue.jobs import FEDAS_BETAS, FEDAS_METHODS, FEDAS_PARTICIPATIONS, fedas_cell, jobs
-from experiments.queue.plan import JobStatus, job_statuses, seconds_left
+from experiments.queue.plan import JobStatus, job_statuses
 from experiments.results_page.picture import chosen
 from experiments.results_page.places import (
     CLOSE,
@@ -99,8 +99,7 @@ def _counts(content: Content) -> list[str]:
         f"| no finished run yet | {sum(place.is_close is None for place in content.places)} |",
         f"| all | {len(content.places)} |",
         "",
-        f"{len(left)} of {len(content.jobs)} runs of the queue are left, about "
-        f"{seconds_left(content.jobs) / 3600:.0f} hours on two cores.\n",
+        f"{len(left)} of {len(content.jobs)} runs of the queue are left.\n",
     ]
     return ["\n".join(lines)]
 
