@@ -50,17 +50,9 @@ def build(
     train = jit(parts.train, donate_argnums=(1, 5, 6))
     score_new = jit(parts.evaluate_new)
 
-    def fetch(data, clients, ids):
-        """Rows of some clients for a program; for clients that belong to devices, as their owners hold them."""
-        if isinstance(data, PlacedData):
-            return spread(lambda own: _rows(clients, _places(data, own)), ids, data.mesh)
-        return everywhere(_rows(clients, ids), mesh)
-
     def init(data, key):
         server = init_server(data, key)
-        shapes = jax.eval_shape(parts.init_clients, data, server, key, jnp.arange(1, dtype=jnp.int32))
-        count = len(own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else data.num_clients
-        clients = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), shapes)
+        clients = _allocate(data, jax.eval_shape(parts.init_clients, data, server, key, jnp.arange(1, dtype=jnp.int32)))
         for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), block):
             if isinstance(data, PlacedData):
                 own, rows = own_rows(init_own(data, server, key, everywhere(ids, mesh)), ids)
@@ -73,7 +65,7 @@ def build(
     def round_(data, state, size):
         cohort = sample(data, state.key, state.round, size)
         ids = np.asarray(cohort.clients)
-        rows, scores = fetch(data, state.clients, ids), everywhere(_rows(state.trained, ids), mesh)
+        rows, scores = _fetch(data, state.clients, ids, mesh), everywhere(_rows(state.trained, ids), mesh)
         rows = replicate_rows(rows) if isinstance(rows, OwnerRows) else rows
         server, rows, trained, outcome = train(data, state.server, state.key, state.round, cohort, rows, scores)
         # Arrays of a caller, or those of JAX, cannot be written into.
@@ -86,7 +78,7 @@ def build(
     def evaluate(data, state):
         scores = Scores(*(np.empty(data.num_clients, np.float32) for _ in Scores._fields))
         for ids, size in _blocks(np.asarray(by_size(data)), block):
-            rows = fetch(data, state.clients, ids)
+            rows = _fetch(data, state.clients, ids, mesh)
             found = score(data, state.server, state.key, state.round, everywhere(ids, mesh), rows)
             _write(scores, ids[:size], found)
         return scores
@@ -95,6 +87,19 @@ def build(
         return score_new(data, state.server, state.key, state.round)
 
     return Engine(init, round_, evaluate, evaluate_new)
+
+
+def _fetch(data: Federation, clients: PyTree, ids: np.ndarray, mesh: Mesh | None) -> PyTree:
+    """Rows of some clients for a program; for clients that belong to devices, as their owners hold them."""
+    if isinstance(data, PlacedData):
+        return spread(lambda own: _rows(clients, _places(data, own)), ids, data.mesh)
+    return everywhere(_rows(clients, ids), mesh)
+
+
+def _allocate(data: Federation, shapes: PyTree) -> PyTree:
+    """Uninitialised rows of all clients that this process keeps, for the shapes of one row."""
+    count = len(own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else data.num_clients
+    return jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), shapes)
 
 
 def copy(state: State, data: Federation, mesh: Mesh | None = None) -> State:
