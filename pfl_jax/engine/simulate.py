@@ -14,7 +14,7 @@ from pfl_jax.engine import host_state
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import client_mesh, map_clients
 from pfl_jax.engine.rounds import Engine, Federation, Outcome, build
-from pfl_jax.engine.sharding import PlacedData, everywhere
+from pfl_jax.engine.sharding import PlacedData, replicate
 from pfl_jax.errors import Diverged
 from pfl_jax.primitives.metrics import before_aggregation
 
@@ -113,7 +113,7 @@ def run(
     if isinstance(data, PlacedData):
         mesh = data.mesh
     else:
-        data, newcomers = everywhere((data, newcomers), mesh)
+        data, newcomers = replicate((data, newcomers), mesh)
     engine, current = _start(method, data, settings, key, state, mesh, on_host=state_on == "host")
     start, received = time.perf_counter(), None
     for index in range(int(current.round), settings.rounds):
@@ -167,11 +167,11 @@ def _start(
     """The compiled engine, and the state before the first round of this run."""
     engine = host_state.build(method, settings, mesh) if on_host else build(method, settings, mesh).jit(mesh)
     if state is None:
-        return engine, engine.init(data, everywhere(key, mesh))
+        return engine, engine.init(data, replicate(key, mesh))
     if on_host:
         return engine, host_state.copy(state, data, mesh)
     # A round takes its state's buffers over: a state that came from outside stays the caller's.
-    return engine, everywhere(jax.tree.map(jnp.copy, state), mesh)
+    return engine, replicate(jax.tree.map(jnp.copy, state), mesh)
 
 
 def _check_finite(number: int, clients: np.ndarray, outcome: Outcome, on_nan: OnNaN) -> None:
