@@ -13,6 +13,8 @@ from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.methods import METHODS
 from pfl_jax.primitives.metrics import score
 
+pytestmark = pytest.mark.without_f1_auc
+
 DATA = tiny_federation()
 KEY = jax.random.key(5)
 

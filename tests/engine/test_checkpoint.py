@@ -11,6 +11,8 @@ from pfl_jax.engine.checkpoint import MANIFEST, Checkpoints
 from pfl_jax.errors import CannotWrite, InvalidInput
 from pfl_jax.methods import METHODS
 
+pytestmark = pytest.mark.without_f1_auc
+
 
 def play(name, rounds=4, state=None):
     method = METHODS[name](tiny_model(), **HYPER_PARAMETERS)

@@ -11,6 +11,8 @@ from pfl_jax import simulate
 from pfl_jax.engine import host_state
 from pfl_jax.methods import METHODS
 
+pytestmark = pytest.mark.without_f1_auc
+
 DATA = tiny_federation((9, 20, 14, 5, 12))
 SETTINGS = simulate.Settings(rounds=4, participation=0.6, full_last_round=True, eval_every=2)
 

@@ -18,6 +18,8 @@ from pfl_jax.methods import METHODS
 from pfl_jax.primitives.metrics import score
 from pfl_jax.streams import INITIALIZATION
 
+pytestmark = pytest.mark.without_f1_auc
+
 DATA = tiny_federation((9, 20, 14, 5, 12, 11, 8))
 CLIENTS = range(DATA.num_clients)
 KEY = jax.random.key(3)

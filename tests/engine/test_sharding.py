@@ -14,6 +14,8 @@ from pfl_jax.data.federated import OwnClients, client_data
 from pfl_jax.engine import host_state, sharding
 from pfl_jax.methods import METHODS
 
+pytestmark = pytest.mark.without_f1_auc
+
 DATA = tiny_federation((9, 20, 14, 5, 12))._replace(
     label_map=jnp.asarray([np.roll(np.arange(3), client) for client in range(5)], jnp.int32)
 )

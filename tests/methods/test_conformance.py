@@ -22,6 +22,8 @@ from pfl_jax.engine import sharding
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import METHODS
 
+pytestmark = pytest.mark.without_f1_auc
+
 TRACES = collections.Counter()
 """How often each method's round was traced."""
 

@@ -20,6 +20,8 @@ from pfl_jax.primitives.ensembles import init_models
 from pfl_jax.primitives.fingerprint import fingerprint
 from pfl_jax.primitives.holdout import fixed_subset
 
+pytestmark = pytest.mark.without_f1_auc
+
 ASCENT = -1.0
 """A learning rate that makes every model worse."""
 

@@ -11,6 +11,8 @@ from pfl_jax.base import ClientData, Cohort, Mean
 from pfl_jax.methods.fedpac import FedPACMessage, FedPACServer, _solve_head_weights, fedpac, head_weights
 from pfl_jax.methods.fedpac_proto import fedpac_proto, prototype_weights
 
+pytestmark = pytest.mark.without_f1_auc
+
 SGD = {"lr": 0.05, "head_lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}
 
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from deployed import log_probabilities
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from rounds import last_round
 
-from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import METHODS
+
+pytestmark = pytest.mark.without_f1_auc
 
 SAME = [
     ("fedavg_ft", {"finetune_epochs": 0}, "fedavg", {}),
@@ -25,9 +26,7 @@ def run(name, rounds=3, sizes=(9, 20, 14, 5), data=None, **hyper_parameters):
     """The last round; every method trains with the same optimizer unless told otherwise."""
     data = tiny_federation(sizes) if data is None else data
     sgd = {"momentum": 0.5, "weight_decay": 5e-4, **HYPER_PARAMETERS}
-    method = METHODS[name](tiny_model(), **{**sgd, **hyper_parameters})
-    *_, last = simulate.run(method, data, Settings(rounds=rounds), jax.random.key(5))
-    return last
+    return last_round(METHODS[name], data, 5, rounds, **{**sgd, **hyper_parameters})
 
 
 def assert_same(left, right):
@@ -36,10 +35,9 @@ def assert_same(left, right):
 
 def deployed(name, hyper_parameters):
     """Log-probabilities [4, 12, K] of every client's test examples, under both protocols, after two rounds."""
-    data = tiny_federation()
-    method = METHODS[name](tiny_model(), **{**HYPER_PARAMETERS, **hyper_parameters})
-    *_, last = simulate.run(method, data, Settings(rounds=2, eval_every=2), jax.random.key(5))
-    return log_probabilities(method)(data, last.state)
+    data, arguments = tiny_federation(), {**HYPER_PARAMETERS, **hyper_parameters}
+    last = last_round(METHODS[name], data, 5, 2, **arguments)
+    return log_probabilities(METHODS[name](tiny_model(), **arguments))(data, last.state)
 
 
 @pytest.mark.parametrize(

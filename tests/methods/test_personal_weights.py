@@ -33,6 +33,8 @@ from pfl_jax.networks.models import mlp
 from pfl_jax.primitives.fingerprint import fingerprint
 from pfl_jax.primitives.holdout import fixed_subset
 
+pytestmark = pytest.mark.without_f1_auc
+
 
 @pytest.fixture(scope="module")
 def clients():

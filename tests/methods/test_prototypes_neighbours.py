@@ -28,6 +28,8 @@ from pfl_jax.methods.knn_per import Datastore, knn_per, neighbour_probabilities
 from pfl_jax.methods.local import local
 from pfl_jax.primitives.holdout import fixed_subset
 
+pytestmark = pytest.mark.without_f1_auc
+
 
 @pytest.fixture(scope="module")
 def clients():

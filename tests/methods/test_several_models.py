@@ -30,6 +30,8 @@ from pfl_jax.methods.fedem_ft import fedem_ft
 from pfl_jax.methods.hypcluster import hypcluster
 from pfl_jax.primitives.ensembles import example_losses, init_models
 
+pytestmark = pytest.mark.without_f1_auc
+
 
 @pytest.fixture(scope="module")
 def clients():

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import CLASSES, HYPER_PARAMETERS, tiny_federation, tiny_model
+from rounds import last_round
 
 from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
@@ -29,6 +30,8 @@ from pfl_jax.methods.local import local
 from pfl_jax.methods.pfedme import pfedme
 from pfl_jax.methods.scaffold import effective_steps, scaffold
 
+pytestmark = pytest.mark.without_f1_auc
+
 
 def federation(sizes, balanced):
     """Tiny clients; balanced ones have as many examples of each class as of any other."""
@@ -46,10 +49,7 @@ def run(factory, rounds=3, sizes=(9, 20, 14, 5), balanced=False, participation=1
     """The last round; every method trains with the same optimizer unless told otherwise."""
     sgd = {"momentum": 0.5, "weight_decay": 5e-4, **HYPER_PARAMETERS}
     sgd = {name: value for name, value in sgd.items() if name in inspect.signature(factory).parameters}
-    method = factory(tiny_model(), **{**sgd, **hyper_parameters})
-    settings = Settings(rounds=rounds, participation=participation, eval_every=rounds)
-    *_, last = simulate.run(method, federation(sizes, balanced), settings, jax.random.key(5))
-    return last
+    return last_round(factory, federation(sizes, balanced), 5, rounds, participation, **{**sgd, **hyper_parameters})
 
 
 def row(tree, index):
