@@ -64,7 +64,7 @@ def assert_close(left, right):
 
 
 @pytest.mark.parametrize("state_on", ["device", "host"])
-def test_who_drops_out_keeps_its_training_and_sends_nothing(state_on):
+def test_clients_that_drop_out_keep_their_training_and_send_nothing(state_on):
     method, settings = make(), simulate.Settings(rounds=1, drop_rate=0.5)
     result = first_round(method, settings, state_on=state_on)
     arrived = result.cohort[result.arrived].tolist()
@@ -78,7 +78,7 @@ def test_who_drops_out_keeps_its_training_and_sends_nothing(state_on):
     assert result.diverged.size == 0
 
 
-def test_drop_outs_are_drawn_anew_and_somebody_always_arrives():
+def test_drop_outs_are_drawn_every_round_and_one_client_at_least_arrives():
     settings = simulate.Settings(rounds=6, drop_rate=0.5)
     results = list(simulate.run(make("fedavg"), DATA, settings, KEY))
     assert len({tuple(sorted(result.cohort[result.arrived])) for result in results}) > 1
@@ -105,7 +105,7 @@ def test_a_diverged_client_stops_the_run_or_is_left_out(state_on):
         first_round(broken_for(9, 20, 14, 5), settings, state_on=state_on, on_nan="skip-client")
 
 
-def test_skipping_changes_nothing_where_all_is_well():
+def test_skip_client_changes_nothing_without_divergence():
     settings = simulate.Settings(rounds=2, participation=0.75, drop_rate=0.3)
     usual, skipping = (
         list(simulate.run(make("fedpac"), DATA, settings, KEY, on_nan=on_nan))[-1] for on_nan in ("stop", "skip-client")
@@ -138,7 +138,7 @@ def check_newcomers(name):
     return method, last
 
 
-def test_newcomers_have_the_servers_state_alone():
+def test_newcomers_deploy_the_servers_state():
     method, last = check_newcomers("fedper")
     received, trained = last.newcomers
     server = last.state.server
@@ -155,7 +155,7 @@ def test_every_method_adapts_to_newcomers(name):
     check_newcomers(name)
 
 
-def test_somebody_must_stay():
+def test_hold_out_keeps_one_client_at_least():
     for number in (0, 4):
         with pytest.raises(InvalidInput, match=f"1 to 3 can be held out, not {number}"):
             hold_out(DATA, number)

@@ -120,7 +120,7 @@ def summed(program):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedpac"])
-def test_devices_exchange_one_sum_and_else_only_what_is_each_clients_own(name):
+def test_devices_exchange_the_sums_of_means_and_each_clients_other_leaves(name):
     data, mesh = tiny_federation((9, 20, 14, 5, 8, 6, 7, 11)), simulate.client_mesh()
     method = METHODS[name](tiny_model(), **HYPER_PARAMETERS)
     built = simulate.build(method, simulate.Settings(rounds=1), mesh).jit(mesh)

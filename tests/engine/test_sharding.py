@@ -75,7 +75,7 @@ def test_mapping_is_exact_for_every_type(chunk, ids):
     assert float(sums["clients"]) == len(ids)
 
 
-def test_rows_that_only_owners_know():
+def test_rows_are_exchanged_between_their_owners():
     mesh, clients = simulate.client_mesh(), np.array([3, 0, 4], np.int32)
     table = {"a": np.arange(10.0, dtype=np.float32).reshape(5, 2), "b": np.array([True, False, True, True, False])}
     rows = sharding.spread(lambda own: jax.tree.map(lambda leaf: leaf[own], table), clients, mesh)
@@ -89,7 +89,7 @@ def test_rows_that_only_owners_know():
 
 
 @pytest.mark.parametrize(("name", "place"), [("fedrep", "device"), ("fedper", "host")])
-def test_the_results_are_the_same(name, place, monkeypatch):
+def test_owned_clients_give_the_same_results(name, place, monkeypatch):
     monkeypatch.setattr(host_state, "BLOCK", 2)
 
     def play(data, **options):

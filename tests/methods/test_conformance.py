@@ -119,7 +119,7 @@ def test_structure_shapes_and_types_stay_the_same(name):
     assert int(state.round) == 2
 
 
-def test_one_trace(name):
+def test_a_round_is_traced_once(name):
     engine = compiled(name)
     state = play(engine, rounds=1)
     before = TRACES[name]
@@ -242,7 +242,7 @@ def test_predictions_and_learning(name):
     assert last.trained.accuracy.mean() > 0.85
 
 
-def test_numbers_are_the_stored_ones(name):
+def test_golden_values(name):
     stored, got = json.loads(FILE.read_text())[name], fingerprint(build(name), compiled(name))
     assert got.keys() == stored.keys()
     for key, values in stored.items():

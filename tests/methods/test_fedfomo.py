@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from full_batches import SIZES, assert_model, assert_same, losses, row, run, start_of, train, training_examples
+from full_batches import SIZES, assert_model, losses, run, start_of, train, training_examples
 from problems import tiny_federation, tiny_model
+from trees import assert_same, row
 
 from pfl_jax import simulate
 from pfl_jax.base import Cohort
@@ -115,7 +116,7 @@ def test_fedfomo_stays_where_no_model_is_better():
     ("option", "message"),
     [({"download": 0}, "download must be at least 1"), ({"fallback": "local"}, "fallback must be previous or trained")],
 )
-def test_fedfomo_refuses(option, message):
+def test_fedfomo_refuses_bad_options(option, message):
     with pytest.raises(InvalidInput, match=message):
         fedfomo(tiny_model(), **option)
 

@@ -242,7 +242,7 @@ def test_local_training_of_a_client_that_misses_classes():
     np.testing.assert_array_equal(message.centroids.weight, [0, 6, 0])
 
 
-def test_both_methods_train_alike():
+def test_fedpac_and_fedpac_proto_train_alike():
     server, data = server_with((2, 2, 2)), client()
     methods = [factory(tiny_model(), batch_size=4, epochs=2, **SGD) for factory in (fedpac, fedpac_proto)]
     results = [jax.jit(method.local)(jax.random.key(3), server, server.head, data) for method in methods]

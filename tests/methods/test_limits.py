@@ -1,5 +1,7 @@
 """Where a method's claim has a limit that is another method, both must give the same numbers."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import pytest
 from deployed import log_probabilities
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from rounds import last_round
+from trees import assert_same
 
 from pfl_jax.data.federated import client_data
 from pfl_jax.methods import METHODS
@@ -29,11 +32,8 @@ def run(name, rounds=3, sizes=(9, 20, 14, 5), data=None, **hyper_parameters):
     return last_round(METHODS[name], data, 5, rounds, **{**sgd, **hyper_parameters})
 
 
-def assert_same(left, right):
-    chex.assert_trees_all_close(left, right, rtol=1e-4, atol=1e-5)
-
-
-def deployed(name, hyper_parameters):
+@functools.cache
+def deployed(name, **hyper_parameters):
     """Log-probabilities [4, 12, K] of every client's test examples, under both protocols, after two rounds."""
     data, arguments = tiny_federation(), {**HYPER_PARAMETERS, **hyper_parameters}
     last = last_round(METHODS[name], data, 5, 2, **arguments)
@@ -44,15 +44,19 @@ def deployed(name, hyper_parameters):
     ("name", "limit", "other", "settings"), SAME, ids=[f"{name}-{other}" for name, _, other, _ in SAME]
 )
 def test_limit_is_the_other_method(name, limit, other, settings):
-    assert_same(deployed(name, limit), deployed(other, settings))
+    assert_same(deployed(name, **limit), deployed(other, **settings))
 
 
+# test_equations.py compares both with float64.
+@pytest.mark.slow
 def test_fedavg_of_one_client_is_local():
     fedavg, local = run("fedavg", sizes=(20,)), run("local", sizes=(20,))
     assert_same(fedavg.state.server, jax.tree.map(lambda leaf: leaf[0], local.state.clients))
     assert_same(fedavg.trained.loss, local.trained.loss)
 
 
+# test_equations.py compares both with float64.
+@pytest.mark.slow
 def test_fedper_of_one_client_is_local():
     fedper, local = run("fedper", sizes=(20,)), run("local", sizes=(20,))
     own = jax.tree.map(lambda leaf: leaf[0], local.state.clients)
@@ -60,6 +64,8 @@ def test_fedper_of_one_client_is_local():
     assert_same(jax.tree.map(lambda leaf: leaf[0], fedper.state.clients), own["head"])
 
 
+# test_equations.py compares both with float64.
+@pytest.mark.slow
 def test_fedavg_ft_trains_like_fedavg_and_without_tuning_is_fedavg():
     # One round only: later everything is right with and without tuning.
     fedavg = run("fedavg", rounds=1)

@@ -3,12 +3,12 @@ with full batches so that no order is left."""
 
 import inspect
 
-import jax
 import numpy as np
 import pytest
 import reference
 from problems import tiny_federation
 from rounds import first_state, last_round
+from trees import row
 
 from pfl_jax.methods.apfl import apfl
 from pfl_jax.methods.ditto import ditto
@@ -27,10 +27,6 @@ pytestmark = pytest.mark.without_f1_auc
 SIZES, EPOCHS, ROUNDS = (9, 20, 14), 3, 2
 SGD = {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}
 BETA = np.array(SIZES) / sum(SIZES)
-
-
-def row(tree, index):
-    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def test_the_fixed_order_is_the_same_in_all_epochs_runs_and_paddings():
 
 
 @pytest.mark.parametrize(("n", "padding"), [(11, 0), (11, 6), (3, 2), (8, 0)])
-def test_what_every_epoch_visits(n, padding):
+def test_always_visited_examples(n, padding):
     rows = jnp.arange(n + padding)
     examples = ClientData(rows, rows, rows < n, batches=RELEASED)
     visited = np.flatnonzero(local_sgd.always_visited(examples, 4))
@@ -95,7 +95,7 @@ def test_wasted_steps_leave_out_dropped_batches(counts, batch_size, chunk):
     assert share == pytest.approx(1 - sum(steps) / executed, abs=1e-12)
 
 
-def test_clients_that_differ_in_their_last_batch_alone_go_together():
+def test_choose_chunk_ignores_dropped_batches():
     counts = np.array([10, 19, 15, 11])
     options = {"batch_size": 10, "devices": 1, "backend": "gpu"}
     assert choose_chunk(counts, **options, drop_last=True) == 4
@@ -114,7 +114,7 @@ def test_scaffold_counts_the_steps_that_it_takes():
 
 
 @pytest.mark.parametrize("name", ["fedavg", "apfl", "pfedme", "fedrod"])
-def test_it_reaches_methods_that_know_nothing_of_it(name):
+def test_methods_train_on_the_batches_of_their_data(name):
     """What an epoch in a fixed order leaves out may be anything."""
     method = METHODS[name](tiny_model(), lr=0.1, batch_size=4, epochs=2)
     examples = client_data(tiny_federation((11,))._replace(batches=RELEASED), 0, "train")
@@ -134,7 +134,7 @@ def test_it_reaches_methods_that_know_nothing_of_it(name):
     assert any(np.abs(np.asarray(one) - other).max() > 1e-3 for one, other in zip(same[0], shuffled, strict=True))
 
 
-def test_training_data_alone_carries_it():
+def test_batches_belong_to_training_data_alone():
     dataset = data.load("digits")
     parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=2, train_size=10, test_size=10)
     federation = data.federate(dataset, parts, batches=RELEASED)
@@ -145,7 +145,7 @@ def test_training_data_alone_carries_it():
     assert data.federated.select_run(runs, 1).batches == RELEASED
 
 
-def test_chunks_change_nothing():
+def test_batches_do_not_depend_on_chunks():
     method = METHODS["fedavg"](tiny_model(), lr=0.1, batch_size=4, epochs=2)
     federation = tiny_federation()._replace(batches=RELEASED)
     alone, together = (
@@ -157,7 +157,7 @@ def test_chunks_change_nothing():
         np.testing.assert_allclose(value, want[name], rtol=1e-4, atol=1e-5)
 
 
-def test_presets():
+def test_batches_of_presets():
     for dataset in ("cifar100", "cifar10", "fashion_mnist"):
         for method in ("fedas", "fedper", "local"):
             request = parse(dataset, ["--preset", "fedas", "--method", method])

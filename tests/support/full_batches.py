@@ -1,11 +1,11 @@
 """Three tiny clients with full batches, so that no order is left: how methods run on them, and the same in NumPy."""
 
-import jax
 import numpy as np
 import reference
 from problems import tiny_federation
 from reference import log_softmax
 from rounds import first_state, last_round
+from trees import assert_same
 
 from pfl_jax.methods.fedavg import fedavg
 
@@ -29,10 +29,6 @@ def training_examples():
     """Every client's x and y."""
     data = tiny_federation(SIZES)
     return [reference.examples(data, client) for client in range(len(SIZES))]
-
-
-def row(tree, index):
-    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def train(w, x, y, weights=None, steps=EPOCHS, more=lambda w: {}):
@@ -69,10 +65,6 @@ def assert_received(last, models, rtol=2e-4, atol=2e-5):
 def assert_model(got, want, rtol=2e-4, atol=2e-5):
     for name, value in reference.to_numpy(got).items():
         np.testing.assert_allclose(value, want[name], rtol=rtol, atol=atol, err_msg=name)
-
-
-def assert_same(left, right):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), left, right)
 
 
 def assert_like_fedavg(last, params, **settings):

@@ -39,11 +39,12 @@ class Last:
 
 
 def _split(factory, hyper_parameters):
-    """(real hyper-parameters, defaults with them; what a program is compiled for, hashable)."""
+    """(real hyper-parameters, defaults among them; what a program is compiled for, hashable)."""
     parameters = inspect.signature(factory, eval_str=True).parameters
-    reals = {name: one.default for name, one in parameters.items() if one.annotation is float}
+    reals = {name: one.default for name, one in parameters.items() if one.annotation is float} | {
+        name: value for name, value in hyper_parameters.items() if isinstance(value, float)
+    }
     fixed = {name: value for name, value in hyper_parameters.items() if name not in reals}
-    reals |= {name: value for name, value in hyper_parameters.items() if name in reals}
     return reals, tuple(sorted(fixed.items()))
 
 
