@@ -22,6 +22,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import contextlib
+import functools
+import inspect
 import resource
 import shutil
 import tempfile
@@ -43,6 +45,8 @@ jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_traceback_in_locations_limit", 0)
 # Tracing makes many small objects, few of them in cycles: a tenth of the time went into looking for those.
 gc.set_threshold(100_000, 20, 100)
+# Parsing a command line reads docstrings in the source of the same classes; finding them was half of its time.
+inspect.getsourcelines = functools.cache(inspect.getsourcelines)
 
 
 MAPS = 20_000
