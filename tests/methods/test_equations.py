@@ -65,7 +65,7 @@ def test_fedavg_and_its_fine_tuning(problem):
     for _ in range(2):
         trained = [train(w, x, y) for x, y in clients]
         w = reference.mean(BETA, trained)
-    last, tuned = run("fedavg", data, 2)[-1], run("fedavg_ft", data, 2, finetune_epochs=EPOCHS)
+    last, tuned = run("fedavg", data, 2), run("fedavg_ft", data, 2, finetune_epochs=EPOCHS)
     assert_model(last.state.server, w)
     for index, (x, y) in enumerate(clients):
         assert_loss(last.trained, index, trained[index], data)
