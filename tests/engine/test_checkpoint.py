@@ -26,7 +26,10 @@ def plain(state):
     return jax.tree.map(np.asarray, state._replace(key=jax.random.key_data(state.key)))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedpac"])
+# Conformance continues every method from its state; here it matters that what is written is read.
+@pytest.mark.parametrize(
+    "name", ["fedper", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedpac"))]
+)
 def test_a_run_from_a_checkpoint_is_the_uninterrupted_one(name, tmp_path):
     middle = play(name, rounds=2)
     checkpoints = Checkpoints(tmp_path / "checkpoints")

@@ -1,5 +1,6 @@
 """The protocol before_aggregation, against bookkeeping that is slow and obvious."""
 
+import functools
 import itertools
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from full_batches import EPOCHS, SGD, losses, train
 from problems import HYPER_PARAMETERS, received, tiny_federation, tiny_model
 from reference import examples, logits, to_numpy
+from trees import row
 
 from pfl_jax import simulate, sweep
 from pfl_jax.data.federated import client_data
@@ -34,13 +36,15 @@ def play(method, settings=SOME, data=DATA, **options):
     return list(simulate.run(method, data, settings, KEY, **options))
 
 
+@functools.cache
+def usual(name):
+    """The run of a method under `SOME`."""
+    return play(make(name))
+
+
 def assert_scores(got, want, exact=False):
     for one, other in zip(got, want, strict=True):
         np.testing.assert_allclose(one, other, **({"rtol": 0, "atol": 0} if exact else {"rtol": 2e-4, "atol": 2e-5}))
-
-
-def row(tree, index):
-    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def stack(trees):
@@ -112,7 +116,7 @@ def test_before_aggregation_with_states_on_the_host_and_owned_clients(name, plac
     monkeypatch.setattr(host_state, "BLOCK", 3)
     data = sharding.place(DATA, simulate.client_mesh()) if placed else DATA
     got = play(make(name), data=data, state_on=state_on)
-    for one, other in zip(got, play(make(name)), strict=True):
+    for one, other in zip(got, usual(name), strict=True):
         assert (one.before_aggregation is None) == (other.before_aggregation is None) == (one.round % 2 == 1)
         if one.before_aggregation is not None:
             assert_scores(one.before_aggregation, other.before_aggregation)
@@ -186,7 +190,7 @@ def test_before_aggregation_of_a_diverged_client_is_received():
 def test_a_sweep_has_the_before_aggregation_of_each_run():
     keys = jax.vmap(jax.random.key)(jnp.array([5, 3]))
     together = list(sweep.run(lambda: make("fedper"), DATA, SOME, keys))
-    for one, every in zip(play(make("fedper")), together, strict=True):
+    for one, every in zip(usual("fedper"), together, strict=True):
         assert (every.before_aggregation is None) == (one.before_aggregation is None)
         if one.before_aggregation is not None:
             assert_scores(row(every.before_aggregation, 1), one.before_aggregation)
