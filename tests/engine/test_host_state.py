@@ -9,7 +9,7 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
 from pfl_jax.engine import host_state
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import make_method
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -18,7 +18,7 @@ SETTINGS = simulate.Settings(rounds=4, participation=0.6, full_last_round=True, 
 
 
 def make(name):
-    return METHODS[name](tiny_model(), **HYPER_PARAMETERS)
+    return make_method(name, tiny_model(), **HYPER_PARAMETERS)
 
 
 def play(name, **options):

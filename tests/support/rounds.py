@@ -5,7 +5,6 @@ nothing else are compiled once in a process.
 """
 
 import functools
-import inspect
 
 import jax
 import numpy as np
@@ -13,6 +12,7 @@ from problems import tiny_model
 
 from pfl_jax import simulate
 from pfl_jax.engine.simulate import Settings
+from pfl_jax.methods import hyper_parameters, make_method
 from pfl_jax.primitives import metrics
 
 
@@ -38,14 +38,10 @@ class Last:
         return jax.tree.map(np.asarray, self._evaluate(self.state))
 
 
-def _split(factory, hyper_parameters):
+def _split(factory, given):
     """(real hyper-parameters, defaults among them; what a program is compiled for, hashable)."""
-    parameters = inspect.signature(factory, eval_str=True).parameters
-    reals = {name: one.default for name, one in parameters.items() if one.annotation is float} | {
-        name: value for name, value in hyper_parameters.items() if isinstance(value, float)
-    }
-    fixed = {name: value for name, value in hyper_parameters.items() if name not in reals}
-    return reals, tuple(sorted(fixed.items()))
+    reals = {name: value for name, value in (hyper_parameters(factory) | given).items() if isinstance(value, float)}
+    return reals, tuple(sorted((name, value) for name, value in given.items() if name not in reals))
 
 
 @functools.cache
@@ -53,7 +49,7 @@ def _programs(factory, fixed, auc):
     """(init, round, evaluate) of an engine, each with the real hyper-parameters before its own arguments."""
 
     def engine(reals):
-        return simulate.build(factory(tiny_model(), **dict(fixed), **reals), Settings(rounds=1))
+        return simulate.build(make_method(factory, tiny_model(), **dict(fixed), **reals), Settings(rounds=1))
 
     return (
         jax.jit(lambda reals, data, key: engine(reals).init(data, key)),
@@ -64,15 +60,15 @@ def _programs(factory, fixed, auc):
     )
 
 
-def first_state(factory, data, seed, **hyper_parameters):
+def first_state(factory, data, seed, **given):
     """The state before the first round, as `simulate.run` has it."""
-    reals, fixed = _split(factory, hyper_parameters)
+    reals, fixed = _split(factory, given)
     # Constants may stand in place of the AUC, see conftest.py: that is another program.
     init, _, _ = _programs(factory, fixed, metrics.macro_auc)
     return init(reals, data, jax.random.key(seed))
 
 
-def last_round(factory, data, seed, rounds, participation=1.0, **hyper_parameters):
+def last_round(factory, data, seed, rounds, participation=1.0, **given):
     """The last of so many rounds, as `simulate.run` has it.
 
     Args:
@@ -81,12 +77,12 @@ def last_round(factory, data, seed, rounds, participation=1.0, **hyper_parameter
       seed: of the run's key.
       rounds: how many.
       participation: share of the clients in a round.
-      hyper_parameters: of the method.
+      given: hyper-parameters of the method.
     """
-    reals, fixed = _split(factory, hyper_parameters)
+    reals, fixed = _split(factory, given)
     _, round_, evaluate = _programs(factory, fixed, metrics.macro_auc)
     size = Settings(rounds=rounds, participation=participation).cohort_size(data.num_clients, 0)
-    state = first_state(factory, data, seed, **hyper_parameters)
+    state = first_state(factory, data, seed, **given)
     for _ in range(rounds):
         state, outcome = round_(reals, data, state, size)
         assert outcome.finite.all()
