@@ -42,12 +42,12 @@ def test_xla_flags_of_the_user_stand(monkeypatch):
     ]
 
 
-def process(module, *words, cwd, **options):
-    """Starts `python -m experiments...` with pipes for its output."""
+def process(module, *words, cwd, optimized=True, **options):
+    """Starts `python -m experiments...` with pipes for its output; `optimized`: compiled as for users."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     environment |= {"PYTHONPATH": str(ROOT), "PFL_JAX_CACHE": str(Path(cwd) / "cache"), "COLUMNS": "200"}
     # As in conftest.py: compiling is most of the work of a short run.
-    environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    environment |= {} if optimized else {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     command = [sys.executable, "-m", module, *words]
     return subprocess.Popen(
         command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
@@ -58,7 +58,8 @@ def process(module, *words, cwd, **options):
 def finished(tmp_path_factory):
     """A finished run: its folder, what it printed, and where."""
     cwd = tmp_path_factory.mktemp("cli")
-    child = process("experiments.digits", "--method", "fedavg", "--rounds", "3", *SMALL, "--eval-every", "2", cwd=cwd)
+    words = ["--method", "fedavg", "--rounds", "3", *SMALL, "--eval-every", "2"]
+    child = process("experiments.digits", *words, cwd=cwd, optimized=False)
     out, err = child.communicate(timeout=240)
     assert child.returncode == 0, err
     return cwd / "runs" / "digits-fedavg-seed0-001", out, err
