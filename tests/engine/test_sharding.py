@@ -14,6 +14,8 @@ from pfl_jax.data.federated import OwnClients, client_data
 from pfl_jax.engine import host_state, sharding
 from pfl_jax.methods import make_method
 
+pytestmark = pytest.mark.without_f1_auc
+
 DATA = tiny_federation((9, 20, 14, 5, 12))._replace(
     label_map=jnp.asarray([np.roll(np.arange(3), client) for client in range(5)], jnp.int32)
 )
@@ -73,7 +75,7 @@ def test_mapping_is_exact_for_every_type(chunk, ids):
     assert float(sums["clients"]) == len(ids)
 
 
-def test_rows_that_only_owners_know():
+def test_rows_are_exchanged_between_their_owners():
     mesh, clients = simulate.client_mesh(), np.array([3, 0, 4], np.int32)
     table = {"a": np.arange(10.0, dtype=np.float32).reshape(5, 2), "b": np.array([True, False, True, True, False])}
     rows = sharding.shard_rows(lambda own: jax.tree.map(lambda leaf: leaf[own], table), clients, mesh)
@@ -87,7 +89,7 @@ def test_rows_that_only_owners_know():
 
 
 @pytest.mark.parametrize(("name", "place"), [("fedrep", "device"), ("fedper", "host")])
-def test_the_results_are_the_same(name, place, monkeypatch):
+def test_owned_clients_give_the_same_results(name, place, monkeypatch):
     monkeypatch.setattr(host_state, "BLOCK", 2)
 
     def play(data, **options):
