@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.commands.batch import slug
+from experiments.commands.parser import slug
 from experiments.config.cell import Cell
 from experiments.config.measures import Average, Protocol, Score
 from experiments.config.options import flag
@@ -20,6 +20,7 @@ from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
 from experiments.results.load import accuracy, read_config
+from experiments.results.tables import NOTHING
 from pfl_jax.errors import InvalidInput
 
 PROTOCOL_WORDS: dict[Protocol, str] = {
@@ -29,7 +30,6 @@ PROTOCOL_WORDS: dict[Protocol, str] = {
 }
 SCORE_WORDS: dict[Score, str] = {"last": "in the last round", "best": "in the best evaluated round"}
 AVERAGE_WORDS: dict[Average, str] = {"clients": "mean over clients", "examples": "pooled over all test examples"}
-NOTHING = "—"
 
 
 class Column(NamedTuple):
