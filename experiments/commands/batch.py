@@ -4,7 +4,7 @@ A command is a subclass of `Batch`: its fields are its options, its methods are 
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TypeVar
@@ -111,6 +111,11 @@ class Batch:
         """Write and print what the runs give, when all are finished."""
 
     @property
+    def runs_nothing(self) -> bool:
+        """Whether only `preview` is wanted."""
+        return self.dry_run
+
+    @property
     def folder(self) -> Path:
         """Folder of the runs."""
         return (self.out or self.usual_folder()).expanduser()
@@ -159,7 +164,7 @@ def command(kind: type[Batch], words: Sequence[str] | None) -> int:
 
     def work() -> None:
         batch, console = read(kind, sys.argv[1:] if words is None else words), Console()
-        if batch.dry_run:
+        if batch.runs_nothing:
             batch.preview(console)
         else:
             with interruptible(), lock_folder(batch.folder):

@@ -129,9 +129,7 @@ class Figures(batch.Batch):
     def jobs(self, console: Console) -> list[batch.Job]:
         scopes = [self.runs(scope) for scope in self.scopes(console)]
         folders = {folder: cell for of_scope in scopes for of_key in of_scope.values() for cell, folder in of_key}
-        return [
-            batch.Job(cell, folder, f"{folder.parent.name}, seed {cell.seed}") for folder, cell in folders.items()
-        ]
+        return [batch.Job(cell, folder, f"{folder.parent.name}, seed {cell.seed}") for folder, cell in folders.items()]
 
     def seconds(self, job: batch.Job) -> float | None:
         seconds, path = super().seconds(job), arrays_path(job.folder)

@@ -27,10 +27,8 @@ EPOCHS = (1, 5, 10, 20)
 COMPARED = ("local", "fedavg", "fedavg_ft", "fedrep", "fedbabu", "ditto", "fedpac")
 FEW = ("local", "fedavg_ft", "fedrep", "fedpac")
 
-SHORT = {
-    **{"num_clients": 10, "rounds": 12, "train_size": 100, "test_size": 100},
-    **{"batch_size": 10, "lr": 0.05, "eval_every": 2},
-}
+_FEW_EXAMPLES = {"num_clients": 10, "rounds": 12, "train_size": 100, "test_size": 100}
+SHORT = _FEW_EXAMPLES | {"batch_size": 10, "lr": 0.05, "eval_every": 2}
 """So that a figure ends within minutes on embedded data: few examples, and steps that make up for it."""
 
 

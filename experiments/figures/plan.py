@@ -173,8 +173,7 @@ class Results:
 
     def curve(self, key: Key, protocol: Protocol = "received") -> tuple[list[int], list[list[float]]]:
         """Rounds [R] of a run's evaluations, and mean accuracy over clients in percent for each seed [R]."""
-        metrics = [load.read_metrics(folder) for folder in self._folders[key]]
-        return [line["round"] for line in metrics[0]], [[line[protocol]["mean"] for line in run] for run in metrics]
+        return load.curves(self._folders[key], protocol)
 
     def final(self, key: Key, protocol: Protocol = "received") -> list[float]:
         """Mean accuracy over clients in percent after the last round, for each seed."""

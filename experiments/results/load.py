@@ -1,6 +1,7 @@
 """Reading of a run's files."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,12 @@ def accuracy(
     if score == "last":
         return means[-1]
     return max((mean for mean in means if mean is not None), default=None)
+
+
+def curves(folders: Sequence[Path], protocol: Protocol) -> tuple[list[int], list[list[float]]]:
+    """Rounds [R] of the evaluations of some seeds, and for each its accuracies [R] in percent, means over clients."""
+    metrics = [read_metrics(folder) for folder in folders]
+    return [line["round"] for line in metrics[0]], [[line[protocol]["mean"] for line in run] for run in metrics]
 
 
 def _text(path: Path) -> str:

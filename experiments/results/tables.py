@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,11 @@ def terminal(heads: Sequence[Any], rows: Iterable[Sequence[str]], **options: Any
 
 
 def page(template: Path, **values: Any) -> str:
-    """Text of a jinja2 template, in which `table(heads, rows, words)` and `number(value, form)` are at hand."""
+    """Text of a jinja2 template, in which `table(heads, rows, words)` and `number(value, form)` are at hand.
+
+    No line ends in a blank, and no two blank lines follow each other.
+    """
     loader = jinja2.FileSystemLoader(template.parent)
-    environment = jinja2.Environment(  # noqa: S701 - Markdown has nothing to escape.
-        loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    return environment.get_template(template.name).render(table=markdown, number=number, **values)
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    text = environment.get_template(template.name).render(table=markdown, number=number, **values)
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r" +$", "", text, flags=re.MULTILINE)).strip() + "\n"

@@ -65,7 +65,7 @@ class Tables(batch.Batch):
     score: str | None = None
     """Which round counts, last or best; by default as the paper has it."""
     average: str | None = None
-    """Whether each client counts the same, or each test example: clients or examples; by default as the paper has it."""
+    """What counts the same, clients or test examples: clients or examples; by default as the paper has it."""
     anew: Switch = False
     """Run what only the committed results have, too."""
 
@@ -167,9 +167,7 @@ class Tables(batch.Batch):
         there = [figure for figure in figures if figure.accuracies or figure.row in self.shown]
         columns, methods = {figure.column for figure in there}, {figure.row.method for figure in there}
         saved = [figure for figure in figures if figure.column in columns and figure.row.method in methods]
-        both = (
-            comparison.compare(self.paper, self.table, some, self.measure, self.seeds) for some in (shown, saved)
-        )
+        both = (comparison.compare(self.paper, self.table, some, self.measure, self.seeds) for some in (shown, saved))
         return next(both), next(both)
 
     def update(self) -> None:

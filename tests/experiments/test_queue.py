@@ -12,10 +12,10 @@ from rich.console import Console
 from experiments.config.request import parse, relevant_options
 from experiments.execution import cached_runs, committed, run
 from experiments.execution.committed import Library
-from experiments.figures.runs import examples_visited
+from experiments.execution.estimate import EXAMPLES_PER_SECOND, examples_visited
 from experiments.queue import __main__ as queue
 from experiments.queue.jobs import BLOCKS, SEVERAL_SEEDS, jobs
-from experiments.queue.plan import EXAMPLES_PER_SECOND, job_statuses, seconds_left
+from experiments.queue.plan import job_statuses, seconds_left
 from experiments.results import version
 from experiments.results.run_folder import CONFIG, SUMMARY, Evaluation, RunFolder
 from experiments.tables import __main__ as tables
@@ -40,6 +40,9 @@ class Runs:
         if options.method == self.refused:
             raise InvalidInput("--lr 0.01 is too large")
         self.done.append(request)
+        if options.source == "embedded":
+            request, _ = request.on_embedded_data()
+            options = request.options
         folder = RunFolder.claim(options.out, "never")
         data = {"description": "fashion_mnist (files)", "is_real": options.source != "embedded"}
         folder.write(
@@ -113,6 +116,8 @@ def test_the_most_wanted_come_first_and_nothing_comes_twice():
         ("seeds", 2 * len(SEVERAL_SEEDS), 200),
         ("100-clients", 16, 200),
         ("fedas", 3 * 4 * 4, 40),
+        # Tables 1 and 5 share local, fedavg_ft and fedpac.
+        ("tables-4-6", 2 * 8 + 2 + 9, 200),
     ],
 )
 def test_every_block_has_its_runs(block, count, rounds):
@@ -155,7 +160,7 @@ def test_it_stops_and_goes_on(runs, words, capsys):
     assert queue.main([*words, "--only", "lg_fedavg"]) == 130
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert "2 of 4 runs are finished: the same command goes on" in err
+    assert "2 of 4 runs are finished and stay in" in err
     runs.stop_at = None
     assert queue.main([*words, "--only", "lg_fedavg"]) == 0
     assert [(one.options.num_clients, one.options.seed) for one in runs.done] == [(20, 0), (20, 1), (20, 2), (100, 0)]
