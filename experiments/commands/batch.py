@@ -3,6 +3,7 @@
 A command is a subclass of `Batch`: its fields are its options, its methods are its plan and what is made of the runs.
 """
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -92,13 +93,18 @@ class Batch:
         kept = self.kept(job)
         return None if kept is None else kept.seconds
 
-    def state(self, job: Job) -> str:
-        """State of a job in words."""
+    def state(self, job: Job) -> tuple[str, float]:
+        """State of a job in words, such as "round 120 of 200", and the share of it that is still to be done."""
         try:
             state, kept = cached_runs.inspect(job.cell, job.folder), self.kept(job)
+            if kept is not None:
+                return f"finished, in {kept.path}", 0.0
+            if state != "unfinished":
+                return state, float(state == "absent")
+            done, rounds = cached_runs.rounds_done(job.folder), job.cell.request().options.rounds
+            return f"round {done} of {rounds}", 1 - done / rounds
         except InvalidInput as error:
-            return str(error)
-        return state if kept is None or state == "finished" else f"in {kept.path}"
+            return str(error), 1.0
 
     def command(self, job: Job) -> str:
         """Shell command that makes a job's run."""
@@ -121,17 +127,28 @@ class Batch:
         return (self.out or self.usual_folder()).expanduser()
 
     def preview(self, console: Console) -> None:
-        """Print every run's command and state."""
+        """Print every run's command and state, and how much work is left."""
         jobs = self.jobs(console)
         for group in self.together(jobs):
             if len(group) > 1:
                 say(console, f"{len(group)} runs together:", style="bold")
             for job in group:
-                say(console, f"{self.command(job)}  # {self.state(job)}")
-        requests, speeds = [job.cell.request() for job in jobs], Speeds()
-        examples = sum(map(examples_visited, requests)) / 1e6
-        seconds = duration(sum(map(speeds.seconds, requests)))
-        say(console, f"{len(jobs)} runs, {examples:,.1f} million training examples: about {seconds} on two cores")
+                say(console, f"{self.command(job)}  # {self.state(job)[0]}")
+        shares, left = [self.state(job)[1] for job in jobs], self.left(jobs)
+        examples = sum(examples_visited(job.cell.request()) * share for job, share in zip(jobs, shares, strict=True))
+        say(
+            console,
+            f"{len(jobs)} runs, {shares.count(0.0)} of them finished; {examples / 1e6:,.1f} million training examples "
+            f"are left, about {duration(sum(left))} on two cores",
+        )
+
+    def left(self, jobs: Sequence[Job]) -> list[float]:
+        """Estimated seconds that each job will still take."""
+        speeds = Speeds()
+        for job in jobs:
+            with contextlib.suppress(InvalidInput):
+                speeds.add(job.cell.request(), self.seconds(job) or 0.0)
+        return [speeds.seconds(job.cell.request()) * self.state(job)[1] for job in jobs]
 
 
 _Batch = TypeVar("_Batch", bound=Batch)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import tyro
 
 from experiments.config.help_groups import limited_columns
+from experiments.config.options import flag
 from experiments.config.request import RESULT_NEUTRAL
 from pfl_jax.errors import InvalidInput
 
@@ -86,7 +87,7 @@ def at_least_one(**values: int | None) -> None:
     """Raise InvalidInput for the first number below 1."""
     for name, value in values.items():
         if value is not None and value < 1:
-            raise InvalidInput(f"--{name} must be at least 1, not {value}")
+            raise InvalidInput(f"{flag(name)} must be at least 1, not {value}")
 
 
 def slug(text: str) -> str:

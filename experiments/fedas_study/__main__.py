@@ -82,8 +82,8 @@ class Study(batch.Batch):
         record = records.read(self._place(job), self.root)
         return None if record is None else record.get("seconds", 0.0)
 
-    def state(self, job: batch.Job) -> str:
-        return "missing" if self.seconds(job) is None else "there"
+    def state(self, job: batch.Job) -> tuple[str, float]:
+        return ("missing", 1.0) if self.seconds(job) is None else ("there", 0.0)
 
     def command(self, job: batch.Job) -> str:
         return self._place(job).command(job.folder)

@@ -31,7 +31,6 @@ from experiments.config.cell import Cell
 from experiments.execution import cached_runs, committed
 from experiments.execution.committed import Committed, Library
 from experiments.queue.jobs import BLOCKS, Job, jobs
-from experiments.queue.plan import job_statuses, seconds_left
 from experiments.results.load import read_config
 from experiments.results.run_folder import SUMMARY
 from pfl_jax.errors import InvalidInput
@@ -108,6 +107,12 @@ class Queue(batch.Batch):
         kept = self.kept(job)
         return None if kept is None else kept.seconds
 
+    def state(self, job: batch.Job) -> tuple[str, float]:
+        state, share = super().state(job)
+        if self.kept(job) is not None:
+            return "finished", 0.0
+        return ("finished, not collected" if state == "finished" else state), share
+
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
         super().run(jobs, console)
         for job in jobs:
@@ -123,17 +128,21 @@ class Queue(batch.Batch):
             return
         if self.collect:
             self._collect(console)
-        found = job_statuses(self.entries, Library(self.root), self.folder)
+        jobs = self.jobs(console)
+        left = self.left(jobs)
+        found = [
+            (entry.block, self.kept(job), seconds, f"{self.state(job)[0]:<18}  {job.title}")
+            for entry, job, seconds in zip(self.entries, jobs, left, strict=True)
+        ]
         for block, title in BLOCKS.items():
-            there = [one for one in found if one.job.block == block]
+            there = [one for one in found if one[0] == block]
             if there:
-                done, left = sum(one.is_finished for one in there), _hours(seconds_left(there))
-                say(console, f"{block}: {title}; {done} of {len(there)} finished, {left} left", style="bold")
-            for one in there:
-                say(console, f"  {_hours(one.seconds):>7}  {one.state:<18}  {one.job.label}")
-        done = sum(one.is_finished for one in found)
-        left = f"{done} of {len(found)} runs are finished; about {_hours(seconds_left(found))} left"
-        say(console, left, style="bold")
+                done, hours = sum(kept is not None for _, kept, *_ in there), _hours(sum(one[2] for one in there))
+                say(console, f"{block}: {title}; {done} of {len(there)} finished, {hours} left", style="bold")
+            for _, kept, seconds, text in there:
+                say(console, f"  {_hours(seconds if kept is None else kept.seconds):>7}  {text}")
+        done = sum(kept is not None for _, kept, *_ in found)
+        say(console, f"{done} of {len(found)} runs are finished; about {_hours(sum(left))} left", style="bold")
 
     def _collect(self, console: Console) -> None:
         """Store the committed results of the queue's finished runs that are found in folders."""

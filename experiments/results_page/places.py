@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.config.cell import Cell
-from experiments.config.measures import ALWAYS, Protocol, Score
+from experiments.config.measures import ALWAYS, Protocol
 from experiments.execution.committed import Committed, Library
 from experiments.papers import published, settings
 from experiments.papers.published import Published
@@ -40,6 +40,7 @@ class Section(NamedTuple):
 SECTIONS = (
     *(Section("fedpac", 1, 20), Section("fedpac", 2, 20), Section("fedpac", 3, 20)),
     *(Section("fedpac_replication", 1, 20), Section("fedpac", 1, 100), Section("fedpac_replication", 1, 100)),
+    *(Section("fedpac", 4, 20), Section("fedpac", 5, 20), Section("fedpac", 6, 20), Section("fedpac", 4, 100)),
 )
 
 
@@ -125,12 +126,6 @@ def mean_after(there: Sequence[Committed], number: int, protocol: Protocol) -> f
     values = [one.after(number, protocol) for one in there]
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known and len(known) == len(values) else None
-
-
-def best_mean(cell: Cell, library: Library, protocol: Protocol, score: Score) -> float | None:
-    """Best mean of one run; None if it is not finished."""
-    found = library.find(cell)
-    return None if found is None else found.accuracy(protocol, score)
 
 
 def _place(row: Published, library: Library, causes: Sequence[Cause]) -> Place:
