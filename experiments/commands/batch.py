@@ -219,15 +219,8 @@ def drive(batch: Batch, console: Console) -> None:
             title = f"run {jobs.index(missing[0]) + 1} of {len(jobs)}: {missing[0].title}"
             title += f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             say(console, title + (f"; about {duration(sum(left))} left" if done else ""), style="bold")
-            try:
-                batch.run(missing, console)
-            except CannotWrite:
-                raise
-            except InvalidInput as error:
-                if not batch.goes_on:
-                    raise
+            if not _run(batch, missing, console):
                 refused += 1
-                say(console, f"left out: {error}", style="bold yellow")
                 continue
             for job in missing:
                 done[job.folder] = batch.seconds(job) or 0.0
@@ -241,3 +234,17 @@ def drive(batch: Batch, console: Console) -> None:
     if refused:
         raise InvalidInput(f"{len(done)} of {len(jobs)} runs are finished, {refused} could not be: see above")
     batch.finish(console)
+
+
+def _run(batch: Batch, jobs: Sequence[Job], console: Console) -> bool:
+    """Run some jobs; False if they were refused and are left out."""
+    try:
+        batch.run(jobs, console)
+    except CannotWrite:
+        raise
+    except InvalidInput as error:
+        if not batch.goes_on:
+            raise
+        say(console, f"left out: {error}", style="bold yellow")
+        return False
+    return True
