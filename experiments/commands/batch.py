@@ -17,9 +17,9 @@ from experiments.commands.parser import Folder, Parser, Switch, choose, parse
 from experiments.config.cell import Cell
 from experiments.config.exit_codes import exit_code
 from experiments.execution import cached_runs
-from experiments.execution.committed import ROOT, Committed
+from experiments.execution.committed import ROOT
 from experiments.execution.estimate import Speeds, examples_visited
-from experiments.results.load import read_summary
+from experiments.results.load import Result, read_summary
 from experiments.runtime.locks import lock_folder
 from experiments.runtime.progress import duration
 from experiments.runtime.signals import interruptible
@@ -80,7 +80,7 @@ class Batch:
         for job in jobs:
             cached_runs.run_cell(job.cell, job.folder, console)
 
-    def kept(self, job: Job) -> Committed | None:
+    def kept(self, job: Job) -> Result | None:
         """Committed result of a job, which makes its folder unnecessary."""
         return None
 

@@ -75,7 +75,8 @@ def parse(
 
 def _one_line(box: str) -> str:
     """What tyro says in a box of several lines."""
-    missing = re.findall(r"^│\s+(--\S+)", box, re.MULTILINE)
+    # Borders are lines or blanks, by what the terminal can show.
+    missing = re.findall(r"^[^\w-]*(--(?!help)[a-z]\S*)", box, re.MULTILINE)
     if "Missing from" in box:
         return f"missing: {', '.join(missing)}"
     text = " ".join(" ".join(line.strip("│ ") for line in box.splitlines()[1:-1]).split())

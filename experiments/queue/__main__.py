@@ -29,9 +29,9 @@ from experiments.commands.batch import say
 from experiments.commands.parser import Folder, Names, Switch, choose, flat
 from experiments.config.cell import Cell
 from experiments.execution import cached_runs, committed
-from experiments.execution.committed import Committed, Library
+from experiments.execution.committed import Library
 from experiments.queue.jobs import BLOCKS, Job, jobs
-from experiments.results.load import read_config
+from experiments.results.load import Result, read_config
 from experiments.results.run_folder import SUMMARY
 from pfl_jax.errors import InvalidInput
 
@@ -99,7 +99,7 @@ class Queue(batch.Batch):
             for job in self.entries
         ]
 
-    def kept(self, job: batch.Job) -> Committed | None:
+    def kept(self, job: batch.Job) -> Result | None:
         # Read again each time: another machine may have finished it.
         return Library(self.root).find(job.cell)
 

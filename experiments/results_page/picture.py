@@ -4,9 +4,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from experiments.execution.committed import Committed, Library
+from experiments.execution.committed import Library
 from experiments.papers.published import Published
 from experiments.plots.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
+from experiments.results.load import Result
 from experiments.results_page.places import SECTIONS, rows, runs
 
 METHODS = ("fedpac", "fedavg_ft", "ditto", "fedbabu", "fedrep", "fedper", "local", "fedavg")
@@ -49,7 +50,7 @@ def digest(shown: Picture) -> str:
     return hashlib.sha256(json.dumps(shown.record(), sort_keys=True).encode()).hexdigest()
 
 
-def _series(row: Published, there: Sequence[Committed]) -> Series:
+def _series(row: Published, there: Sequence[Result]) -> Series:
     common = set.intersection(*(set(one.rounds["round"]) for one in there))
     numbers = sorted(common)
     curves = [[one.after(number, "received") for number in numbers] for one in there]

@@ -1,5 +1,6 @@
 """Results of a sweep: a table over its settings, for people and programs, and the curves as a picture."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -89,11 +90,10 @@ def save(runs: Mapping[str, Sequence[tuple[Cell, Path]]], folder: Path, console:
 
 
 def _row(name: str, folders: Sequence[Path], protocols: Sequence[Protocol], main: Protocol) -> Row:
-    accuracies: dict[tuple[Protocol, Average], list[float]] = {}
-    for protocol in protocols:
-        for average in AVERAGES:
-            found = [load.accuracy(folder, protocol, "last", average) for folder in folders]
-            accuracies[protocol, average] = [math.nan if value is None else value for value in found]
+    results, accuracies = [load.read_result(folder) for folder in folders], {}
+    for where in itertools.product(protocols, AVERAGES):
+        found = [result.accuracy(where[0], "last", where[1]) for result in results]
+        accuracies[where] = [math.nan if value is None else value for value in found]
     return Row(name, accuracies, load.curves(folders, main))
 
 

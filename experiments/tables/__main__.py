@@ -27,11 +27,12 @@ from experiments.config.cell import Cell
 from experiments.config.measures import AVERAGES, PROTOCOLS, Score
 from experiments.config.options import flag
 from experiments.execution import committed
-from experiments.execution.committed import Committed, Library
+from experiments.execution.committed import Library
 from experiments.papers import published, settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
 from experiments.results import load
+from experiments.results.load import Result
 from experiments.results.run_folder import SUMMARY
 from experiments.tables import comparison, layout
 from experiments.tables.comparison import Comparison
@@ -156,7 +157,7 @@ class Tables(batch.Batch):
     def _first_library(self) -> Library | None:
         return self.library()
 
-    def kept(self, job: batch.Job) -> Committed | None:
+    def kept(self, job: batch.Job) -> Result | None:
         return None if self._first_library is None else self._first_library.find(job.cell)
 
     def compare(self) -> tuple[Comparison, Comparison]:
