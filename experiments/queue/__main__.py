@@ -14,6 +14,7 @@ whatever machine it was. --collect does the same with folders of runs that other
 those of experiments.tables. Afterwards `python -m experiments.results_page` makes docs/results.md anew.
 """
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -78,26 +79,25 @@ class Queue(batch.Batch):
         """Folder of the committed results."""
         return self.results or committed.ROOT
 
-    @property
+    @functools.cached_property
     def entries(self) -> list[Job]:
         """The wanted entries of the queue."""
         only = set(flat(self.only))
         return [job for job in jobs() if not only or {job.block, job.method} & only]
 
     def jobs(self, console: Console) -> list[batch.Job]:
-        """With checkpoints, and never on embedded data."""
         if not self.runs_nothing:
             os.nice(NICENESS)
             say(console, f"process {os.getpid()}")
+        return [batch.Job(job.cell, self.folder / job.place, job.label) for job in self.entries]
+
+    def _cell(self, job: batch.Job) -> Cell:
+        """With checkpoints, and never on embedded data."""
         data = ("--source", "files", *(() if self.data_dir is None else ("--data-dir", self.data_dir)))
-        return [
-            batch.Job(
-                replace(job.cell, arguments=(*job.cell.arguments, *CHECKPOINTS, *data)),
-                self.folder / job.place,
-                job.label,
-            )
-            for job in self.entries
-        ]
+        return replace(job.cell, arguments=(*job.cell.arguments, *CHECKPOINTS, *data))
+
+    def command(self, job: batch.Job) -> str:
+        return self._cell(job).command(job.folder)
 
     def kept(self, job: batch.Job) -> Result | None:
         # Read again each time: another machine may have finished it.
@@ -114,8 +114,8 @@ class Queue(batch.Batch):
         return ("finished, not collected" if state == "finished" else state), share
 
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
-        super().run(jobs, console)
         for job in jobs:
+            cached_runs.run_cell(self._cell(job), job.folder, console)
             place = job.folder.relative_to(self.folder)
             say(console, f"kept as {committed.keep(job.folder, place, self.root)}")
 
