@@ -32,7 +32,7 @@ from experiments.execution import run as execution
 from experiments.execution.build import make_method
 from experiments.execution.experiment import Experiment
 from pfl_jax import simulate
-from pfl_jax.base import ClientData, Cohort, Info, Method, PRNGKey, PyTree, Scores, State
+from pfl_jax.base import ClientData, Cohort, Info, Method, PRNGKey, PyTree, Scores, State, at_round
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.engine import means
 from pfl_jax.engine.cohort import Settings
@@ -53,7 +53,7 @@ RELEASED: tuple[str, ...] = (
 
 UNKNOWN_HERE = {
     *("chunk", "devices", "mesh", "state_on", "checkpoint_every", "keep_checkpoints", "resume"),
-    *("held_out_clients", "drop_rate", "on_nan"),
+    *("held_out_clients", "drop_rate", "on_nan", "schedule"),
     *PROCESSES,
 }
 """Options of other runs that this one does not have."""
@@ -100,11 +100,11 @@ def procedure(aligned: Method, plain: Method, settings: Settings) -> Procedure:
             # Splits the key as the method does within `local`.
             align_key, _ = jax.random.split(key)
             backbone = _received(aligned, align_key, state.server, backbone, kept, train)["backbone"]
-            result = plain.local(key, {**state.server, "backbone": backbone}, kept, train)
+            result = plain.local(key, state.server._replace(backbone=backbone), kept, train)
             trained = score(plain.predict, result.personal, client_data(data, client, "test"))
             return backbone, (result.client, means.split(result.message, jnp.ones((), bool)), trained)
 
-        _, (rows, (messages, terms), trained) = jax.lax.scan(one, state.server["backbone"], cohort.clients)
+        _, (rows, (messages, terms), trained) = jax.lax.scan(one, state.server.backbone, cohort.clients)
         messages = means.join(messages, add_up(terms))
         server, rows, info = plain.aggregate(round_key, state.server, rows, messages, cohort)
         clients, trained = scatter((state.clients, state.trained), cohort.clients, (rows, trained))
@@ -120,7 +120,7 @@ def _received(
     aligned: Method, key: PRNGKey, server: PyTree, backbone: PyTree, kept: PyTree, data: ClientData
 ) -> PyTree:
     """What a client has when it receives this backbone."""
-    return aligned.personalize(key, {**server, "backbone": backbone}, kept, data)
+    return aligned.personalize(key, server._replace(backbone=backbone), kept, data)
 
 
 def _evaluate(aligned: Method, data: FederatedData, state: State, size: int) -> Scores:
@@ -132,20 +132,20 @@ def _evaluate(aligned: Method, data: FederatedData, state: State, size: int) -> 
         client = order[place]
         # Every cohort begins with the server's backbone.
         start = jax.tree.map(
-            lambda first, handed: jnp.where(place % size == 0, first, handed), state.server["backbone"], backbone
+            lambda first, handed: jnp.where(place % size == 0, first, handed), state.server.backbone, backbone
         )
         kept, train = gather(state.clients, client), client_data(data, client, "train")
         personal = _received(aligned, jax.random.fold_in(key, client), state.server, start, kept, train)
         return personal["backbone"], score(aligned.predict, personal, client_data(data, client, "test"))
 
-    _, scores = jax.lax.scan(one, state.server["backbone"], jnp.arange(data.num_clients))
+    _, scores = jax.lax.scan(one, state.server.backbone, jnp.arange(data.num_clients))
     return jax.tree.map(lambda leaf: leaf[jnp.argsort(order)], scores)
 
 
 def procedure_of(experiment: Experiment) -> Procedure:
     """Procedure of an experiment with FedAS."""
     plain = make_method(experiment.request, experiment.dataset, alignment=False)
-    return procedure(experiment.method, plain, experiment.settings)
+    return procedure(at_round(experiment.method, 0), at_round(plain, 0), experiment.settings)
 
 
 def released_request(dataset: str, words: Sequence[str]) -> Request:

@@ -15,7 +15,7 @@ from experiments.benchmark.jax_rounds import Rounds, local_training
 from experiments.benchmark.workload import Scale
 from experiments.runtime import jax_config
 from pfl_jax import models, simulate
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import make_method
 from pfl_jax.primitives.tree import byte_count
 
 
@@ -63,7 +63,7 @@ def memory_growth(scale: Scale) -> dict[str, Any]:
     last, early = scale.memory_growth
     data = workload.federation(10, 20)
     model = models.mlp(workload.dataset().input_shape, workload.dataset().num_classes)
-    method = METHODS["fedpac"](model, epochs=1, batch_size=10)
+    method = make_method("fedpac", model, epochs=1, batch_size=10)
     settings = simulate.Settings(rounds=last, participation=0.5, eval_every=10)
     held = {
         result.round: measure.resident_memory()
@@ -133,7 +133,7 @@ def sweep(scale: Scale, together: bool) -> dict[str, Any]:
     rates = {"lr": scale.lr, "momentum": scale.momentum, "weight_decay": scale.weight_decay, "head_lr": scale.head_lr}
 
     def make(lam):
-        return METHODS["fedpac"](workload.network(), lam=lam, batch_size=scale.batch_size, epochs=1, **rates)
+        return make_method("fedpac", workload.network(), lam=lam, batch_size=scale.batch_size, epochs=1, **rates)
 
     mesh = simulate.client_mesh()
     began, later = time.perf_counter(), 0.0

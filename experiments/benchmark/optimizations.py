@@ -18,7 +18,7 @@ from pfl_jax.networks.convolution import conv2d
 from pfl_jax.networks.pooling import max_pool
 from pfl_jax.primitives.feature_statistics import class_centroids
 from pfl_jax.primitives.fisher import MICROBATCH, fisher_trace, squared_gradient_norms
-from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
+from pfl_jax.primitives.local_sgd import LocalSGD, map_examples
 from pfl_jax.primitives.losses import cross_entropy, feature_alignment
 
 
@@ -92,9 +92,8 @@ def _trained_epoch(scale: Scale, features: Callable[[PyTree, jax.Array], jax.Arr
         return cross_entropy(logits, batch.y, batch.mask)
 
     def train(params, data):
-        optimizer = sgd(scale.lr, scale.momentum, scale.weight_decay)
-        batch_size = scale.batch_size
-        return fit(jax.random.key(1), params, data, loss, optimizer=optimizer, epochs=1, batch_size=batch_size)
+        training = LocalSGD(scale.lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs=1)
+        return training.fit(jax.random.key(1), params, data, loss)
 
     return _compiled(train, model.init(jax.random.key(0)), _client(scale))
 
@@ -157,9 +156,8 @@ def _fedpac_features(scale: Scale) -> Optimization:
         def loss(head, batch):
             return cross_entropy(classify(head, batch.x), batch.y, batch.mask)
 
-        optimizer = sgd(scale.head_lr, scale.momentum, scale.weight_decay)
-        batch_size = scale.batch_size
-        return fit(jax.random.key(1), head, data, loss, optimizer=optimizer, epochs=1, batch_size=batch_size)
+        training = LocalSGD(scale.head_lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs=1)
+        return training.fit(jax.random.key(1), head, data, loss)
 
     def statistics(features, data):
         return class_centroids(features, data.y, data.mask, model.num_classes)[0]
@@ -192,7 +190,8 @@ def _fedas_targets(scale: Scale) -> Optimization:
         def loss(backbone, batch):
             return feature_alignment(model.features(backbone, batch.x), target(batch), batch.mask)
 
-        return fit(jax.random.key(1), backbone, data, loss, optimizer=sgd(scale.lr), epochs=1, batch_size=batch_size)
+        training = LocalSGD(scale.lr, 0.0, 0.0, batch_size, epochs=1)
+        return training.fit(jax.random.key(1), backbone, data, loss)
 
     def in_steps(backbone, previous, data):
         return epoch(backbone, data, lambda batch: model.features(previous, batch.x))

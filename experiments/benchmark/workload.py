@@ -11,7 +11,7 @@ from pfl_jax.base import Method, Model
 from pfl_jax.data import federated, partition, sources
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.data.sources import Dataset
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import make_method
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def network() -> Model:
 def method(name: str, scale: Scale, epochs: int | None = None) -> Method:
     """A method over the network with the scale's hyper-parameters; FedPAC's and FedAS's own are their defaults."""
     own: dict[str, Any] = {"head_lr": scale.head_lr, "lam": scale.lam} if name == "fedpac" else {}
-    return METHODS[name](
+    return make_method(
+        name,
         network(),
         lr=scale.lr,
         momentum=scale.momentum,
