@@ -76,10 +76,10 @@ def test_mapping_is_exact_for_every_type(chunk, ids):
 def test_rows_that_only_owners_know():
     mesh, clients = simulate.client_mesh(), np.array([3, 0, 4], np.int32)
     table = {"a": np.arange(10.0, dtype=np.float32).reshape(5, 2), "b": np.array([True, False, True, True, False])}
-    rows = sharding.spread(lambda own: jax.tree.map(lambda leaf: leaf[own], table), clients, mesh)
+    rows = sharding.shard_rows(lambda own: jax.tree.map(lambda leaf: leaf[own], table), clients, mesh)
     for device, block in enumerate(rows.tree["a"]):
         np.testing.assert_array_equal(block[clients % mesh.size != device], 0)
-    met = jax.jit(lambda rows: sharding.replicate(rows))(rows)
+    met = jax.jit(lambda rows: sharding.gather_rows(rows))(rows)
     jax.tree.map(lambda got, leaf: np.testing.assert_array_equal(got, leaf[clients]), met, table)
     own, found = sharding.own_rows(rows, clients)
     assert sorted(own) == sorted(clients)

@@ -18,8 +18,9 @@ from rich.console import Console
 
 from experiments.commands.main import main
 from experiments.config import presets
+from experiments.config.hyper_parameters import method_config
 from experiments.config.options import Options, without_effect
-from experiments.config.request import method_config, parse
+from experiments.config.request import parse
 from experiments.execution import build
 from experiments.runtime import jax_config
 from experiments.runtime.progress import RoundProgress, duration
