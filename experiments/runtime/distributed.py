@@ -21,7 +21,7 @@ from experiments.config.exit_codes import INVALID
 from experiments.config.options import Options, flag
 from experiments.config.request import Request
 from experiments.runtime.devices import devices
-from pfl_jax.engine.sharding import gather_rows
+from pfl_jax.engine.sharding import gather_rows, shard_rows
 from pfl_jax.engine.simulate import client_mesh
 from pfl_jax.errors import InvalidInput
 

@@ -17,7 +17,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pfl_jax.base import Method, MethodSchedule, PyTree, Scores, State
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.engine.rounds import Engine, Federation, Stages, by_size
-from pfl_jax.engine.sharding import OwnerRows, PlacedData, gather_rows, own_clients, own_rows, replicate
+from pfl_jax.engine.sharding import (
+    OwnerRows,
+    PlacedData,
+    gather_rows,
+    own_clients,
+    own_rows,
+    replicate,
+    shard_rows,
+)
 
 BLOCK = 256
 """Clients whose rows are on the device at once where all clients are visited."""
