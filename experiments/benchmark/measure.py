@@ -40,9 +40,10 @@ def interleaved(repetitions: int, contestants: Mapping[str, Callable[[], Any]]) 
     return times
 
 
-def median(times: list[float]) -> float:
-    """Median of the repetitions."""
-    return statistics.median(times)
+def medians(repetitions: int, contestants: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """Median seconds of each contestant, see `interleaved`."""
+    times = interleaved(repetitions, contestants)
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def matmul_peak(size: int, mesh: Mesh, repetitions: int = 5) -> dict[str, float]:
@@ -98,14 +99,14 @@ def _status(name: str) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
 
 
-def in_process(module: str, *words: str, **environment: str) -> dict[str, Any]:
-    """JSON that `python -m MODULE WORDS` prints as its last line.
+def in_process(kind: str, request: dict[str, Any], **environment: str) -> dict[str, Any]:
+    """JSON that `python -m experiments.benchmark.children KIND REQUEST` prints as its last line.
 
     A separate process, for its own peak memory and a cold start.
 
     Args:
-      module: to run.
-      words: its arguments.
+      kind: of child.
+      request: its arguments.
       **environment: variables to set on top.
 
     Raises:
@@ -113,12 +114,12 @@ def in_process(module: str, *words: str, **environment: str) -> dict[str, Any]:
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     finished = subprocess.run(
-        [sys.executable, "-m", module, *words],
+        [sys.executable, "-m", "experiments.benchmark.children", kind, json.dumps(request)],
         env=os.environ | {"PYTHONPATH": path} | environment,
         capture_output=True,
         text=True,
         check=False,
     )
     if finished.returncode:
-        raise RuntimeError(f"{module} failed:\n{finished.stderr}")
+        raise RuntimeError(f"{kind} failed:\n{finished.stderr}")
     return json.loads(finished.stdout.splitlines()[-1])

@@ -11,7 +11,8 @@ import numpy as np
 
 from experiments.benchmark import measure, workload
 from experiments.benchmark.jax_rounds import convolutions
-from experiments.benchmark.workload import Scale
+from experiments.benchmark.records import Section
+from experiments.benchmark.workload import Scale, Setup
 from pfl_jax.base import ClientData, PyTree
 from pfl_jax.data.federated import client_data
 from pfl_jax.networks.convolution import conv2d
@@ -40,29 +41,21 @@ class Optimization(NamedTuple):
     ours: Callable[[], PyTree]
 
 
-def compare(scale: Scale, notify: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Medians of interleaved repetitions of both ways, and the difference between their results.
-
-    Args:
-      scale: how large everything is.
-      notify: called with what is measured next.
-
-    Returns:
-      For each: name, before, after, before_seconds, after_seconds, ratio, and difference: the largest one between
-      both results, relative to the largest entry.
-    """
+def optimizations(setup: Setup) -> Section:
+    """Medians of interleaved repetitions of both ways, and the difference between their results."""
     rows = []
     for build in BUILDERS:
-        optimization = build(scale)
-        notify(f"{optimization.name}: before and after")
-        apart = difference(optimization.plain(), optimization.ours())
-        times = measure.interleaved(scale.repetitions[0], {"before": optimization.plain, "after": optimization.ours})
-        before, after = measure.median(times["before"]), measure.median(times["after"])
+        one = build(setup.scale)
+        setup.notify(f"{one.name}: before and after")
+        apart = difference(one.plain(), one.ours())
+        times = measure.medians(setup.scale.repetitions[0], {"before": one.plain, "after": one.ours})
         rows.append(
-            {"name": optimization.name, "before": optimization.before, "after": optimization.after}
-            | {"before_seconds": before, "after_seconds": after, "ratio": before / after, "difference": apart}
+            {"what": one.name, "before": one.before, "after": one.after}
+            | {f"{name}, ms": 1e3 * seconds for name, seconds in times.items()}
+            | {"ratio": times["before"] / times["after"], "relative difference": apart}
         )
-    return rows
+    note = "one client, one device; medians of interleaved repetitions; difference: the largest between both results"
+    return Section("Optimisations", rows, note)
 
 
 def difference(left: PyTree, right: PyTree) -> float:
@@ -83,19 +76,21 @@ def _client(scale: Scale) -> ClientData:
     return jax.tree.map(jnp.asarray, client_data(data, 0, "train"))
 
 
+def _epoch(loss: Callable[..., jax.Array], params: PyTree, data: ClientData, optimizer: Any, batch_size: int) -> PyTree:
+    return fit(jax.random.key(1), params, data, loss, optimizer=optimizer, epochs=1, batch_size=batch_size)
+
+
+def _classification(logits: Callable[[PyTree, jax.Array], jax.Array]) -> Callable[[PyTree, ClientData], jax.Array]:
+    """Cross-entropy of a batch under some way to compute logits."""
+    return lambda params, batch: cross_entropy(logits(params, batch.x), batch.y, batch.mask)
+
+
 def _trained_epoch(scale: Scale, features: Callable[[PyTree, jax.Array], jax.Array]) -> Callable[[], PyTree]:
     """One epoch of the whole network with this backbone."""
     model = workload.network()
-
-    def loss(params, batch):
-        logits = model.classify(params["head"], features(params["backbone"], batch.x))
-        return cross_entropy(logits, batch.y, batch.mask)
-
-    def train(params, data):
-        optimizer = sgd(scale.lr, scale.momentum, scale.weight_decay)
-        batch_size = scale.batch_size
-        return fit(jax.random.key(1), params, data, loss, optimizer=optimizer, epochs=1, batch_size=batch_size)
-
+    loss = _classification(lambda params, x: model.classify(params["head"], features(params["backbone"], x)))
+    optimizer = sgd(scale.lr, scale.momentum, scale.weight_decay)
+    train = functools.partial(_epoch, loss, optimizer=optimizer, batch_size=scale.batch_size)
     return _compiled(train, model.init(jax.random.key(0)), _client(scale))
 
 
@@ -154,12 +149,8 @@ def _fedpac_features(scale: Scale) -> Optimization:
         return map_examples(lambda rows: model.features(backbone, rows), x, jnp.ones(x.shape[0], bool))
 
     def head_epoch(head, data, classify):
-        def loss(head, batch):
-            return cross_entropy(classify(head, batch.x), batch.y, batch.mask)
-
         optimizer = sgd(scale.head_lr, scale.momentum, scale.weight_decay)
-        batch_size = scale.batch_size
-        return fit(jax.random.key(1), head, data, loss, optimizer=optimizer, epochs=1, batch_size=batch_size)
+        return _epoch(_classification(classify), head, data, optimizer, scale.batch_size)
 
     def statistics(features, data):
         return class_centroids(features, data.y, data.mask, model.num_classes)[0]
@@ -186,13 +177,12 @@ def _fedpac_features(scale: Scale) -> Optimization:
 
 def _fedas_targets(scale: Scale) -> Optimization:
     model = workload.network()
-    batch_size = 16  # FedAS, Section 4.1.
 
     def epoch(backbone, data, target):
         def loss(backbone, batch):
             return feature_alignment(model.features(backbone, batch.x), target(batch), batch.mask)
 
-        return fit(jax.random.key(1), backbone, data, loss, optimizer=sgd(scale.lr), epochs=1, batch_size=batch_size)
+        return _epoch(loss, backbone, data, sgd(scale.lr), 16)  # FedAS, Section 4.1.
 
     def in_steps(backbone, previous, data):
         return epoch(backbone, data, lambda batch: model.features(previous, batch.x))
@@ -213,9 +203,7 @@ def _fedas_targets(scale: Scale) -> Optimization:
 
 def _fisher(scale: Scale) -> Optimization:
     model = workload.network()
-
-    def loss(params, batch):
-        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+    loss = _classification(model.apply)
 
     def one_by_one(params, data):
         def norms(rows):

@@ -1,12 +1,16 @@
 """Workload of the benchmark: sizes, the federation, the network and its operations."""
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
-from pfl_jax import models
+from experiments.benchmark import measure
+from pfl_jax import models, simulate
 from pfl_jax.base import Method, Model
 from pfl_jax.data import federated, partition, sources
 from pfl_jax.data.federated import FederatedData
@@ -69,6 +73,44 @@ QUICK = Scale(
 """For tests: every measurement in seconds, its figures mean nothing."""
 
 
+class Setup(NamedTuple):
+    """Data shared by all sections.
+
+    Attributes:
+      scale: how large everything is.
+      mesh: of all devices.
+      chunk: the one of `--chunk auto` for clients of equal size, None for all at once.
+      chunks: those that are compared.
+      peak: floating-point operations per second of the machine's matrix products.
+      notify: called with what is measured next.
+    """
+
+    scale: Scale
+    mesh: Mesh
+    chunk: int | None
+    chunks: Sequence[int | None]
+    peak: float
+    notify: Callable[[str], None]
+
+
+def setup(scale: Scale, chunks: Sequence[int] | None, notify: Callable[[str], None]) -> tuple[Setup, dict[str, float]]:
+    """Measure the machine and build the data shared by the sections.
+
+    Args:
+      scale: how large everything is.
+      chunks: to compare, the first one everywhere; None is the default of the backend.
+      notify: called with what is measured next.
+
+    Returns:
+      The setup, and its peak as a record.
+    """
+    mesh = simulate.client_mesh()
+    notify("the peak of matrix products")
+    peak = measure.matmul_peak(scale.matmul, mesh)
+    compared = chunks or ((1, 5) if jax.default_backend() == "cpu" else (None, 1, 5))
+    return Setup(scale, mesh, compared[0], compared, peak["peak"], notify), peak
+
+
 @functools.cache
 def dataset(name: str = "fashion_mnist") -> Dataset:
     """Synthetic pictures in the shape of a dataset, by default Fashion-MNIST."""
@@ -93,18 +135,13 @@ def network() -> Model:
     return models.fedpac_cnn(dataset().input_shape, dataset().num_classes)
 
 
-def method(name: str, scale: Scale, epochs: int | None = None) -> Method:
-    """A method over the network with the scale's hyper-parameters; FedPAC's and FedAS's own are their defaults."""
-    own: dict[str, Any] = {"head_lr": scale.head_lr, "lam": scale.lam} if name == "fedpac" else {}
-    return METHODS[name](
-        network(),
-        lr=scale.lr,
-        momentum=scale.momentum,
-        weight_decay=scale.weight_decay,
-        batch_size=scale.batch_size,
-        epochs=scale.epochs if epochs is None else epochs,
-        **own,
-    )
+def method(name: str, scale: Scale, epochs: int | None = None, **own: Any) -> Method:
+    """A method over the network with the scale's hyper-parameters, and its own; FedAS's own are their defaults."""
+    if name == "fedpac":
+        own = {"head_lr": scale.head_lr, "lam": scale.lam} | own
+    rates = {"lr": scale.lr, "momentum": scale.momentum, "weight_decay": scale.weight_decay}
+    epochs = scale.epochs if epochs is None else epochs
+    return METHODS[name](network(), batch_size=scale.batch_size, epochs=epochs, **rates, **own)
 
 
 NETWORKS = (
