@@ -1,4 +1,4 @@
-"""Benchmark of this machine in some minutes: tables on the terminal, JSON or Markdown with --out; --only selects sections."""
+"""Benchmark of this machine in some minutes: tables on the terminal, a file with --out; --only selects sections."""
 
 import argparse
 import datetime
@@ -101,14 +101,14 @@ def benchmark(request: argparse.Namespace, console: Console) -> None:
     jax_config.prepare_jax()
     machine = _machine()
     say(_headline(machine))
-    setup, peak = workload.setup(workload.QUICK if request.quick else workload.FULL, request.chunks, notify)
+    setup = workload.setup(workload.QUICK if request.quick else workload.FULL, request.chunks, notify)
     found = {name: getattr(sections, name)(setup) for name in SECTIONS if name in (request.only or USUAL)}
     for section in found.values():
         console.print(records.table(section))
     seconds = time.perf_counter() - began
     say(f"{seconds:.0f} s in all")
     if request.out is not None:
-        machine |= {"quick": request.quick, "peak": peak, "operations": workload.operations(), "seconds": seconds}
+        machine |= {"quick": request.quick, "peak": setup.peak, "operations": workload.operations(), "seconds": seconds}
         is_markdown = request.out.suffix == ".md"
         text = records.markdown(list(found.values())) if is_markdown else records.as_json(machine, found)
         write_whole(request.out, text if not is_markdown else f"{_headline(machine)}\n\n{text}")

@@ -58,22 +58,21 @@ def matmul_peak(size: int, mesh: Mesh, repetitions: int = 5) -> dict[str, float]
       "one_device": one product, which a CPU splits over its cores. "every_device": one product on each device at
       once. "peak": the larger.
     """
-    operations = 2 * size**3
     matrix = jax.random.normal(jax.random.key(0), (size, size), jnp.float32)
-    stack = jax.device_put(
-        jnp.broadcast_to(matrix, (mesh.size, size, size)), NamedSharding(mesh, PartitionSpec("clients"))
-    )
-    one = jax.jit(jnp.matmul)
     sharded = PartitionSpec("clients")
+    stack = jax.device_put(jnp.broadcast_to(matrix, (mesh.size, size, size)), NamedSharding(mesh, sharded))
     each = jax.jit(jax.shard_map(lambda a: (a[0] @ a[0])[None], mesh=mesh, in_specs=sharded, out_specs=sharded))
 
-    def best(work: Callable[[], Any]) -> float:
-        jax.block_until_ready(work())
-        return min(seconds(lambda: jax.block_until_ready(work())) for _ in range(repetitions))
+    def rate(product: Callable[[jax.Array], jax.Array], operand: jax.Array, products: int) -> float:
+        jax.block_until_ready(product(operand))
+        best = min(seconds(lambda: jax.block_until_ready(product(operand))) for _ in range(repetitions))
+        return products * 2 * size**3 / best
 
-    alone = operations / best(lambda: one(matrix, matrix))
-    together = mesh.size * operations / best(lambda: each(stack))
-    return {"one_device": alone, "every_device": together, "peak": max(alone, together)}
+    rates = {
+        "one_device": rate(jax.jit(lambda a: a @ a), matrix, 1),
+        "every_device": rate(each, stack, mesh.size),
+    }
+    return rates | {"peak": max(rates.values())}
 
 
 def peak_memory() -> int:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -22,39 +22,22 @@ from pfl_jax.primitives.fisher import MICROBATCH, fisher_trace, squared_gradient
 from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
 from pfl_jax.primitives.losses import cross_entropy, feature_alignment
 
-
-class Optimization(NamedTuple):
-    """Two ways to compute the same result.
-
-    Attributes:
-      name: what is computed.
-      before: the plain way, in words.
-      after: ours.
-      plain: computes it the plain way; compiled, as is `ours`.
-      ours: computes it our way.
-    """
-
-    name: str
-    before: str
-    after: str
-    plain: Callable[[], PyTree]
-    ours: Callable[[], PyTree]
+Ways: TypeAlias = tuple[Callable[[], PyTree], Callable[[], PyTree]]
+"""The plain way to compute something, and ours; both are compiled."""
 
 
 def optimizations(setup: Setup) -> Section:
     """Medians of interleaved repetitions of both ways, and the difference between their results."""
     rows = []
-    for build in BUILDERS:
-        one = build(setup.scale)
-        setup.notify(f"{one.name}: before and after")
-        apart = difference(one.plain(), one.ours())
-        times = measure.medians(setup.scale.repetitions[0], {"before": one.plain, "after": one.ours})
-        rows.append(
-            {"what": one.name, "before": one.before, "after": one.after}
-            | {f"{name}, ms": 1e3 * seconds for name, seconds in times.items()}
-            | {"ratio": times["before"] / times["after"], "relative difference": apart}
-        )
-    note = "one client, one device; medians of interleaved repetitions; difference: the largest between both results"
+    for (name, before, after), build in BUILDERS.items():
+        setup.notify(f"{name}: before and after")
+        plain, ours = build(setup.scale)
+        apart = difference(plain(), ours())
+        times = measure.medians(setup.scale.repetitions[0], {"before, ms": plain, "after, ms": ours})
+        milliseconds = {heading: 1e3 * seconds for heading, seconds in times.items()}
+        ratio = times["before, ms"] / times["after, ms"]
+        rows.append({"what": name, "before": before, "after": after, **milliseconds, "ratio": ratio, "apart": apart})
+    note = "one client, one device; medians of interleaved repetitions; apart: largest relative difference of results"
     return Section("Optimisations", rows, note)
 
 
@@ -94,21 +77,15 @@ def _trained_epoch(scale: Scale, features: Callable[[PyTree, jax.Array], jax.Arr
     return _compiled(train, model.init(jax.random.key(0)), _client(scale))
 
 
-def _convolution(scale: Scale) -> Optimization:
+def _convolution(scale: Scale) -> Ways:
     features = workload.network().features
     with convolutions("lax"):
         plain = _trained_epoch(scale, features)
-    return Optimization(
-        "convolutions in training",
-        "lax.conv_general_dilated and its gradients",
-        "the form of conv2d for this backend",
-        plain,
-        _trained_epoch(scale, features),
-    )
+    return plain, _trained_epoch(scale, features)
 
 
-def _handwritten(block: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[[PyTree, jax.Array], jax.Array]:
-    """Backbone of the network with another order or kind of pooling: block(convolved, bias)."""
+def _handwritten(scale: Scale, block: Callable[[jax.Array, jax.Array], jax.Array]) -> Ways:
+    """The network with another order or kind of pooling, block(convolved, bias), and as it is."""
 
     def features(backbone, x):
         for name, padding in (("conv1", 0), ("conv2", 1)):
@@ -116,33 +93,18 @@ def _handwritten(block: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable
         x = x.reshape(x.shape[0], -1) @ backbone["fc1"]["kernel"] + backbone["fc1"]["bias"]
         return nn.leaky_relu(x)
 
-    return features
+    return _trained_epoch(scale, features), _trained_epoch(scale, workload.network().features)
 
 
-def _pooling_order(scale: Scale) -> Optimization:
-    return Optimization(
-        "order of pooling in training",
-        "bias, activation, then pooling",
-        "pooling first: the same function, on a quarter of the entries",
-        _trained_epoch(scale, _handwritten(lambda x, bias: max_pool(nn.leaky_relu(x + bias)))),
-        _trained_epoch(scale, workload.network().features),
-    )
+def _pooling_order(scale: Scale) -> Ways:
+    return _handwritten(scale, lambda x, bias: max_pool(nn.leaky_relu(x + bias)))
 
 
-def _pooling_gradient(scale: Scale) -> Optimization:
-    def library(x, bias):
-        return nn.leaky_relu(nn.max_pool(x, (2, 2), (2, 2)) + bias)
-
-    return Optimization(
-        "pooling in training",
-        "flax's max_pool and its gradient",
-        "max_pool, which keeps each winner's place",
-        _trained_epoch(scale, _handwritten(library)),
-        _trained_epoch(scale, workload.network().features),
-    )
+def _pooling_gradient(scale: Scale) -> Ways:
+    return _handwritten(scale, lambda x, bias: nn.leaky_relu(nn.max_pool(x, (2, 2), (2, 2)) + bias))
 
 
-def _fedpac_features(scale: Scale) -> Optimization:
+def _fedpac_features(scale: Scale) -> Ways:
     model = workload.network()
 
     def extract(backbone, x):
@@ -166,16 +128,10 @@ def _fedpac_features(scale: Scale) -> Optimization:
         return head, statistics(features, data)
 
     arguments = model.init(jax.random.key(0)), _client(scale)
-    return Optimization(
-        "FedPAC's statistics and head epoch",
-        "each with its own pass over the fixed backbone",
-        "one pass for both",
-        _compiled(separate, *arguments),
-        _compiled(shared, *arguments),
-    )
+    return _compiled(separate, *arguments), _compiled(shared, *arguments)
 
 
-def _fedas_targets(scale: Scale) -> Optimization:
+def _fedas_targets(scale: Scale) -> Ways:
     model = workload.network()
 
     def epoch(backbone, data, target):
@@ -192,16 +148,10 @@ def _fedas_targets(scale: Scale) -> Optimization:
         return epoch(backbone, data._replace(y=targets), lambda batch: batch.y)
 
     backbones = [model.init(jax.random.key(seed))["backbone"] for seed in (0, 1)]
-    return Optimization(
-        "FedAS's alignment epoch",
-        "embeddings of the previous backbone in each step",
-        "once, in large batches",
-        _compiled(in_steps, *backbones, _client(scale)),
-        _compiled(once, *backbones, _client(scale)),
-    )
+    return _compiled(in_steps, *backbones, _client(scale)), _compiled(once, *backbones, _client(scale))
 
 
-def _fisher(scale: Scale) -> Optimization:
+def _fisher(scale: Scale) -> Ways:
     model = workload.network()
     loss = _classification(model.apply)
 
@@ -213,16 +163,10 @@ def _fisher(scale: Scale) -> Optimization:
         return jnp.mean(map_examples(norms, (data.x, data.y), data.mask, batch_size=MICROBATCH))
 
     arguments = model.init(jax.random.key(0)), _client(scale)
-    return Optimization(
-        "FedAS's Fisher trace",
-        "vmap of grad: one gradient per example",
-        "closed forms of the squared norms",
-        _compiled(one_by_one, *arguments),
-        _compiled(functools.partial(fisher_trace, model), *arguments),
-    )
+    return _compiled(one_by_one, *arguments), _compiled(functools.partial(fisher_trace, model), *arguments)
 
 
-def _gram(scale: Scale) -> Optimization:
+def _gram(scale: Scale) -> Ways:
     model = workload.network()
     generator = np.random.default_rng(0)
     shape = (scale.clients, model.num_classes * model.num_features)
@@ -236,22 +180,40 @@ def _gram(scale: Scale) -> Optimization:
         products = means @ means.T
         return jnp.diagonal(products)[:, None, None] - products[:, :, None] - products[:, None, :] + products[None]
 
-    return Optimization(
-        f"FedPAC's {scale.clients} quadratic programmes, their matrices",
+    return _compiled(differences, means), _compiled(gram, means)
+
+
+BUILDERS: dict[tuple[str, str, str], Callable[[Scale], Ways]] = {
+    (
+        "convolutions in training",
+        "lax.conv_general_dilated and its gradients",
+        "the form of conv2d for this backend",
+    ): _convolution,
+    (
+        "order of pooling in training",
+        "bias, activation, then pooling",
+        "pooling first: the same function, on a quarter of the entries",
+    ): _pooling_order,
+    (
+        "pooling in training",
+        "flax's max_pool and its gradient",
+        "max_pool, which keeps each winner's place",
+    ): _pooling_gradient,
+    (
+        "FedPAC's statistics and head epoch",
+        "each with its own pass over the fixed backbone",
+        "one pass for both",
+    ): _fedpac_features,
+    (
+        "FedAS's alignment epoch",
+        "embeddings of the previous backbone in each step",
+        "once, in large batches",
+    ): _fedas_targets,
+    ("FedAS's Fisher trace", "vmap of grad: one gradient per example", "closed forms of the squared norms"): _fisher,
+    (
+        "matrices of FedPAC's quadratic programmes",
         "inner products of all differences",
         "one Gram matrix",
-        _compiled(differences, means),
-        _compiled(gram, means),
-    )
-
-
-BUILDERS: tuple[Callable[[Scale], Optimization], ...] = (
-    _convolution,
-    _pooling_order,
-    _pooling_gradient,
-    _fedpac_features,
-    _fedas_targets,
-    _fisher,
-    _gram,
-)
-"""All optimisations."""
+    ): _gram,
+}
+"""All optimisations: name, the plain way, ours."""

@@ -23,7 +23,6 @@ from pfl_jax import models
 from pfl_jax.engine import chunking
 
 COMPARED = ("fedavg", "fedpac", "fedas")
-_MIB = 2**20
 
 
 def has_torch() -> bool:
@@ -34,7 +33,7 @@ def has_torch() -> bool:
 def _rate(setup: Setup, visits: int, seconds: float) -> Row:
     """Training examples visited per second, and the share of the machine's peak that their operations are."""
     rate = visits / seconds
-    return {"examples/s": rate, "of peak %": 100 * rate * workload.operations()["training"] / setup.peak}
+    return {"examples/s": rate, "of peak %": 100 * rate * workload.operations()["training"] / setup.peak["peak"]}
 
 
 def training(setup: Setup) -> Section:
@@ -46,7 +45,7 @@ def training(setup: Setup) -> Section:
     rows += _beside(f"FedPAC round, E = {scale.epochs}, both evaluations", scale.repetitions[1], *_round(setup))
     note = (
         f"{scale.clients} clients of {scale.examples} examples, chunk {setup.chunk or 'all'}; medians of interleaved "
-        f"repetitions; float32 matrix-product peak {setup.peak / 1e9:.0f} GFLOP/s"
+        f"repetitions; float32 matrix-product peak {setup.peak['peak'] / 1e9:.0f} GFLOP/s"
     )
     return Section("Beside plain PyTorch", rows, note)
 
@@ -197,8 +196,8 @@ def growth(setup: Setup) -> Section:
     slope, intercept = np.polyfit(cohorts, times, 1)
     apart = np.max(np.abs(times / (slope * cohorts + intercept) - 1))
     note = (
-        f"{setup.scale.growth_examples} examples each; a round takes {slope * 1e3:.1f} ms for each client of the cohort "
-        f"and {intercept * 1e3:.1f} ms once, to within {apart:.0%}"
+        f"{setup.scale.growth_examples} examples each; a round takes {slope * 1e3:.1f} ms for each client of the "
+        f"cohort and {intercept * 1e3:.1f} ms once, to within {apart:.0%}"
     )
     return Section("FedPAC from few to many clients", rows, note)
 
@@ -235,9 +234,7 @@ def many_clients(setup: Setup) -> Section:
     for method in ("fedpac", "fedas"):
         setup.notify(f"{method}, {clients} clients, in a process of its own")
         rows.append(_child(setup, "many_clients", method=method))
-    note = (
-        f"trained: cohorts of the first three and of the last three of {rounds} rounds; received: everyone at the end"
-    )
+    note = f"trained: cohorts of the first three and the last three of {rounds} rounds; received: everyone at the end"
     return Section(f"{clients:,} clients, participation {participation:g}, states on the host", rows, note)
 
 

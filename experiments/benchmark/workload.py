@@ -79,36 +79,28 @@ class Setup(NamedTuple):
     Attributes:
       scale: how large everything is.
       mesh: of all devices.
-      chunk: the one of `--chunk auto` for clients of equal size, None for all at once.
-      chunks: those that are compared.
-      peak: floating-point operations per second of the machine's matrix products.
+      chunks: clients under one vmap that are compared, None for all at once; the first one is used everywhere.
+      peak: see `measure.matmul_peak`.
       notify: called with what is measured next.
     """
 
     scale: Scale
     mesh: Mesh
-    chunk: int | None
     chunks: Sequence[int | None]
-    peak: float
+    peak: dict[str, float]
     notify: Callable[[str], None]
 
+    @property
+    def chunk(self) -> int | None:
+        return self.chunks[0]
 
-def setup(scale: Scale, chunks: Sequence[int] | None, notify: Callable[[str], None]) -> tuple[Setup, dict[str, float]]:
-    """Measure the machine and build the data shared by the sections.
 
-    Args:
-      scale: how large everything is.
-      chunks: to compare, the first one everywhere; None is the default of the backend.
-      notify: called with what is measured next.
-
-    Returns:
-      The setup, and its peak as a record.
-    """
+def setup(scale: Scale, chunks: Sequence[int] | None, notify: Callable[[str], None]) -> Setup:
+    """Setup with the machine's peak measured; chunks are by default those of the backend."""
     mesh = simulate.client_mesh()
     notify("the peak of matrix products")
-    peak = measure.matmul_peak(scale.matmul, mesh)
-    compared = chunks or ((1, 5) if jax.default_backend() == "cpu" else (None, 1, 5))
-    return Setup(scale, mesh, compared[0], compared, peak["peak"], notify), peak
+    usual = (1, 5) if jax.default_backend() == "cpu" else (None, 1, 5)
+    return Setup(scale, mesh, chunks or usual, measure.matmul_peak(scale.matmul, mesh), notify)
 
 
 @functools.cache

@@ -179,16 +179,23 @@ def _information(title: str, name: str, values: np.ndarray, cohort: Sequence[int
     return Heat(title, other, "client", values.tolist(), rows=rows, columns=columns)
 
 
-def partitions(groups: Sequence[Group]) -> tuple[list[Chart], int]:
-    """Classes by clients, each partition once: the charts, and the number of those not shown."""
+def partitions(groups: Sequence[Group]) -> list[Chart]:
+    """Classes by clients, each partition once, and no more than a few."""
+    return [_partition(run) for run in _divided(groups)[:MOST_PARTITIONS]]
+
+
+def more_partitions(groups: Sequence[Group]) -> int:
+    """Number of partitions that are not shown."""
+    return max(0, len(_divided(groups)) - MOST_PARTITIONS)
+
+
+def _divided(groups: Sequence[Group]) -> list[Run]:
+    """A run of each partition."""
+    runs = [run for group in groups for run in group.runs if run.config.get("class_table")]
     found: dict[str, Run] = {}
-    for group in groups:
-        for run in group.runs:
-            table = run.config.get("class_table")
-            if table:
-                found.setdefault(json.dumps(table), run)
-    charts = [_partition(run) for run in list(found.values())[:MOST_PARTITIONS]]
-    return charts, max(0, len(found) - MOST_PARTITIONS)
+    for run in runs:
+        found.setdefault(json.dumps(run.config["class_table"]), run)
+    return list(found.values())
 
 
 def _division(run: Run) -> str:

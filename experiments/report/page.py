@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import jinja2
 from markupsafe import Markup
@@ -15,30 +14,12 @@ from experiments.report import charts, tables
 from experiments.results.gather import Group, Run
 
 _HERE = Path(__file__).parent
-
-
-class Kind(NamedTuple):
-    """Groups on one kind of data, and what is shown of them.
-
-    Attributes:
-      data: which.
-      groups: at least one.
-      styles: label -> number of a line's colour and dashes, where charts show several.
-      left_out: remark on settings that charts do not show.
-      results, curves, clients, weights, partitions: tables and charts of the sections.
-      more_partitions: how many are not shown.
-    """
-
-    data: str
-    groups: Sequence[Group]
-    styles: dict[str, int]
-    left_out: str
-    results: dict[str, tables.Table]
-    curves: list[charts.Chart]
-    clients: list[charts.Chart]
-    weights: list[charts.Chart]
-    partitions: list[charts.Chart]
-    more_partitions: int
+_CHARTS = {
+    "curves": charts.curves,
+    "clients": charts.clients,
+    "weights": charts.information,
+    "partition": charts.partitions,
+}
 
 
 def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
@@ -61,44 +42,40 @@ def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    kinds = {data: [group for group in groups if group.data == data] for data in _distinct(groups, "data")}
+    made = {name: {data: make(some) for data, some in kinds.items()} for name, make in _CHARTS.items()}
     whole = environment.get_template("page.html.jinja").render(
         title=title(groups),
         style=Markup(_style()),
         drawn=drawn,
         groups=groups,
-        kinds=[_kind(data, [group for group in groups if group.data == data]) for data in _distinct(groups, "data")],
+        kinds=kinds,
+        charts={name: of for name, of in made.items() if any(of.values()) or name == "curves"},
+        styles={data: _styles(some) for data, some in kinds.items()},
+        left_out={data: _left_out(some) for data, some in kinds.items()},
+        tables=tables,
         runs=runs,
         seeds=_span(sorted({run.seed for run in runs})),
         unfinished=sum(run.summary is None for run in runs),
-        sources=[data for data in _distinct(groups, "data") if data not in _distinct(groups, "data_name")],
+        sources=[data for data in kinds if data not in _distinct(groups, "data_name")],
         stand_ins=_distinct([group for group in groups if not group.is_real], "data"),
-        several=any(len(group.counted) > 1 for group in groups),
         options=tables.options(groups),
-        timings=tables.timings(groups),
         repeated=repeated,
-        versions=tables.versions(groups),
+        more_partitions={data: charts.more_partitions(some) for data, some in kinds.items()},
         titles=charts.PROTOCOL_TITLES,
-        nothing=tables.NOTHING,
     )
     # Definitions leave empty lines.
     return whole.lstrip()
 
 
-def _kind(data: str, groups: Sequence[Group]) -> Kind:
-    some, there = shown(groups), sum(bool(group.rounds) for group in groups)
-    partitions, more = charts.partitions(groups)
-    return Kind(
-        data,
-        groups,
-        {group.label: style for style, group in some} if len(some) > 1 else {},
-        f"The best {len(some)} of {there} settings." if len(some) < there else "",
-        tables.results(groups),
-        charts.curves(groups),
-        charts.clients(groups),
-        charts.information(groups),
-        partitions,
-        more,
-    )
+def _styles(groups: Sequence[Group]) -> dict[str, int]:
+    """Label -> number of a line's colour and dashes, where charts show several."""
+    return {group.label: style for style, group in shown(groups) if len(shown(groups)) > 1}
+
+
+def _left_out(groups: Sequence[Group]) -> str:
+    some, there = len(shown(groups)), sum(bool(group.rounds) for group in groups)
+    return f"The best {some} of {there} settings." if some < there else ""
 
 
 def title(groups: Sequence[Group]) -> str:

@@ -330,7 +330,8 @@ def test_equal_partitions_are_one_picture(tmp_path):
         write_run(tmp_path / name, ("--method", method, *SMALL[2:]), rich=True)
     for seed in range(1, 6):
         write_run(tmp_path / f"c{seed}", seed=seed, rich=True)
-    pictures, more = charts.partitions(groups_of(tmp_path)[0])
+    groups, _ = groups_of(tmp_path)
+    pictures, more = charts.partitions(groups), charts.more_partitions(groups)
     # Seeds 0 to 5 have a table each.
     assert (len(pictures), more) == (4, 2)
     assert pictures[0].panel.title == "grouped, s = 20, seed 0"
