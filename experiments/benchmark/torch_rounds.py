@@ -229,7 +229,7 @@ class FedPAC:
         share, alpha = (torch.from_numpy(rows).float().to(DEVICE) for rows in (counts / counts.sum(), alpha))
         backbones, heads = (torch.stack(vectors) for vectors in zip(*trained, strict=True))
         sums = sum(means * number[:, None] for means, number in centroids)
-        members = sum(number for _, number in centroids).clamp(min=1)
+        members = torch.stack([number for _, number in centroids]).sum(0).clamp(min=1)
         every = self.server.heads.clone()
         every[list(cohort)] = alpha @ heads
         self.server = Server(share @ backbones, every, sums / members[:, None])

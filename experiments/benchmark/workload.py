@@ -20,34 +20,28 @@ from pfl_jax.methods import METHODS
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes of the measurements; the defaults are FedPAC's setting on Fashion-MNIST.
-
-    Attributes:
-      clients: N where everyone takes part.
-      populations: (N, participation) of the methods' rounds.
-      examples: training and as many test examples of a client.
-      epochs: E.
-      repetitions: of what is compared, interleaved; of short work, and of whole rounds.
-      growth: (N, participation) of the runs that show how time and memory grow.
-      growth_examples: of a client there.
-      memory_growth: rounds over which memory must not grow, and the round it is first measured after.
-      many_clients: clients, participation and rounds of the largest federations.
-      sweep: runs, clients of each, examples of a client, and rounds of the sweep.
-      matmul: rows of the square matrices whose product gives the machine's peak.
-      batch_size, lr, head_lr, lam, momentum, weight_decay: of training.
-    """
+    """Sizes of the measurements; the defaults are FedPAC's setting on Fashion-MNIST."""
 
     clients: int = 20
+    """Where everyone takes part."""
     populations: tuple[tuple[int, float], ...] = ((20, 1.0), (100, 0.1))
+    """Clients and participation of the methods' rounds."""
     examples: int = 600
-    epochs: int = 5
+    """Training and as many test examples of a client."""
     repetitions: tuple[int, int] = (5, 3)
+    """Of what is compared, interleaved: of short work, and of whole rounds."""
     growth: tuple[tuple[int, float], ...] = ((10, 1.0), (1000, 0.03), (1000, 0.1))
+    """Clients and participation of the runs that show how time and memory grow."""
     growth_examples: int = 50
     memory_growth: tuple[int, int] = (200, 20)
+    """Rounds over which memory must not grow, and the round it is first measured after."""
     many_clients: tuple[int, float, int] = (10_000, 0.003, 20)
+    """Clients, participation and rounds of the largest federations."""
     sweep: tuple[int, int, int, int] = (8, 10, 200, 5)
+    """Runs, clients of each, examples of a client, and rounds."""
     matmul: int = 2048
+    """Rows of the square matrices whose product gives the machine's peak."""
+    epochs: int = 5
     batch_size: int = 50
     lr: float = 0.01
     head_lr: float = 0.1

@@ -51,34 +51,31 @@ def draw(picture: Picture) -> Figure:
         rows = -(-len(picture.panels) // columns)
         sizes = [_PANEL[type(panel)] for panel in picture.panels]
         widths = [max(size[0] for size in sizes[column::columns]) for column in range(columns)]
-        first = picture.panels[0]
-        heat = isinstance(first, Heat) and all(isinstance(panel, Heat) for panel in picture.panels)
-        width = sum(widths) + (0.7 if heat else 0.0)
+        heats = [panel for panel in picture.panels if isinstance(panel, Heat)]
+        with_bar = len(heats) == len(sizes)
+        width = sum(widths) + (0.7 if with_bar else 0.0)
         title = textwrap.wrap(picture.title, int(width * 11))
         caption = textwrap.wrap(picture.caption, int(width * 17), break_on_hyphens=False)
-        shared = _shared_legend(picture)
-        legend_columns = max(1, int(width / 1.5))
-        legend = _LINE * 1.25 * -(-len(shared) // legend_columns) if shared else 0.0
+        shared, legend_columns = _shared_legend(picture), max(1, int(width / 1.5))
+        legend = _LINE * 1.25 * -(-len(shared) // legend_columns)
         above, below = 0.15 + 1.35 * _LINE * len(title), 0.15 + legend + _LINE * len(caption)
         height = above + below + rows * max(size[1] for size in sizes)
         figure = Figure(figsize=(width, height), layout="constrained")
         figure.get_layout_engine().set(rect=(0, below / height, 1, 1 - (above + below) / height))  # pyright: ignore
         figure.text(0.5, 1 - 0.1 / height, "\n".join(title), ha="center", va="top", fontsize=10.5, fontweight="bold")
-        figure.text(
-            0.1 / width, 0.06 / height, "\n".join(caption), ha="left", va="bottom", fontsize=7.5, color="#333333"
-        )
+        place = {"x": 0.1 / width, "y": 0.06 / height, "ha": "left", "va": "bottom"}
+        figure.text(s="\n".join(caption), fontsize=7.5, color="#333333", **place)
         grid = figure.subplots(rows, columns, squeeze=False, width_ratios=widths)
         # One scale of greys for all matrices; equal weights of many clients would be all but white on one up to 1.
-        matrices = [np.asarray(panel.matrix) for panel in picture.panels if isinstance(panel, Heat)]
-        greys = Normalize(0, max(map(np.max, matrices), default=1))
+        greys = Normalize(0, max((np.max(panel.matrix) for panel in heats), default=1))
         for position, axes in enumerate(grid.flat):
             if position < len(picture.panels):
                 draw_panel(axes, picture.panels[position], greys, own_legend=not shared)
             else:
                 axes.set_axis_off()
-        if heat:
+        if with_bar:
             shades = ScalarMappable(greys, "Greys")
-            figure.colorbar(shades, ax=grid, shrink=0.6, aspect=30, label=first.unit)
+            figure.colorbar(shades, ax=grid, shrink=0.6, aspect=30, label=heats[0].unit)
         if shared:
             handles, labels = grid[0, 0].get_legend_handles_labels()
             place = (0.5, (0.1 + _LINE * len(caption)) / height)

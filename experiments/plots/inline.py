@@ -3,6 +3,7 @@
 import html
 import io
 import re
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -33,7 +34,8 @@ def inline(panel: Panel, name: str, title: str, description: str) -> str:
     """
     height = 0.6 + _ROW * len(panel.labels) if isinstance(panel, Histograms) else _SIZE[1]
     drawn = io.StringIO()
-    with mpl.rc_context(SETTINGS | {"svg.hashsalt": name}):
+    settings: dict[Any, Any] = SETTINGS | {"svg.hashsalt": name}
+    with mpl.rc_context(settings):
         figure = Figure(figsize=(_SIZE[0], height), layout="constrained")
         axes = figure.subplots()
         greys = Normalize(0, float(np.max(panel.matrix)) or 1.0) if isinstance(panel, Heat) else Normalize()
@@ -42,7 +44,7 @@ def inline(panel: Panel, name: str, title: str, description: str) -> str:
         if isinstance(panel, Heat):
             bar = figure.colorbar(ScalarMappable(greys, "Greys"), ax=axes, shrink=0.8, aspect=25, label=panel.unit)
             # As one image, not as a shape for each of its shades.
-            bar.solids.set_rasterized(True)
+            bar.solids.set_rasterized(True)  # pyright: ignore
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
     return _for_page(drawn.getvalue(), name, title, description)
 

@@ -73,11 +73,13 @@ def _points(series: Series) -> list[str]:
 
 def curves(groups: Sequence[Group]) -> list[Chart]:
     """Mean accuracy of each group: against rounds, and against bytes where runs count them, for each protocol."""
-    some, protocols = [group for _, group in shown(groups)], ordered(groups)
-    by_round = {protocol: [_curve(group, protocol, alone=len(some) == 1) for group in some] for protocol in protocols}
-    made = [Lines(PROTOCOL_TITLES[protocol], ROUND, ACCURACY, lines) for protocol, lines in by_round.items()]
-    sent = [_by_bytes(some, panel) for panel in made]
-    return [Chart(panel) for panel in [*made, *sent] if panel is not None and any(line.x for line in panel.series)]
+    some = [group for _, group in shown(groups)]
+    by_round = []
+    for protocol in ordered(groups):
+        lines = [_curve(group, protocol, alone=len(some) == 1) for group in some]
+        by_round.append(Lines(PROTOCOL_TITLES[protocol], ROUND, ACCURACY, lines))
+    panels = [*by_round, *(_by_bytes(some, panel) for panel in by_round)]
+    return [Chart(panel) for panel in panels if panel is not None and any(line.x for line in panel.series)]
 
 
 def _curve(group: Group, protocol: Protocol, *, alone: bool) -> Series:

@@ -59,7 +59,6 @@ def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
         unfinished=sum(run.summary is None for run in runs),
         sources=[data for data in kinds if data not in _distinct(groups, "data_name")],
         stand_ins=_distinct([group for group in groups if not group.is_real], "data"),
-        options=tables.options(groups),
         repeated=repeated,
         more_partitions={data: charts.more_partitions(some) for data, some in kinds.items()},
         titles=charts.PROTOCOL_TITLES,

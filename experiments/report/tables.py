@@ -133,22 +133,8 @@ def _new_clients(group: Group, protocol: Protocol) -> str | None:
     return f"{statistics.fmean(found):.2f}" if found else None
 
 
-class Options(NamedTuple):
-    """Options of the groups.
-
-    Attributes:
-      apart: those that differ, by group; None where there are none.
-      own: label of a group -> its hyper-parameters that not all have.
-      alike: option -> the value that all have.
-    """
-
-    apart: Table | None
-    own: dict[str, list[str]]
-    alike: dict[str, str]
-
-
-def options(groups: Sequence[Group]) -> Options:
-    """What differs between the groups and what does not."""
+def options(groups: Sequence[Group]) -> tuple[Table | None, dict[str, list[str]], dict[str, str]]:
+    """Options that differ, by group; of each group those that not all have; and options that all share."""
     shared = set.intersection(*(set(group.setting) for group in groups))
     here = [name for name in groups[0].setting if name in shared]
     apart = [name for name in here if len({repr(group.setting[name]) for group in groups}) > 1]
@@ -157,7 +143,7 @@ def options(groups: Sequence[Group]) -> Options:
         for group in groups
     }
     alike = {_named(name): plain(groups[0].setting[name]) for name in here if name not in apart}
-    return Options(_apart(groups, apart), {label: words for label, words in own.items() if words}, alike)
+    return _apart(groups, apart), {label: words for label, words in own.items() if words}, alike
 
 
 def _apart(groups: Sequence[Group], names: Sequence[str]) -> Table | None:
