@@ -26,12 +26,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def interleaved(repetitions: int, contestants: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    """Seconds of every call of each contestant, in turn, so that a disturbance of the machine affects all of them.
-
-    Args:
-      repetitions: calls of each.
-      contestants: name -> work.
-    """
+    """Seconds of every call of each contestant, in turn, so that a disturbance of the machine affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for repetition in range(repetitions):
         # Reversed every time, so that no contestant always follows the same one.
@@ -101,15 +96,8 @@ def _status(name: str) -> int | None:
 def in_process(kind: str, request: dict[str, Any], **environment: str) -> dict[str, Any]:
     """JSON that `python -m experiments.benchmark.children KIND REQUEST` prints as its last line.
 
-    A separate process, for its own peak memory and a cold start.
-
-    Args:
-      kind: of child.
-      request: its arguments.
-      **environment: variables to set on top.
-
-    Raises:
-      RuntimeError: with what it wrote to stderr, if it fails.
+    A separate process, for its own peak memory and a cold start, with these environment variables on top; RuntimeError
+    with what it wrote to stderr, if it fails.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     finished = subprocess.run(

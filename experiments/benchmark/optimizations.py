@@ -29,7 +29,7 @@ Ways: TypeAlias = tuple[Callable[[], PyTree], Callable[[], PyTree]]
 def optimizations(setup: Setup) -> Section:
     """Medians of interleaved repetitions of both ways, and the difference between their results."""
     rows = []
-    for (name, before, after), build in BUILDERS.items():
+    for name, (build, before, after) in BUILDERS.items():
         setup.notify(f"{name}: before and after")
         plain, ours = build(setup.scale)
         apart = difference(plain(), ours())
@@ -183,37 +183,13 @@ def _gram(scale: Scale) -> Ways:
     return _compiled(differences, means), _compiled(gram, means)
 
 
-BUILDERS: dict[tuple[str, str, str], Callable[[Scale], Ways]] = {
-    (
-        "convolutions in training",
-        "lax.conv_general_dilated and its gradients",
-        "the form of conv2d for this backend",
-    ): _convolution,
-    (
-        "order of pooling in training",
-        "bias, activation, then pooling",
-        "pooling first: the same function, on a quarter of the entries",
-    ): _pooling_order,
-    (
-        "pooling in training",
-        "flax's max_pool and its gradient",
-        "max_pool, which keeps each winner's place",
-    ): _pooling_gradient,
-    (
-        "FedPAC's statistics and head epoch",
-        "each with its own pass over the fixed backbone",
-        "one pass for both",
-    ): _fedpac_features,
-    (
-        "FedAS's alignment epoch",
-        "embeddings of the previous backbone in each step",
-        "once, in large batches",
-    ): _fedas_targets,
-    ("FedAS's Fisher trace", "vmap of grad: one gradient per example", "closed forms of the squared norms"): _fisher,
-    (
-        "matrices of FedPAC's quadratic programmes",
-        "inner products of all differences",
-        "one Gram matrix",
-    ): _gram,
+BUILDERS: dict[str, tuple[Callable[[Scale], Ways], str, str]] = {
+    "convolutions in training": (_convolution, "lax.conv_general_dilated and its gradients", "conv2d's form here"),
+    "order of pooling in training": (_pooling_order, "bias, activation, pooling", "pooling first, the same function"),
+    "pooling in training": (_pooling_gradient, "flax's max_pool and its gradient", "each winner's place is kept"),
+    "FedPAC's statistics and head epoch": (_fedpac_features, "a pass over the fixed backbone each", "one for both"),
+    "FedAS's alignment epoch": (_fedas_targets, "previous embeddings in each step", "once, in large batches"),
+    "FedAS's Fisher trace": (_fisher, "vmap of grad: one gradient per example", "closed forms of the squared norms"),
+    "matrices of FedPAC's quadratic programs": (_gram, "inner products of all differences", "one Gram matrix"),
 }
-"""All optimisations: name, the plain way, ours."""
+"""All optimisations: what is computed, and how the plain way and ours compute it."""

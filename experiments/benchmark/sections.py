@@ -214,13 +214,7 @@ def memory_growth(setup: Setup) -> Section:
 
 
 def start(folder: str, name: str, method: str = "fedpac") -> Row:
-    """One start of a small experiment: programs needed, programs compiled, and seconds.
-
-    Args:
-      folder: of the cache, and for the results.
-      name: of the results' folder.
-      method: that is run.
-    """
+    """One start of a small experiment, in a folder that has the cache too: programs needed and compiled, seconds."""
     words = ["digits", "--method", method, "--rounds", "2", "--num-clients", "4", "--out", f"{folder}/{name}"]
     began = time.perf_counter()
     counted = measure.in_process("start", {"words": words}, PFL_JAX_CACHE=f"{folder}/cache")

@@ -2,8 +2,8 @@
 
 import itertools
 import statistics
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from experiments.config.measures import FIELD, Protocol
 from experiments.config.options import flag
@@ -42,58 +42,51 @@ class Cell(NamedTuple):
     kind: str = ""
 
 
-class Table(NamedTuple):
-    """Table whose first column names the rows.
+Row: TypeAlias = Mapping[str, Cell | str | None]
+"""Heading of a column -> cell; the first names the row."""
 
-    Attributes:
-      columns: headings.
-      rows: a cell for each column.
+
+class Table:
+    """Rows with the same headings; columns without any content are left out.
+
+    Args:
+      rows: at least one.
       strong: numbers of rows that stand out.
     """
 
-    columns: list[str]
-    rows: list[list[Cell]]
-    strong: Sequence[int] = ()
+    def __init__(self, rows: Sequence[Row], strong: Sequence[int] = ()):
+        cells = [{name: cell if isinstance(cell, Cell) else Cell(cell) for name, cell in row.items()} for row in rows]
+        self.columns = [name for name in rows[0] if any(row[name].text for row in cells)]
+        self.rows, self.strong = [[row[name] for name in self.columns] for row in cells], strong
 
     def is_number(self, column: int) -> bool:
         """Whether a column holds numbers."""
         return column > 0 and self.columns[column] not in _WORDS
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Cell | str | None]], strong: Sequence[int] = ()) -> Table:
-    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
-    return Table(list(columns), cells, strong)
-
-
 def results(groups: Sequence[Group]) -> dict[Protocol, Table]:
     """Results of each protocol after the last round, beside the paper's, on one kind of data."""
-    return {protocol: _results(groups, protocol) for protocol in ordered(groups)}
+    made = {}
+    for protocol in ordered(groups):
+        values = [_values(group, protocol, "mean") for group in groups]
+        means = [statistics.fmean(found) if found else -1.0 for found in values]
+        best = [number for number, mean in enumerate(means) if mean == max(means) >= 0 and len(means) > 1]
+        made[protocol] = Table([_result(group, protocol) for group in groups], best)
+    return made
 
 
-def _results(groups: Sequence[Group], protocol: Protocol) -> Table:
-    there = [name for name in _FIGURES if any(_values(group, protocol, name) for group in groups)]
-    unseen, published = [_new_clients(group, protocol) for group in groups], [group.published for group in groups]
-    columns = ["setting", "mean", *(_FIGURES[name][0] for name in there), "best (round)"]
-    columns += ["new clients"] if any(unseen) else []
-    columns += ["paper", "difference"] if any(published) else []
-    rows, means = [], []
-    for group, new, figure in zip(groups, unseen, published, strict=True):
-        values = _values(group, protocol, "mean")
-        mean, deviation = mean_and_deviation(values) if values else (None, None)
-        means.append(-1.0 if mean is None else mean)
-        spread = "" if deviation is None else f" ± {deviation:.2f}"
-        row = [group.label, None if mean is None else f"{mean:.2f}{spread}"]
-        for name in there:
-            found = _values(group, protocol, name)
-            row.append(f"{statistics.fmean(found):.{_FIGURES[name][1]}f}" if found else None)
-        row += [_best(group, protocol), *([new] if any(unseen) else [])]
-        if figure is not None:
-            row += [Cell(f"{figure.accuracy_percent:.2f}", figure.source), _difference(group, protocol, figure)]
-        elif any(published):
-            row += [None, None]
-        rows.append([*row, str(len(group.counted)), _round(group)])
-    best = [number for number, mean in enumerate(means) if mean == max(means) >= 0 and len(means) > 1]
-    return _table([*columns, "seeds", "round"], rows, best)
+def _result(group: Group, protocol: Protocol) -> Row:
+    values, figure = _values(group, protocol, "mean"), group.published
+    mean, deviation = mean_and_deviation(values) if values else (None, None)
+    spread = "" if deviation is None else f" ± {deviation:.2f}"
+    row: dict[str, Cell | str | None] = {"setting": group.label, "mean": None if mean is None else f"{mean:.2f}{spread}"}
+    for name, (heading, decimals) in _FIGURES.items():
+        found = _values(group, protocol, name)
+        row[heading] = f"{statistics.fmean(found):.{decimals}f}" if found else None
+    row |= {"best (round)": _best(group, protocol), "new clients": _new_clients(group, protocol)}
+    row["paper"] = None if figure is None else Cell(f"{figure.accuracy_percent:.2f}", figure.source)
+    row["difference"] = None if figure is None else _difference(group, protocol, figure)
+    return row | {"seeds": str(len(group.counted)), "round": _round(group)}
 
 
 def _values(group: Group, protocol: Protocol, name: str) -> list[float]:
@@ -138,23 +131,33 @@ def options(groups: Sequence[Group]) -> tuple[Table | None, dict[str, list[str]]
     shared = set.intersection(*(set(group.setting) for group in groups))
     here = [name for name in groups[0].setting if name in shared]
     apart = [name for name in here if len({repr(group.setting[name]) for group in groups}) > 1]
+    labels = [group.label for group in groups]
+    # Labels tell groups on the same data apart.
+    names = {g.label if labels.count(g.label) == 1 else f"{g.label}, {g.data}": g.setting for g in groups}
     own = {
-        group.label: [f"{flag(name)} {plain(value)}" for name, value in group.setting.items() if name not in shared]
-        for group in groups
+        label: [f"{flag(name)} {plain(value)}" for name, value in setting.items() if name not in shared]
+        for label, setting in names.items()
     }
     alike = {_named(name): plain(groups[0].setting[name]) for name in here if name not in apart}
-    return _apart(groups, apart), {label: words for label, words in own.items() if words}, alike
+    return _apart(names, apart), {label: words for label, words in own.items() if words}, alike
 
 
-def _apart(groups: Sequence[Group], names: Sequence[str]) -> Table | None:
+def _apart(settings: dict[str, dict[str, Any]], names: Sequence[str]) -> Table | None:
     """Groups by options or, where these are more, options by groups."""
-    if len(groups) > len(names):
+    rows: list[Row]
+    if len(settings) > len(names):
         # The label says the method already.
         names = [name for name in names if name != "method"]
-        rows = [[group.label, *(plain(group.setting[name]) for name in names)] for group in groups]
-        return _table(["setting", *map(_named, names)], rows) if names else None
-    rows = [[Cell(_named(name), kind="code"), *(plain(group.setting[name]) for group in groups)] for name in names]
-    return _table(["option", *(group.label for group in groups)], rows)
+        rows = [
+            {"setting": label} | {_named(name): plain(setting[name]) for name in names}
+            for label, setting in settings.items()
+        ]
+        return Table(rows) if names else None
+    rows = [
+        {"option": Cell(_named(name), kind="code")} | {label: plain(of[name]) for label, of in settings.items()}
+        for name in names
+    ]
+    return Table(rows)
 
 
 def _named(name: str) -> str:
@@ -163,26 +166,25 @@ def _named(name: str) -> str:
 
 def timings(groups: Sequence[Group]) -> Table:
     """Progress and time of each run."""
-    names = ("seed", "state", "time", "s per round", "start", "examples/s", "wasted steps", "device, chunk", "folder")
-    return _table(["setting", *names], [_timing(group.label, run) for group in groups for run in group.runs])
+    return Table([_timing(group.label, run) for group in groups for run in group.runs])
 
 
-def _timing(label: str, run: Run) -> list[Cell | str | None]:
+def _timing(label: str, run: Run) -> Row:
     pace, start = pace_and_start(run)
     speed = (run.summary or (run.lines[-1] if run.lines else {})).get("examples_per_second")
     wasted = (run.summary or {}).get("wasted_step_share")
-    return [
-        label,
-        str(run.seed),
-        Cell(run.state, kind="" if run.summary else "unfinished"),
-        duration(run.lines[-1]["seconds"]) if run.lines else None,
-        None if pace is None else f"{pace:.3g}",
-        None if start is None else f"{start:.1f} s",
-        None if speed is None else f"{speed:,.0f}",
-        None if wasted is None else f"{wasted:.1%}",
-        f"{run.config.get('device', NOTHING)}, {run.config.get('chunk', NOTHING)}",
-        Cell(str(run.folder), kind="code"),
-    ]
+    return {
+        "setting": label,
+        "seed": str(run.seed),
+        "state": Cell(run.state, kind="" if run.summary else "unfinished"),
+        "time": duration(run.lines[-1]["seconds"]) if run.lines else None,
+        "s per round": None if pace is None else f"{pace:.3g}",
+        "start": None if start is None else f"{start:.1f} s",
+        "examples/s": None if speed is None else f"{speed:,.0f}",
+        "wasted steps": None if wasted is None else f"{wasted:.1%}",
+        "device, chunk": f"{run.config.get('device', NOTHING)}, {run.config.get('chunk', NOTHING)}",
+        "folder": Cell(str(run.folder), kind="code"),
+    }
 
 
 def pace_and_start(run: Run) -> tuple[float | None, float | None]:
@@ -211,10 +213,10 @@ def versions(groups: Sequence[Group]) -> tuple[Table | None, dict[str, Any]]:
         for name, value in [*run.config.get("versions", {}).items(), ("device", run.config.get("device"))]:
             found.setdefault(name, {}).setdefault(str(value), []).append(f"{group.label}, seed {run.seed}")
     apart = {name: of for name, of in found.items() if len(of) > 1 or sum(map(len, of.values())) < len(runs)}
-    rows = [
-        [name, value, f"{len(who)} of {len(runs)} runs" if len(who) > 3 else "; ".join(who)]
+    rows: list[Row] = [
+        {"program": name, "version": value, "runs": f"{len(who)} of {len(runs)} runs" if who[3:] else "; ".join(who)}
         for name, of in apart.items()
         for value, who in of.items()
     ]
     alike = {name: next(iter(of)) for name, of in found.items() if name not in apart}
-    return _table(["program", "version", "runs"], rows) if rows else None, alike
+    return Table(rows) if rows else None, alike

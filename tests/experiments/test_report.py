@@ -109,6 +109,17 @@ def test_labels_tell_settings_apart(tmp_path):
     assert "eval_every=2" in labels[5]
 
 
+def test_settings_of_one_label_on_different_data_are_told_apart(tmp_path):
+    for name, lam in (("a", "0.5"), ("b", "0.25")):
+        write_run(tmp_path / name, (*SMALL, "--lam", lam), description=f"digits {name}")
+    write_run(tmp_path / "c", ("--method", "fedper", *SMALL[2:]), description="digits a")
+    _, own, _ = tables.options(groups_of(tmp_path)[0])
+    assert {label: [word for word in words if "--lam" in word] for label, words in own.items()} == {
+        "fedpac, digits a": ["--lam 0.5"],
+        "fedpac, digits b": ["--lam 0.25"],
+    }
+
+
 def test_the_command_repeats_the_run(tmp_path):
     words = (*SMALL, "--no-alignment", "--size-choices", "10", "20")
     write_run(tmp_path / "a", words, seed=3)
