@@ -37,7 +37,7 @@ from experiments.runtime.locks import lock_run
 from experiments.runtime.progress import RoundProgress, duration
 from experiments.runtime.signals import Stop, interruptible, stoppable
 from pfl_jax import simulate
-from pfl_jax.base import Cohort, Info, Method, Scores, State
+from pfl_jax.base import Cohort, Info, Method, Scores, State, at_round
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.engine import means
 from pfl_jax.engine.cohort import Settings
@@ -59,7 +59,7 @@ RELEASED: tuple[str, ...] = (
 
 UNKNOWN_HERE = {
     *("chunk", "devices", "mesh", "state_on", "checkpoint_every", "keep_checkpoints", "resume", "tensorboard", "wandb"),
-    *("plot", "held_out_clients", "drop_rate", "on_nan", "target_accuracy"),
+    *("plot", "held_out_clients", "drop_rate", "on_nan", "target_accuracy", "schedule"),
     *PROCESSES,
 }
 """Options of other runs that this one does not have."""
@@ -116,7 +116,7 @@ def procedure(aligned: Method, plain: Method, settings: Settings) -> Procedure:
             trained = score(plain.predict, result.personal, client_data(data, client, "test"))
             return backbone, (result.client, means.split(result.message, jnp.ones((), bool)), trained)
 
-        _, (rows, (messages, terms), trained) = jax.lax.scan(one, state.server["backbone"], cohort.clients)
+        _, (rows, (messages, terms), trained) = jax.lax.scan(one, state.server.backbone, cohort.clients)
         messages = means.join(messages, add_up(terms))
         server, rows, info = plain.aggregate(round_key, state.server, rows, messages, cohort)
         clients, trained = scatter((state.clients, state.trained), cohort.clients, (rows, trained))
@@ -130,13 +130,13 @@ def procedure(aligned: Method, plain: Method, settings: Settings) -> Procedure:
             client = order[place]
             # Every cohort begins with the server's backbone.
             start = jax.tree.map(
-                lambda first, handed: jnp.where(place % size == 0, first, handed), state.server["backbone"], backbone
+                lambda first, handed: jnp.where(place % size == 0, first, handed), state.server.backbone, backbone
             )
             kept, train = gather(state.clients, client), client_data(data, client, "train")
             personal = received(jax.random.fold_in(key, client), state.server, start, kept, train)
             return personal["backbone"], score(plain.predict, personal, client_data(data, client, "test"))
 
-        _, scores = jax.lax.scan(one, state.server["backbone"], jnp.arange(data.num_clients))
+        _, scores = jax.lax.scan(one, state.server.backbone, jnp.arange(data.num_clients))
         return jax.tree.map(lambda leaf: leaf[jnp.argsort(order)], scores)
 
     return Procedure(init, round_, evaluate)
@@ -145,7 +145,7 @@ def procedure(aligned: Method, plain: Method, settings: Settings) -> Procedure:
 def procedure_of(experiment: Experiment) -> Procedure:
     """Procedure of an experiment with FedAS."""
     plain = make_method(experiment.request, experiment.dataset, alignment=False)
-    return procedure(experiment.method, plain, experiment.settings)
+    return procedure(at_round(experiment.method, 0), at_round(plain, 0), experiment.settings)
 
 
 def released_request(dataset: str, words: Sequence[str]) -> Request:

@@ -23,9 +23,9 @@ from pfl_jax.data.federated import FederatedData
 from pfl_jax.data.specs import SPECS, DatasetSpec
 from pfl_jax.engine import communication
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.engine.rounds import stages
+from pfl_jax.engine.rounds import Stages
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import METHODS, make_method
 from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives.tree import byte_count
 
@@ -67,8 +67,8 @@ def sizes(dataset: str, method: str, num_clients: int, train_size: int) -> Sizes
       train_size: examples of a client.
     """
     request, spec = parse(dataset, ["--method", method]), SPECS[dataset]
-    made = METHODS[method](MODELS[request.options.model](spec.shape, spec.num_classes), **request.hyper_parameters)
-    data, parts, key = _shapes(spec, num_clients, train_size), stages(made, Settings(rounds=1)), jax.random.key(0)
+    made = make_method(method, MODELS[request.options.model](spec.shape, spec.num_classes), **request.hyper_parameters)
+    data, parts, key = _shapes(spec, num_clients, train_size), Stages(made, Settings(rounds=1)), jax.random.key(0)
     server = jax.eval_shape(parts.init_server, data, key)
     client = jax.eval_shape(parts.init_clients, data, server, key, jnp.zeros(1, jnp.int32))
     sent = communication.traffic(made, data)

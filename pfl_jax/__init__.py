@@ -7,7 +7,7 @@
 >>> parts = data.partition.grouped(dataset.train_y, dataset.test_y, num_clients=5, s=20, train_size=60, test_size=30)
 >>> federation = data.federate(dataset, parts)
 >>> model = models.mlp(dataset.input_shape, dataset.num_classes)
->>> method = methods.fedper(model, lr=0.1, batch_size=10)
+>>> method = methods.fedper(model, pfl_jax.LocalSGD(lr=0.1, batch_size=10))
 >>> for result in pfl_jax.run(method, federation, pfl_jax.Settings(rounds=2), jax.random.key(0)):
 ...     accuracy = result.received.accuracy  # each client's, after aggregation
 ...     print(result.round, accuracy.shape, accuracy.mean() > 0.6)
@@ -16,7 +16,8 @@
 
 The names that most programs use:
 
-- `METHODS`, all methods by name; a factory of its own each in `pfl_jax.methods`.
+- `METHODS`, all methods by name; a factory of its own each in `pfl_jax.methods`. `LocalSGD`, the recipe of local
+  training that each takes. `make_method` builds a method from its name and one flat set of hyper-parameters.
 - `Method`, `Model`, `ClientData`, `Cohort`, `LocalResult` and `State`: the types that a method is written in.
 - `run`, `Settings`, `RoundResult`, `Scores`, `client_mesh`: a federation, round by round, on one device or several.
 - `InvalidInput` for input that cannot be used, and `Diverged`, a kind of it, for a run that became NaN or infinite.
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
     from pfl_jax.engine import simulate, sweep
     from pfl_jax.engine.simulate import RoundResult, Settings, client_mesh, run
     from pfl_jax.errors import Diverged, InvalidInput
-    from pfl_jax.methods import METHODS
+    from pfl_jax.methods import METHODS, make_method
     from pfl_jax.networks import models
+    from pfl_jax.primitives.local_sgd import LocalSGD
 
 __version__ = "0.1.0"
 """Of this package."""
@@ -53,6 +55,7 @@ __all__ = [
     "Diverged",
     "InvalidInput",
     "LocalResult",
+    "LocalSGD",
     "Mean",
     "Method",
     "Model",
@@ -66,6 +69,7 @@ __all__ = [
     "data",
     "engine",
     "errors",
+    "make_method",
     "methods",
     "models",
     "networks",
@@ -80,7 +84,8 @@ _HOME = {
     **dict.fromkeys(("ClientData", "Cohort", "LocalResult", "Mean", "Method", "Model", "Scores", "State"), "base"),
     **dict.fromkeys(("RoundResult", "Settings", "client_mesh", "run"), "engine.simulate"),
     **dict.fromkeys(("Diverged", "InvalidInput"), "errors"),
-    "METHODS": "methods",
+    **dict.fromkeys(("METHODS", "make_method"), "methods"),
+    "LocalSGD": "primitives.local_sgd",
 }
 
 # Modules that programs use often, as names of this package.

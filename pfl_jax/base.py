@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 PRNGKey: TypeAlias = jax.Array
@@ -44,9 +45,6 @@ Message: TypeAlias = PyTree
 Personal: TypeAlias = PyTree
 """The model that one client would deploy, in any form that the method's `predict` takes."""
 
-Augment: TypeAlias = Callable[[PRNGKey, PyTree], PyTree]
-"""Random changes to the inputs of a mini-batch; see `ClientData.augment` and `pfl_jax.data.augment`."""
-
 Info: TypeAlias = dict[str, PyTree]
 """Diagnostics of a round besides the next state: head weights, Fisher traces, ... Never read by the next round."""
 
@@ -73,26 +71,6 @@ class Model(NamedTuple):
         return self.classify(params["head"], self.features(params["backbone"], inputs))
 
 
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class Batches:
-    """How local training forms mini-batches: a pytree without leaves, stored beside the examples.
-
-    Attributes:
-      drop_last: leave out an epoch's last batch where it is incomplete, as PyTorch's DataLoader(drop_last=True) does.
-        Unlike there, a client that is smaller than a batch keeps the one it has: otherwise it would never train.
-      shuffle: draw a new order of the examples for every epoch; False takes one order, the same in all epochs, rounds
-        and runs, so that with `drop_last` the same examples are left out always.
-    """
-
-    drop_last: bool = False
-    shuffle: bool = True
-
-
-ALL_BATCHES = Batches()
-"""Every example of every epoch, in an order drawn for it."""
-
-
 class ClientData(NamedTuple):
     """Examples of one client, or a mini-batch of them.
 
@@ -104,18 +82,15 @@ class ClientData(NamedTuple):
       x: inputs [n, ...], float32.
       y: labels [n], int32.
       mask: [n], bool; True where the row is a real example.
-      augment: what `pfl_jax.primitives.local_sgd.fold_batches` does to the inputs of every mini-batch it draws, None
-        for nothing: (key, x [B, ...]) -> x of the same shape, a hashable pytree without leaves. It changes images only,
-        and returns features that a step has put in their place as they are. Forward passes over the data never use it.
-      batches: how `pfl_jax.primitives.local_sgd.fold_batches` divides the examples into mini-batches. Forward passes
-        see them all.
     """
 
     x: PyTree
     y: PyTree
     mask: jax.Array
-    augment: Augment | None = None
-    batches: Batches = ALL_BATCHES
+
+
+Loss: TypeAlias = Callable[[PyTree, ClientData], jax.Array]
+"""(params, mini-batch of B examples) -> scalar, a mean over the examples that its mask marks."""
 
 
 @jax.tree_util.register_dataclass
@@ -212,6 +187,20 @@ class Method(NamedTuple):
     personalize: Callable[[PRNGKey, Server, Client, ClientData], Personal]
     predict: Callable[[Personal, jax.Array], jax.Array]
     download: Callable[[Server, Client], PyTree] | None = None
+
+
+MethodSchedule: TypeAlias = Callable[[jax.Array], Method]
+"""round -> Method, whose real-valued hyper-parameters may change with the round; rounds are int32, counted from 0."""
+
+
+def at_round(method: Method | MethodSchedule, index: int | jax.Array) -> Method:
+    """The method of a round.
+
+    Args:
+      method: one for all rounds, or a schedule.
+      index: of the round, from 0; may be traced.
+    """
+    return method if isinstance(method, Method) else method(jnp.asarray(index, jnp.int32))
 
 
 class State(NamedTuple):

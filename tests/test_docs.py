@@ -15,7 +15,7 @@ from experiments.config.presets import DEFAULT_PRESET
 from experiments.config.request import parse
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.means import split
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import METHODS, make_method
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -49,7 +49,7 @@ def test_every_method_has_a_row_in_both_tables(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_table_says_nothing_where_nothing_is_kept_or_sent(name):
-    method, data = METHODS[name](tiny_model(), **HYPER_PARAMETERS), tiny_federation()
+    method, data = make_method(name, tiny_model(), **HYPER_PARAMETERS), tiny_federation()
     one = client_data(data, 0, "train")
     server = method.init_server(jax.random.key(0))
     client = method.init_client(jax.random.key(0), server, one)
@@ -63,7 +63,7 @@ def test_the_table_says_nothing_where_nothing_is_kept_or_sent(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_the_table_says_what_the_server_sees_of_a_single_client(name):
     """All that is no `Mean`, read off the type of the method's message."""
-    method, data = METHODS[name](tiny_model(), **HYPER_PARAMETERS), tiny_federation()
+    method, data = make_method(name, tiny_model(), **HYPER_PARAMETERS), tiny_federation()
 
     def own_rows(key):
         one, server = client_data(data, 0, "train"), method.init_server(key)

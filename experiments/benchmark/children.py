@@ -16,7 +16,7 @@ from experiments.benchmark.records import Row
 from experiments.benchmark.workload import Scale
 from experiments.runtime import jax_config
 from pfl_jax import models, simulate
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import make_method
 from pfl_jax.primitives.tree import byte_count
 
 _MIB = 2**20
@@ -53,7 +53,7 @@ def memory_growth(scale: Scale) -> Row:
     last, early = scale.memory_growth
     data = workload.federation(10, 20)
     model = models.mlp(workload.dataset().input_shape, workload.dataset().num_classes)
-    method = METHODS["fedpac"](model, epochs=1, batch_size=10)
+    method = make_method("fedpac", model, epochs=1, batch_size=10)
     settings = simulate.Settings(rounds=last, participation=0.5, eval_every=10)
     held = {
         result.round: measure.resident_memory()

@@ -16,8 +16,8 @@ from pfl_jax.base import Method, Model, Params, Scores, State
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.engine.rounds import Outcome
 from pfl_jax.networks.convolution import conv2d
-from pfl_jax.primitives.local_sgd import fit, sgd
-from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.losses import supervised_loss
 
 
 def everywhere(mesh: Mesh | None, tree: Any) -> Any:
@@ -53,22 +53,12 @@ def local_training(
     chunk is of clients under one vmap on a device of the mesh, the form that of the convolutions.
     """
     model = workload.network() if model is None else model
-    optimizer = sgd(scale.lr, scale.momentum, scale.weight_decay)
-
-    def loss(params, batch):
-        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+    training = LocalSGD(scale.lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs)
+    loss = supervised_loss(model)
 
     def one(shared, client):
         data, params, key = shared
-        return fit(
-            jax.random.fold_in(key, client),
-            params,
-            client_data(data, client, "train"),
-            loss,
-            optimizer=optimizer,
-            epochs=epochs,
-            batch_size=scale.batch_size,
-        )
+        return training.fit(jax.random.fold_in(key, client), params, client_data(data, client, "train"), loss)
 
     def train(data, params, key):
         cohort = jnp.arange(clients, dtype=jnp.int32)

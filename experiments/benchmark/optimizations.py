@@ -19,8 +19,8 @@ from pfl_jax.networks.convolution import conv2d
 from pfl_jax.networks.pooling import max_pool
 from pfl_jax.primitives.feature_statistics import class_centroids
 from pfl_jax.primitives.fisher import MICROBATCH, fisher_trace, squared_gradient_norms
-from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
-from pfl_jax.primitives.losses import cross_entropy, feature_alignment
+from pfl_jax.primitives.local_sgd import LocalSGD, map_examples
+from pfl_jax.primitives.losses import cross_entropy, feature_alignment, supervised_loss
 
 Ways: TypeAlias = tuple[Callable[[], PyTree], Callable[[], PyTree]]
 """The plain way to compute something, and ours; both are compiled."""
@@ -59,8 +59,8 @@ def _client(scale: Scale) -> ClientData:
     return jax.tree.map(jnp.asarray, client_data(data, 0, "train"))
 
 
-def _epoch(loss: Callable[..., jax.Array], params: PyTree, data: ClientData, optimizer: Any, batch_size: int) -> PyTree:
-    return fit(jax.random.key(1), params, data, loss, optimizer=optimizer, epochs=1, batch_size=batch_size)
+def _recipe(scale: Scale, lr: float) -> LocalSGD:
+    return LocalSGD(lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs=1)
 
 
 def _classification(logits: Callable[[PyTree, jax.Array], jax.Array]) -> Callable[[PyTree, ClientData], jax.Array]:
@@ -72,8 +72,7 @@ def _trained_epoch(scale: Scale, features: Callable[[PyTree, jax.Array], jax.Arr
     """One epoch of the whole network with this backbone."""
     model = workload.network()
     loss = _classification(lambda params, x: model.classify(params["head"], features(params["backbone"], x)))
-    optimizer = sgd(scale.lr, scale.momentum, scale.weight_decay)
-    train = functools.partial(_epoch, loss, optimizer=optimizer, batch_size=scale.batch_size)
+    train = functools.partial(_recipe(scale, scale.lr).fit, jax.random.key(1), loss=loss)
     return _compiled(train, model.init(jax.random.key(0)), _client(scale))
 
 
@@ -111,8 +110,7 @@ def _fedpac_features(scale: Scale) -> Ways:
         return map_examples(lambda rows: model.features(backbone, rows), x, jnp.ones(x.shape[0], bool))
 
     def head_epoch(head, data, classify):
-        optimizer = sgd(scale.head_lr, scale.momentum, scale.weight_decay)
-        return _epoch(_classification(classify), head, data, optimizer, scale.batch_size)
+        return _recipe(scale, scale.head_lr).fit(jax.random.key(1), head, data, _classification(classify))
 
     def statistics(features, data):
         return class_centroids(features, data.y, data.mask, model.num_classes)[0]
@@ -138,7 +136,8 @@ def _fedas_targets(scale: Scale) -> Ways:
         def loss(backbone, batch):
             return feature_alignment(model.features(backbone, batch.x), target(batch), batch.mask)
 
-        return _epoch(loss, backbone, data, sgd(scale.lr), 16)  # FedAS, Section 4.1.
+        # FedAS, Section 4.1.
+        return LocalSGD(scale.lr, 0.0, 0.0, batch_size=16, epochs=1).fit(jax.random.key(1), backbone, data, loss)
 
     def in_steps(backbone, previous, data):
         return epoch(backbone, data, lambda batch: model.features(previous, batch.x))
@@ -153,7 +152,7 @@ def _fedas_targets(scale: Scale) -> Ways:
 
 def _fisher(scale: Scale) -> Ways:
     model = workload.network()
-    loss = _classification(model.apply)
+    loss = supervised_loss(model)
 
     def one_by_one(params, data):
         def norms(rows):

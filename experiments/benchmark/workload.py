@@ -15,7 +15,7 @@ from pfl_jax.base import Method, Model
 from pfl_jax.data import federated, partition, sources
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.data.sources import Dataset
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import make_method
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def method(name: str, scale: Scale, epochs: int | None = None, **own: Any) -> Me
         own = {"head_lr": scale.head_lr, "lam": scale.lam} | own
     rates = {"lr": scale.lr, "momentum": scale.momentum, "weight_decay": scale.weight_decay}
     epochs = scale.epochs if epochs is None else epochs
-    return METHODS[name](network(), batch_size=scale.batch_size, epochs=epochs, **rates, **own)
+    return make_method(name, network(), batch_size=scale.batch_size, epochs=epochs, **rates, **own)
 
 
 NETWORKS = (

@@ -17,7 +17,10 @@ SELECTION = ("method", "preset")
 """Options that everything else on the page depends on; they close the method's own group."""
 
 TRAINING_HYPER_PARAMETERS = ("lr", "momentum", "weight_decay", "batch_size", "epochs")
-"""Hyper-parameters that most methods have: with the options of training, not with the method's own."""
+"""Hyper-parameters that every method has, of its recipe of local training: with the options of training."""
+
+TRAINING_OPTIONS = ("optimizer", "clip_norm", "schedule", "drop_last", "shuffle", "augment")
+"""Options of local training that no method has defaults of its own for."""
 
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "data": (
@@ -36,7 +39,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "training": (
         "The network, the rounds, and the local training of a client.",
-        ("model", "rounds", *TRAINING_HYPER_PARAMETERS, "drop_last", "shuffle", "augment", "on_nan", "seed"),
+        ("model", "rounds", *TRAINING_HYPER_PARAMETERS, *TRAINING_OPTIONS, "on_nan", "seed"),
     ),
     "evaluation": ("When and how accuracy is measured.", ("eval_every", "eval_protocol", "target_accuracy")),
     "result": (

@@ -9,6 +9,7 @@ from pfl_jax.data.specs import SPECS, PixelNormalization
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.models import MODELS
+from pfl_jax.primitives.local_sgd import Optimizer
 
 if TYPE_CHECKING:
     MethodName: TypeAlias = str
@@ -85,6 +86,15 @@ class Options:
     pixel_normalization: PixelNormalization = "fedas"
     """Paper whose released code gives the mean and deviation that CIFAR's pixels are normalised by: 0.5 (fedas), or
     those of CIFAR-10's training pixels (fedpac). The other datasets have one of each."""
+    optimizer: Optimizer = "sgd"
+    """Optimizer of local training, which starts afresh in every round: sgd as in PyTorch and the papers, adam with its
+    own momentum (0.9) or adamw, whose weight decay is apart from the gradient."""
+    clip_norm: float | None = None
+    """Largest norm of the gradient of a mini-batch, over all parameters; larger ones are scaled down to it."""
+    schedule: tuple[str, ...] | None = None
+    """Factor of a real-valued hyper-parameter over the rounds, as NAME=KIND, several side by side: lr=cosine or
+    lr=cosine:END falls from 1 to END (0) over all rounds, lam=linear:START:END:ROUNDS is linear and then stays at END,
+    lr=exponential:FACTOR is FACTOR to the power of the round, lr=step:FACTOR:ROUNDS the same by steps."""
     seed: int = 0
     """Seed of partition, initial weights, cohorts and batches: the same seed gives the same result."""
     source: Literal["auto", "tfds", "files", "embedded"] = "auto"
@@ -166,6 +176,8 @@ class Options:
         )
         if self.target_accuracy is not None:
             _require(0 < self.target_accuracy <= 100, "target_accuracy", "is a percentage", self.target_accuracy)
+        if self.clip_norm is not None:
+            _require(0 < self.clip_norm < math.inf, "clip_norm", "must be positive and finite", self.clip_norm)
         if self.size_choices is not None:
             _require(len(self.size_choices) > 0, "size_choices", "needs at least one size", self.size_choices)
             least = min(self.size_choices)
@@ -225,6 +237,8 @@ def without_effect(dataset: str, options: Options, given: frozenset[str], backen
     notes = [f"{flag(name)} has no effect with --partition {options.partition}" for name in idle]
     if "train_size" in given and options.size_choices is not None and "size_choices" not in idle:
         notes.append("--train-size has no effect with --size-choices")
+    if "momentum" in given and options.optimizer != "sgd":
+        notes.append(f"--momentum has no effect with --optimizer {options.optimizer}, which has its own")
     if backend == "cpu" and options.precision != "float32":
         notes.append(f"--precision {options.precision} has no effect on a CPU, which computes in float32")
     if "pixel_normalization" in given and not reads_pixel_normalization(dataset):

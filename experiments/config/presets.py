@@ -70,6 +70,12 @@ HYPER_PARAMETERS: dict[str, Values] = {
 EVERY_BATCH: Values = {"drop_last": False, "shuffle": True}
 """Every example of every epoch, in a new order: where clients are small, and no paper's figures are compared."""
 
+BY_METHOD: dict[str, Values] = {
+    # The steps of its released code have no momentum; the papers give one for all methods.
+    "pfedme": {"momentum": 0.0},
+}
+"""method -> what differs for it, with every preset."""
+
 BY_DATASET: dict[tuple[str, str], Values] = {
     # FedPAC B.3: larger clients and batches on EMNIST, a larger learning rate on CIFAR-10 and CINIC-10. The released
     # code tests on 300 examples of these two, and always augments their training images. CIFAR-100 is not in that
@@ -115,13 +121,16 @@ EMBEDDED: dict[tuple[str, str], Values] = {
 """(preset, dataset) -> what is smaller on embedded data, whose default must end within five minutes on two cores."""
 
 
-def values(preset: str, dataset: str, *, embedded: bool = False) -> Values:
+def values(preset: str, dataset: str, method: str | None = None, *, embedded: bool = False) -> Values:
     """All values of a preset for a dataset, options and hyper-parameters together.
 
     Args:
       preset: a key of PRESETS.
       dataset: a key of DEFAULT_PRESET.
+      method: whose values; None for the preset's own.
       embedded: with the reductions for embedded data.
     """
     merged = PRESETS[preset] | HYPER_PARAMETERS[preset] | BY_DATASET.get((preset, dataset), {})
-    return merged | EMBEDDED.get((preset, dataset), {}) if embedded else merged
+    if embedded:
+        merged |= EMBEDDED.get((preset, dataset), {})
+    return merged | BY_METHOD.get(method or merged["method"], {})

@@ -20,7 +20,13 @@ import docstring_parser
 import tyro
 
 from experiments.config import presets
-from experiments.config.help_groups import argument, grouped, limited_columns, ungrouped
+from experiments.config.help_groups import (
+    TRAINING_HYPER_PARAMETERS,
+    argument,
+    grouped,
+    limited_columns,
+    ungrouped,
+)
 from experiments.config.options import (
     PARTITION_OPTIONS,
     PROCESSES,
@@ -32,9 +38,11 @@ from experiments.config.options import (
     mesh_devices,
     reads_pixel_normalization,
 )
+from experiments.config.schedules import check_schedules
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import METHODS, default_training
+from pfl_jax.primitives.local_sgd import LocalSGD
 
 RESULT_NEUTRAL = {
     *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"),
@@ -62,7 +70,7 @@ class Request:
 
     def on_embedded_data(self) -> tuple["Request", dict[str, Any]]:
         """This request with the preset's reductions for embedded data, and what they changed."""
-        reduced = presets.values(self.options.preset, self.dataset, embedded=True)
+        reduced = presets.values(self.options.preset, self.dataset, self.options.method, embedded=True)
         changes = {
             name: reduced[name]
             for name, value in (dataclasses.asdict(self.options) | self.hyper_parameters).items()
@@ -89,8 +97,9 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
       InvalidInput: an unknown option or choice, a value of the wrong kind or out of range.
     """
     preset = _first_choice("preset", arguments, get_args(PresetName), presets.DEFAULT_PRESET[dataset])
-    values = presets.values(preset, dataset)
-    method = _first_choice("method", arguments, get_args(MethodName), values["method"])
+    own_method = presets.values(preset, dataset)["method"]
+    method = _first_choice("method", arguments, get_args(MethodName), own_method)
+    values = presets.values(preset, dataset, method)
     own = method_config(method)
     hints = get_type_hints(Options) | get_type_hints(own)
     given = _check_words(arguments, hints, method)
@@ -113,7 +122,9 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     if options.augment and SPECS[dataset].shape[-1] != 3:
         raise InvalidInput(f"--augment is for colour images, and those of {dataset} are grey")
     check_hyper_parameters(hyper_parameters)
-    return Request(dataset, options, hyper_parameters, frozenset(given))
+    request = Request(dataset, options, hyper_parameters, frozenset(given))
+    check_schedules(options.schedule or (), method, real_numbers(request))
+    return request
 
 
 def relevant_options(request: Request) -> dict[str, Any]:
@@ -123,6 +134,8 @@ def relevant_options(request: Request) -> dict[str, Any]:
     """
     unread = {name for names in PARTITION_OPTIONS.values() for name in names}
     unread -= set(PARTITION_OPTIONS[request.options.partition])
+    if request.options.optimizer != "sgd":
+        unread.add("momentum")
     if not reads_pixel_normalization(request.dataset):
         unread.add("pixel_normalization")
     every = filled(dataclasses.asdict(request.options) | request.hyper_parameters)
@@ -139,22 +152,43 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
 def method_config(name: str) -> type:
     """The frozen dataclass of a method's hyper-parameters, from its factory's signature and docstring.
 
-    Every keyword-only argument becomes a field with its annotation, its default and its help text.
+    Every keyword-only argument becomes a field with its annotation, its default and its help text; and so do those
+    fields of its recipe of local training that methods have defaults of their own for.
 
     Args:
       name: a key of METHODS.
     """
     factory = METHODS[name]
-    documentation = docstring_parser.parse(factory.__doc__ or "", docstring_parser.DocstringStyle.GOOGLE)
-    texts = {parameter.arg_name: parameter.description or "" for parameter in documentation.params}
+    summary, texts = _documented(factory)
     fields = []
     for parameter in inspect.signature(factory, eval_str=True).parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             kind = argument(parameter.annotation, texts.get(parameter.name, ""))
             fields.append((parameter.name, kind, dataclasses.field(default=parameter.default)))
+    training = default_training(factory)
+    _, texts = _documented(LocalSGD)
+    for field in TRAINING_HYPER_PARAMETERS:
+        value = getattr(training, field)
+        fields.append((field, argument(type(value), texts[field]), dataclasses.field(default=value)))
     config = dataclasses.make_dataclass("MethodOptions", fields, frozen=True)
-    config.__doc__ = documentation.short_description
+    config.__doc__ = summary
     return config
+
+
+def _documented(entity: Any) -> tuple[str | None, dict[str, str]]:
+    """First line of a docstring, and the texts of its arguments or attributes."""
+    found = docstring_parser.parse(entity.__doc__ or "", docstring_parser.DocstringStyle.GOOGLE)
+    return found.short_description, {parameter.arg_name: parameter.description or "" for parameter in found.params}
+
+
+def real_numbers(request: Request) -> dict[str, float]:
+    """Hyper-parameters that may be inputs of a compiled program: real numbers, by type and by value."""
+    kinds = get_type_hints(method_config(request.options.method))
+    return {
+        name: value
+        for name, value in request.hyper_parameters.items()
+        if float in _parts(kinds[name]) and isinstance(value, float)
+    }
 
 
 def _tyro(dataset: str, arguments: Sequence[str], common: Options, config: Any) -> dict[str, Any]:
@@ -255,7 +289,7 @@ def _unknown(word: str, known: Iterable[str], method: str) -> str:
     """The error for a word that is no option, or no option of this method."""
     if not word.startswith("-"):
         return f"unexpected word '{word}': options start with --, see --help"
-    owners = [name for name in METHODS if word in map(flag, inspect.signature(METHODS[name]).parameters)]
+    owners = [name for name in METHODS if word in map(flag, get_type_hints(method_config(name)))]
     if owners:
         return f"{word} is an option of {_listed(owners, 'and')}, not of {method}"
     near = _hint(word, list(known)) if word.startswith("--") else ""

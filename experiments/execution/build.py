@@ -12,16 +12,18 @@ from rich.console import Console
 
 from experiments.config.options import PARTITION_OPTIONS, Options, without_effect
 from experiments.config.request import Request, assignments
+from experiments.config.schedules import scheduled
 from experiments.execution.experiment import Experiment
 from experiments.runtime.devices import devices
 from experiments.runtime.distributed import Processes
 from pfl_jax import simulate
-from pfl_jax.base import Batches, Method
+from pfl_jax.base import Method, MethodSchedule
 from pfl_jax.data import allocation, federated, partition, sources
+from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import chunking, sharding
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import make_method as method_of
 from pfl_jax.networks.models import CONVOLUTIONAL, MODELS
 
 MOST_HOLDERS = {"grouped": 2, "pathological": 2, "iid": 1}
@@ -48,7 +50,7 @@ def build_experiment(request: Request, console: Console, processes: Processes | 
         on_host = jax.local_devices(backend="cpu")[0] if options.distributed else None
         with jax.default_device(on_host):
             parts, shift = divide(options, dataset), shift_of(options, dataset)
-            data = federated.federate(dataset, parts, **shift, **training_of(options), seed=options.seed)
+            data = federated.federate(dataset, parts, **shift, seed=options.seed)
         if not options.distributed:
             return assemble(request, dataset, data)
         return assemble(request, sharding.without_pixels(dataset), data, simulate.client_mesh(devices(options)))
@@ -123,8 +125,8 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
     return Experiment(request, dataset, sharding.place(data, mesh), method, settings, placed)
 
 
-def make_method(request: Request, dataset: Dataset, **values: Any) -> Method:
-    """Method of the request over its model.
+def make_method(request: Request, dataset: Dataset, **values: Any) -> Method | MethodSchedule:
+    """Method of the request over its model, a schedule where hyper-parameters change with the round.
 
     Args:
       request: the checked command line.
@@ -136,10 +138,20 @@ def make_method(request: Request, dataset: Dataset, **values: Any) -> Method:
     """
     options = request.options
     model = MODELS[options.model](dataset.input_shape, dataset.num_classes)
+    hyper_parameters = request.hyper_parameters | values
+    recipe = training_of(options, dataset)
+
+    def make(**changing: Any) -> Method:
+        return method_of(options.method, model, **recipe, **hyper_parameters | changing)
+
     try:
-        return METHODS[options.method](model, **request.hyper_parameters | values)
+        method = make()
     except ValueError as error:
         raise InvalidInput(f"{options.method} refuses its options: {error}") from None
+    schedules = options.schedule
+    if not schedules:
+        return method
+    return lambda index: make(**scheduled(schedules, hyper_parameters, index, options.rounds))
 
 
 def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
@@ -147,9 +159,11 @@ def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
     return {"shift": options.shift, "num_groups": partition.num_groups(options.partition, dataset.num_classes)}
 
 
-def training_of(options: Options) -> dict[str, Any]:
-    """Treatment of examples in local training, as `federated.federate` takes it."""
-    return {"augment": options.augment, "batches": Batches(options.drop_last, options.shuffle)}
+def training_of(options: Options, dataset: Dataset) -> dict[str, Any]:
+    """Fields of the recipe of local training that are options of every method."""
+    augment = CropAndFlip.normalised(dataset.input_shape, dataset.mean, dataset.std) if options.augment else None
+    names = ("optimizer", "clip_norm", "drop_last", "shuffle")
+    return {"augment": augment} | {name: getattr(options, name) for name in names}
 
 
 def divide(options: Options, dataset: Dataset) -> partition.Partition:

@@ -6,7 +6,7 @@ import numpy as np
 
 from experiments.config.request import Request
 from pfl_jax import simulate
-from pfl_jax.base import Method
+from pfl_jax.base import Method, MethodSchedule
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine.rounds import Federation
 
@@ -26,7 +26,7 @@ class Experiment(NamedTuple):
     request: Request
     dataset: Dataset
     data: Federation
-    method: Method
+    method: Method | MethodSchedule
     settings: simulate.Settings
     newcomers: Federation | None = None
 

@@ -34,7 +34,7 @@ def free_bytes(device: Any) -> int:
 
 def clients_bytes(experiment: Experiment) -> int:
     """Size of all clients' states, computed without running anything."""
-    parts = rounds.stages(experiment.method, experiment.settings)
+    parts = rounds.Stages(experiment.method, experiment.settings)
     data, key = experiment.data, jax.random.key(0)
     server = jax.eval_shape(parts.init_server, data, key)
     one = jax.eval_shape(parts.init_clients, data, server, key, jnp.zeros(1, jnp.int32))

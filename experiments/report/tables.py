@@ -79,7 +79,8 @@ def _result(group: Group, protocol: Protocol) -> Row:
     values, figure = _values(group, protocol, "mean"), group.published
     mean, deviation = mean_and_deviation(values) if values else (None, None)
     spread = "" if deviation is None else f" ± {deviation:.2f}"
-    row: dict[str, Cell | str | None] = {"setting": group.label, "mean": None if mean is None else f"{mean:.2f}{spread}"}
+    row: dict[str, Cell | str | None] = {"setting": group.label}
+    row["mean"] = None if mean is None else f"{mean:.2f}{spread}"
     for name, (heading, decimals) in _FIGURES.items():
         found = _values(group, protocol, name)
         row[heading] = f"{statistics.fmean(found):.{decimals}f}" if found else None

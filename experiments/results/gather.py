@@ -1,7 +1,6 @@
 """Collect run folders, and group runs that differ only in their seed."""
 
 import dataclasses
-import inspect
 import json
 import os
 import statistics
@@ -14,7 +13,7 @@ import numpy as np
 
 from experiments.config.measures import Protocol
 from experiments.config.options import Options, flag
-from experiments.config.request import Request, relevant_options
+from experiments.config.request import Request, method_config, relevant_options
 from experiments.papers import published
 from experiments.results import load
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY
@@ -271,12 +270,12 @@ def _omitted_from_label(name: str, setting: dict[str, Any]) -> bool:
     """Whether an option is left out of a label: off, at its default, or about evaluation only."""
     if name in ("preset", "eval_every"):
         return True
-    value, method = setting[name], METHODS.get(setting["method"])
+    value = setting[name]
     if not isinstance(value, bool):
         return value == "none"
     usual = {field.name: field.default for field in dataclasses.fields(Options)}
-    if method is not None:
-        usual |= {name: parameter.default for name, parameter in inspect.signature(method).parameters.items()}
+    if setting["method"] in METHODS:
+        usual |= vars(method_config(setting["method"])())
     return value == usual.get(name)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments.config.cell import Cell
-from experiments.config.request import Request
+from experiments.config.request import Request, real_numbers
 from experiments.execution import build
 from experiments.execution.cached_runs import remove_unfinished
 from experiments.execution.experiment import Experiment
@@ -32,7 +32,6 @@ from experiments.runtime.jax_config import prepare
 from experiments.runtime.locks import lock_run
 from experiments.runtime.progress import RoundProgress
 from experiments.runtime.signals import Stop, stoppable
-from experiments.sweep.plan import real_numbers
 from pfl_jax import simulate, sweep
 from pfl_jax.base import State
 from pfl_jax.data import federated
@@ -112,7 +111,6 @@ def _group(runs: Sequence[Run], request: Request, dataset: Dataset, root: Path) 
         [build.divide(one.options, dataset) for one in requests],
         **build.shift_of(request.options, dataset),
         seeds=[one.options.seed for one in requests],
-        **build.training_of(request.options),
     )
     experiments = [
         build.assemble(one, dataset, federated.select_run(data, index)) for index, one in enumerate(requests)

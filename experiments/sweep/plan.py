@@ -1,6 +1,5 @@
 """Plan of a sweep: its settings, their runs, and the groups that share one program."""
 
-import inspect
 import itertools
 import json
 from collections.abc import Sequence
@@ -10,8 +9,7 @@ from typing import NamedTuple
 from experiments.commands import batch
 from experiments.config.cell import Cell
 from experiments.config.options import flag
-from experiments.config.request import Request, relevant_options
-from pfl_jax.methods import METHODS
+from experiments.config.request import real_numbers, relevant_options
 
 
 class SweepRequest(NamedTuple):
@@ -65,9 +63,3 @@ def groups(cells: Sequence[Cell]) -> list[list[int]]:
         fixed = {name: value for name, value in relevant_options(request).items() if name not in real_numbers(request)}
         found.setdefault(json.dumps(fixed, sort_keys=True), []).append(index)
     return list(found.values())
-
-
-def real_numbers(request: Request) -> dict[str, float]:
-    """Hyper-parameters that may be inputs of a compiled program: real numbers by their annotation."""
-    parameters = inspect.signature(METHODS[request.options.method], eval_str=True).parameters
-    return {name: value for name, value in request.hyper_parameters.items() if parameters[name].annotation is float}

@@ -1,9 +1,8 @@
 """Random augmentation of training images, drawn anew for every mini-batch.
 
-`pfl_jax.data.client_data` hangs an augmentation onto a client's training data, and
-`pfl_jax.primitives.local_sgd.fold_batches` applies it; methods do not depend on it. Statistics, Fisher
-traces, embeddings and test examples come from the images as they are, and so do heads that are trained on features
-computed beforehand.
+`pfl_jax.LocalSGD(augment=...)` applies it to every mini-batch; methods do not depend on it. Statistics, Fisher traces,
+embeddings and test examples come from the images as they are, and so do heads that are trained on features computed
+beforehand.
 """
 
 from collections.abc import Sequence
@@ -13,15 +12,15 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import PRNGKey, PyTree
+from pfl_jax.errors import InvalidInput
 
 
-@jax.tree_util.register_static
 @dataclass(frozen=True)
 class CropAndFlip:
     """Random crop of the image with a black border, mirrored horizontally with probability 1/2.
 
     The augmentation of FedPAC's released code for CIFAR-10 and CINIC-10, where the border is 4 pixels of zeros before
-    the images are normalised. A pytree without leaves, so that it travels with the data.
+    the images are normalised.
 
     Attributes:
       shape: (H, W, C) of the images; inputs of any other shape stay as they are.
@@ -35,7 +34,13 @@ class CropAndFlip:
 
     @classmethod
     def normalised(cls, shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]) -> "CropAndFlip":
-        """Augmentation of images [.., H, W, C] normalised with this mean and deviation of pixels in [0, 1]."""
+        """Augmentation of images [.., H, W, C] normalised with this mean and deviation of pixels in [0, 1].
+
+        Raises:
+          InvalidInput: images without colours.
+        """
+        if shape[-1] != 3:
+            raise InvalidInput(f"augmentation is for colour images, not for images of shape {shape}")
         return cls(shape, tuple(-m / s for m, s in zip(mean, std, strict=True)))
 
     def __call__(self, key: PRNGKey, x: PyTree) -> PyTree:

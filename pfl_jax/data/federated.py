@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfl_jax.base import ALL_BATCHES, Batches, ClientData
+from pfl_jax.base import ClientData
 from pfl_jax.data import shift as shifts
-from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.data.partition import Partition
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
@@ -33,8 +32,6 @@ class FederatedData(NamedTuple):
       std: float32 [C].
       label_map: int32 [N, K], what each client calls class k; None where all go by the dataset's labels.
       rotation: float32 [N, 2], cosine and sine of the angle by which each client's images are turned; None for none.
-      augment: what training does to the images of a mini-batch; None for nothing. See `pfl_jax.data.augment`.
-      batches: how training divides a client's examples into mini-batches.
     """
 
     x: jax.Array
@@ -47,8 +44,6 @@ class FederatedData(NamedTuple):
     std: jax.Array
     label_map: jax.Array | None = None
     rotation: jax.Array | None = None
-    augment: CropAndFlip | None = None
-    batches: Batches = ALL_BATCHES
 
     @property
     def num_clients(self) -> int:
@@ -79,8 +74,6 @@ def federate(
     shift: shifts.Shift = "none",
     num_groups: int = 1,
     seed: int = 0,
-    augment: bool = False,
-    batches: Batches = ALL_BATCHES,
 ) -> FederatedData:
     """Put a dataset and its partition onto the device.
 
@@ -93,15 +86,12 @@ def federate(
       shift: "labels" permutes the labels, "rotation" turns the images of each group of clients in its own way.
       num_groups: G of the shift; client i belongs to group i mod G.
       seed: of the shift.
-      augment: whether training sees images cropped and mirrored at random (`CropAndFlip`).
-      batches: how training divides a client's examples into mini-batches.
 
     Returns:
       The federation's data.
 
     Raises:
-      InvalidInput: an index outside the pool, a client without training or test examples, an unknown shift, or
-        augmentation of images without colours.
+      InvalidInput: an index outside the pool, a client without training or test examples, or an unknown shift.
 
     Example:
       >>> from pfl_jax import data
@@ -111,13 +101,11 @@ def federate(
       >>> federation.num_clients, federation.train_index.shape, federation.x.shape
       (4, (4, 30), (200, 8, 8, 1))
     """
-    _check(dataset, [partition], shift, augment)
+    _check(dataset, [partition], shift)
     used = _used([partition])
     return FederatedData(
         **_pool(dataset, used),
         **_clients(dataset, partition, used, shift, num_groups, seed),
-        augment=CropAndFlip.normalised(dataset.input_shape, dataset.mean, dataset.std) if augment else None,
-        batches=batches,
     )
 
 
@@ -128,15 +116,13 @@ def federate_runs(
     shift: shifts.Shift = "none",
     num_groups: int = 1,
     seeds: Sequence[int] | None = None,
-    augment: bool = False,
-    batches: Batches = ALL_BATCHES,
 ) -> FederatedData:
     """Several federations of equally many clients over one pool, for the runs of `pfl_jax.engine.sweep`.
 
     Args:
       dataset: the examples.
       partitions: R of them, of N clients each.
-      shift, num_groups, augment, batches: of all runs, see `federate`.
+      shift, num_groups: of all runs, see `federate`.
       seeds: of the shift in each run; None is 0 for all.
 
     Returns:
@@ -146,7 +132,7 @@ def federate_runs(
     Raises:
       InvalidInput: as `federate`, or partitions of different numbers of clients.
     """
-    _check(dataset, partitions, shift, augment)
+    _check(dataset, partitions, shift)
     numbers = sorted({len(partition.train) for partition in partitions})
     if len(numbers) > 1:
         raise InvalidInput(f"runs of {numbers} clients cannot be stacked: give all the same number")
@@ -166,8 +152,6 @@ def federate_runs(
     return FederatedData(
         **_pool(dataset, used),
         **stacked,
-        augment=CropAndFlip.normalised(dataset.input_shape, dataset.mean, dataset.std) if augment else None,
-        batches=batches,
     )
 
 
@@ -197,10 +181,8 @@ def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, Federated
     return _rows(data, np.arange(stay)), _rows(data, np.arange(stay, data.num_clients))
 
 
-def _check(dataset: Dataset, partitions: Sequence[Partition], shift: shifts.Shift, augment: bool) -> None:
+def _check(dataset: Dataset, partitions: Sequence[Partition], shift: shifts.Shift) -> None:
     shifts.check(shift)
-    if augment and dataset.input_shape[-1] != 3:
-        raise InvalidInput(f"augmentation is for colour images, and those of {dataset.name} are grey")
     size = len(dataset.train_y) + len(dataset.test_y)
     for partition in partitions:
         for name, rows in (("training", partition.train), ("test", partition.test)):
@@ -260,7 +242,7 @@ def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split
 
     Returns:
       ClientData with x float32 [n_max, H, W, C], y int32 [n_max] and mask [n_max]. Rows past the client's count
-      repeat the pool's first example. Training data carries the federation's `augment` and `batches`.
+      repeat the pool's first example.
 
     Example:
       >>> from pfl_jax import data
@@ -287,8 +269,6 @@ def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split
         x=(pixels / 255 - data.mean) / data.std,
         y=y,
         mask=jnp.arange(index.shape[-1]) < count,
-        augment=data.augment if split == "train" else None,
-        batches=data.batches if split == "train" else ALL_BATCHES,
     )
 
 

@@ -5,11 +5,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Method, PyTree
+from pfl_jax.base import Method, MethodSchedule, PyTree, at_round
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.engine.means import is_mean
-from pfl_jax.engine.rounds import Federation, stages
+from pfl_jax.engine.rounds import Federation, Stages
 from pfl_jax.engine.sharding import view
 from pfl_jax.primitives.tree import byte_count
 
@@ -26,7 +26,7 @@ class Traffic(NamedTuple):
     down: int
 
 
-def traffic(method: Method, data: Federation) -> Traffic:
+def traffic(method: Method | MethodSchedule, data: Federation) -> Traffic:
     """Uncompressed bytes that a client sends and receives in a round; the weight of a `Mean` is not counted.
 
     Args:
@@ -41,9 +41,10 @@ def _sent(part: PyTree) -> PyTree:
     return part.value if is_mean(part) and not part.weight.ndim else part
 
 
-def shapes(method: Method, data: Federation) -> tuple[PyTree, PyTree]:
+def shapes(method: Method | MethodSchedule, data: Federation) -> tuple[PyTree, PyTree]:
     """Shapes and types of one client's message and download, under a method on such data."""
-    parts, key = stages(method, Settings(rounds=1)), jax.random.key(0)
+    method = at_round(method, 0)
+    parts, key = Stages(method, Settings(rounds=1)), jax.random.key(0)
 
     def exchange(data):
         server = parts.init_server(data, key)

@@ -2,7 +2,7 @@
 
 The cohort's rows go to the device for a round and come back after it. All clients' rows are made, and evaluated, in
 blocks. Where clients belong to devices (`pfl_jax.engine.sharding`), a process keeps the rows of its own clients only,
-and evaluating sends none of them anywhere. The functions are those of `pfl_jax.engine.rounds.stages`, so that the
+and evaluating sends none of them anywhere. The functions are those of `pfl_jax.engine.rounds.Stages`, so that the
 results are the same.
 """
 
@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax.base import Method, PyTree, Scores, State
+from pfl_jax.base import Method, MethodSchedule, PyTree, Scores, State
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.engine.rounds import Engine, Federation, by_size, stages
+from pfl_jax.engine.rounds import Engine, Federation, Stages, by_size
 from pfl_jax.engine.sharding import OwnerRows, PlacedData, everywhere, own_clients, own_rows, replicate, spread
 
 BLOCK = 256
@@ -24,7 +24,7 @@ BLOCK = 256
 
 
 def build(
-    method: Method,
+    method: Method | MethodSchedule,
     settings: Settings,
     mesh: Mesh | None = None,
     *,
@@ -41,11 +41,11 @@ def build(
       block: clients that are initialised or evaluated at once, by default `BLOCK`.
     """
     block = BLOCK if block is None else block
-    parts = stages(method, settings, mesh)
+    parts = Stages(method, settings, mesh)
     jit = partial(jax.jit, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec()))
     init_server, score = jit(parts.init_server), jit(parts.evaluate)
     # Those whose clients belong to devices leave the first rows there.
-    init_clients, init_own = jit(parts.init_clients), jax.jit(stages(method, settings, apart=True).init_clients)
+    init_clients, init_own = jit(parts.init_clients), jax.jit(Stages(method, settings, apart=True).init_clients)
     sample, replicate_rows = jit(parts.sample, static_argnums=3), jit(replicate)
     train = jit(parts.train, donate_argnums=(1, 5, 6))
     score_new = jit(parts.evaluate_new)

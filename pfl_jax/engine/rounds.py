@@ -7,13 +7,15 @@ are chunked, nor on other clients, nor on where a run was interrupted; and two m
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.random import fold_in
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax.base import Cohort, Info, Method, PRNGKey, PyTree, Scores, State
+from pfl_jax.base import Cohort, Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State, at_round
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.engine import mapping, means
 from pfl_jax.engine.cohort import Settings, sample_cohort
@@ -90,104 +92,108 @@ class Training(NamedTuple):
     finite: jax.Array
 
 
-class Stages(NamedTuple):
+@dataclass(frozen=True)
+class Stages:
     """Stages of a round as pure functions over the rows of some clients, wherever the other rows are stored.
 
     Attributes:
-      init_server: (Federation, key) -> Server.
-      init_clients: (Federation, Server, key, clients [B]) -> rows of those clients, leaves [B, ...].
-      sample: (Federation, key, round, size) -> Cohort.
-      train: (Federation, Server, key, round, Cohort, rows [M], Scores [M]) -> (Server, rows [M], Scores [M], Outcome).
-        The body of every round: local training and aggregation. The scores are of the models right after a client's
-        own last training; clients that diverge keep theirs.
-      evaluate: (Federation, Server, key, round, clients [B], rows [B]) -> Scores [B] of what they would deploy now.
-      evaluate_new: (Federation, Server, key, round) -> (received, trained), see `Engine.evaluate_new`.
-    """
-
-    init_server: Callable[[Federation, PRNGKey], PyTree]
-    init_clients: Callable[[Federation, PyTree, PRNGKey, jax.Array], PyTree]
-    sample: Callable[[Federation, PRNGKey, jax.Array, int], Cohort]
-    train: Callable[
-        [Federation, PyTree, PRNGKey, jax.Array, Cohort, PyTree, Scores], tuple[PyTree, PyTree, Scores, Outcome]
-    ]
-    evaluate: Callable[[Federation, PyTree, PRNGKey, jax.Array, jax.Array, PyTree], Scores]
-    evaluate_new: Callable[[Federation, PyTree, PRNGKey, jax.Array], tuple[Scores, Scores]]
-
-
-def stages(method: Method, settings: Settings, mesh: Mesh | None = None, *, apart: bool = False) -> Stages:
-    """Stages of a round of a method.
-
-    Args:
       method, settings, mesh: see `pfl_jax.engine.simulate.run`.
       apart: where clients belong to devices, those keep what was mapped for themselves.
     """
 
-    def map_and_sum(fn, shared, clients):
-        if isinstance(shared[0], PlacedData):
-            return map_owned(fn, shared, clients, chunk=settings.chunk, apart=apart)
-        return mapping.map_and_sum(fn, shared, clients, chunk=settings.chunk, mesh=mesh)
+    method: Method | MethodSchedule
+    settings: Settings
+    mesh: Mesh | None = None
+    apart: bool = False
 
-    def map_all(fn, shared, clients):
-        rows, _ = map_and_sum(lambda *arguments: (fn(*arguments), ()), shared, clients)
-        return rows
-
-    def init_server(data, key):
+    def init_server(self, data: Federation, key: PRNGKey) -> PyTree:
+        """The server's state before the first round."""
         num_clients = data.train_count.shape[0]
-        return method.init_server(jax.random.fold_in(jax.random.fold_in(key, INITIALIZATION), num_clients))
+        return at_round(self.method, 0).init_server(fold_in(fold_in(key, INITIALIZATION), num_clients))
 
-    def init_clients(data, server, key, clients):
+    def init_clients(self, data: Federation, server: PyTree, key: PRNGKey, clients: jax.Array) -> PyTree:
+        """Rows of the clients [B] before the first round, leaves [B, ...]."""
+        method = at_round(self.method, 0)
+
         def one(shared, client):
             data, server, key = shared
-            return method.init_client(jax.random.fold_in(key, client), server, client_data(data, client, "train"))
+            return method.init_client(fold_in(key, client), server, client_data(data, client, "train"))
 
-        return map_all(one, (data, server, jax.random.fold_in(key, INITIALIZATION)), clients)
+        return self._map(one, (data, server, fold_in(key, INITIALIZATION)), clients)
 
-    def sample(data, key, round_index, size):
-        return sample_cohort(key, round_index, data.train_count, size, settings)
+    def sample(self, data: Federation, key: PRNGKey, round_index: jax.Array, size: int) -> Cohort:
+        """Cohort of a round."""
+        return sample_cohort(key, round_index, data.train_count, size, self.settings)
 
-    def train_clients(data, server, key, round_index, cohort, rows):
-        def one(shared, client):
-            data, server, round_key = shared
-            index, present, kept = client
-            key = jax.random.fold_in(round_key, index)
-            result = method.local(key, server, kept, client_data(data, index, "train"))
-            scores = score(method.predict, result.personal, client_data(data, index, "test"))
-            finite = all_finite((result.client, result.message, scores.loss))
-            messages, terms = means.split(result.message, present & finite)
-            return Training(choose(finite, result.client, kept), messages, scores, finite), terms
+    def train(
+        self,
+        data: Federation,
+        server: PyTree,
+        key: PRNGKey,
+        round_index: jax.Array,
+        cohort: Cohort,
+        rows: PyTree,
+        scores: Scores,
+    ) -> tuple[PyTree, PyTree, Scores, Outcome]:
+        """The body of every round: local training and aggregation.
 
-        shared = data, server, jax.random.fold_in(key, round_index)
-        return map_and_sum(one, shared, (cohort.clients, cohort.present, rows))
+        Args:
+          data, server, key, round_index, cohort: of the round.
+          rows: the cohort's states, leaves [M, ...].
+          scores: Scores [M] of the models right after a client's own last training; clients that diverge keep theirs.
 
-    def train(data, server, key, round_index, cohort, rows, scores):
-        done, sums = train_clients(data, server, key, round_index, cohort, rows)
+        Returns:
+          The next server state, rows and scores, and the outcome.
+        """
+        method, round_key = at_round(self.method, round_index), fold_in(key, round_index)
+        done, sums = self._train_clients(method, data, server, round_key, cohort, rows)
         present = cohort.present & done.finite
         cohort = dataclasses.replace(cohort, counts=jnp.where(present, cohort.counts, 0), present=present)
-        aggregation_key = jax.random.fold_in(jax.random.fold_in(key, round_index), cohort.num_clients)
         messages = means.join(done.messages, sums)
+        aggregation_key = fold_in(round_key, cohort.num_clients)
         server, rows, info = method.aggregate(aggregation_key, server, done.rows, messages, cohort)
         rows, scores = choose(present, rows, done.rows), choose(done.finite, done.scores, scores)
         examples = jnp.sum(data.train_count[cohort.clients])
         return server, rows, scores, Outcome(cohort, done.finite, all_finite((server, rows)), examples, info)
 
-    def evaluate(data, server, key, round_index, clients, rows):
-        key = jax.random.fold_in(jax.random.fold_in(key, EVALUATION), round_index)
+    def _train_clients(
+        self, method: Method, data: Federation, server: PyTree, round_key: PRNGKey, cohort: Cohort, rows: PyTree
+    ) -> tuple[Training, PyTree]:
+        """Local training of a cohort, and the sums of its `Mean` messages."""
+
+        def one(shared, client):
+            data, server, round_key = shared
+            index, present, kept = client
+            result = method.local(fold_in(round_key, index), server, kept, client_data(data, index, "train"))
+            scores = score(method.predict, result.personal, client_data(data, index, "test"))
+            finite = all_finite((result.client, result.message, scores.loss))
+            messages, terms = means.split(result.message, present & finite)
+            return Training(choose(finite, result.client, kept), messages, scores, finite), terms
+
+        return self._map_and_sum(one, (data, server, round_key), (cohort.clients, cohort.present, rows))
+
+    def evaluate(
+        self, data: Federation, server: PyTree, key: PRNGKey, rounds: jax.Array, clients: jax.Array, rows: PyTree
+    ) -> Scores:
+        """Scores [B] of what clients [B] with these rows would deploy after so many rounds."""
+        method = self._last(rounds)
 
         def one(shared, client):
             data, server, key = shared
             index, kept = client
             train = client_data(data, index, "train")
-            personal = method.personalize(jax.random.fold_in(key, index), server, kept, train)
+            personal = method.personalize(fold_in(key, index), server, kept, train)
             return score(method.predict, personal, client_data(data, index, "test"))
 
-        return map_all(one, (data, server, key), (clients, rows))
+        return self._map(one, (data, server, fold_in(fold_in(key, EVALUATION), rounds)), (clients, rows))
 
-    def evaluate_new(data, server, key, round_index):
-        key = jax.random.fold_in(jax.random.fold_in(key, NEWCOMERS), round_index)
+    def evaluate_new(self, data: Federation, server: PyTree, key: PRNGKey, rounds: jax.Array) -> tuple[Scores, Scores]:
+        """Scores (received, trained) of clients that never took part, see `Engine.evaluate_new`."""
+        method = self._last(rounds)
 
         def one(shared, index):
             data, server, key = shared
-            keys = jax.random.split(jax.random.fold_in(key, index), 3)
+            keys = jax.random.split(fold_in(key, index), 3)
             train, test = (client_data(data, index, split) for split in ("train", "test"))
             kept = method.init_client(keys[0], server, train)
             received = method.personalize(keys[1], server, kept, train)
@@ -195,9 +201,20 @@ def stages(method: Method, settings: Settings, mesh: Mesh | None = None, *, apar
             return score(method.predict, received, test), score(method.predict, trained, test)
 
         order = by_size(data)
-        return in_place(order, map_all(one, (data, server, key), order))
+        return in_place(order, self._map(one, (data, server, fold_in(fold_in(key, NEWCOMERS), rounds)), order))
 
-    return Stages(init_server, init_clients, sample, train, evaluate, evaluate_new)
+    def _last(self, rounds: jax.Array) -> Method:
+        """The method of the last of so many rounds, of the first before there was any."""
+        return at_round(self.method, jnp.maximum(rounds - 1, 0))
+
+    def _map_and_sum(self, fn: Callable[..., Any], shared: PyTree, clients: PyTree) -> tuple[Any, PyTree]:
+        if isinstance(shared[0], PlacedData):
+            return map_owned(fn, shared, clients, chunk=self.settings.chunk, apart=self.apart)
+        return mapping.map_and_sum(fn, shared, clients, chunk=self.settings.chunk, mesh=self.mesh)
+
+    def _map(self, fn: Callable[..., Any], shared: PyTree, clients: PyTree) -> Any:
+        rows, _ = self._map_and_sum(lambda *arguments: (fn(*arguments), ()), shared, clients)
+        return rows
 
 
 def by_size(data: Federation) -> jax.Array:
@@ -210,9 +227,9 @@ def in_place(order: jax.Array, rows: PyTree) -> PyTree:
     return scatter(jax.tree.map(jnp.zeros_like, rows), order, rows)
 
 
-def build(method: Method, settings: Settings, mesh: Mesh | None = None) -> Engine:
+def build(method: Method | MethodSchedule, settings: Settings, mesh: Mesh | None = None) -> Engine:
     """Engine of a method. See `pfl_jax.engine.simulate.run` for the arguments."""
-    parts = stages(method, settings, mesh)
+    parts = Stages(method, settings, mesh)
 
     def init(data, key):
         num_clients = data.train_count.shape[0]

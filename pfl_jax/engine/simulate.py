@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from pfl_jax.base import Info, Method, PRNGKey, Scores, State
+from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, Scores, State
 from pfl_jax.engine import host_state
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import client_mesh, map_clients
@@ -75,7 +75,7 @@ class RoundResult(NamedTuple):
 
 
 def run(
-    method: Method,
+    method: Method | MethodSchedule,
     data: Federation,
     settings: Settings,
     key: PRNGKey,
@@ -89,7 +89,10 @@ def run(
     """Run a federation and yield a `RoundResult` after each round; `pfl_jax` begins with an example.
 
     Args:
-      method: what each client and the server do.
+      method: what each client and the server do; or a function from the round, counted from 0 and traced, to that, by
+        which real-valued hyper-parameters change from round to round:
+        lambda round: fedavg(model, LocalSGD(lr=optax.cosine_decay_schedule(0.1, 100)(round))). Between rounds clients
+        fine-tune as in the last one.
       data: the federation's examples; as `PlacedData`, with their clients' owners, in one process or many.
       settings: rounds, participation, chunk, how often to evaluate.
       key: the run's key: same key, same result.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax.base import Info, Method, PRNGKey, PyTree, Scores, State
+from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import simulate
 from pfl_jax.engine.simulate import Outcome, Settings
@@ -23,8 +23,8 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import before_aggregation
 from pfl_jax.primitives.tree import byte_count, gather
 
-MakeMethod: TypeAlias = Callable[..., Method]
-"""From hyper-parameters, as keyword arguments that may be traced, to the method."""
+MakeMethod: TypeAlias = Callable[..., Method | MethodSchedule]
+"""From hyper-parameters, as keyword arguments that may be traced, to the method, see `pfl_jax.run`."""
 
 
 class SweepResult(NamedTuple):
@@ -149,13 +149,13 @@ def run(
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from pfl_jax import METHODS, Settings, data, models, sweep
+      >>> from pfl_jax import LocalSGD, Settings, data, methods, models, sweep
       >>> dataset = data.load("digits")
       >>> parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=4, train_size=20, test_size=10)
       >>> federation = data.federate(dataset, parts)
       >>> model = models.mlp(dataset.input_shape, dataset.num_classes, hidden=(16,))
       >>> def local(lr):
-      ...     return METHODS["local"](model, lr=lr, batch_size=10)
+      ...     return methods.local(model, LocalSGD(lr=lr, batch_size=10))
       >>> keys = jax.vmap(jax.random.key)(jnp.array([0, 1, 0]))
       >>> rates = {"lr": jnp.array([0.01, 0.01, 0.1])}
       >>> for result in sweep.run(local, federation, Settings(rounds=1), keys, rates):

@@ -4,9 +4,12 @@ A new one is one file beside this one and one line in METHODS. What else such a 
 example, is imported from it: `from pfl_jax.methods.fedpac import head_weights`.
 """
 
+import inspect
 from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
 
-from pfl_jax.base import Method
+from pfl_jax.base import Method, Model
 from pfl_jax.methods.apfl import apfl as apfl
 from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
 from pfl_jax.methods.ditto import ditto as ditto
@@ -35,6 +38,7 @@ from pfl_jax.methods.local import local as local
 from pfl_jax.methods.pfedhn import pfedhn as pfedhn
 from pfl_jax.methods.pfedme import pfedme as pfedme
 from pfl_jax.methods.scaffold import scaffold as scaffold
+from pfl_jax.primitives.local_sgd import LocalSGD
 
 METHODS: dict[str, Callable[..., Method]] = {
     "local": local,
@@ -66,4 +70,44 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedas": fedas,
     "fedas_cd2": fedas_cd2,
 }
-"""name -> factory(model, **hyper-parameters) -> Method"""
+"""name -> factory(model, training: LocalSGD, **hyper-parameters) -> Method"""
+
+
+def default_training(factory: Callable[..., Method]) -> LocalSGD:
+    """The recipe of local training that a factory has when it is given none."""
+    return inspect.signature(factory).parameters["training"].default
+
+
+def hyper_parameters(factory: Callable[..., Method]) -> dict[str, Any]:
+    """All hyper-parameters of a method as one flat set: the fields of its recipe of local training, and its own.
+
+    Args:
+      factory: of METHODS, or like those.
+
+    Returns:
+      name -> default.
+    """
+    recipe = default_training(factory)
+    own = inspect.signature(factory).parameters.values()
+    return {field.name: getattr(recipe, field.name) for field in fields(LocalSGD)} | {
+        one.name: one.default for one in own if one.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def make_method(method: str | Callable[..., Method], model: Model, **values: Any) -> Method:
+    """A method from one flat set of hyper-parameters: fields of `LocalSGD` and those of its own.
+
+    Args:
+      method: a name of METHODS, or a factory like those.
+      model: what clients train.
+      **values: of `hyper_parameters(factory)`; the method's defaults where left out.
+
+    Example:
+      >>> from pfl_jax import make_method, models
+      >>> model = models.mlp((8, 8, 1), 10)
+      >>> method = make_method("ditto", model, lr=0.05, epochs=1, lam=0.5)  # LocalSGD(lr=0.05, epochs=1), lam=0.5
+    """
+    factory = METHODS[method] if isinstance(method, str) else method
+    recipe = {field.name for field in fields(LocalSGD)} & values.keys()
+    training = default_training(factory).replace(**{name: values.pop(name) for name in recipe})
+    return factory(model, training, **values)

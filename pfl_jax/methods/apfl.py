@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Method, Model, Params
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import descend, fold_batches, sgd
-from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.local_sgd import LocalSGD, descend
+from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import interpolate
 
 
@@ -21,14 +21,10 @@ class APFLClient(NamedTuple):
 
 def apfl(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     alpha: float = 0.25,
     adaptive: bool = False,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
 ) -> Method:
     """APFL: FedAvg's global model, and on each client a model of its own that is trained inside the mixture.
 
@@ -42,13 +38,9 @@ def apfl(
     v_i with the received w.
 
     Args:
+      training: recipe of local training.
       alpha: share of the client's own model in the mixture, between 0 and 1; where each client starts if adaptive.
       adaptive: whether each client learns its own alpha.
-      lr: learning rate.
-      momentum: momentum of SGD, for both models.
-      weight_decay: weight decay of SGD, for both models.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
 
     Returns:
       A `Method` with the global model as server state and an `APFLClient` as client state.
@@ -59,16 +51,17 @@ def apfl(
 
     Deviations:
       The paper averages the w_i of a cohort equally; here by numbers of examples, as in FedAvg. An adaptive alpha
-      moves with every mini-batch, by plain gradient descent without momentum.
+      moves with every mini-batch, by plain gradient descent without momentum, whatever the optimizer.
     """
-    optimizer = sgd(lr, momentum, weight_decay)
+
+    risk, optimizer = supervised_loss(model), training.transformation()
 
     def loss(models, alpha, batch):
         own, shared = models
         # The shared model learns from its own loss alone: the mixture's stops there. Its gradient with respect to
         # alpha is <v - w, gradient at the mixture>.
         mixed = interpolate(alpha, own, jax.lax.stop_gradient(shared))
-        return sum(cross_entropy(model.apply(params, batch.x), batch.y, batch.mask) for params in (mixed, shared))
+        return risk(mixed, batch) + risk(shared, batch)
 
     def train(key, server, client, data):
         def step(carry, batch):
@@ -76,12 +69,12 @@ def apfl(
             gradient, slope = jax.grad(loss, argnums=(0, 1))(models, alpha, batch)
             models, opt_state = descend(optimizer, gradient, models, opt_state)
             if adaptive:
-                alpha = jnp.clip(alpha - lr * slope, 0, 1)
+                alpha = jnp.clip(alpha - training.lr * slope, 0, 1)
             return models, alpha, opt_state
 
         models = (client.own, server)
         carry = (models, client.alpha, optimizer.init(models))
-        (own, shared), learned, _ = fold_batches(key, carry, data, step, epochs=epochs, batch_size=batch_size)
+        (own, shared), learned, _ = training.fold(key, carry, data, step)
         personal = interpolate(learned, own, shared)
         return LocalResult(APFLClient(own, learned), mean_by_size(shared, data), personal)
 

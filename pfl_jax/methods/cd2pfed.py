@@ -9,8 +9,8 @@ import optax
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, PRNGKey, PyTree
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import fit, sgd
-from pfl_jax.primitives.losses import cross_entropy, masked_mean
+from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.losses import masked_mean, supervised_loss
 
 Align = Callable[[PRNGKey, Params, PyTree, Params, ClientData, jax.Array], Params]
 """(key, received model, its personal entries, the client's last model, data, trained before) -> model to train."""
@@ -74,15 +74,11 @@ def distillation(model: Model, params: Params, personal: PyTree, batch: ClientDa
 
 def cd2pfed(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     share: float = 0.5,
     growth_rounds: int = 20,
     lam: float = 1.0,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
 ) -> Method:
     r"""CD2-pFed: the first channels of every layer are averaged, the last ones stay with each client.
 
@@ -94,14 +90,10 @@ def cd2pfed(
     p_shared and p_personal are the predictions of the channels of one kind alone. With share = 0 this is FedAvg.
 
     Args:
+      training: recipe of local training.
       share: of each layer's channels that is personal in the end, from 0 to 1.
       growth_rounds: rounds over which the personal share grows from nothing; 0 starts with all of it.
       lam: strength lambda of the distillation between the two paths.
-      lr: learning rate.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
 
     Returns:
       A `Method`. The server keeps a `CD2Server`, a client a `CD2Client`. Info: `share`, the round's. A client that has
@@ -121,39 +113,31 @@ def cd2pfed(
     """
     return decouple_channels(
         model,
+        training,
         lambda key, received, personal, last, data, trained: received,
         share=share,
         growth_rounds=growth_rounds,
         lam=lam,
-        lr=lr,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        batch_size=batch_size,
-        epochs=epochs,
     )
 
 
 def decouple_channels(
     model: Model,
+    training: LocalSGD,
     align: Align,
     *,
     share: float,
     growth_rounds: int,
     lam: float,
-    lr: float,
-    momentum: float,
-    weight_decay: float,
-    batch_size: int,
-    epochs: int,
 ) -> Method:
     """CD2-pFed with any change to the received model before training.
 
     Args:
       model: the architecture.
       align: what a client does to its received model; see `Align`.
-      share, growth_rounds, lam, lr, momentum, weight_decay, batch_size, epochs: as in `cd2pfed`.
+      training, share, growth_rounds, lam: as in `cd2pfed`.
     """
-    optimizer = sgd(lr, momentum, weight_decay)
+    risk = supervised_loss(model)
 
     def share_of(server):
         return share * jnp.where(server.round >= growth_rounds, 1.0, server.round / max(growth_rounds, 1))
@@ -172,10 +156,9 @@ def decouple_channels(
         strength = jnp.where(share_of(server) > 0, lam, 0.0)
 
         def loss(params, batch):
-            risk = cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
-            return risk + strength * distillation(model, params, personal, batch)
+            return risk(params, batch) + strength * distillation(model, params, personal, batch)
 
-        params = fit(train_key, start, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        params = training.fit(train_key, start, data, loss)
         # Personal entries are never sent.
         shared = choose(personal, jax.tree.map(jnp.zeros_like, params), params)
         return LocalResult(CD2Client(params, jnp.ones((), bool)), mean_by_size(shared, data), params)

@@ -4,20 +4,16 @@ import jax
 
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.primitives.local_sgd import fit, sgd
-from pfl_jax.primitives.losses import cross_entropy, proximal
+from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.losses import proximal, supervised_loss
 from pfl_jax.streams import PERSONAL_MODEL
 
 
 def ditto(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     lam: float = 1.0,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
     personal_epochs: int = 5,
 ) -> Method:
     """Ditto: FedAvg, and on each client a model of its own that is pulled to the received one.
@@ -28,12 +24,8 @@ def ditto(
     The global model is FedAvg's. With lambda = 0 the personal models are those of local training.
 
     Args:
+      training: recipe of local training, of both models.
       lam: strength lambda of the pull to the received model.
-      lr: learning rate of both models.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of the global model in a round.
       personal_epochs: local epochs of the personal model in a round.
 
     Returns:
@@ -48,22 +40,14 @@ def ditto(
       Personal models start as the initial global model; the paper leaves their start open. The global model is
       FedAvg's, the paper's default; its robust aggregators are left out.
     """
-    optimizer = sgd(lr, momentum, weight_decay)
-    base = fedavg(model, lr=lr, momentum=momentum, weight_decay=weight_decay, batch_size=batch_size, epochs=epochs)
+    base, risk = fedavg(model, training), supervised_loss(model)
+    personal_training = training.replace(epochs=personal_epochs)
 
     def train(key, server, client, data):
         def loss(params, batch):
-            return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask) + lam * proximal(params, server)
+            return risk(params, batch) + lam * proximal(params, server)
 
-        personal = fit(
-            jax.random.fold_in(key, PERSONAL_MODEL),
-            client,
-            data,
-            loss,
-            optimizer=optimizer,
-            epochs=personal_epochs,
-            batch_size=batch_size,
-        )
+        personal = personal_training.fit(jax.random.fold_in(key, PERSONAL_MODEL), client, data, loss)
         # FedAvg's own key: the global model is FedAvg's, batch for batch.
         return LocalResult(personal, base.local(key, server, (), data).message, personal)
 

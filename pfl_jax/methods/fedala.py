@@ -9,7 +9,7 @@ import optax
 from pfl_jax.base import LocalResult, Method, Model, Params, PyTree
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.holdout import fixed_subset
-from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
+from pfl_jax.primitives.local_sgd import LocalSGD, map_examples, sgd
 from pfl_jax.primitives.losses import cross_entropy
 from pfl_jax.primitives.tree import interpolate
 from pfl_jax.streams import AGGREGATION_WEIGHTS
@@ -60,17 +60,13 @@ def _project(updates: PyTree, params: PyTree) -> PyTree:
 
 def fedala(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     layers: int = 1,
     share: float = 0.8,
     ala_lr: float = 1.0,
     ala_epochs: int = 50,
     threshold: float = 0.1,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
 ) -> Method:
     r"""FedALA: before training, a client interpolates the global model and its own last one with learned weights.
 
@@ -82,17 +78,13 @@ def fedala(
     round starts from w. With W_i at one (ala_lr = 0) this is FedAvg.
 
     Args:
+      training: recipe of local training; the weights learn from mini-batches of its size, by plain descent.
       layers: number p of last layers whose weights are learned; lower ones take the global model's values.
       share: of a client's examples that the weights are learned on, the same ones in every round; 1 takes all.
       ala_lr: learning rate eta of the weights.
       ala_epochs: passes that the first learning of the weights takes at most.
       threshold: the weights have converged when the losses of the last ten passes have a smaller standard deviation;
         0.1 is the released code's.
-      lr: learning rate.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch, of the weights' learning too.
-      epochs: local epochs of a round.
 
     Returns:
       A `Method` with the global model as server state; a client keeps a `FedALAClient`. What a client deploys under
@@ -107,8 +99,10 @@ def fedala(
       share after each pass (the released code takes its last mini-batch) and bounded by ala_epochs. Weights that are
       learned for an evaluation are not kept: the next round learns them itself.
     """
-    base = fedavg(model, lr=lr, momentum=momentum, weight_decay=weight_decay, batch_size=batch_size, epochs=epochs)
-    optimizer = optax.chain(sgd(ala_lr), optax.stateless(_project))
+    base = fedavg(model, training)
+    # Plain descent on the weights, whatever trains the models.
+    descent = optax.chain(sgd(ala_lr), optax.stateless(_project))
+    one_epoch = training.replace(epochs=1)
 
     def adapt(key, received, client, data):
         """The interpolated model, and the weights it was made with."""
@@ -132,7 +126,7 @@ def fedala(
         def one_pass(carry):
             index, weights, losses = carry
             pass_key = jax.random.fold_in(key, index)
-            weights = fit(pass_key, weights, data, loss, optimizer=optimizer, epochs=1, batch_size=batch_size)
+            weights = one_epoch.fit(pass_key, weights, data, loss, transformation=descent)
             return index + 1, weights, losses.at[index % WINDOW].set(mean_loss(weights))
 
         _, weights, _ = jax.lax.while_loop(unfinished, one_pass, (0, client.weights, jnp.zeros(WINDOW)))

@@ -1,17 +1,44 @@
 """Align the received backbone with the client's last one, weight clients by Fisher information (Yang et al. 2024)."""
 
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Backbone, Head, LocalResult, Mean, Method, Model
+from pfl_jax.base import Backbone, ClientData, Head, LocalResult, Loss, Mean, Method, Model, PRNGKey, PyTree
 from pfl_jax.primitives.aggregation import mean_by_size, normalize, weighted_mean
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
+from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.fisher import batch_fisher_trace, fisher_trace
-from pfl_jax.primitives.local_sgd import always_visited, fit, map_examples, sgd
-from pfl_jax.primitives.losses import classwise_alignment, cross_entropy, feature_alignment
+from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.losses import classwise_alignment, cross_entropy, feature_alignment, supervised_loss
 from pfl_jax.primitives.tree import merge
+
+FEDAS_TRAINING = LocalSGD(lr=5e-3, momentum=0.0, weight_decay=0.0, batch_size=16)
+"""Local training in FedAS's experiments (Section 4.1, which names neither momentum nor weight decay)."""
+
+Target: TypeAlias = Literal["example", "class_mean", "global_class_mean"]
+AlignmentLoss: TypeAlias = Literal["mean", "class_sum"]
+Normalization: TypeAlias = Literal["proportional", "softmax", "min_max"]
+Reduction: TypeAlias = Literal["mean", "sum", "batch_means"]
+
+
+class FedASServer(NamedTuple):
+    """What the FedAS server keeps.
+
+    Attributes:
+      backbone: theta.
+      head: the head that every client starts from.
+      centroids: mean embedding of each class over the clients of the last round [K, d], where clients are aligned with
+        global class means; () otherwise.
+      centroid_counts: examples behind them [K], or ().
+    """
+
+    backbone: Backbone
+    head: Head
+    centroids: PyTree = ()
+    centroid_counts: PyTree = ()
 
 
 class FedASClient(NamedTuple):
@@ -70,12 +97,8 @@ def trace_weights(
 
 def fedas(
     model: Model,
+    training: LocalSGD = FEDAS_TRAINING,
     *,
-    lr: float = 5e-3,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    batch_size: int = 16,
-    epochs: int = 5,
     align_lr: float = 0.01,
     align_batch_size: int = 16,
     align_epochs: int = 1,
@@ -83,11 +106,11 @@ def fedas(
     synchronization: bool = True,
     manner: Literal["serial", "parallel"] = "serial",
     lam: float = 1.0,
-    target: Literal["example", "class_mean", "global_class_mean"] = "example",
-    align_loss: Literal["mean", "class_sum"] = "mean",
+    target: Target = "example",
+    align_loss: AlignmentLoss = "mean",
     first_alignment: bool = False,
-    normalization: Literal["proportional", "softmax", "min_max"] = "proportional",
-    reduction: Literal["mean", "sum", "batch_means"] = "mean",
+    normalization: Normalization = "proportional",
+    reduction: Reduction = "mean",
 ) -> Method:
     """FedAS: parameter alignment on the client, synchronization by Fisher traces on the server.
 
@@ -102,11 +125,7 @@ def fedas(
     Without alignment and synchronization this is FedPer.
 
     Args:
-      lr: learning rate.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
+      training: recipe of local training; the alignment has its optimizer too, without momentum and weight decay.
       align_lr: learning rate of the alignment.
       align_batch_size: examples of a mini-batch of the alignment.
       align_epochs: epochs of the alignment.
@@ -124,11 +143,9 @@ def fedas(
         the sum of the squared norms of the gradients of mini-batches (batch_means), see `pfl_jax.primitives.fisher`.
 
     Returns:
-      A `Method`. The server keeps the shared backbone, the head that every client starts from and, where clients are
-      aligned with them, the global class means and the examples behind them; a client keeps a `FedASClient`. Info
-      holds the cohort's traces and weights. What a client deploys under `received` is the backbone, aligned if the
-      manner is serial, with its own head; under `trained`, its model after local training, which is what the released
-      code evaluates.
+      A `Method`. The server keeps a `FedASServer`, a client a `FedASClient`. Info holds the cohort's traces and
+      weights. What a client deploys under `received` is the backbone, aligned if the manner is serial, with its own
+      head; under `trained`, its model after local training, which is what the released code evaluates.
 
     Reference:
       Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Algorithm 1.
@@ -138,68 +155,43 @@ def fedas(
       that factor is dropped, as in the released code. A client that has never trained has no previous backbone, and
       the text does not say what it does: here it takes the received backbone as it is.
       The released code is `target="class_mean"`, `align_loss="class_sum"`, `first_alignment=True` and
-      `reduction="batch_means"`, on data with `Batches(drop_last=True, shuffle=False)`. Moreover it
+      `reduction="batch_means"`, with `LocalSGD(drop_last=True, shuffle=False)`. Moreover it
       aligns one shared model in place, client after client, where here every client aligns its own copy: that is no
       method of single clients any more, and `python -m experiments.fedas_released` runs it. The other ways to align of
       Fig. 4b have no equations: the parallel manner adds the loss of Eq. 4, times lam, to the cross entropy; the global
       target is FedPAC's (Eq. 17, 19), and classes that no cohort has held yet are left out.
     """
-    optimizer = sgd(lr, momentum, weight_decay)
-    align_optimizer = sgd(align_lr)
+    align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs)
+    serial, parallel = (alignment and manner == name for name in ("serial", "parallel"))
+    visits = align_training if serial else training
+    aligner = _Alignment(model, visits, target, align_loss, lam, first_alignment)
     shares_centroids = alignment and target == "global_class_mean"
 
-    def loss(params, batch):
-        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
-
-    def distance(features, targets, labels, mask):
-        if align_loss == "class_sum":
-            return classwise_alignment(features, targets, labels, mask, model.num_classes)
-        return feature_alignment(features, targets, mask)
-
-    def alignment_loss(backbone, batch):
-        labels, targets = batch.y
-        return distance(model.features(backbone, batch.x), targets, labels, batch.mask)
-
-    def joint_loss(params, batch):
-        labels, targets, has_target = batch.y
-        features = model.features(params["backbone"], batch.x)
-        fitted = cross_entropy(model.classify(params["head"], features), labels, batch.mask)
-        return fitted + lam * distance(features, targets, labels, batch.mask & has_target)
-
-    def embeddings(backbone, data):
-        return map_examples(lambda x: model.features(backbone, x), data.x, data.mask)
-
-    def targets_of(server, client, data):
-        """The targets [n, d], and which examples have one [n]."""
-        if target == "global_class_mean":
-            return server["centroids"][data.y], data.mask & (server["centroid_counts"][data.y] > 0)
-        targets = embeddings(client.backbone, data)
-        if target == "class_mean":
-            visited = always_visited(data, align_batch_size if manner == "serial" else batch_size)
-            centroids, _ = class_centroids(targets, data.y, visited, model.num_classes)
-            targets = centroids[data.y]
-        # A client that never trained keeps the initial backbone.
-        return targets, data.mask if first_alignment else data.mask & client.trained
-
     def receive(key, server, client, data):
-        backbone = server["backbone"]
-        if alignment and manner == "serial":
-            targets, has_target = targets_of(server, client, data)
-            backbone = fit(
-                key,
-                backbone,
-                data._replace(y=(data.y, targets), mask=has_target),
-                alignment_loss,
-                optimizer=align_optimizer,
-                epochs=align_epochs,
-                batch_size=align_batch_size,
-            )
+        backbone = aligner.fit(key, server, client, data) if serial else server.backbone
         return merge(backbone, client.head)
 
-    def trace_of(key, params, data):
-        if reduction == "batch_means":
-            return batch_fisher_trace(key, model, params, data, batch_size=batch_size)
-        return fisher_trace(model, params, data, reduction=reduction)
+    def train(key, server, client, data):
+        align_key, train_key = jax.random.split(key)
+        params = receive(align_key, server, client, data)
+        if parallel:
+            examples = data._replace(y=(data.y, *aligner.targets(server, client, data)))
+            params = training.fit(train_key, params, examples, aligner.joint_loss())
+        else:
+            params = training.fit(train_key, params, data, supervised_loss(model))
+        trace = jnp.zeros(())
+        if synchronization:
+            # The epochs of the training have the keys before this one.
+            trace = _trace(jax.random.fold_in(train_key, training.epochs), model, params, data, training, reduction)
+        centroids = ()
+        if shares_centroids:
+            features = extract_features(model, params["backbone"], data)
+            centroids = Mean(*class_centroids(features, data.y, data.mask, model.num_classes))
+        return LocalResult(
+            client=FedASClient(params["backbone"], params["head"], jnp.ones((), bool)),
+            message=FedASMessage(send(params["backbone"], trace, data), trace, centroids),
+            personal=params,
+        )
 
     def send(backbone, trace, data):
         if not synchronization:
@@ -208,31 +200,12 @@ def fedas(
             return Mean(backbone, jnp.maximum(trace, LEAST_TRACE))
         return backbone
 
-    def train(key, server, client, data):
-        align_key, train_key = jax.random.split(key)
-        params = receive(align_key, server, client, data)
-        objective, examples = loss, data
-        if alignment and manner == "parallel":
-            objective, examples = joint_loss, data._replace(y=(data.y, *targets_of(server, client, data)))
-        params = fit(train_key, params, examples, objective, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
-        # The epochs of the training have the keys before this one.
-        trace = trace_of(jax.random.fold_in(train_key, epochs), params, data) if synchronization else jnp.zeros(())
-        centroids = ()
-        if shares_centroids:
-            features = embeddings(params["backbone"], data)
-            centroids = Mean(*class_centroids(features, data.y, data.mask, model.num_classes))
-        return LocalResult(
-            client=FedASClient(params["backbone"], params["head"], jnp.ones((), bool)),
-            message=FedASMessage(send(params["backbone"], trace, data), trace, centroids),
-            personal=params,
-        )
-
     def init_server(key):
-        server = model.init(key)
-        if shares_centroids:
-            server["centroids"] = jnp.zeros((model.num_classes, model.num_features))
-            server["centroid_counts"] = jnp.zeros(model.num_classes)
-        return server
+        params = model.init(key)
+        if not shares_centroids:
+            return FedASServer(params["backbone"], params["head"])
+        centroids = jnp.zeros((model.num_classes, model.num_features))
+        return FedASServer(params["backbone"], params["head"], centroids, jnp.zeros(model.num_classes))
 
     def aggregate(key, server, clients, messages, cohort):
         if synchronization:
@@ -241,20 +214,83 @@ def fedas(
             weights = normalize(cohort.counts.astype(jnp.float32))
         # The weights sum to one: theta + sum_i w_i (theta_i - theta) is the weighted mean itself.
         sent = messages.backbone
-        server = {**server, "backbone": sent.value if isinstance(sent, Mean) else weighted_mean(weights, sent)}
+        server = server._replace(backbone=sent.value if isinstance(sent, Mean) else weighted_mean(weights, sent))
         if shares_centroids:
-            server["centroids"], server["centroid_counts"] = merge_centroids(
-                server["centroids"], server["centroid_counts"], messages.centroids
-            )
+            merged = merge_centroids(server.centroids, server.centroid_counts, messages.centroids)
+            server = server._replace(centroids=merged[0], centroid_counts=merged[1])
         return server, clients, {"trace": messages.trace, "weights": weights}
 
     return Method(
         init_server=init_server,
-        init_client=lambda key, server, data: FedASClient(server["backbone"], server["head"], jnp.zeros((), bool)),
+        init_client=lambda key, server, data: FedASClient(server.backbone, server.head, jnp.zeros((), bool)),
         local=train,
         aggregate=aggregate,
         personalize=receive,
         predict=model.apply,
         # The head is where clients start, once.
-        download=lambda server, client: {name: leaf for name, leaf in server.items() if name != "head"},
+        download=lambda server, client: server._replace(head=()),
     )
+
+
+@dataclass(frozen=True)
+class _Alignment:
+    """Alignment of a received backbone with embeddings of a client's examples (Eq. 2-4, Fig. 4b).
+
+    Attributes:
+      model: the architecture.
+      training: recipe of the steps that visit the aligned examples.
+      target, loss, lam, first: see target, align_loss, lam and first_alignment of `fedas`.
+    """
+
+    model: Model
+    training: LocalSGD
+    target: Target
+    loss: AlignmentLoss
+    lam: float | jax.Array
+    first: bool
+
+    def targets(self, server: FedASServer, client: FedASClient, data: ClientData) -> tuple[jax.Array, jax.Array]:
+        """The targets [n, d], and which examples have one [n]."""
+        if self.target == "global_class_mean":
+            return server.centroids[data.y], data.mask & (server.centroid_counts[data.y] > 0)
+        targets = extract_features(self.model, client.backbone, data)
+        if self.target == "class_mean":
+            visited = self.training.always_visited(data.mask)
+            centroids, _ = class_centroids(targets, data.y, visited, self.model.num_classes)
+            targets = centroids[data.y]
+        # A client that never trained keeps the initial backbone.
+        return targets, data.mask if self.first else data.mask & client.trained
+
+    def distance(self, features: jax.Array, targets: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
+        """Distance of features [B, d] to their targets."""
+        if self.loss == "class_sum":
+            return classwise_alignment(features, targets, labels, mask, self.model.num_classes)
+        return feature_alignment(features, targets, mask)
+
+    def fit(self, key: PRNGKey, server: FedASServer, client: FedASClient, data: ClientData) -> Backbone:
+        """The received backbone, aligned before the training on labels."""
+        targets, has_target = self.targets(server, client, data)
+
+        def loss(backbone, batch):
+            labels, targets = batch.y
+            return self.distance(self.model.features(backbone, batch.x), targets, labels, batch.mask)
+
+        return self.training.fit(key, server.backbone, data._replace(y=(data.y, targets), mask=has_target), loss)
+
+    def joint_loss(self) -> Loss:
+        """Cross entropy plus lam times the distance, over examples y = (labels, targets, has_target)."""
+
+        def loss(params, batch):
+            labels, targets, has_target = batch.y
+            features = self.model.features(params["backbone"], batch.x)
+            risk = cross_entropy(self.model.classify(params["head"], features), labels, batch.mask)
+            return risk + self.lam * self.distance(features, targets, labels, batch.mask & has_target)
+
+        return loss
+
+
+def _trace(key, model, params, data, training, reduction):
+    """Trace of a client's Fisher information, or what the released code takes for it."""
+    if reduction == "batch_means":
+        return batch_fisher_trace(key, model, params, data, training)
+    return fisher_trace(model, params, data, reduction=reduction)

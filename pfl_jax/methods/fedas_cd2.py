@@ -4,12 +4,15 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Method, Model
 from pfl_jax.methods.cd2pfed import choose, decouple_channels
-from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
+from pfl_jax.methods.fedas import FEDAS_TRAINING
+from pfl_jax.primitives.features import extract_features
+from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import feature_alignment
 
 
 def fedas_cd2(
     model: Model,
+    training: LocalSGD = FEDAS_TRAINING,
     *,
     share: float = 0.5,
     growth_rounds: int = 20,
@@ -17,11 +20,6 @@ def fedas_cd2(
     align_lr: float = 0.01,
     align_batch_size: int = 16,
     align_epochs: int = 1,
-    lr: float = 5e-3,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    batch_size: int = 16,
-    epochs: int = 5,
 ) -> Method:
     r"""CD2-pFed whose clients align the received shared channels with their own last model before training.
 
@@ -32,17 +30,13 @@ def fedas_cd2(
     the alignment (align_epochs = 0) this is FedAvg.
 
     Args:
+      training: recipe of local training; the alignment has its optimizer too, without momentum and weight decay.
       share: of each layer's channels that is personal in the end, from 0 to 1.
       growth_rounds: rounds over which the personal share grows from nothing; 0 starts with all of it.
       lam: strength lambda of the distillation between the two paths.
       align_lr: learning rate of the alignment.
       align_batch_size: examples of a mini-batch of the alignment.
       align_epochs: epochs of the alignment.
-      lr: learning rate.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
 
     Returns:
       A `Method`; states and Info as in `cd2pfed`. What a client deploys under `received` is the aligned model.
@@ -56,37 +50,17 @@ def fedas_cd2(
       aligned, and Fisher weights are left out because the figure adds the alignment alone. Clients never trained
       before skip the alignment. What is unverified about `cd2pfed` is unverified here.
     """
-    optimizer = sgd(align_lr)
+    align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs)
 
     def align(key, received, personal, last, data, trained):
-        embed = lambda x: model.features(last["backbone"], x)  # noqa: E731
-        targets = map_examples(embed, data.x, data.mask)
+        targets = extract_features(model, last["backbone"], data)
         fixed, own = received["backbone"], personal["backbone"]
 
         def loss(backbone, batch):
             features = model.features(choose(own, fixed, backbone), batch.x)
             return feature_alignment(features, batch.y, batch.mask)
 
-        backbone = fit(
-            key,
-            received["backbone"],
-            data._replace(y=targets),
-            loss,
-            optimizer=optimizer,
-            epochs=jnp.where(trained, align_epochs, 0),
-            batch_size=align_batch_size,
-        )
-        return {**received, "backbone": backbone}
+        steps = align_training.replace(epochs=jnp.where(trained, align_epochs, 0))
+        return {**received, "backbone": steps.fit(key, received["backbone"], data._replace(y=targets), loss)}
 
-    return decouple_channels(
-        model,
-        align,
-        share=share,
-        growth_rounds=growth_rounds,
-        lam=lam,
-        lr=lr,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        batch_size=batch_size,
-        epochs=epochs,
-    )
+    return decouple_channels(model, training, align, share=share, growth_rounds=growth_rounds, lam=lam)

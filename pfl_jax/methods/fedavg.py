@@ -2,29 +2,17 @@
 
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import fit, sgd
-from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.losses import supervised_loss
 
 
-def fedavg(
-    model: Model,
-    *,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
-) -> Method:
+def fedavg(model: Model, training: LocalSGD = LocalSGD()) -> Method:
     """FedAvg: clients train the received model, the server averages the results.
 
         w_i = E epochs of SGD from w on client i;   w = sum_i beta_i w_i,  beta_i = n_i / sum_j n_j
 
     Args:
-      lr: learning rate.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
+      training: recipe of local training.
 
     Returns:
       A `Method` with the global model as server state and no client state.
@@ -33,13 +21,10 @@ def fedavg(
       McMahan, Moore, Ramage, Hampson, Aguera y Arcas. Communication-Efficient Learning of Deep Networks from
       Decentralized Data. AISTATS 2017. Algorithm 1.
     """
-    optimizer = sgd(lr, momentum, weight_decay)
-
-    def loss(params, batch):
-        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+    loss = supervised_loss(model)
 
     def train(key, server, client, data):
-        params = fit(key, server, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        params = training.fit(key, server, data, loss)
         return LocalResult(client=(), message=mean_by_size(params, data), personal=params)
 
     def aggregate(key, server, clients, messages, cohort):

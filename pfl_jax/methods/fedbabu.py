@@ -3,19 +3,15 @@
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.methods.fedavg_ft import fedavg_ft
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import fit, sgd
-from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import merge
 
 
 def fedbabu(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
     finetune_epochs: int | None = None,
 ) -> Method:
     """FedBABU: all clients train the backbone under the same random head, and fine-tune everything before use.
@@ -27,12 +23,8 @@ def fedbabu(
     weight decay move it.
 
     Args:
-      lr: learning rate, of fine-tuning too.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
-      finetune_epochs: epochs of fine-tuning before a client uses the model; None for as many as `epochs`.
+      training: recipe of local training, and of fine-tuning.
+      finetune_epochs: epochs of fine-tuning before a client uses the model; None for as many as in training.
 
     Returns:
       A `Method` with the shared backbone and the fixed head as server state, and no client state. What a client
@@ -46,27 +38,20 @@ def fedbabu(
     Deviations:
       None in the training. The paper also fine-tunes the backbone or the head alone; here the whole model, its default.
     """
-    optimizer = sgd(lr, momentum, weight_decay)
+
+    risk = supervised_loss(model)
 
     def train(key, server, client, data):
         def loss(backbone, batch):
-            return cross_entropy(model.apply(merge(backbone, server["head"]), batch.x), batch.y, batch.mask)
+            return risk(merge(backbone, server["head"]), batch)
 
-        backbone = fit(key, server["backbone"], data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        backbone = training.fit(key, server["backbone"], data, loss)
         return LocalResult(client=(), message=mean_by_size(backbone, data), personal=merge(backbone, server["head"]))
 
     def aggregate(key, server, clients, messages, cohort):
         return merge(messages.value, server["head"]), clients, {}
 
     # What is kept, fine-tuned and deployed is FedAvg-FT's; the training leaves the head out.
-    tuned = fedavg_ft(
-        model,
-        lr=lr,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        batch_size=batch_size,
-        epochs=epochs,
-        finetune_epochs=finetune_epochs,
-    )
+    tuned = fedavg_ft(model, training, finetune_epochs=finetune_epochs)
     # The head is the same in all rounds.
     return tuned._replace(local=train, aggregate=aggregate, download=lambda server, client: server["backbone"])

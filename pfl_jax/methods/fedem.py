@@ -7,19 +7,15 @@ import optax
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.ensembles import example_losses, init_models
-from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import masked_mean
 
 
 def fedem(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     learners: int = 3,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
 ) -> Method:
     r"""FedEM: M models shared by all, and for each client the weights pi_i of its mixture.
 
@@ -30,12 +26,8 @@ def fedem(
     A client predicts sum_m pi_im softmax(w_m(x)): probabilities are mixed, not logits. With one learner this is FedAvg.
 
     Args:
+      training: recipe of local training.
       learners: number M of shared models.
-      lr: learning rate.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
 
     Returns:
       A `Method` with the models, leaves [M, ...], as server state; a client keeps the logarithms of pi_i [M], which
@@ -49,7 +41,6 @@ def fedem(
       The E-step is taken once a round, before training, with the received models, as in the released code. All
       learners of a client see its examples in the same order.
     """
-    optimizer = sgd(lr, momentum, weight_decay)
 
     def loss(models, batch):
         labels, responsibilities = batch.y
@@ -67,7 +58,7 @@ def fedem(
         # A learner that a client never uses keeps a weight that the next E-step can raise again.
         log_mixture = jnp.log(jnp.maximum(mixture, jnp.finfo(jnp.float32).tiny))
         weighted = data._replace(y=(data.y, responsibilities))
-        models = fit(key, server, weighted, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        models = training.fit(key, server, weighted, loss)
         return LocalResult(client=log_mixture, message=mean_by_size(models, data), personal=(models, log_mixture))
 
     def aggregate(key, server, clients, messages, cohort):

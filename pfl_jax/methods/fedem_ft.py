@@ -2,17 +2,15 @@
 
 from pfl_jax.base import Method, Model
 from pfl_jax.methods.fedem import fedem
+from pfl_jax.methods.wrappers import fine_tuned
+from pfl_jax.primitives.local_sgd import LocalSGD
 
 
 def fedem_ft(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     learners: int = 3,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
     finetune_epochs: int | None = None,
 ) -> Method:
     """FedEM-FT: training and aggregation are FedEM's; a client deploys the received models after local training.
@@ -21,13 +19,9 @@ def fedem_ft(
     `finetune_epochs` epochs. Nothing of it is kept or sent.
 
     Args:
+      training: recipe of local training, and of fine-tuning.
       learners: number M of shared models.
-      lr: learning rate, of fine-tuning too.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
-      finetune_epochs: epochs of fine-tuning before a client uses the models; None for as many as `epochs`.
+      finetune_epochs: epochs of fine-tuning before a client uses the models; None for as many as in training.
 
     Returns:
       A `Method`; states as in `fedem`.
@@ -39,11 +33,5 @@ def fedem_ft(
     Deviations:
       FedPAC does not say what its fine-tuning trains: here it is all M models on FedEM's weighted loss.
     """
-    sgd = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "batch_size": batch_size}
-    tuning = epochs if finetune_epochs is None else finetune_epochs
-    tune = fedem(model, learners=learners, **sgd, epochs=tuning).local
-
-    def personalize(key, server, client, data):
-        return tune(key, server, client, data).personal
-
-    return fedem(model, learners=learners, **sgd, epochs=epochs)._replace(personalize=personalize)
+    tuning = training.replace(epochs=training.epochs if finetune_epochs is None else finetune_epochs)
+    return fine_tuned(fedem(model, training, learners=learners), fedem(model, tuning, learners=learners))

@@ -13,6 +13,7 @@ from pfl_jax.primitives.aggregation import normalize, weighted_mean
 from pfl_jax.primitives.ensembles import example_losses
 from pfl_jax.primitives.fingerprint import fingerprint
 from pfl_jax.primitives.holdout import fixed_subset
+from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import masked_mean, proximal
 from pfl_jax.primitives.tree import gather
 
@@ -44,6 +45,7 @@ class FedFomoClient(NamedTuple):
 
 def fedfomo(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     download: int = 5,
     held_out: float = 0.2,
@@ -51,11 +53,6 @@ def fedfomo(
     epsilon_decay: float = 0.05,
     fallback: Literal["previous", "trained"] = "previous",
     memory: int = 100,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
 ) -> Method:
     r"""FedFomo: a client moves towards those of M downloaded models that do better on its held-out examples.
 
@@ -68,6 +65,7 @@ def fedfomo(
     affinities p_i, epsilon-greedily.
 
     Args:
+      training: recipe of local training.
       download: number M of models that a client compares, its own trained one included; at least 1.
       held_out: share of a client's training examples that models are judged on.
       epsilon: probability of a random choice of whom to download from, in the first round.
@@ -77,11 +75,6 @@ def fedfomo(
         round anew; "trained" is its own trained model. FedPAC's figure for Fashion-MNIST goes with the latter, see
         docs/results-notes.md.
       memory: other clients whose affinity a client remembers at most; beyond, the smallest are forgotten.
-      lr: learning rate.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
 
     Returns:
       A `Method` with a `FedFomoServer` as server state and a `FedFomoClient` as client state: M + 1 models for every
@@ -108,7 +101,7 @@ def fedfomo(
         raise InvalidInput(f"download must be at least 1, a client's own model, not {download}")
     if fallback not in ("previous", "trained"):
         raise InvalidInput(f"fallback must be previous or trained, not {fallback!r}")
-    base = fedavg(model, lr=lr, momentum=momentum, weight_decay=weight_decay, batch_size=batch_size, epochs=epochs)
+    base = fedavg(model, training)
 
     def combine(client: FedFomoClient, data: ClientData) -> tuple[Params, jax.Array]:
         """The new theta_i, and the shares [1 + M] of the old one and of the downloaded models in it."""

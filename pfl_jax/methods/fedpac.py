@@ -8,11 +8,12 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Backbone, ClientData, Head, Info, LocalResult, Mean, Method, Model, PyTree
+from pfl_jax.base import Backbone, ClientData, Head, Info, LocalResult, Loss, Mean, Method, Model, PyTree
 from pfl_jax.primitives.aggregation import mean_by_class, mean_by_size, mix
 from pfl_jax.primitives.feature_statistics import class_centroids, label_feature_statistics, merge_centroids
+from pfl_jax.primitives.features import extract_features, fit_head
 from pfl_jax.primitives.float64 import in_float64
-from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
+from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy, feature_alignment
 from pfl_jax.primitives.simplex_qp import SimplexSolution, Solver, solve_simplex_qp
 from pfl_jax.primitives.tree import merge
@@ -112,14 +113,10 @@ def _drop_negligible(weights: jax.Array) -> jax.Array:
 
 def fedpac(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     lam: float = 1.0,
-    lr: float = 0.01,
     head_lr: float = 0.1,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
     head_epochs: int = 1,
     alignment: bool = True,
     collaboration: bool = True,
@@ -134,13 +131,9 @@ def fedpac(
         phi_i = sum_j alpha_ij phi_j, alpha_i by `head_weights`                                       (Eq. 4, 46)
 
     Args:
+      training: recipe of local training: of the backbone, and but for `head_lr` and `head_epochs` of the head.
       lam: strength lambda of the feature alignment.
-      lr: learning rate of the backbone.
       head_lr: learning rate of the head.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of the backbone in a round.
       head_epochs: local epochs of the head in a round, before the backbone's.
       alignment: whether features are aligned to the global class centroids (Table 2).
       collaboration: whether heads are combined; without, each client keeps its own (Table 2).
@@ -176,94 +169,49 @@ def fedpac(
 
     return align_and_combine(
         model,
-        summarize,
-        weigh,
-        lam=lam if alignment else None,
-        lr=lr,
-        head_lr=head_lr,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        batch_size=batch_size,
-        epochs=epochs,
-        head_epochs=head_epochs,
+        training,
+        training.replace(lr=head_lr, epochs=head_epochs),
+        lam if alignment else None,
+        summarize=summarize,
+        weigh=weigh,
     )
 
 
 def align_and_combine(
     model: Model,
+    training: LocalSGD,
+    head_training: LocalSGD,
+    lam: float | None,
+    *,
     summarize: Callable[[jax.Array, ClientData], PyTree],
     weigh: Callable[[FedPACMessage, jax.Array], tuple[jax.Array, Info]],
-    *,
-    lam: float | None,
-    lr: float,
-    head_lr: float,
-    momentum: float,
-    weight_decay: float,
-    batch_size: int,
-    epochs: int,
-    head_epochs: int,
     send_centroids: bool = False,
 ) -> Method:
     """FedPAC with any rule for the heads' weights.
 
     Args:
       model: whose backbone is shared and whose heads are combined.
+      training: recipe of the backbone's training.
+      head_training: recipe of the head's.
+      lam: strength of the alignment; None for none.
       summarize: (features [n, d] of the received backbone, client's data) -> statistics that the client sends.
       weigh: (messages stacked along M, example counts [M]) -> (alpha [M, M], its part of Info).
-      lam: strength of the alignment; None for none.
-      lr, head_lr, momentum, weight_decay, batch_size, epochs, head_epochs: as in `fedpac`.
       send_centroids: whether the server gets every client's centroids, which `weigh` needs, or their mean alone.
     """
-    head_optimizer = sgd(head_lr, momentum, weight_decay)
-    backbone_optimizer = sgd(lr, momentum, weight_decay)
-
-    def extract(backbone, data):
-        return map_examples(lambda x: model.features(backbone, x), data.x, data.mask)
 
     def init_server(key):
         params = model.init(key)
         centroids = jnp.zeros((model.num_classes, model.num_features))
         return FedPACServer(params["backbone"], params["head"], centroids, jnp.zeros(model.num_classes))
 
-    def head_loss(head, batch):
-        return cross_entropy(model.classify(head, batch.x), batch.y, batch.mask)
-
     def local(key, server, client, data):
         head_key, backbone_key = jax.random.split(key)
         # The received backbone stays fixed for the statistics and the head alike: one forward pass serves both.
-        features = extract(server.backbone, data)
-        head = fit(
-            head_key,
-            client,
-            data._replace(x=features),
-            head_loss,
-            optimizer=head_optimizer,
-            epochs=head_epochs,
-            batch_size=batch_size,
-        )
-
-        own_centroids, _ = class_centroids(features, data.y, data.mask, model.num_classes)
-        targets = jnp.where(server.centroid_counts[:, None] > 0, server.centroids, own_centroids)
-        any_centroid = jnp.any(server.centroid_counts > 0)
-
-        def backbone_loss(backbone, batch):
-            features = model.features(backbone, batch.x)
-            loss = cross_entropy(model.classify(head, features), batch.y, batch.mask)
-            if lam is None:
-                return loss
-            strength = jnp.where(any_centroid, lam, 0.0)
-            return loss + strength * feature_alignment(features, targets[batch.y], batch.mask)
-
-        backbone = fit(
-            backbone_key,
-            server.backbone,
-            data,
-            backbone_loss,
-            optimizer=backbone_optimizer,
-            epochs=epochs,
-            batch_size=batch_size,
-        )
-        centroids = class_centroids(extract(backbone, data), data.y, data.mask, model.num_classes)
+        features = extract_features(model, server.backbone, data)
+        head = fit_head(head_key, model, client, features, data, head_training)
+        loss = _alignment_loss(model, lam, head, server, features, data)
+        backbone = training.fit(backbone_key, server.backbone, data, loss)
+        centroids = class_centroids(extract_features(model, backbone, data), data.y, data.mask, model.num_classes)
         if not send_centroids:
             centroids = Mean(*centroids)
         message = FedPACMessage(mean_by_size(backbone, data), head, centroids, summarize(features, data))
@@ -289,3 +237,26 @@ def align_and_combine(
         predict=model.apply,
         download=download,
     )
+
+
+def _alignment_loss(
+    model: Model, lam: float | None, head: Head, server: FedPACServer, features: jax.Array, data: ClientData
+) -> Loss:
+    """The backbone's loss under a fixed head (Eq. 3), with class centroids as targets.
+
+    A class without a global centroid is aligned to the client's own, from the features [n, d] of the received backbone;
+    before there is any centroid nothing is aligned.
+    """
+    own_centroids, _ = class_centroids(features, data.y, data.mask, model.num_classes)
+    held = server.centroid_counts > 0
+    targets = jnp.where(held[:, None], server.centroids, own_centroids)
+
+    def loss(backbone, batch):
+        features = model.features(backbone, batch.x)
+        risk = cross_entropy(model.classify(head, features), batch.y, batch.mask)
+        if lam is None:
+            return risk
+        strength = jnp.where(jnp.any(held), lam, 0.0)
+        return risk + strength * feature_alignment(features, targets[batch.y], batch.mask)
+
+    return loss

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Head, Method, Model
 from pfl_jax.methods.fedpac import align_and_combine
+from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy
 
 
@@ -38,14 +39,10 @@ def prototype_weights(model: Model, heads: Head, centroids: jax.Array, class_cou
 
 def fedpac_proto(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     lam: float = 1.0,
-    lr: float = 0.01,
     head_lr: float = 0.1,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
     head_epochs: int = 1,
     alignment: bool = True,
 ) -> Method:
@@ -54,13 +51,9 @@ def fedpac_proto(
         phi_i = sum_j alpha_ij phi_j,    alpha_i = softmax over j of -CE(centroids of j through phi_i)
 
     Args:
+      training: recipe of local training: of the backbone, and but for `head_lr` and `head_epochs` of the head.
       lam: strength lambda of the feature alignment.
-      lr: learning rate of the backbone.
       head_lr: learning rate of the head.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of the backbone in a round.
       head_epochs: local epochs of the head in a round, before the backbone's.
       alignment: whether features are aligned to the global class centroids.
 
@@ -78,18 +71,10 @@ def fedpac_proto(
     """
     return align_and_combine(
         model,
-        lambda features, data: (),
-        lambda messages, counts: (
-            prototype_weights(model, messages.head, *messages.centroids),
-            {},
-        ),
-        lam=lam if alignment else None,
-        lr=lr,
-        head_lr=head_lr,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        batch_size=batch_size,
-        epochs=epochs,
-        head_epochs=head_epochs,
+        training,
+        training.replace(lr=head_lr, epochs=head_epochs),
+        lam if alignment else None,
+        summarize=lambda features, data: (),
+        weigh=lambda messages, counts: (prototype_weights(model, messages.head, *messages.centroids), {}),
         send_centroids=True,
     )

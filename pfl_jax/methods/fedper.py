@@ -2,30 +2,18 @@
 
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import fit, sgd
-from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import merge
 
 
-def fedper(
-    model: Model,
-    *,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
-) -> Method:
+def fedper(model: Model, training: LocalSGD = LocalSGD()) -> Method:
     """FedPer: the backbone is averaged, each client keeps its head, both are trained together.
 
         (theta_i, phi_i) = E epochs of SGD from (theta, phi_i);   theta = sum_i beta_i theta_i
 
     Args:
-      lr: learning rate.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
+      training: recipe of local training.
 
     Returns:
       A `Method`. The server keeps the shared backbone and the head that every client starts from; a client
@@ -35,14 +23,11 @@ def fedper(
       Arivazhagan, Aggarwal, Singh, Choudhary. Federated Learning with Personalization Layers. 2019. The
       algorithms of its client and its server.
     """
-    optimizer = sgd(lr, momentum, weight_decay)
-
-    def loss(params, batch):
-        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+    loss = supervised_loss(model)
 
     def train(key, server, client, data):
         params = merge(server["backbone"], client)
-        params = fit(key, params, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        params = training.fit(key, params, data, loss)
         return LocalResult(client=params["head"], message=mean_by_size(params["backbone"], data), personal=params)
 
     def aggregate(key, server, clients, messages, cohort):

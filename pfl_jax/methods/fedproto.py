@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Mean, Method, Model, Params
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
-from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
+from pfl_jax.primitives.features import extract_features
+from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy, feature_alignment
 
 
@@ -30,9 +31,8 @@ class ProtoState(NamedTuple):
     prototypes: Prototypes
 
 
-def _local_step(model, lam, lr, momentum, weight_decay, batch_size, epochs):
+def _local_step(model, training, lam):
     """(key, params, prototypes to align with, data) -> (params, own prototypes): what both variants do."""
-    optimizer = sgd(lr, momentum, weight_decay)
 
     def step(key, params, prototypes, data):
         def loss(params, batch):
@@ -43,9 +43,8 @@ def _local_step(model, lam, lr, momentum, weight_decay, batch_size, epochs):
             risk = cross_entropy(model.classify(params["head"], features), batch.y, batch.mask)
             return risk + lam * feature_alignment(features, targets, batch.mask)
 
-        params = fit(key, params, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
-        embed = lambda x: model.features(params["backbone"], x)  # noqa: E731
-        features = map_examples(embed, data.x, data.mask)
+        params = training.fit(key, params, data, loss)
+        features = extract_features(model, params["backbone"], data)
         return params, Prototypes(*class_centroids(features, data.y, data.mask, model.num_classes))
 
     return step
@@ -59,13 +58,9 @@ def _init(model, key):
 
 def fedproto_g(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     lam: float = 1.0,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
 ) -> Method:
     r"""FedProto with global prototypes: clients train whole models of their own, pulled towards common class means.
 
@@ -76,12 +71,8 @@ def fedproto_g(
     Nothing is aligned before there are prototypes. With lambda = 0 this is `local`.
 
     Args:
+      training: recipe of local training.
       lam: strength lambda of the alignment with the prototypes.
-      lr: learning rate.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
 
     Returns:
       A `Method`. The server keeps a `ProtoState`, the initial model and the global prototypes; a client keeps its
@@ -97,7 +88,7 @@ def fedproto_g(
       The further factor 1/|N_j| of the global ones would shrink them: here they are the mean over examples (the
       released code averages over clients without weights). All clients start from one model, of one architecture.
     """
-    step = _local_step(model, lam, lr, momentum, weight_decay, batch_size, epochs)
+    step = _local_step(model, training, lam)
 
     def train(key, server, client, data):
         params, own = step(key, client, server.prototypes, data)
@@ -121,13 +112,9 @@ def fedproto_g(
 
 def fedproto_l(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     lam: float = 1.0,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
 ) -> Method:
     r"""FedProto with local prototypes: as `fedproto_g`, but each client aligns with its own and nothing is sent.
 
@@ -137,12 +124,8 @@ def fedproto_l(
     `local`.
 
     Args:
+      training: recipe of local training.
       lam: strength lambda of the alignment with the client's own prototypes.
-      lr: learning rate.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
 
     Returns:
       A `Method`. The server keeps the initial model, a client a `ProtoState`: its model and its prototypes.
@@ -154,7 +137,7 @@ def fedproto_l(
     Deviations:
       FedPAC does not say when the local prototypes are taken: here from the finished model of the client's last round.
     """
-    step = _local_step(model, lam, lr, momentum, weight_decay, batch_size, epochs)
+    step = _local_step(model, training, lam)
 
     def train(key, server, client, data):
         params, own = step(key, client.params, client.prototypes, data)

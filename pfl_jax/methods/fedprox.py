@@ -3,19 +3,15 @@
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import fit, sgd
-from pfl_jax.primitives.losses import cross_entropy, proximal
+from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.losses import proximal, supervised_loss
 
 
 def fedprox(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     mu: float = 0.01,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
 ) -> Method:
     """FedProx: FedAvg whose clients are held near the received model.
 
@@ -24,12 +20,8 @@ def fedprox(
     With mu = 0 this is FedAvg.
 
     Args:
+      training: recipe of local training.
       mu: strength of the proximal term.
-      lr: learning rate.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
 
     Returns:
       A `Method` with the global model as server state and no client state.
@@ -43,14 +35,13 @@ def fedprox(
       equally. Every client works E epochs: the partial work of slow devices is not simulated. The papers that
       compare with FedProx do not name mu; 0.01 is one of the values that its own paper tunes over.
     """
-    optimizer = sgd(lr, momentum, weight_decay)
+    risk = supervised_loss(model)
 
     def train(key, server, client, data):
         def loss(params, batch):
-            return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask) + mu * proximal(params, server)
+            return risk(params, batch) + mu * proximal(params, server)
 
-        params = fit(key, server, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        params = training.fit(key, server, data, loss)
         return LocalResult(client=(), message=mean_by_size(params, data), personal=params)
 
-    base = fedavg(model, lr=lr, momentum=momentum, weight_decay=weight_decay, batch_size=batch_size, epochs=epochs)
-    return base._replace(local=train)
+    return fedavg(model, training)._replace(local=train)

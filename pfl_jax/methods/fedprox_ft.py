@@ -1,19 +1,17 @@
 """FedProx, then fine-tuning on each client."""
 
 from pfl_jax.base import Method, Model
-from pfl_jax.methods.fedavg_ft import fedavg_ft
+from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedprox import fedprox
+from pfl_jax.methods.wrappers import fine_tuned
+from pfl_jax.primitives.local_sgd import LocalSGD
 
 
 def fedprox_ft(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     mu: float = 0.01,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
     finetune_epochs: int | None = None,
 ) -> Method:
     """FedProx-FT: FedProx whose clients fine-tune the global model before they use it.
@@ -22,13 +20,9 @@ def fedprox_ft(
     entropy from the received model, without the proximal term; nothing of it is kept or sent.
 
     Args:
+      training: recipe of local training, and of fine-tuning.
       mu: strength of the proximal term.
-      lr: learning rate, of fine-tuning too.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
-      finetune_epochs: epochs of fine-tuning before a client uses the model; None for as many as `epochs`.
+      finetune_epochs: epochs of fine-tuning before a client uses the model; None for as many as in training.
 
     Returns:
       A `Method` with the global model as server state and no client state.
@@ -40,6 +34,5 @@ def fedprox_ft(
     Deviations:
       FedAS does not say how its FedProx-P personalizes; here as FedAvg-FT does.
     """
-    sgd = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "batch_size": batch_size}
-    tuned = fedavg_ft(model, **sgd, epochs=epochs, finetune_epochs=finetune_epochs)
-    return fedprox(model, mu=mu, **sgd, epochs=epochs)._replace(personalize=tuned.personalize)
+    tuning = training.replace(epochs=training.epochs if finetune_epochs is None else finetune_epochs)
+    return fine_tuned(fedprox(model, training, mu=mu), fedavg(model, tuning))

@@ -5,20 +5,17 @@ import jax
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.methods.fedper import fedper
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import fit, map_examples, sgd
-from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.features import extract_features, fit_head
+from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import merge
 
 
 def fedrep(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
-    lr: float = 0.01,
     head_lr: float | None = None,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
     head_epochs: int = 10,
 ) -> Method:
     """FedRep: each client fits its own head to the received backbone, then the backbone to that head.
@@ -27,12 +24,8 @@ def fedrep(
         theta_i = E epochs of SGD on CE from theta, phi_i fixed;   theta = sum_i beta_i theta_i
 
     Args:
-      lr: learning rate of the backbone.
+      training: recipe of local training: of the backbone, and but for `head_lr` and `head_epochs` of the head.
       head_lr: learning rate of the head; None for that of the backbone.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of the backbone in a round.
       head_epochs: local epochs of the head in a round, before the backbone's.
 
     Returns:
@@ -49,39 +42,18 @@ def fedrep(
       The head trains on features of the images as they are: where training images are augmented, that happens in the
       backbone's epochs alone. Code that passes every batch through the network augments in the head's epochs too.
     """
-    head_optimizer = sgd(lr if head_lr is None else head_lr, momentum, weight_decay)
-    backbone_optimizer = sgd(lr, momentum, weight_decay)
-
-    def head_loss(head, batch):
-        return cross_entropy(model.classify(head, batch.x), batch.y, batch.mask)
+    head_training = training.replace(lr=training.lr if head_lr is None else head_lr, epochs=head_epochs)
+    risk = supervised_loss(model)
 
     def train(key, server, client, data):
         head_key, backbone_key = jax.random.split(key)
-        # The backbone stays as received while the head is trained: one forward pass serves all its epochs.
-        extract = lambda x: model.features(server["backbone"], x)  # noqa: E731
-        features = map_examples(extract, data.x, data.mask)
-        head = fit(
-            head_key,
-            client,
-            data._replace(x=features),
-            head_loss,
-            optimizer=head_optimizer,
-            epochs=head_epochs,
-            batch_size=batch_size,
-        )
+        features = extract_features(model, server["backbone"], data)
+        head = fit_head(head_key, model, client, features, data, head_training)
 
         def backbone_loss(backbone, batch):
-            return cross_entropy(model.apply(merge(backbone, head), batch.x), batch.y, batch.mask)
+            return risk(merge(backbone, head), batch)
 
-        backbone = fit(
-            backbone_key,
-            server["backbone"],
-            data,
-            backbone_loss,
-            optimizer=backbone_optimizer,
-            epochs=epochs,
-            batch_size=batch_size,
-        )
+        backbone = training.fit(backbone_key, server["backbone"], data, backbone_loss)
         return LocalResult(client=head, message=mean_by_size(backbone, data), personal=merge(backbone, head))
 
     # What is kept, averaged and deployed is FedPer's; only the training differs.

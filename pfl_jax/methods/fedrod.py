@@ -7,7 +7,7 @@ import jax
 from pfl_jax.base import Head, LocalResult, Method, Model, Params
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_counts
-from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import balanced_softmax, cross_entropy
 
 
@@ -23,15 +23,7 @@ class FedRoDModel(NamedTuple):
     head: Head
 
 
-def fedrod(
-    model: Model,
-    *,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
-) -> Method:
+def fedrod(model: Model, training: LocalSGD = LocalSGD()) -> Method:
     """Fed-RoD: a shared model that ignores the clients' class sizes, and a personal head that makes up for it.
 
     Every step of a client trains both, with n_ik its examples of class k and sg() what gets no gradient:
@@ -42,11 +34,7 @@ def fedrod(
     theta and phi are averaged by beta, psi_i is kept. A client predicts phi(f(x)) + psi_i(f(x)).
 
     Args:
-      lr: learning rate.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
+      training: recipe of local training.
 
     Returns:
       A `Method` with the generic model as server state and the client's own head as its state.
@@ -60,7 +48,6 @@ def fedrod(
       head starts. A class that a client lacks drops out of its balanced softmax, the limit of n_ik to 0, so that the
       client teaches the generic head nothing about it.
     """
-    optimizer = sgd(lr, momentum, weight_decay)
 
     def train(key, server, client, data):
         counts = class_counts(data.y, data.mask, model.num_classes)
@@ -74,7 +61,7 @@ def fedrod(
             return balanced + cross_entropy(own, batch.y, batch.mask)
 
         start = FedRoDModel(server, client)
-        params = fit(key, start, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        params = training.fit(key, start, data, loss)
         return LocalResult(client=params.head, message=mean_by_size(params.generic, data), personal=params)
 
     def aggregate(key, server, clients, messages, cohort):

@@ -6,20 +6,16 @@ import jax.numpy as jnp
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.primitives.aggregation import mix, size_weights
 from pfl_jax.primitives.ensembles import example_losses, init_models
-from pfl_jax.primitives.local_sgd import fit, sgd
-from pfl_jax.primitives.losses import cross_entropy, masked_mean
+from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.losses import masked_mean, supervised_loss
 from pfl_jax.primitives.tree import gather
 
 
 def hypcluster(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     clusters: int = 3,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
 ) -> Method:
     r"""HypCluster: k models; a client trains the one of least loss on its data, the server averages inside clusters.
 
@@ -29,12 +25,8 @@ def hypcluster(
     A cluster that no client of the cohort chose keeps its model. With one cluster this is FedAvg.
 
     Args:
+      training: recipe of local training.
       clusters: number k of models.
-      lr: learning rate.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
 
     Returns:
       A `Method` with the models, leaves [k, ...], as server state and no client state: a client chooses anew every
@@ -48,10 +40,7 @@ def hypcluster(
       The algorithm runs several random restarts of the models and keeps the best; here there is one start, from k
       independent random models.
     """
-    optimizer = sgd(lr, momentum, weight_decay)
-
-    def loss(params, batch):
-        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+    loss = supervised_loss(model)
 
     def choose(server, data):
         losses = example_losses(model, server, data)
@@ -60,7 +49,7 @@ def hypcluster(
     def train(key, server, client, data):
         cluster = choose(server, data)
         start = gather(server, cluster)
-        params = fit(key, start, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        params = training.fit(key, start, data, loss)
         return LocalResult(client=(), message=(params, cluster), personal=params)
 
     def aggregate(key, server, clients, messages, cohort):

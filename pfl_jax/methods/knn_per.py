@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from pfl_jax.base import ClientData, Method, Model, Params
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.holdout import fixed_subset
-from pfl_jax.primitives.local_sgd import map_examples
+from pfl_jax.primitives.local_sgd import LocalSGD, map_examples
 from pfl_jax.primitives.losses import masked_mean
 
 Kernel = Literal["exponential", "gaussian"]
@@ -75,16 +76,12 @@ def neighbour_probabilities(
 
 def knn_per(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     neighbours: int = 10,
     mixing: float | Literal["auto"] = "auto",
     held_out: float = 0.2,
     kernel: Kernel = "exponential",
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
 ) -> Method:
     r"""kNN-Per: FedAvg's model, and on each client its k nearest training examples in that model's feature space.
 
@@ -94,16 +91,12 @@ def knn_per(
     when the others are the neighbours; the client then deploys all its examples. With a_i = 0 this is FedAvg.
 
     Args:
+      training: recipe of local training.
       neighbours: number k of nearest neighbours.
       mixing: weight a of the neighbours' prediction, from 0 to 1; auto chooses it on held-out examples of the client.
       held_out: share of a client's training examples that mixing auto is judged on.
       kernel: weight of a neighbour at distance r in d features: exponential is exp(-r), the paper's; gaussian is
         exp(-r^2 / d), the released code's.
-      lr: learning rate.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
 
     Returns:
       A `Method` with the global model as server state and no client state. The same is done to a client's model right
@@ -137,13 +130,11 @@ def knn_per(
         return candidates[jnp.argmax(jax.vmap(accuracy)(candidates))]
 
     def memorize(params: Params, data: ClientData) -> KNNModel:
-        embed = lambda x: model.features(params["backbone"], x)  # noqa: E731
-        features = map_examples(embed, data.x, data.mask)
-        store = Datastore(features, data.y, data.mask)
+        store = Datastore(extract_features(model, params["backbone"], data), data.y, data.mask)
         a = choose_mixing(params, store, data) if isinstance(mixing, str) else jnp.asarray(mixing, jnp.float32)
         return KNNModel(params, store, a)
 
-    base = fedavg(model, lr=lr, momentum=momentum, weight_decay=weight_decay, batch_size=batch_size, epochs=epochs)
+    base = fedavg(model, training)
 
     def train(key, server, client, data):
         result = base.local(key, server, client, data)

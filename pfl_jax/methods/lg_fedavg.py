@@ -2,20 +2,12 @@
 
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import fit, sgd
-from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import merge
 
 
-def lg_fedavg(
-    model: Model,
-    *,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
-) -> Method:
+def lg_fedavg(model: Model, training: LocalSGD = LocalSGD()) -> Method:
     """LG-FedAvg: the head is averaged, each client keeps its backbone, both are trained together.
 
         (theta_i, phi_i) = E epochs of SGD from (theta_i, phi);   phi = sum_i beta_i phi_i
@@ -23,11 +15,7 @@ def lg_fedavg(
     The mirror image of FedPer.
 
     Args:
-      lr: learning rate.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
+      training: recipe of local training.
 
     Returns:
       A `Method`. The server keeps the shared head and the backbone that every client starts from; a client
@@ -42,14 +30,11 @@ def lg_fedavg(
       model of all other methods, as in the comparisons of FedPAC and FedAS. Which layers are shared is left open by
       the paper: here the head alone, as FedPAC says of its baseline.
     """
-    optimizer = sgd(lr, momentum, weight_decay)
-
-    def loss(params, batch):
-        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+    loss = supervised_loss(model)
 
     def train(key, server, client, data):
         params = merge(client, server["head"])
-        params = fit(key, params, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        params = training.fit(key, params, data, loss)
         return LocalResult(client=params["backbone"], message=mean_by_size(params["head"], data), personal=params)
 
     def aggregate(key, server, clients, messages, cohort):

@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 
 from pfl_jax.base import LocalResult, Method, Model, PyTree
 from pfl_jax.primitives.fingerprint import fingerprint
-from pfl_jax.primitives.local_sgd import fit, sgd
+from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy
 
 
@@ -31,6 +31,7 @@ def generate(hypernetwork: list[tuple[jax.Array, jax.Array]], embedding: jax.Arr
 
 def pfedhn(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     server_lr: float = 0.01,
     embedding_lr: float = 0.01,
@@ -38,11 +39,6 @@ def pfedhn(
     embedding_size: int = 32,
     hidden_size: int = 100,
     hidden_layers: int = 3,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
 ) -> Method:
     r"""pFedHN: client i's model is h(v_i; phi), a perceptron's output for its embedding v_i; both learn on the server.
 
@@ -53,17 +49,13 @@ def pfedhn(
     time, all at the same phi. T of the paper's steps are so T / M rounds here.
 
     Args:
+      training: recipe of local training.
       server_lr: learning rate of the hypernetwork.
       embedding_lr: learning rate of the embeddings.
       server_momentum: momentum of the hypernetwork's descent.
       embedding_size: numbers in a client's embedding.
       hidden_size: units of each of the hypernetwork's hidden layers.
       hidden_layers: hidden layers of the hypernetwork.
-      lr: learning rate of the clients.
-      momentum: momentum of the clients' SGD.
-      weight_decay: weight decay of the clients' SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
 
     Returns:
       A `Method`. The server keeps a `PFedHNServer`; v_i [embedding_size] is kept as client i's state, although only the
@@ -84,7 +76,6 @@ def pfedhn(
       of which it has one for each array of the model, here all outputs are one layer behind a ReLU; and its 3 hidden
       layers come on top of the first one.
     """
-    optimizer = sgd(lr, momentum, weight_decay)
     _, unravel = ravel_pytree(jax.tree.map(jnp.zeros_like, jax.eval_shape(model.init, jax.random.key(0))))
 
     def loss(params, batch):
@@ -108,7 +99,7 @@ def pfedhn(
 
     def train(key, server, client, data):
         start = receive(server, client)
-        params = fit(key, start, data, loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size)
+        params = training.fit(key, start, data, loss)
         change, _ = ravel_pytree(jax.tree.map(jnp.subtract, params, start))
         return LocalResult(client=client, message=change, personal=params)
 

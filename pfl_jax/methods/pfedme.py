@@ -4,23 +4,19 @@ import jax
 
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import descend, fold_batches, sgd
-from pfl_jax.primitives.losses import cross_entropy, proximal
+from pfl_jax.primitives.local_sgd import LocalSGD, descend
+from pfl_jax.primitives.losses import proximal, supervised_loss
 from pfl_jax.primitives.tree import interpolate
 
 
 def pfedme(
     model: Model,
+    training: LocalSGD = LocalSGD(momentum=0.0),
     *,
     lam: float = 10.0,
     inner_steps: int = 5,
     personal_lr: float | None = None,
-    inner_momentum: float = 0.0,
     server_lr: float = 1.0,
-    lr: float = 0.01,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
 ) -> Method:
     """pFedMe: clients descend on the Moreau envelopes of their losses.
 
@@ -32,15 +28,12 @@ def pfedme(
     The server moves by w <- w + server_lr (sum_i beta_i w_i - w). The personal model is t.
 
     Args:
+      training: recipe of local training. lr is that of w_i, and lr times lam should stay below 1; momentum, weight
+        decay, optimizer and clipping are of the personal model's steps, which start afresh on every mini-batch.
       lam: strength lambda of the pull between t and w_i.
       inner_steps: steps K of the personal model on a mini-batch.
       personal_lr: learning rate of the personal model; None for lr.
-      inner_momentum: momentum of the personal model's steps, which starts afresh on every mini-batch.
       server_lr: learning rate of the server, the paper's beta; 1 takes the mean of the clients' models.
-      lr: learning rate of w_i; lr times lam should stay below 1.
-      weight_decay: weight decay of the personal model's SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
 
     Returns:
       A `Method` with the global model as server state and the client's last t as its state. Both protocols of
@@ -56,23 +49,24 @@ def pfedme(
       There every client trains in every round and a cohort's w_i are averaged; here the cohort alone trains. Models are
       averaged by numbers of examples, as in the released code. A client never trained deploys the initial model.
     """
-    optimizer = sgd(lr if personal_lr is None else personal_lr, inner_momentum, weight_decay)
+    optimizer = training.replace(lr=training.lr if personal_lr is None else personal_lr).transformation()
+    risk = supervised_loss(model)
 
     def train(key, server, client, data):
         def step(models, batch):
             local, personal = models
 
             def loss(params):
-                return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask) + lam * proximal(params, local)
+                return risk(params, batch) + lam * proximal(params, local)
 
             def inner(_, carry):
                 params, opt_state = carry
                 return descend(optimizer, jax.grad(loss)(params), params, opt_state)
 
             personal, _ = jax.lax.fori_loop(0, inner_steps, inner, (personal, optimizer.init(personal)))
-            return jax.tree.map(lambda w, t: w - lr * lam * (w - t), local, personal), personal
+            return jax.tree.map(lambda w, t: w - training.lr * lam * (w - t), local, personal), personal
 
-        local, personal = fold_batches(key, (server, server), data, step, epochs=epochs, batch_size=batch_size)
+        local, personal = training.fold(key, (server, server), data, step)
         return LocalResult(client=personal, message=mean_by_size(local, data), personal=personal)
 
     def aggregate(key, server, clients, messages, cohort):

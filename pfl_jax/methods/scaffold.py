@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import LocalResult, Mean, Method, Model, Params
-from pfl_jax.primitives.local_sgd import fit, num_steps, sgd
-from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.base import ClientData, LocalResult, Loss, Mean, Method, Model, Params
+from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import interpolate
 
 
@@ -39,15 +39,35 @@ def effective_steps(steps: jax.Array, momentum: jax.Array | float) -> jax.Array:
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
+def mean_gradient(training: LocalSGD, loss: Loss, params: Params, data: ClientData) -> Params:
+    """Gradient of the mean loss over all of a client's examples, summed up over mini-batches; zero without examples."""
+    count = jnp.maximum(jnp.sum(data.mask), 1)
+
+    def add(total, batch):
+        share = jnp.sum(batch.mask) / count
+        return jax.tree.map(lambda sums, g: sums + share * g, total, jax.grad(loss)(params, batch))
+
+    one_pass = LocalSGD(batch_size=training.batch_size, epochs=1)
+    return one_pass.fold(jax.random.key(0), jax.tree.map(jnp.zeros_like, params), data, add)
+
+
+def _change_by_steps(training: LocalSGD, server: ScaffoldServer, params: Params, data: ClientData) -> Params:
+    """Change c_i+ - c_i of a client's control variate by option II, from where its steps have led."""
+    reach = training.lr * effective_steps(training.num_steps(jnp.sum(data.mask)), training.momentum)
+    # A client without a step, or with steps of length zero, has learned nothing: its control variate stays.
+    return jax.tree.map(
+        lambda old, new, c: jnp.where(reach == 0, 0, (old - new) / jnp.where(reach == 0, 1, reach) - c),
+        server.params,
+        params,
+        server.control,
+    )
+
+
 def scaffold(
     model: Model,
+    training: LocalSGD = LocalSGD(),
     *,
     server_lr: float = 1.0,
-    lr: float = 0.01,
-    momentum: float = 0.5,
-    weight_decay: float = 5e-4,
-    batch_size: int = 50,
-    epochs: int = 5,
 ) -> Method:
     """SCAFFOLD: clients correct their gradients by what they know of the others' gradients.
 
@@ -60,12 +80,8 @@ def scaffold(
     in the server's mean only if that weighs clients alike. A learning rate of zero moves neither models nor controls.
 
     Args:
+      training: recipe of local training.
       server_lr: learning rate of the server; 1 takes the mean of the clients' models.
-      lr: learning rate.
-      momentum: momentum of SGD.
-      weight_decay: weight decay of SGD.
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round.
 
     Returns:
       A `Method`. The server keeps a `ScaffoldServer`, a client its control variate c_i.
@@ -78,12 +94,10 @@ def scaffold(
       The paper has no momentum. With it S_i becomes `effective_steps`, so that c_i stays an estimate of the
       client's gradient: divided by S_i lr it would be 1 / (1 - m) times that, and the corrections would overshoot
       from round to round, around their fixed point with m = 0.5 and without end with m = 0.9. Weight decay is part of
-      the steps, so that c_i estimates the gradient of the decayed loss.
+      the steps, so that c_i estimates the gradient of the decayed loss. With Adam, whose steps are no multiples of
+      gradients, c_i+ is the client's gradient at w: option I, for one more pass over its examples.
     """
-    optimizer = sgd(lr, momentum, weight_decay)
-
-    def loss(params, batch):
-        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+    loss = supervised_loss(model)
 
     def init_server(key):
         params = model.init(key)
@@ -92,25 +106,12 @@ def scaffold(
     def train(key, server, client, data):
         correction = jax.tree.map(jnp.subtract, server.control, client)
         corrected = optax.stateless(lambda gradient, _: jax.tree.map(jnp.add, gradient, correction))
-        params = fit(
-            key,
-            server.params,
-            data,
-            loss,
-            optimizer=optax.chain(corrected, optimizer),
-            epochs=epochs,
-            batch_size=batch_size,
-        )
-        taken = num_steps(jnp.sum(data.mask), batch_size, epochs, drop_last=data.batches.drop_last)
-        steps = effective_steps(taken, momentum)
-        # A client without a step, or with steps of length zero, has learned nothing: its control variate stays.
-        reach = steps * lr
-        change = jax.tree.map(
-            lambda old, new, c: jnp.where(reach == 0, 0, (old - new) / jnp.where(reach == 0, 1, reach) - c),
-            server.params,
-            params,
-            server.control,
-        )
+        descent = optax.chain(corrected, training.transformation())
+        params = training.fit(key, server.params, data, loss, transformation=descent)
+        if training.optimizer == "sgd":
+            change = _change_by_steps(training, server, params, data)
+        else:
+            change = jax.tree.map(jnp.subtract, mean_gradient(training, loss, server.params, data), client)
         message = Mean(ScaffoldMessage(params, change), jnp.ones(()))
         return LocalResult(jax.tree.map(jnp.add, client, change), message, params)
 

@@ -21,12 +21,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import ALL_BATCHES, ClientData, Model, Params, PRNGKey, PyTree
+from pfl_jax.base import ClientData, Loss, Model, Params, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.convolution import conv2d
 from pfl_jax.networks.models import Layer
-from pfl_jax.primitives.local_sgd import Loss, fold_batches, map_examples
-from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.local_sgd import LocalSGD, map_examples
+from pfl_jax.primitives.losses import cross_entropy, supervised_loss
 
 MICROBATCH = 16
 """Examples whose gradients are taken at once: the fastest of 8 to 64, measured on the CPU for both papers' networks."""
@@ -169,9 +169,8 @@ def fisher_trace(
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from pfl_jax import models
+      >>> from pfl_jax import ClientData, LocalSGD, models
       >>> from pfl_jax.primitives import fisher
-      >>> from pfl_jax.base import ClientData
       >>> model = models.mlp((3,), 2, hidden=(2,))
       >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
       >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)
@@ -186,9 +185,7 @@ def fisher_trace(
         raise InvalidInput(f"reduction must be mean or sum, not {reduction!r}")
     _check_microbatch(microbatch)
 
-    def loss(params, batch):
-        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
-
+    loss = supervised_loss(model)
     closed_form = _has_closed_form(model, params, data.x[:2])
 
     def norms(rows):
@@ -201,7 +198,7 @@ def fisher_trace(
     return total if reduction == "sum" else total / jnp.maximum(jnp.sum(data.mask), 1)
 
 
-def batch_fisher_trace(key: PRNGKey, model: Model, params: Params, data: ClientData, *, batch_size: int) -> jax.Array:
+def batch_fisher_trace(key: PRNGKey, model: Model, params: Params, data: ClientData, training: LocalSGD) -> jax.Array:
     """Sum over an epoch of the squared norms of mini-batch gradients.
 
         sum over batches B of || (1/|B|) sum_{b in B} grad_w log p_w(y_b | x_b) ||^2
@@ -210,11 +207,11 @@ def batch_fisher_trace(key: PRNGKey, model: Model, params: Params, data: ClientD
     of examples cancel, so it depends on the batch size and, unless the order is fixed, on the order.
 
     Args:
-      key: orders the examples where `ClientData.batches` shuffles.
+      key: orders the examples where the training shuffles.
       model: any model.
       params: its parameters w.
-      data: the client's examples [n, ...], in batches as `ClientData.batches` says, not augmented.
-      batch_size: examples of a full batch.
+      data: the client's examples [n, ...], not augmented.
+      training: whose mini-batches are taken.
 
     Returns:
       A scalar.
@@ -222,25 +219,27 @@ def batch_fisher_trace(key: PRNGKey, model: Model, params: Params, data: ClientD
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from pfl_jax import models
+      >>> from pfl_jax import ClientData, LocalSGD, models
       >>> from pfl_jax.primitives import fisher
-      >>> from pfl_jax.base import ClientData
       >>> model = models.mlp((3,), 2, hidden=(2,))
       >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
       >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)
       >>> two = ClientData(x=jnp.ones((2, 3)), y=jnp.array([0, 1]), mask=jnp.ones(2, bool))
-      >>> print(fisher.batch_fisher_trace(jax.random.key(0), model, params, two, batch_size=2))  # opposite gradients
+      >>> # Opposite gradients:
+      >>> print(fisher.batch_fisher_trace(jax.random.key(0), model, params, two, LocalSGD(batch_size=2)))
       0.0
 
     Reference:
       The released code of Yang, Huang, Ye. FedAS. CVPR 2024.
     """
 
+    loss = supervised_loss(model)
+
     def add(total, batch):
-        gradient = jax.grad(lambda params: cross_entropy(model.apply(params, batch.x), batch.y, batch.mask))(params)
+        gradient = jax.grad(loss)(params, batch)
         return total + sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient))
 
-    return fold_batches(key, jnp.zeros(()), data._replace(augment=None), add, epochs=1, batch_size=batch_size)
+    return training.replace(epochs=1, augment=None).fold(key, jnp.zeros(()), data, add)
 
 
 def fisher_diagonal(model: Model, params: Params, data: ClientData, *, microbatch: int = MICROBATCH) -> Params:
@@ -279,8 +278,7 @@ def fisher_diagonal(model: Model, params: Params, data: ClientData, *, microbatc
 
     # Every real example once; in which order makes no difference to a sum.
     start = jax.tree.map(jnp.zeros_like, params)
-    every = data._replace(augment=None, batches=ALL_BATCHES)
-    total = fold_batches(jax.random.key(0), start, every, add, epochs=1, batch_size=microbatch)
+    total = LocalSGD(batch_size=microbatch, epochs=1).fold(jax.random.key(0), start, data, add)
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(jnp.sum(data.mask), 1), total)
 
 

@@ -1,19 +1,24 @@
-"""Local stochastic gradient descent on one client's masked examples."""
+"""Local training: one recipe, `LocalSGD`, for mini-batch descent on one client's masked examples."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from pfl_jax.base import ALL_BATCHES, ClientData, PRNGKey, PyTree
+from pfl_jax.base import ClientData, Loss, PRNGKey, PyTree
+from pfl_jax.errors import InvalidInput
 from pfl_jax.streams import AUGMENTATION
 
-Loss = Callable[[PyTree, ClientData], jax.Array]
-"""(params, batch of B examples) -> scalar, a mean over the examples that batch.mask marks."""
+Optimizer = Literal["sgd", "adam", "adamw"]
+"""Names of optimizers, see `LocalSGD.optimizer`."""
 
+Augment = Callable[[PRNGKey, PyTree], PyTree]
+"""Random changes to the inputs of a mini-batch: (key, x [B, ...]) -> x of the same shape; hashable."""
 
 FORWARD_BATCH = 200
 """Examples of one forward pass: enough for full speed, few enough for the cache of a CPU."""
@@ -21,6 +26,11 @@ FORWARD_BATCH = 200
 
 def _is_static_zero(value: float | jax.Array) -> bool:
     return isinstance(value, int | float) and value == 0
+
+
+def _decay(weight_decay: float | jax.Array) -> optax.GradientTransformation:
+    # A number that is exactly zero costs nothing; a traced one cannot be known to be zero.
+    return optax.identity() if _is_static_zero(weight_decay) else optax.add_decayed_weights(weight_decay)
 
 
 def sgd(
@@ -47,8 +57,7 @@ def sgd(
       0.75
     """
     return optax.chain(
-        # A number that is exactly zero costs nothing; a traced one cannot be known to be zero.
-        optax.identity() if _is_static_zero(weight_decay) else optax.add_decayed_weights(weight_decay),
+        _decay(weight_decay),
         optax.identity() if _is_static_zero(momentum) else optax.trace(decay=momentum),
         optax.scale_by_learning_rate(lr),
     )
@@ -58,7 +67,7 @@ Count = TypeVar("Count", jax.Array, np.ndarray)
 
 
 def num_steps(count: Count, batch_size: int, epochs: int | jax.Array = 1, *, drop_last: bool = False) -> Count:
-    """Number of gradient steps that `fit` takes on `count` examples.
+    """Number of gradient steps that `LocalSGD.fit` takes on `count` examples.
 
     The last batch of an epoch may be incomplete; with drop_last it is left out, unless it is the only one.
 
@@ -100,143 +109,184 @@ def descend(
 Carry = TypeVar("Carry")
 
 
-def fold_batches(
-    key: PRNGKey,
-    carry: Carry,
-    data: ClientData,
-    step: Callable[[Carry, ClientData], Carry],
-    *,
-    epochs: int | jax.Array,
-    batch_size: int,
-) -> Carry:
-    """Fold carry = step(carry, batch) over the mini-batches of some epochs.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LocalSGD:
+    """Recipe of local training: the optimizer, and how mini-batches are formed. A pytree; numbers may be traced.
 
-    The real examples are reshuffled every epoch; an epoch of a client with m of them takes ceil(m / batch_size)
-    steps, the last on the rest, so a small client does not pay for a large one unless both run under one vmap.
-    `ClientData.batches` can leave out that last batch, and take one order for all epochs.
-    Trip counts are dynamic, so the result cannot be differentiated in reverse mode. Where the data has an `augment`,
-    the inputs of every mini-batch go through it with a key of their own; the order of the examples is the same.
-
-    Args:
-      key: orders the examples and augments them.
-      carry: any pytree of arrays.
-      data: examples [n, ...] with their mask [n].
-      step: (carry, ClientData of batch_size rows) -> the next carry, of the same structure, shapes and types.
-      epochs: passes over the data; 0 returns carry unchanged. May be traced.
-      batch_size: examples of a full step.
+    Attributes:
+      lr: learning rate.
+      momentum: momentum of SGD; Adam has its own decay rates of the moments, 0.9 and 0.999.
+      weight_decay: weight decay: added to the gradient (sgd, adam), or to the step by itself (adamw).
+      batch_size: examples of a mini-batch.
+      epochs: local epochs of a round: passes over a client's examples.
+      optimizer: sgd (as PyTorch's SGD), adam or adamw; it starts afresh in every round.
+      clip_norm: global norm that the gradient of a mini-batch is scaled down to where it is larger; None for no limit.
+      drop_last: leave out an epoch's last batch where it is incomplete, as PyTorch's DataLoader(drop_last=True) does.
+        Unlike there, a client that is smaller than a batch keeps the one it has: otherwise it would never train.
+      shuffle: draw a new order of the examples for every epoch; False takes one order, the same in all epochs, rounds
+        and runs, so that with `drop_last` the same examples are left out always.
+      augment: random changes to the inputs of every mini-batch, see `pfl_jax.data.augment`; None for none. Inputs that
+        are features of a fixed backbone stay as they are.
 
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from pfl_jax.primitives import local_sgd
-      >>> from pfl_jax.base import ClientData
-      >>> data = ClientData(x=jnp.arange(5.0), y=jnp.zeros(5), mask=jnp.array([True, True, True, False, False]))
-      >>> def step(carry, batch):
-      ...     return carry[0] + 1, carry[1] + jnp.sum(batch.x * batch.mask)
-      >>> steps, total = local_sgd.fold_batches(jax.random.key(0), (0, 0.0), data, step, epochs=2, batch_size=2)
-      >>> print(steps, total)  # two steps an epoch; each real example once an epoch
-      4 6.0
-    """
-    (n,) = data.mask.shape
-    count = jnp.sum(data.mask, dtype=jnp.int32)
-    padded_length = -(-n // batch_size) * batch_size
-    augment, batches, data = data.augment, data.batches, data._replace(augment=None, batches=ALL_BATCHES)
-    steps = num_steps(count, batch_size, drop_last=batches.drop_last)
-    fixed = None if batches.shuffle else _epoch_order(jax.random.key(FIXED_ORDER), data.mask, padded_length)
-
-    def one(epoch_index, index, carry, order):
-        rows = jax.lax.dynamic_slice(order, (index * batch_size,), (batch_size,))
-        batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
-        if augment is not None:
-            epoch_key = jax.random.fold_in(jax.random.fold_in(key, AUGMENTATION), epoch_index)
-            batch = batch._replace(x=augment(jax.random.fold_in(epoch_key, index), batch.x))
-        return step(carry, batch._replace(mask=index * batch_size + jnp.arange(batch_size) < count))
-
-    def epoch(index, carry):
-        order = fixed
-        if order is None:
-            order = _epoch_order(jax.random.fold_in(key, index), data.mask, padded_length)
-        return jax.lax.fori_loop(0, steps, lambda i, c: one(index, i, c, order), carry)
-
-    return jax.lax.fori_loop(0, epochs, epoch, carry)
-
-
-def always_visited(data: ClientData, batch_size: int) -> jax.Array:
-    """Real examples that every epoch visits: bool [n]; `ClientData.batches` may leave some out.
-
-    Args:
-      data: examples [n, ...] with their mask [n].
-      batch_size: examples of a full step.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from pfl_jax.primitives import local_sgd
-      >>> from pfl_jax.base import ALL_BATCHES, Batches, ClientData
-      >>> data = ClientData(x=jnp.zeros(5), y=jnp.zeros(5), mask=jnp.ones(5, bool))
-      >>> print(jnp.sum(local_sgd.always_visited(data, batch_size=2)))
-      5
-      >>> fixed = data._replace(batches=Batches(drop_last=True, shuffle=False))
-      >>> print(jnp.sum(local_sgd.always_visited(fixed, batch_size=2)))
-      4
-    """
-    if data.batches.shuffle or not data.batches.drop_last:
-        return data.mask
-    (n,) = data.mask.shape
-    count = jnp.sum(data.mask, dtype=jnp.int32)
-    order = _epoch_order(jax.random.key(FIXED_ORDER), data.mask, n)
-    taken = jnp.arange(n) < batch_size * num_steps(count, batch_size, drop_last=True)
-    return jnp.zeros(n, bool).at[order].set(taken) & data.mask
-
-
-def fit(
-    key: PRNGKey,
-    params: PyTree,
-    data: ClientData,
-    loss: Loss,
-    *,
-    optimizer: optax.GradientTransformation,
-    epochs: int | jax.Array,
-    batch_size: int,
-) -> PyTree:
-    """Train params for some epochs of mini-batch descent.
-
-    The batches are those of `fold_batches`; the optimizer starts afresh. Freezing a part of a model is closing over
-    it:
-
-        fit(key, head, data, lambda head, batch: loss(merge(backbone, head), batch), ...)
-
-    Args:
-      key: orders the examples.
-      params: any pytree of float arrays.
-      data: examples [n, ...] with their mask [n].
-      loss: (params, ClientData of batch_size rows) -> scalar mean over the batch's mask.
-      optimizer: an optax transformation, `sgd` for example.
-      epochs: passes over the data; 0 returns params unchanged. May be traced.
-      batch_size: examples of a full step.
-
-    Example:
-      >>> import jax
-      >>> import jax.numpy as jnp
-      >>> from pfl_jax.primitives import local_sgd, losses
-      >>> from pfl_jax.base import ClientData
+      >>> from pfl_jax import ClientData, LocalSGD
+      >>> from pfl_jax.primitives import losses
       >>> x = jnp.array([1.0, 2.0, 3.0, 0.0])
       >>> data = ClientData(x=x, y=2 * x, mask=jnp.array([True, True, True, False]))
       >>> def loss(w, batch):
       ...     return losses.masked_mean(jnp.square(w * batch.x - batch.y), batch.mask)
-      >>> w = local_sgd.fit(
-      ...     jax.random.key(0), jnp.array(0.0), data, loss, optimizer=local_sgd.sgd(0.05), epochs=20, batch_size=2
-      ... )
-      >>> print(f"{w:.2f}")
+      >>> training = LocalSGD(lr=0.05, momentum=0.0, weight_decay=0.0, batch_size=2, epochs=20)
+      >>> print(f"{training.fit(jax.random.key(0), jnp.array(0.0), data, loss):.2f}")
       2.00
     """
 
-    def step(carry, batch):
-        params, opt_state = carry
-        return descend(optimizer, jax.grad(loss)(params, batch), params, opt_state)
+    lr: float | jax.Array = 0.01
+    momentum: float | jax.Array = 0.5
+    weight_decay: float | jax.Array = 5e-4
+    batch_size: int = field(default=50, metadata={"static": True})
+    epochs: int | jax.Array = 5
+    optimizer: Optimizer = field(default="sgd", metadata={"static": True})
+    clip_norm: float | jax.Array | None = None
+    drop_last: bool = field(default=False, metadata={"static": True})
+    shuffle: bool = field(default=True, metadata={"static": True})
+    augment: Augment | None = field(default=None, metadata={"static": True})
 
-    start = (params, optimizer.init(params))
-    params, _ = fold_batches(key, start, data, step, epochs=epochs, batch_size=batch_size)
-    return params
+    def replace(self, **changes: Any) -> "LocalSGD":
+        """This recipe with other values."""
+        return dataclasses.replace(self, **changes)
+
+    def plain(self, **changes: Any) -> "LocalSGD":
+        """This recipe without momentum and weight decay, with other values."""
+        return dataclasses.replace(self, **{"momentum": 0.0, "weight_decay": 0.0, **changes})
+
+    def transformation(self) -> optax.GradientTransformation:
+        """The optimizer as an optax transformation, clipping first.
+
+        Raises:
+          InvalidInput: an unknown optimizer.
+        """
+        if self.optimizer == "sgd":
+            steps = sgd(self.lr, self.momentum, self.weight_decay)
+        elif self.optimizer == "adam":
+            steps = optax.chain(_decay(self.weight_decay), optax.adam(self.lr))
+        elif self.optimizer == "adamw":
+            steps = optax.adamw(self.lr, weight_decay=self.weight_decay)
+        else:
+            raise InvalidInput(f"optimizer must be sgd, adam or adamw, not {self.optimizer!r}")
+        return steps if self.clip_norm is None else optax.chain(optax.clip_by_global_norm(self.clip_norm), steps)
+
+    def num_steps(self, count: "Count") -> "Count":
+        """Gradient steps that `fit` takes on `count` examples, see `num_steps`."""
+        return num_steps(count, self.batch_size, self.epochs, drop_last=self.drop_last)
+
+    def fit(
+        self,
+        key: PRNGKey,
+        params: PyTree,
+        data: ClientData,
+        loss: Loss,
+        *,
+        transformation: optax.GradientTransformation | None = None,
+    ) -> PyTree:
+        """Train params on a client's examples. The batches are those of `fold`.
+
+        Freezing a part of a model is closing over it:
+
+            training.fit(key, head, data, lambda head, batch: loss(merge(backbone, head), batch))
+
+        Args:
+          key: orders the examples and augments them.
+          params: any pytree of float arrays.
+          data: examples [n, ...] with their mask [n].
+          loss: (params, ClientData of batch_size rows) -> scalar mean over the batch's mask.
+          transformation: optimizer in the place of `transformation()`.
+        """
+        optimizer = self.transformation() if transformation is None else transformation
+
+        def step(carry, batch):
+            params, opt_state = carry
+            return descend(optimizer, jax.grad(loss)(params, batch), params, opt_state)
+
+        params, _ = self.fold(key, (params, optimizer.init(params)), data, step)
+        return params
+
+    def fold(self, key: PRNGKey, carry: Carry, data: ClientData, step: Callable[[Carry, ClientData], Carry]) -> Carry:
+        """Fold carry = step(carry, batch) over the mini-batches of all epochs.
+
+        The real examples are reshuffled every epoch; an epoch of a client with m of them takes ceil(m / batch_size)
+        steps, the last on the rest, so a small client does not pay for a large one unless both run under one vmap.
+        `drop_last` leaves out that last batch, `shuffle` False takes one order for all epochs. Trip counts are
+        dynamic, so the result cannot be differentiated in reverse mode. With `augment`, the inputs of every mini-batch
+        go through it with a key of their own; the order of the examples is the same.
+
+        Args:
+          key: orders the examples and augments them.
+          carry: any pytree of arrays.
+          data: examples [n, ...] with their mask [n].
+          step: (carry, ClientData of batch_size rows) -> the next carry, of the same structure, shapes and types.
+
+        Returns:
+          The last carry; the first one where there are no epochs.
+
+        Example:
+          >>> import jax
+          >>> import jax.numpy as jnp
+          >>> from pfl_jax import ClientData, LocalSGD
+          >>> data = ClientData(x=jnp.arange(5.0), y=jnp.zeros(5), mask=jnp.array([True, True, True, False, False]))
+          >>> def step(carry, batch):
+          ...     return carry[0] + 1, carry[1] + jnp.sum(batch.x * batch.mask)
+          >>> steps, total = LocalSGD(batch_size=2, epochs=2).fold(jax.random.key(0), (0, 0.0), data, step)
+          >>> print(steps, total)  # two steps an epoch; each real example once an epoch
+          4 6.0
+        """
+        (n,) = data.mask.shape
+        size = self.batch_size
+        count = jnp.sum(data.mask, dtype=jnp.int32)
+        padded_length = -(-n // size) * size
+        steps = num_steps(count, size, drop_last=self.drop_last)
+        fixed = None if self.shuffle else _epoch_order(jax.random.key(FIXED_ORDER), data.mask, padded_length)
+
+        def one(epoch_index, index, carry, order):
+            rows = jax.lax.dynamic_slice(order, (index * size,), (size,))
+            batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
+            if self.augment is not None:
+                epoch_key = jax.random.fold_in(jax.random.fold_in(key, AUGMENTATION), epoch_index)
+                batch = batch._replace(x=self.augment(jax.random.fold_in(epoch_key, index), batch.x))
+            return step(carry, batch._replace(mask=index * size + jnp.arange(size) < count))
+
+        def epoch(index, carry):
+            order = fixed
+            if order is None:
+                order = _epoch_order(jax.random.fold_in(key, index), data.mask, padded_length)
+            return jax.lax.fori_loop(0, steps, lambda i, c: one(index, i, c, order), carry)
+
+        return jax.lax.fori_loop(0, self.epochs, epoch, carry)
+
+    def always_visited(self, mask: jax.Array) -> jax.Array:
+        """Real examples that every epoch visits: bool [n]; a fixed order that drops its last batch leaves some out.
+
+        Args:
+          mask: [n], the real examples.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> from pfl_jax import LocalSGD
+          >>> mask = jnp.ones(5, bool)
+          >>> print(jnp.sum(LocalSGD(batch_size=2).always_visited(mask)))
+          5
+          >>> print(jnp.sum(LocalSGD(batch_size=2, drop_last=True, shuffle=False).always_visited(mask)))
+          4
+        """
+        if self.shuffle or not self.drop_last:
+            return mask
+        (n,) = mask.shape
+        count = jnp.sum(mask, dtype=jnp.int32)
+        order = _epoch_order(jax.random.key(FIXED_ORDER), mask, n)
+        taken = jnp.arange(n) < self.batch_size * num_steps(count, self.batch_size, drop_last=True)
+        return jnp.zeros(n, bool).at[order].set(taken) & mask
 
 
 def map_examples(

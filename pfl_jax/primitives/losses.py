@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import PyTree
+from pfl_jax.base import Loss, Model, PyTree
 
 ABSENT_CLASS = -1e9
 """Replacement of log 0 in `balanced_softmax`: finite, but below any logit."""
@@ -41,6 +41,22 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.
     """
     chex.assert_rank([logits, labels, mask], [2, 1, 1])
     return masked_mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels), mask)
+
+
+def supervised_loss(model: Model) -> Loss:
+    """Cross entropy of a whole model on a mini-batch, which local training minimizes.
+
+    Args:
+      model: the architecture.
+
+    Returns:
+      (Params, ClientData of B examples) -> scalar: `cross_entropy` over the examples that its mask marks.
+    """
+
+    def loss(params, batch):
+        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+
+    return loss
 
 
 def feature_alignment(features: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:

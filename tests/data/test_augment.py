@@ -8,12 +8,11 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
 from pfl_jax.base import ClientData
-from pfl_jax.data import client_data, federate, load
+from pfl_jax.data import client_data
 from pfl_jax.data.augment import CropAndFlip
-from pfl_jax.data.partition import iid
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import METHODS
-from pfl_jax.primitives.local_sgd import fold_batches
+from pfl_jax.methods import make_method
+from pfl_jax.primitives.local_sgd import LocalSGD
 
 SHAPE = (6, 6, 3)
 BLACK = (-1.0, -0.5, 0.25)
@@ -66,18 +65,17 @@ def batches(augment, epochs, x, key=0, padding=0, batch_size=4):
         x=jnp.concatenate([x, jnp.zeros((padding, *SHAPE))]),
         y=jnp.arange(n + padding),
         mask=jnp.arange(n + padding) < n,
-        augment=augment,
     )
     steps = epochs * -(-n // batch_size)
 
     def step(carry, batch):
         seen, labels, index = carry
-        assert batch.augment is None
         real = batch.mask[:, None, None, None]
         return seen.at[index].set(jnp.where(real, batch.x, 0)), labels.at[index].set(batch.y * batch.mask), index + 1
 
+    training = LocalSGD(batch_size=batch_size, epochs=epochs, augment=augment)
     start = (jnp.zeros((steps, batch_size, *SHAPE)), jnp.zeros((steps, batch_size), jnp.int32), 0)
-    seen, labels, _ = fold_batches(jax.random.key(key), start, data, step, epochs=epochs, batch_size=batch_size)
+    seen, labels, _ = training.fold(jax.random.key(key), start, data, step)
     return np.asarray(seen), np.asarray(labels)
 
 
@@ -102,12 +100,11 @@ def test_padding_and_vmap_change_nothing():
     x = images(6)
     expected, _ = batches(AUGMENT, 2, x)
     np.testing.assert_array_equal(batches(AUGMENT, 2, x, padding=7)[0], expected)
-    stacked = ClientData(
-        x=jnp.asarray(np.stack([x, x[::-1]])), y=jnp.zeros((2, 6)), mask=jnp.ones((2, 6), bool), augment=AUGMENT
-    )
+    stacked = ClientData(x=jnp.asarray(np.stack([x, x[::-1]])), y=jnp.zeros((2, 6)), mask=jnp.ones((2, 6), bool))
+    training = LocalSGD(batch_size=4, epochs=2, augment=AUGMENT)
 
     def total(data):
-        return fold_batches(jax.random.key(0), jnp.zeros(SHAPE), data, lambda c, b: c + b.x[0], epochs=2, batch_size=4)
+        return training.fold(jax.random.key(0), jnp.zeros(SHAPE), data, lambda c, b: c + b.x[0])
 
     together = jax.vmap(total)(stacked)
     for index in range(2):
@@ -115,21 +112,10 @@ def test_padding_and_vmap_change_nothing():
         np.testing.assert_allclose(together[index], alone, rtol=1e-6, atol=1e-6)
 
 
-def test_only_training_data_of_colour_images_is_augmented():
-    grey, colour = load("digits"), load("digits")
-    colour = colour._replace(
-        train_x=colour.train_x.repeat(3, axis=-1),
-        test_x=colour.test_x.repeat(3, axis=-1),
-        mean=(0.5,) * 3,
-        std=(0.5,) * 3,
-    )
-    partition = iid(grey.train_y, grey.test_y, 3, train_size=10, test_size=10)
-    data = federate(colour, partition, augment=True)
-    assert client_data(data, 0, "train").augment == CropAndFlip((8, 8, 3), (-1.0,) * 3)
-    assert client_data(data, 0, "test").augment is None
-    assert client_data(federate(colour, partition), 0, "train").augment is None
-    with pytest.raises(InvalidInput, match="those of digits are grey"):
-        federate(grey, partition, augment=True)
+def test_grey_images_are_refused():
+    assert CropAndFlip.normalised((8, 8, 3), (0.5,) * 3, (0.5,) * 3) == CropAndFlip((8, 8, 3), (-1.0,) * 3)
+    with pytest.raises(InvalidInput, match="for colour images"):
+        CropAndFlip.normalised((8, 8, 1), (0.5,), (0.5,))
 
 
 # The tiny problem's images are 2 x 3 pixels of one channel.
@@ -139,16 +125,14 @@ TINY = CropAndFlip((2, 3, 1), (-2.0,), border=1)
 @pytest.mark.parametrize("name", ["fedpac", "fedem"])
 def test_it_reaches_methods_that_know_nothing_of_it(name):
     """FedPAC's backbone, but not its head, whose inputs are features; FedEM's labels come with responsibilities."""
-    method = METHODS[name](tiny_model(), **HYPER_PARAMETERS)
     key = jax.random.key(3)
-    server = method.init_server(key)
 
-    @jax.jit
-    def personal(data):
-        train = client_data(data, 1, "train")
-        return method.local(key, server, method.init_client(key, server, train), train).personal
+    def personal(augment):
+        method = make_method(name, tiny_model(), **HYPER_PARAMETERS, augment=augment)
+        server, train = method.init_server(key), client_data(tiny_federation(), 1, "train")
+        return jax.jit(method.local)(key, server, method.init_client(key, server, train), train).personal
 
-    plain, augmented = personal(tiny_federation()), personal(tiny_federation()._replace(augment=TINY))
+    plain, augmented = personal(None), personal(TINY)
     if name == "fedpac":
         np.testing.assert_array_equal(plain["head"]["kernel"], augmented["head"]["kernel"])
         plain, augmented = plain["backbone"], augmented["backbone"]
@@ -158,8 +142,8 @@ def test_it_reaches_methods_that_know_nothing_of_it(name):
 
 @pytest.mark.slow
 def test_chunks_change_nothing():
-    method = METHODS["fedavg"](tiny_model(), **HYPER_PARAMETERS)
-    data = tiny_federation()._replace(augment=TINY)
+    method = make_method("fedavg", tiny_model(), **HYPER_PARAMETERS, augment=TINY)
+    data = tiny_federation()
     rounds = [
         next(simulate.run(method, data, simulate.Settings(rounds=1, chunk=chunk), jax.random.key(3)))
         for chunk in (1, None)

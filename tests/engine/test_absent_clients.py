@@ -10,7 +10,7 @@ from pfl_jax import simulate
 from pfl_jax.data.federated import client_data, hold_out
 from pfl_jax.engine import rounds
 from pfl_jax.errors import Diverged, InvalidInput
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import METHODS, make_method
 from pfl_jax.primitives.metrics import score
 
 DATA = tiny_federation()
@@ -18,7 +18,7 @@ KEY = jax.random.key(5)
 
 
 def make(name="fedper"):
-    return METHODS[name](tiny_model(), **HYPER_PARAMETERS)
+    return make_method(name, tiny_model(), **HYPER_PARAMETERS)
 
 
 def broken_for(*sizes, name="fedper"):

@@ -9,11 +9,11 @@ from pfl_jax import simulate
 from pfl_jax.base import State
 from pfl_jax.engine.checkpoint import MANIFEST, Checkpoints
 from pfl_jax.errors import CannotWrite, InvalidInput
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import make_method
 
 
 def play(name, rounds=4, state=None):
-    method = METHODS[name](tiny_model(), **HYPER_PARAMETERS)
+    method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
     (*_, last) = simulate.run(
         method, tiny_federation(), simulate.Settings(rounds=rounds, participation=0.5), jax.random.key(2), state=state
     )

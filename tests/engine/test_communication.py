@@ -4,7 +4,7 @@ import pytest
 from problems import CLASSES, FEATURES, HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax.engine.communication import traffic
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import METHODS, make_method
 
 THETA, PHI = 6 * FEATURES + FEATURES, FEATURES * CLASSES + CLASSES
 MODEL, CENTROIDS = THETA + PHI, CLASSES * FEATURES + CLASSES
@@ -53,11 +53,11 @@ def test_every_method_is_counted():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_traffic_is_what_the_paper_sends(name):
-    method = METHODS[name](tiny_model(), **HYPER_PARAMETERS)
+    method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
     found = traffic(method, tiny_federation())
     assert (found.up / 4, found.down / 4) == NUMBERS[name]
 
 
 def test_without_alignment_no_centroids_are_sent_down():
-    method = METHODS["fedpac"](tiny_model(), alignment=False, **HYPER_PARAMETERS)
+    method = make_method("fedpac", tiny_model(), alignment=False, **HYPER_PARAMETERS)
     assert traffic(method, tiny_federation()).down == 4 * MODEL

@@ -9,14 +9,14 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
 from pfl_jax.engine import host_state
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import make_method
 
 DATA = tiny_federation((9, 20, 14, 5, 12))
 SETTINGS = simulate.Settings(rounds=4, participation=0.6, full_last_round=True, eval_every=2)
 
 
 def make(name):
-    return METHODS[name](tiny_model(), **HYPER_PARAMETERS)
+    return make_method(name, tiny_model(), **HYPER_PARAMETERS)
 
 
 def play(name, **options):

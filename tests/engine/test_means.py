@@ -15,7 +15,7 @@ from pfl_jax.data import federated
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.mapping import map_and_sum
 from pfl_jax.engine.means import is_mean
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import make_method
 from pfl_jax.networks import models as networks
 from pfl_jax.primitives.aggregation import mean_by_class, size_weights, weighted_mean
 from pfl_jax.primitives.tree import byte_count
@@ -120,7 +120,7 @@ def summed(program):
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedpac"])
 def test_devices_exchange_one_sum_and_else_only_what_is_each_clients_own(name):
     data, mesh = tiny_federation((9, 20, 14, 5, 8, 6, 7, 11)), simulate.client_mesh()
-    method = METHODS[name](tiny_model(), **HYPER_PARAMETERS)
+    method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
     built = simulate.build(method, simulate.Settings(rounds=1), mesh).jit(mesh)
     state = built.init(data, jax.random.key(0))
     program = built.round.lower(data, state, 8).compile().as_text()
@@ -145,7 +145,7 @@ def test_a_round_of_three_hundred_models_takes_the_memory_of_one(capsys):
     """FedAvg's network on CIFAR-10's shape, as a `Mean` and with every client's model sent by itself."""
     clients = 300
     model = networks.MODELS["fedavg_cnn"]((32, 32, 3), 10)
-    mean = METHODS["fedavg"](model, batch_size=5, epochs=1)
+    mean = make_method("fedavg", model, batch_size=5, epochs=1)
 
     def local(*arguments):
         result = mean.local(*arguments)

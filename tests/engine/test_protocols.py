@@ -14,7 +14,7 @@ from pfl_jax import simulate, sweep
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine import host_state, sharding
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import make_method
 from pfl_jax.primitives.metrics import score
 from pfl_jax.streams import INITIALIZATION
 
@@ -25,7 +25,7 @@ SOME = Settings(rounds=4, participation=0.3, eval_every=2, before_aggregation=Tr
 
 
 def make(name, **more):
-    return METHODS[name](tiny_model(), **HYPER_PARAMETERS | more)
+    return make_method(name, tiny_model(), **HYPER_PARAMETERS | more)
 
 
 def play(method, settings=SOME, data=DATA, **options):
@@ -53,7 +53,7 @@ def test_with_everyone_in_the_cohort_it_is_trained(name):
 
 def test_local_in_float64():
     """Nobody shares anything: every client has what it trained last, or its first model."""
-    method = METHODS["local"](tiny_model(), batch_size=32, epochs=EPOCHS, **SGD)
+    method = make_method("local", tiny_model(), batch_size=32, epochs=EPOCHS, **SGD)
     (first, *rest) = play(method, Settings(rounds=3, participation=0.3, before_aggregation=True))
     states = simulate.build(method, Settings(rounds=1)).init(DATA, KEY)
     models = [

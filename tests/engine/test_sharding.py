@@ -12,7 +12,7 @@ from test_host_state import assert_same
 from pfl_jax import simulate
 from pfl_jax.data.federated import OwnClients, client_data
 from pfl_jax.engine import host_state, sharding
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import make_method
 
 DATA = tiny_federation((9, 20, 14, 5, 12))._replace(
     label_map=jnp.asarray([np.roll(np.arange(3), client) for client in range(5)], jnp.int32)
@@ -21,7 +21,7 @@ SETTINGS = simulate.Settings(rounds=2, participation=0.6, eval_every=2)
 
 
 def make(name):
-    return METHODS[name](tiny_model(), **HYPER_PARAMETERS)
+    return make_method(name, tiny_model(), **HYPER_PARAMETERS)
 
 
 def test_every_device_has_its_own_clients_and_no_other_examples():

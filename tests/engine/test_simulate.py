@@ -9,7 +9,7 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from pfl_jax import simulate
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import make_method
 
 COUNTS = jnp.array([5, 9, 7, 9, 1, 3, 8, 2, 6, 4], jnp.int32)
 
@@ -109,7 +109,7 @@ def test_two_methods_see_the_same_cohorts():
         [
             tuple(result.cohort)
             for result in simulate.run(
-                METHODS[name](tiny_model(), **HYPER_PARAMETERS), tiny_federation(), settings, jax.random.key(2)
+                make_method(name, tiny_model(), **HYPER_PARAMETERS), tiny_federation(), settings, jax.random.key(2)
             )
         ]
         for name in ("fedavg", "fedper")
@@ -118,7 +118,7 @@ def test_two_methods_see_the_same_cohorts():
 
 
 def test_evaluation_rounds_and_results():
-    method = METHODS["fedper"](tiny_model(), **HYPER_PARAMETERS)
+    method = make_method("fedper", tiny_model(), **HYPER_PARAMETERS)
     settings = Settings(rounds=5, eval_every=2, participation=0.5)
     results = list(simulate.run(method, tiny_federation(), settings, jax.random.key(0)))
     assert [result.round for result in results] == [1, 2, 3, 4, 5]
@@ -140,7 +140,7 @@ def test_nothing_is_compiled_after_the_first_round(name, devices):
             compiled.append(event)
 
     mesh = simulate.client_mesh() if devices == 2 else None
-    method = METHODS[name](tiny_model(), **HYPER_PARAMETERS)
+    method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
     jax.monitoring.register_event_duration_secs_listener(listener)
     try:
         rounds = simulate.run(method, tiny_federation(), Settings(rounds=3), jax.random.key(0), mesh=mesh)
@@ -151,7 +151,7 @@ def test_nothing_is_compiled_after_the_first_round(name, devices):
 
 
 def test_a_run_continues_from_a_state():
-    method, data = METHODS["fedper"](tiny_model(), **HYPER_PARAMETERS), tiny_federation()
+    method, data = make_method("fedper", tiny_model(), **HYPER_PARAMETERS), tiny_federation()
     settings = Settings(rounds=4, participation=0.5)
     *_, whole = simulate.run(method, data, settings, jax.random.key(7))
     first, second, *_ = simulate.run(method, data, Settings(rounds=2, participation=0.5), jax.random.key(7))

@@ -10,7 +10,7 @@ from pfl_jax import models, simulate, sweep
 from pfl_jax.data import federate, federate_runs, load, partition
 from pfl_jax.data.federated import select_run
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import make_method
 from pfl_jax.primitives.tree import byte_count
 
 SETTINGS = simulate.Settings(rounds=3, participation=0.75, full_last_round=True, eval_every=2)
@@ -44,7 +44,7 @@ def test_each_run_is_the_one_alone(name, chunk, devices):
     data = tiny_federation()
 
     def make(**values):
-        return METHODS[name](tiny_model(), **HYPER_PARAMETERS | values)
+        return make_method(name, tiny_model(), **HYPER_PARAMETERS | values)
 
     # Three runs do not divide by two devices.
     mesh = simulate.client_mesh() if devices == 2 else None
@@ -79,8 +79,8 @@ def test_each_run_may_have_its_own_partition():
             np.testing.assert_array_equal(rows, expected.x[expected.train_index[client, :count]])
 
     def make():
-        return METHODS["fedper"](
-            models.mlp(dataset.train_x.shape[1:], 10, hidden=(8,)), lr=0.1, batch_size=10, epochs=1
+        return make_method(
+            "fedper", models.mlp(dataset.train_x.shape[1:], 10, hidden=(8,)), lr=0.1, batch_size=10, epochs=1
         )
 
     settings = simulate.Settings(rounds=2)
@@ -91,7 +91,7 @@ def test_each_run_may_have_its_own_partition():
 
 def test_runs_must_agree_in_number():
     def make(**values):
-        return METHODS["fedavg"](tiny_model(), **values)
+        return make_method("fedavg", tiny_model(), **values)
 
     with pytest.raises(InvalidInput, match=r"keys has shape \(2,\), but lr has shape \(3,\)"):
         next(sweep.run(make, tiny_federation(), SETTINGS, keys([0, 1]), {"lr": jnp.ones(3)}))
@@ -105,7 +105,7 @@ def test_runs_must_agree_in_number():
 
 def test_the_memory_of_a_run_grows_with_its_clients():
     def make(**values):
-        return METHODS["ditto"](tiny_model(), **values)
+        return make_method("ditto", tiny_model(), **values)
 
     few, many = tiny_federation(), tiny_federation((9,) * 12)
     small = sweep.bytes_of_runs(make, few, SETTINGS, {"lr": 0.1})

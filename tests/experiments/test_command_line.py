@@ -1,7 +1,6 @@
 """The command line: driven as a process where the process matters, called as a function where words do."""
 
 import dataclasses
-import inspect
 import io
 import json
 import os
@@ -19,14 +18,14 @@ from rich.console import Console
 
 from experiments.commands.main import main
 from experiments.config import presets
-from experiments.config.options import without_effect
+from experiments.config.options import Options, without_effect
 from experiments.config.request import method_config, parse
 from experiments.execution import build
 from experiments.runtime import jax_config
 from experiments.runtime.progress import RoundProgress, duration
 from pfl_jax.data import client_data
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import METHODS, hyper_parameters
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epochs", "1"]
@@ -335,13 +334,11 @@ def test_help_explains_every_option_with_its_default(capsys, monkeypatch):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_methods_options_are_its_factorys_arguments(name):
     config = method_config(name)
-    arguments = [
-        parameter
-        for parameter in inspect.signature(METHODS[name]).parameters.values()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
-    assert arguments
-    assert dataclasses.asdict(config()) == {argument.name: argument.default for argument in arguments}
+    every = hyper_parameters(METHODS[name])
+    # These are the same for all methods.
+    common = every.keys() & {"augment", *(field.name for field in dataclasses.fields(Options))}
+    assert common == {"optimizer", "clip_norm", "drop_last", "shuffle", "augment"}
+    assert dataclasses.asdict(config()) == {option: every[option] for option in every if option not in common}
     with pytest.raises(dataclasses.FrozenInstanceError):
         config().lr = 1.0
     # Its docstring explains each one: what --help prints.

@@ -12,13 +12,13 @@ from problems import tiny_federation, tiny_model
 
 from experiments import fedas_released
 from pfl_jax import simulate
-from pfl_jax.base import Batches
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.methods import METHODS
-from pfl_jax.primitives import local_sgd
+from pfl_jax.methods import make_method
+from pfl_jax.primitives.local_sgd import LocalSGD
 
 KEY = jax.random.key(4)
+RELEASED = {"drop_last": True, "shuffle": False}
 OPTIONS = {
     "align_lr": 0.3,
     "lr": 0.2,
@@ -34,14 +34,14 @@ OPTIONS = {
 
 def both(settings, **options):
     """The method, and the procedure with it."""
-    aligned, plain = (METHODS["fedas"](tiny_model(), **OPTIONS | options, alignment=on) for on in (True, False))
+    aligned, plain = (make_method("fedas", tiny_model(), **OPTIONS | options, alignment=on) for on in (True, False))
     return aligned, fedas_released.procedure(aligned, plain, settings)
 
 
 def test_cohorts_of_one_client_are_the_method():
-    data = tiny_federation()._replace(batches=Batches(drop_last=True, shuffle=False))
+    data = tiny_federation()
     settings = Settings(rounds=5, participation=0.25)
-    method, procedure = both(settings)
+    method, procedure = both(settings, **RELEASED)
     *_, last = simulate.run(method, data, settings, KEY)
     state, round_ = procedure.init(data, KEY), jax.jit(procedure.round, static_argnums=2)
     for _ in range(5):
@@ -79,7 +79,7 @@ def test_each_client_receives_what_the_one_before_has_aligned():
     np.testing.assert_allclose(info["trace"], traces, rtol=1e-3)
     weights = np.array(traces) / sum(traces)
     want = reference.mean(weights, list(trained.values()))
-    got = reference.to_numpy({name: next_state.server[name] for name in ("backbone", "head")})
+    got = reference.to_numpy({"backbone": next_state.server.backbone, "head": next_state.server.head})
     for name, value in got.items():
         expected = want[name] if name.startswith("backbone") else start[name]
         np.testing.assert_allclose(value, expected, rtol=2e-4, atol=2e-5)
@@ -95,7 +95,7 @@ def batches_of(data, client, batch_size):
         rows, index = carry
         return rows.at[index].set(batch.x), index + 1
 
-    rows, steps = local_sgd.fold_batches(KEY, start, numbered, step, epochs=1, batch_size=batch_size)
+    rows, steps = LocalSGD(batch_size=batch_size, epochs=1, **RELEASED).fold(KEY, start, numbered, step)
     x, y = np.float64(examples.x), np.asarray(examples.y)
     return [(x[row], y[row]) for row in np.asarray(rows)[: int(steps)]]
 
@@ -112,8 +112,8 @@ def summed_over_classes(w, x, y, means):
 
 def test_the_released_choices_against_numpy():
     """Three rounds of everyone, one mini-batch after another, clients one after another on copies of their own."""
-    data = tiny_federation((9, 21, 14))._replace(batches=Batches(drop_last=True, shuffle=False))
-    method, _ = both(Settings(rounds=1))
+    data = tiny_federation((9, 21, 14))
+    method, _ = both(Settings(rounds=1), **RELEASED)
     results = list(simulate.run(method, data, Settings(rounds=3), KEY))
     start = reference.to_numpy(simulate.build(method, Settings(rounds=1)).init(data, KEY).server)
     clients = [batches_of(data, client, 4) for client in range(3)]
@@ -153,13 +153,13 @@ def test_the_first_alignment_is_with_the_initial_backbone():
         )
         server = method.init_server(KEY)
         client = method.init_client(KEY, server, data)
-        moved = {**server, "backbone": jax.tree.map(lambda leaf: leaf + 0.5, server["backbone"])}
+        moved = server._replace(backbone=jax.tree.map(lambda leaf: leaf + 0.5, server.backbone))
         received[on] = method.personalize(KEY, moved, client, data)["backbone"]
-    chex.assert_trees_all_equal(received[False], moved["backbone"])
-    start = reference.to_numpy({"backbone": moved["backbone"], "head": server["head"]})
-    x, own = np.float64(data.x), reference.to_numpy({"backbone": server["backbone"], "head": server["head"]})
+    chex.assert_trees_all_equal(received[False], moved.backbone)
+    start = reference.to_numpy({"backbone": moved.backbone, "head": server.head})
+    x, own = np.float64(data.x), reference.to_numpy({"backbone": server.backbone, "head": server.head})
     want = reference.descend(start, lambda w: reference.alignment_gradient(w, x, reference.features(own, x)), 1, 0.3)
-    got = reference.to_numpy({"backbone": received[True], "head": server["head"]})
+    got = reference.to_numpy({"backbone": received[True], "head": server.head})
     for name, value in got.items():
         np.testing.assert_allclose(value, want[name], rtol=2e-4, atol=2e-5)
 

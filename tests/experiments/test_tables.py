@@ -218,9 +218,9 @@ def test_a_run_with_a_hyper_parameter_that_is_gone_is_another_run(runs, tmp_path
     cell = Cell("fashion_mnist", ("--method", "pfedme"))
     cached_runs.run_cell(cell, tmp_path / "run", Console(quiet=True))
     config = json.loads((tmp_path / "run" / CONFIG).read_text())
-    config["hyper_parameters"]["momentum"] = 0.5
+    config["hyper_parameters"]["inner_momentum"] = 0.5
     (tmp_path / "run" / CONFIG).write_text(json.dumps(config))
-    with pytest.raises(InvalidInput, match=r"--momentum 0\.5, which pfedme no longer has"):
+    with pytest.raises(InvalidInput, match=r"--inner-momentum 0\.5, which pfedme no longer has"):
         cached_runs.inspect(cell, tmp_path / "run")
 
 

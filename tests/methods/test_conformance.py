@@ -5,7 +5,6 @@ Compiling is nearly all the work here, so tests share compiled engines wherever 
 
 import collections
 import functools
-import inspect
 import json
 
 import chex
@@ -20,7 +19,7 @@ from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine import sharding
 from pfl_jax.engine.simulate import Settings
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import METHODS, hyper_parameters, make_method
 
 TRACES = collections.Counter()
 """How often each method's round was traced."""
@@ -45,12 +44,12 @@ def name(request):
 
 
 def build(name, **changes):
-    return METHODS[name](tiny_model(), **{**HYPER_PARAMETERS, **changes})
+    return make_method(name, tiny_model(), **{**HYPER_PARAMETERS, **changes})
 
 
 def full_batches(name):
     """Every batch size of the method's own, each above the largest client: no example order is left."""
-    return {argument: 32 for argument in inspect.signature(METHODS[name]).parameters if argument.endswith("batch_size")}
+    return {argument: 32 for argument in hyper_parameters(METHODS[name]) if argument.endswith("batch_size")}
 
 
 @functools.cache
@@ -204,8 +203,8 @@ def test_vmap_over_seeds_and_learning_rates(name):
 
     usual = HYPER_PARAMETERS["lr"]
     # Every real number may be an input of the program, as sweeps have it.
-    parameters = inspect.signature(METHODS[name], eval_str=True).parameters.values()
-    others = {one.name: one.default for one in parameters if one.annotation is float and one.name != "lr"}
+    every = hyper_parameters(METHODS[name]).items()
+    others = {other: default for other, default in every if isinstance(default, float) and other != "lr"}
     over = jax.jit(jax.vmap(whole_run, in_axes=(0, 0, None)))
     servers, losses = over(jnp.array([0, 1, 0]), jnp.array([usual, usual, usual / 5]), others)
     for index in range(2):

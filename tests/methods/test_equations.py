@@ -10,7 +10,7 @@ from problems import tiny_federation, tiny_model
 from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.simulate import Settings
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.fedas import trace_weights
 
 SIZES, EPOCHS = (9, 20, 14), 3
@@ -28,7 +28,7 @@ def problem():
 
 
 def run(name, data, rounds, **hyper_parameters):
-    method = METHODS[name](tiny_model(), batch_size=32, epochs=EPOCHS, **SGD, **hyper_parameters)
+    method = make_method(name, tiny_model(), batch_size=32, epochs=EPOCHS, **SGD, **hyper_parameters)
     return list(simulate.run(method, data, Settings(rounds=rounds), jax.random.key(4)))
 
 
@@ -147,16 +147,16 @@ def test_fedas(problem, target, manner):
 
 def test_fedas_leaves_out_classes_without_a_global_mean():
     """What nobody of the first cohort holds has no target in the second round: the others alone are aligned."""
-    method = METHODS["fedas"](tiny_model(), target="global_class_mean", batch_size=32, epochs=EPOCHS, align_lr=0.5)
+    method = make_method("fedas", tiny_model(), target="global_class_mean", batch_size=32, epochs=EPOCHS, align_lr=0.5)
     server = method.init_server(jax.random.key(0))
-    server["centroids"] = jnp.ones_like(server["centroids"])
-    server["centroid_counts"] = jnp.array([3.0, 0.0, 0.0])
+    counts = jnp.array([3.0, 0.0, 0.0])
+    server = server._replace(centroids=jnp.ones_like(server.centroids), centroid_counts=counts)
     data = client_data(tiny_federation(SIZES), 0, "train")
     client = method.init_client(jax.random.key(1), server, data)
     got = method.personalize(jax.random.key(2), server, client, data)
     x, y = np.float64(data.x)[data.mask], np.asarray(data.y)[data.mask]
     x = x[y == 0]
-    want = reference.to_numpy({"backbone": server["backbone"], "head": server["head"]})
+    want = reference.to_numpy({"backbone": server.backbone, "head": server.head})
     want = reference.descend(want, lambda w: reference.alignment_gradient(w, x, np.ones((len(x), 4))), 1, 0.5)
     assert 0 < len(x) < len(y)
     assert_model(got, want)

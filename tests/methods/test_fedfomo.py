@@ -13,6 +13,7 @@ from pfl_jax.base import Cohort
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import make_method
 from pfl_jax.methods.fedfomo import fedfomo
 from pfl_jax.methods.local import local
 from pfl_jax.primitives.affinity import Affinity, choose, look_up, no_affinity, remember
@@ -94,7 +95,7 @@ def test_fedfomo_with_its_own_model_alone_is_local_on_the_examples_not_held_out(
         train_index=jnp.asarray(np.stack([np.pad(rows, (0, width - len(rows))) for rows in tables])),
         train_count=jnp.asarray([len(rows) for rows in tables], jnp.int32),
     )
-    method = local(tiny_model(), lr=lr, momentum=0.5, weight_decay=0.01, epochs=3, batch_size=32)
+    method = make_method(local, tiny_model(), lr=lr, momentum=0.5, weight_decay=0.01, epochs=3, batch_size=32)
     *_, alone = simulate.run(method, rest, Settings(rounds=4), jax.random.key(4))
     assert_same(row(last.state.clients.models, np.s_[:, 0]), alone.state.clients)
     assert_same(last.trained.loss, alone.trained.loss)
@@ -115,7 +116,7 @@ def test_fedfomo_stays_where_no_model_is_better():
 )
 def test_fedfomo_refuses(option, message):
     with pytest.raises(InvalidInput, match=message):
-        fedfomo(tiny_model(), **option)
+        make_method(fedfomo, tiny_model(), **option)
 
 
 # Equations

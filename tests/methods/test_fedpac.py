@@ -8,6 +8,7 @@ from problems import CLASSES, FEATURES, received, tiny_model
 from scipy.optimize import nnls
 
 from pfl_jax.base import ClientData, Cohort, Mean
+from pfl_jax.methods import make_method
 from pfl_jax.methods.fedpac import FedPACMessage, FedPACServer, _solve_head_weights, fedpac, head_weights
 from pfl_jax.methods.fedpac_proto import fedpac_proto, prototype_weights
 
@@ -217,7 +218,9 @@ def server_with(centroid_counts, seed=1):
 def test_local_training_follows_the_equations(centroid_counts, alignment, pad):
     lam, data, server = 0.7, client(pad=pad), server_with(centroid_counts)
     head = jax.tree.map(lambda leaf: leaf + 0.1, server.head)
-    method = fedpac(tiny_model(), lam=lam, alignment=alignment, batch_size=20, epochs=3, head_epochs=2, **SGD)
+    method = make_method(
+        fedpac, tiny_model(), lam=lam, alignment=alignment, batch_size=20, epochs=3, head_epochs=2, **SGD
+    )
     result = jax.jit(method.local)(jax.random.key(0), server, head, data)
 
     known = np.asarray(centroid_counts)[:, None] > 0
@@ -233,7 +236,7 @@ def test_local_training_follows_the_equations(centroid_counts, alignment, pad):
 def test_local_training_of_a_client_that_misses_classes():
     server = server_with((3, 0, 0))
     data = client(sizes=(0, 6, 0))
-    method = fedpac(tiny_model(), batch_size=20, epochs=2, **SGD)
+    method = make_method(fedpac, tiny_model(), batch_size=20, epochs=2, **SGD)
     message = jax.jit(method.local)(jax.random.key(0), server, server.head, data).message
     targets = np.where([[True], [False], [False]], np.float64(server.centroids), own_centroids(server.backbone, data))
     assert_close(message, reference_round(server.backbone, server.head, data, targets, 1.0, 1, 2))
@@ -242,7 +245,7 @@ def test_local_training_of_a_client_that_misses_classes():
 
 def test_both_methods_train_alike():
     server, data = server_with((2, 2, 2)), client()
-    methods = [factory(tiny_model(), batch_size=4, epochs=2, **SGD) for factory in (fedpac, fedpac_proto)]
+    methods = [make_method(factory, tiny_model(), batch_size=4, epochs=2, **SGD) for factory in (fedpac, fedpac_proto)]
     results = [jax.jit(method.local)(jax.random.key(3), server, server.head, data) for method in methods]
     jax.tree.map(np.testing.assert_array_equal, results[0].personal, results[1].personal)
     assert jax.tree.leaves(results[1].message.statistics) == []
@@ -318,7 +321,7 @@ def test_lambda_may_be_traced():
     server, data = server_with((2, 2, 2)), client()
 
     def trained(lam):
-        method = fedpac(tiny_model(), lam=lam, batch_size=20, epochs=2)
+        method = make_method(fedpac, tiny_model(), lam=lam, batch_size=20, epochs=2)
         return method.local(jax.random.key(0), server, server.head, data).message.backbone.value
 
     trained = jax.jit(trained)

@@ -11,7 +11,7 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.simulate import Settings
-from pfl_jax.methods import METHODS
+from pfl_jax.methods import METHODS, make_method
 
 SAME = [
     ("fedavg_ft", {"finetune_epochs": 0}, "fedavg", {}),
@@ -25,7 +25,7 @@ def run(name, rounds=3, sizes=(9, 20, 14, 5), data=None, **hyper_parameters):
     """The last round; every method trains with the same optimizer unless told otherwise."""
     data = tiny_federation(sizes) if data is None else data
     sgd = {"momentum": 0.5, "weight_decay": 5e-4, **HYPER_PARAMETERS}
-    method = METHODS[name](tiny_model(), **{**sgd, **hyper_parameters})
+    method = make_method(name, tiny_model(), **{**sgd, **hyper_parameters})
     *_, last = simulate.run(method, data, Settings(rounds=rounds), jax.random.key(5))
     return last
 
@@ -37,7 +37,7 @@ def assert_same(left, right):
 def deployed(name, hyper_parameters):
     """Log-probabilities [4, 12, K] of every client's test examples, under both protocols, after two rounds."""
     data = tiny_federation()
-    method = METHODS[name](tiny_model(), **{**HYPER_PARAMETERS, **hyper_parameters})
+    method = make_method(name, tiny_model(), **{**HYPER_PARAMETERS, **hyper_parameters})
     *_, last = simulate.run(method, data, Settings(rounds=2, eval_every=2), jax.random.key(5))
     return log_probabilities(method)(data, last.state)
 
@@ -75,7 +75,7 @@ def test_fedas_without_both_parts_is_fedper():
     # FedAS splits its key between alignment and training: with full batches, order is all that keys decide.
     fedas = run("fedas", alignment=False, synchronization=False, batch_size=32)
     fedper = run("fedper", batch_size=32)
-    assert_same(fedas.state.server, fedper.state.server)
+    assert_same(fedas.state.server._asdict(), {**fedper.state.server, "centroids": (), "centroid_counts": ()})
     assert_same(fedas.state.clients.head, fedper.state.clients)
     assert_same(fedas.received.loss, fedper.received.loss)
 
@@ -84,8 +84,8 @@ def test_fedas_without_an_alignment_epoch_or_rate_does_not_align():
     plain = run("fedas", alignment=False)
     for off in ({"align_epochs": 0}, {"align_lr": 0.0}):
         assert_same(run("fedas", **off).state.server, plain.state.server)
-    moved = run("fedas", align_lr=0.1).state.server["backbone"]["kernel"]
-    assert float(jnp.abs(moved - plain.state.server["backbone"]["kernel"]).max()) > 1e-4
+    moved = run("fedas", align_lr=0.1).state.server.backbone["kernel"]
+    assert float(jnp.abs(moved - plain.state.server.backbone["kernel"]).max()) > 1e-4
 
 
 def test_fedas_skips_the_alignment_of_clients_never_trained():

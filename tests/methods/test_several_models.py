@@ -25,6 +25,7 @@ from full_batches import (
 from problems import tiny_federation, tiny_model
 
 from pfl_jax.data.federated import client_data
+from pfl_jax.methods import make_method
 from pfl_jax.methods.fedem import fedem
 from pfl_jax.methods.fedem_ft import fedem_ft
 from pfl_jax.methods.hypcluster import hypcluster
@@ -125,11 +126,11 @@ def test_fedem_responsibilities_follow_their_examples_through_shuffling():
 
 def test_fedem_ft_deploys_tuned_learners():
     data, key = client_data(tiny_federation(SIZES), 1, "train"), jax.random.key(0)
-    method = fedem_ft(tiny_model(), **SGD, finetune_epochs=20)
+    method = make_method(fedem_ft, tiny_model(), **SGD, finetune_epochs=20)
     server = method.init_server(key)
     client = jnp.log(jnp.array([0.2, 0.5, 0.3]))
     models, mixture = jax.jit(method.personalize)(key, server, client, data)
-    want = jax.jit(fedem(tiny_model(), **SGD, epochs=20).local)(key, server, client, data)
+    want = jax.jit(make_method(fedem, tiny_model(), **SGD, epochs=20).local)(key, server, client, data)
     assert_same((models, mixture), (want.message.value, want.client))
     assert float(jnp.abs(models["head"]["kernel"] - server["head"]["kernel"]).max()) > 0.05
 

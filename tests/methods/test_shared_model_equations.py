@@ -1,8 +1,6 @@
 """Whole rounds of FedProx, SCAFFOLD, LG-FedAvg, FedRep, FedBABU, Fed-RoD, Ditto, pFedMe and APFL against float64 NumPy,
 with full batches so that no order is left."""
 
-import inspect
-
 import jax
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ from problems import tiny_federation, tiny_model
 
 from pfl_jax import simulate
 from pfl_jax.engine.simulate import Settings
+from pfl_jax.methods import hyper_parameters, make_method
 from pfl_jax.methods.apfl import apfl
 from pfl_jax.methods.ditto import ditto
 from pfl_jax.methods.fedavg import fedavg
@@ -41,8 +40,7 @@ def problem():
 
 
 def rounds(factory, data, **hyper_parameters):
-    sgd = {name: value for name, value in SGD.items() if name in inspect.signature(factory).parameters}
-    method = factory(tiny_model(), **{"batch_size": 32, "epochs": EPOCHS, **sgd, **hyper_parameters})
+    method = make_method(factory, tiny_model(), **{"batch_size": 32, "epochs": EPOCHS, **SGD, **hyper_parameters})
     return list(simulate.run(method, data, Settings(rounds=ROUNDS), jax.random.key(4)))[-1]
 
 
@@ -236,8 +234,8 @@ def test_ditto_equations(problem):
 def test_pfedme_equations(problem, momentum):
     data, w, clients = problem
     lam, steps, inner = 2.0, 3, {**SGD, "lr": 0.1, "momentum": momentum}
-    # Without a word of it the steps have no momentum, as in the released code.
-    given = {"inner_momentum": momentum} if momentum else {}
+    # By default the steps have none, as in the released code.
+    assert hyper_parameters(pfedme)["momentum"] == 0.0
     for _ in range(ROUNDS):
         moved, personal = [], []
         for x, y in clients:
@@ -248,7 +246,7 @@ def test_pfedme_equations(problem, momentum):
             moved.append(own)
             personal.append(t)
         w = combine(lambda a, b: 0.3 * a + 0.7 * b, w, reference.mean(BETA, moved))
-    last = rounds(pfedme, data, lam=lam, inner_steps=steps, personal_lr=0.1, server_lr=0.7, **given)
+    last = rounds(pfedme, data, lam=lam, inner_steps=steps, personal_lr=0.1, server_lr=0.7, momentum=momentum)
     assert_model(last.state.server, w)
     for index, t in enumerate(personal):
         assert_model(row(last.state.clients, index), t)

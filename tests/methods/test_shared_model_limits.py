@@ -1,7 +1,6 @@
 """Limits of FedProx, SCAFFOLD, LG-FedAvg, FedRep, FedBABU, Fed-RoD, Ditto, pFedMe and APFL that are other methods."""
 
 import functools
-import inspect
 
 import chex
 import jax
@@ -13,6 +12,7 @@ from problems import CLASSES, HYPER_PARAMETERS, tiny_federation, tiny_model
 from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.simulate import Settings
+from pfl_jax.methods import make_method
 from pfl_jax.methods.apfl import apfl
 from pfl_jax.methods.ditto import ditto
 from pfl_jax.methods.fedavg import fedavg
@@ -45,8 +45,7 @@ def federation(sizes, balanced):
 def run(factory, rounds=3, sizes=(9, 20, 14, 5), balanced=False, participation=1.0, **hyper_parameters):
     """The last round; every method trains with the same optimizer unless told otherwise."""
     sgd = {"momentum": 0.5, "weight_decay": 5e-4, **HYPER_PARAMETERS}
-    sgd = {name: value for name, value in sgd.items() if name in inspect.signature(factory).parameters}
-    method = factory(tiny_model(), **{**sgd, **hyper_parameters})
+    method = make_method(factory, tiny_model(), **{**sgd, **hyper_parameters})
     settings = Settings(rounds=rounds, participation=participation, eval_every=rounds)
     *_, last = simulate.run(method, federation(sizes, balanced), settings, jax.random.key(5))
     return last
@@ -94,7 +93,7 @@ def test_fine_tuning_has_as_many_epochs_as_training_unless_told(factory):
     examples = client_data(tiny_federation(), 1, "train")
 
     def deployed(**epochs):
-        method = factory(tiny_model(), lr=0.1, batch_size=8, **epochs)
+        method = make_method(factory, tiny_model(), lr=0.1, batch_size=8, **epochs)
         server = method.init_server(jax.random.key(0))
         client = method.init_client(jax.random.key(1), server, examples)
         return method.personalize(jax.random.key(2), server, client, examples)
@@ -117,9 +116,9 @@ def test_scaffold_starts_as_fedavg():
 
 def test_scaffold_weighs_clients_alike_whatever_their_sizes():
     data = tiny_federation()
-    engine = simulate.build(scaffold(tiny_model(), **HYPER_PARAMETERS), Settings(rounds=1)).jit()
+    engine = simulate.build(make_method(scaffold, tiny_model(), **HYPER_PARAMETERS), Settings(rounds=1)).jit()
     state = engine.init(data, jax.random.key(5))
-    method, alone = fedavg(tiny_model(), **HYPER_PARAMETERS), []
+    method, alone = make_method(fedavg, tiny_model(), **HYPER_PARAMETERS), []
     for client in range(4):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(5), 0), client)
         alone.append(method.local(key, state.server.params, (), client_data(data, client, "train")).message.value)
@@ -132,7 +131,7 @@ def test_scaffold_without_a_learning_rate_stands_still(traced):
     data, examples = tiny_federation(), client_data(tiny_federation(), 1, "train")
 
     def train(lr):
-        method = scaffold(tiny_model(), **{**HYPER_PARAMETERS, "lr": lr})
+        method = make_method(scaffold, tiny_model(), **{**HYPER_PARAMETERS, "lr": lr})
         server = method.init_server(jax.random.key(0))
         # As in a later round: controls that are not zero.
         server = server._replace(control=jax.tree.map(jnp.ones_like, server.control))
@@ -144,7 +143,7 @@ def test_scaffold_without_a_learning_rate_stands_still(traced):
     assert_same(result.client, client)
     assert_same(result.message.value.params, server.params)
     assert float(sum(jnp.abs(leaf).sum() for leaf in jax.tree.leaves(result.message.value.control_change))) == 0
-    method = scaffold(tiny_model(), **{**HYPER_PARAMETERS, "lr": 0.0})
+    method = make_method(scaffold, tiny_model(), **{**HYPER_PARAMETERS, "lr": 0.0})
     *_, last = simulate.run(method, data, Settings(rounds=2), jax.random.key(5))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(last.state.server))
     assert_same(last.state.server.params, run(fedavg, rounds=1, lr=0.0).state.server)
@@ -159,7 +158,7 @@ def test_scaffold_of_one_client_is_fedavg():
 
 def test_scaffold_counts_each_clients_own_steps():
     data, lr, batch_size = tiny_federation(), 0.05, 4
-    method = scaffold(tiny_model(), lr=lr, momentum=0.0, batch_size=batch_size, epochs=2)
+    method = make_method(scaffold, tiny_model(), lr=lr, momentum=0.0, batch_size=batch_size, epochs=2)
     server = method.init_server(jax.random.key(0))
     local = jax.jit(method.local)
     for client, steps in enumerate((6, 10, 8, 4)):
@@ -183,7 +182,7 @@ def test_scaffold_stores_control_variates_and_the_server_has_their_mean(particip
 def test_scaffolds_control_variates_settle_with_momentum():
     # Divided by the number of steps alone they would grow threefold a round here, without end.
     data = tiny_federation()
-    method = scaffold(tiny_model(), lr=0.05, momentum=0.9, batch_size=32, epochs=10)
+    method = make_method(scaffold, tiny_model(), lr=0.05, momentum=0.9, batch_size=32, epochs=10)
     engine = simulate.build(method, Settings(rounds=1)).jit()
     state, changes = engine.init(data, jax.random.key(0)), []
     for _ in range(8):
@@ -236,7 +235,7 @@ def test_fedbabu_never_moves_its_head_but_fine_tunes_it():
     chex.assert_trees_all_equal(first["head"], last["head"])
     assert distance(first["backbone"], last["backbone"]) > 1e-3
     data = tiny_federation()
-    method = fedbabu(tiny_model(), **HYPER_PARAMETERS)
+    method = make_method(fedbabu, tiny_model(), **HYPER_PARAMETERS)
     examples = client_data(data, 0, "train")
     tuned = method.personalize(jax.random.key(0), last, (), examples)
     assert distance(tuned["head"], last["head"]) > 1e-4
@@ -264,22 +263,26 @@ def test_ditto_without_the_pull_is_local():
 
 def test_pfedme_of_single_full_steps_is_fedavg():
     # With lr lambda = 1 every step of w_i lands on t, so that the next pull is zero.
-    me = run(pfedme, lr=0.1, lam=10.0, inner_steps=1, personal_lr=0.05)
+    me = run(pfedme, momentum=0.0, lr=0.1, lam=10.0, inner_steps=1, personal_lr=0.05)
     assert_same(me.state.server, run(fedavg, lr=0.05, momentum=0.0).state.server)
 
 
 def test_pfedme_without_the_pull_never_moves_the_server():
-    server = run(pfedme, lam=0.0).state.server
+    server = run(pfedme, momentum=0.0, lam=0.0).state.server
     assert_same(server, run(fedavg, rounds=1, lr=0.0).state.server)
     # And the personal models are found anew from it in every round.
     assert_same(
-        run(pfedme, lam=0.0, batch_size=32).state.clients, run(pfedme, lam=0.0, batch_size=32, rounds=1).state.clients
+        run(pfedme, momentum=0.0, lam=0.0, batch_size=32).state.clients,
+        run(pfedme, momentum=0.0, lam=0.0, batch_size=32, rounds=1).state.clients,
     )
 
 
 def test_pfedme_server_rate_scales_the_servers_step():
     start = run(fedavg, rounds=1, lr=0.0).state.server
-    full, half = run(pfedme, rounds=1).state.server, run(pfedme, rounds=1, server_lr=0.5).state.server
+    full, half = (
+        run(pfedme, momentum=0.0, rounds=1).state.server,
+        run(pfedme, momentum=0.0, rounds=1, server_lr=0.5).state.server,
+    )
     assert_same(half, jax.tree.map(lambda a, b: (a + b) / 2, start, full))
 
 
@@ -320,7 +323,7 @@ def test_numbers_may_be_traced(factory, argument, values):
     examples = client_data(tiny_federation(), 1, "train")
 
     def train(value):
-        method = factory(tiny_model(), **{**HYPER_PARAMETERS, argument: value})
+        method = make_method(factory, tiny_model(), **{**HYPER_PARAMETERS, argument: value})
         server = method.init_server(jax.random.key(0))
         client = method.init_client(jax.random.key(1), server, examples)
         return method.local(jax.random.key(2), server, client, examples)

@@ -13,63 +13,59 @@ from problems import tiny_federation, tiny_model
 
 from experiments.commands.main import main
 from experiments.config.request import assignments, parse
-from pfl_jax import data, simulate
-from pfl_jax.base import Batches, ClientData
+from pfl_jax import simulate
+from pfl_jax.base import ClientData
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.chunking import choose_chunk, wasted_step_share
-from pfl_jax.methods import METHODS
-from pfl_jax.primitives import local_sgd
+from pfl_jax.methods import make_method
+from pfl_jax.primitives.local_sgd import LocalSGD
 
-RELEASED = Batches(drop_last=True, shuffle=False)
+RELEASED = {"drop_last": True, "shuffle": False}
 
 
-def taken(batches, n, batch_size, epochs, key=0, padding=0):
+def taken(n, epochs, key=0, padding=0, batch_size=4, **options):
     """The examples of each step, epoch by epoch: lists of row numbers."""
     rows = jnp.arange(n + padding)
-    examples = ClientData(rows, rows, rows < n, batches=batches)
     most = epochs * -(-n // batch_size)
+    training = LocalSGD(batch_size=batch_size, epochs=epochs, **options)
 
     def step(carry, batch):
         seen, index = carry
         return seen.at[index].set(jnp.where(batch.mask, batch.x, -1)), index + 1
 
     start = (jnp.full((most, batch_size), -2), jnp.zeros((), jnp.int32))
-    seen, steps = local_sgd.fold_batches(
-        jax.random.key(key), start, examples, step, epochs=epochs, batch_size=batch_size
-    )
-    assert steps == local_sgd.num_steps(n, batch_size, epochs, drop_last=batches.drop_last)
+    seen, steps = training.fold(jax.random.key(key), start, ClientData(rows, rows, rows < n), step)
+    assert steps == training.num_steps(n)
     return [[int(row) for row in batch if row >= 0] for batch in seen[: int(steps)]]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize(("n", "sizes"), [(11, [4, 4]), (12, [4, 4, 4]), (5, [4]), (3, [3])])
 def test_an_incomplete_batch_is_dropped_unless_it_is_the_only_one(n, sizes, shuffle):
-    batches = taken(Batches(drop_last=True, shuffle=shuffle), n, 4, 2)
+    batches = taken(n, 2, drop_last=True, shuffle=shuffle)
     assert [len(batch) for batch in batches] == sizes * 2
-    kept = taken(Batches(shuffle=shuffle), n, 4, 2)
+    kept = taken(n, 2, shuffle=shuffle)
     assert sum(map(len, kept)) == 2 * n
 
 
 def test_the_fixed_order_is_the_same_in_all_epochs_runs_and_paddings():
-    batches = taken(Batches(shuffle=False), 11, 4, 2)
-    assert batches[:3] == batches[3:] == taken(Batches(shuffle=False), 11, 4, 1, key=7, padding=9)
+    batches = taken(11, 2, shuffle=False)
+    assert batches[:3] == batches[3:] == taken(11, 1, key=7, padding=9, shuffle=False)
     order = [row for batch in batches[:3] for row in batch]
     assert sorted(order) == list(range(11))
     # The rows of a client may be sorted by class: their own order will not do.
     assert order != sorted(order)
-    assert taken(Batches(), 11, 4, 2)[:3] != taken(Batches(), 11, 4, 2)[3:]
+    assert taken(11, 2)[:3] != taken(11, 2)[3:]
 
 
 @pytest.mark.parametrize(("n", "padding"), [(11, 0), (11, 6), (3, 2), (8, 0)])
 def test_what_every_epoch_visits(n, padding):
-    rows = jnp.arange(n + padding)
-    examples = ClientData(rows, rows, rows < n, batches=RELEASED)
-    visited = np.flatnonzero(local_sgd.always_visited(examples, 4))
-    rows_taken = [row for batch in taken(RELEASED, n, 4, 1, padding=padding) for row in batch]
+    mask = jnp.arange(n + padding) < n
+    visited = np.flatnonzero(LocalSGD(batch_size=4, **RELEASED).always_visited(mask))
+    rows_taken = [row for batch in taken(n, 1, padding=padding, **RELEASED) for row in batch]
     np.testing.assert_array_equal(visited, sorted(rows_taken))
-    for batches in (Batches(), Batches(drop_last=True), Batches(shuffle=False)):
-        kept = local_sgd.always_visited(examples._replace(batches=batches), 4)
-        np.testing.assert_array_equal(kept, examples.mask)
+    for options in ({}, {"drop_last": True}, {"shuffle": False}):
+        np.testing.assert_array_equal(LocalSGD(batch_size=4, **options).always_visited(mask), mask)
 
 
 @settings(deadline=None, max_examples=40)
@@ -104,8 +100,9 @@ def test_clients_that_differ_in_their_last_batch_alone_go_together():
 
 def test_scaffold_counts_the_steps_that_it_takes():
     """c_i+ = (w - w_i) / (S lr) in the first round: with 11 examples in batches of 4, S is 2 in an epoch, not 3."""
-    method = METHODS["scaffold"](tiny_model(), lr=0.1, momentum=0.0, weight_decay=0.0, batch_size=4, epochs=3)
-    examples = client_data(tiny_federation((11,))._replace(batches=Batches(drop_last=True)), 0, "train")
+    training = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "batch_size": 4, "epochs": 3, "drop_last": True}
+    method = make_method("scaffold", tiny_model(), **training)
+    examples = client_data(tiny_federation((11,)), 0, "train")
     key = jax.random.key(0)
     server = method.init_server(key)
     result = method.local(key, server, method.init_client(key, server, examples), examples)
@@ -116,38 +113,27 @@ def test_scaffold_counts_the_steps_that_it_takes():
 @pytest.mark.parametrize("name", ["fedavg", "apfl", "pfedme", "fedrod"])
 def test_it_reaches_methods_that_know_nothing_of_it(name):
     """What an epoch in a fixed order leaves out may be anything."""
-    method = METHODS[name](tiny_model(), lr=0.1, batch_size=4, epochs=2)
-    examples = client_data(tiny_federation((11,))._replace(batches=RELEASED), 0, "train")
+    examples = client_data(tiny_federation((11,)), 0, "train")
     # Pixels far away in the examples that are never visited.
-    visited = local_sgd.always_visited(examples, 4)
+    visited = LocalSGD(batch_size=4, **RELEASED).always_visited(examples.mask)
     strange = examples._replace(x=jnp.where(visited[:, None, None, None], examples.x, 50.0))
     key = jax.random.key(1)
-    server = method.init_server(key)
 
-    def trained(data):
-        return method.local(key, server, method.init_client(key, server, examples), data).message
+    def trained(data, **options):
+        method = make_method(name, tiny_model(), lr=0.1, batch_size=4, epochs=2, **options)
+        server = method.init_server(key)
+        return jax.tree.leaves(method.local(key, server, method.init_client(key, server, examples), data).message)
 
-    same = jax.tree.leaves(trained(examples)), jax.tree.leaves(trained(strange))
+    same = trained(examples, **RELEASED), trained(strange, **RELEASED)
     for one, other in zip(*same, strict=True):
         np.testing.assert_array_equal(one, other)
-    shuffled = jax.tree.leaves(trained(strange._replace(batches=Batches())))
+    shuffled = trained(strange)
     assert any(np.abs(np.asarray(one) - other).max() > 1e-3 for one, other in zip(same[0], shuffled, strict=True))
 
 
-def test_training_data_alone_carries_it():
-    dataset = data.load("digits")
-    parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=2, train_size=10, test_size=10)
-    federation = data.federate(dataset, parts, batches=RELEASED)
-    assert client_data(federation, 0, "train").batches == RELEASED
-    assert client_data(federation, 0, "test").batches == Batches()
-    assert client_data(data.federate(dataset, parts), 0, "train").batches == Batches()
-    runs = data.federated.federate_runs(dataset, [parts, parts], batches=RELEASED)
-    assert data.federated.select_run(runs, 1).batches == RELEASED
-
-
 def test_chunks_change_nothing():
-    method = METHODS["fedavg"](tiny_model(), lr=0.1, batch_size=4, epochs=2)
-    federation = tiny_federation()._replace(batches=RELEASED)
+    method = make_method("fedavg", tiny_model(), lr=0.1, batch_size=4, epochs=2, **RELEASED)
+    federation = tiny_federation()
     alone, together = (
         next(simulate.run(method, federation, simulate.Settings(rounds=1, chunk=chunk), jax.random.key(3)))
         for chunk in (1, None)

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pfl_jax.base import ALL_BATCHES, Batches, ClientData, Model
+from pfl_jax.base import ClientData, Model
 from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.models import fedavg_cnn, fedpac_cnn, mlp
 from pfl_jax.primitives.fisher import batch_fisher_trace, fisher_diagonal, fisher_trace, squared_gradient_norms
-from pfl_jax.primitives.local_sgd import always_visited
+from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy
 
 
@@ -149,28 +149,19 @@ def test_batch_traces():
     data = client(shape, 3, size=7, padded=9)
     mean = jax.tree.leaves(jax.grad(loss_of(model))(params, data))
     whole = sum(float(jnp.sum(jnp.square(leaf))) for leaf in mean)
-    augmented = data._replace(augment=CropAndFlip.normalised(shape, (0.5,) * shape[-1], (0.5,) * shape[-1]))
-    for examples in (data, augmented):
-        got = batch_fisher_trace(jax.random.key(1), model, params, examples, batch_size=9)
+    augment = CropAndFlip(shape, (-1.0,) * shape[-1])
+    for training in (LocalSGD(batch_size=9, epochs=3), LocalSGD(batch_size=9, augment=augment)):
+        got = batch_fisher_trace(jax.random.key(1), model, params, data, training)
         np.testing.assert_allclose(got, whole, rtol=1e-5)
-    single = batch_fisher_trace(jax.random.key(1), model, params, data, batch_size=1)
+    single = batch_fisher_trace(jax.random.key(1), model, params, data, LocalSGD(batch_size=1))
     np.testing.assert_allclose(single, one_by_one(model, params, data).sum(), rtol=1e-5)
     # A batch of seven examples that are fewer than eight is kept; of five in batches of four one is left out.
-    fixed = data._replace(mask=jnp.arange(9) < 5, batches=Batches(drop_last=True, shuffle=False))
-    visited = fixed._replace(mask=always_visited(fixed, 4), batches=ALL_BATCHES)
+    five, fixed = data._replace(mask=jnp.arange(9) < 5), LocalSGD(batch_size=4, drop_last=True, shuffle=False)
+    visited = five._replace(mask=fixed.always_visited(five.mask))
     assert visited.mask.sum() == 4
-    got, want = (batch_fisher_trace(jax.random.key(1), model, params, one, batch_size=4) for one in (fixed, visited))
+    got = batch_fisher_trace(jax.random.key(1), model, params, five, fixed)
+    want = batch_fisher_trace(jax.random.key(1), model, params, visited, LocalSGD(batch_size=4))
     np.testing.assert_allclose(got, want, rtol=1e-5)
-
-
-def test_the_diagonal_is_of_every_example_as_it_is():
-    model, shape = build("mlp")
-    params = model.init(jax.random.key(0))
-    data = client(shape, 3, size=7, padded=9)
-    augment = CropAndFlip.normalised(shape, (0.5,) * shape[-1], (0.5,) * shape[-1])
-    other = data._replace(batches=Batches(drop_last=True), augment=augment)
-    one, two = (fisher_diagonal(model, params, each, microbatch=4) for each in (data, other))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), one, two)
 
 
 def test_under_vmap_over_clients():

@@ -1,4 +1,4 @@
-"""`fit` and `map_examples` against plain NumPy loops; padding, masks and trip counts."""
+"""`LocalSGD` and `map_examples` against plain NumPy loops; padding, masks and trip counts."""
 
 import chex
 import jax
@@ -8,8 +8,11 @@ import optax
 import pytest
 
 from pfl_jax.base import ClientData
-from pfl_jax.primitives.local_sgd import fit, map_examples, num_steps, sgd
+from pfl_jax.errors import InvalidInput
+from pfl_jax.primitives.local_sgd import LocalSGD, map_examples, num_steps, sgd
 from pfl_jax.primitives.losses import masked_mean
+
+PLAIN = LocalSGD(momentum=0.0, weight_decay=0.0)
 
 
 def regression(n, real, seed=0):
@@ -43,8 +46,8 @@ def test_sgd_takes_traced_hyper_parameters():
     data = regression(8, 8)
 
     def train(lr, momentum, decay):
-        optimizer = sgd(lr, momentum, decay)
-        return fit(jax.random.key(0), jnp.zeros(3), data, squared_error, optimizer=optimizer, epochs=2, batch_size=4)
+        training = LocalSGD(lr, momentum, decay, batch_size=4, epochs=2)
+        return training.fit(jax.random.key(0), jnp.zeros(3), data, squared_error)
 
     traced = jax.vmap(train)(jnp.array([0.1, 0.01]), jnp.array([0.5, 0.0]), jnp.array([1e-3, 0.0]))
     np.testing.assert_allclose(traced[0], train(0.1, 0.5, 1e-3), rtol=1e-5)
@@ -54,9 +57,8 @@ def test_sgd_takes_traced_hyper_parameters():
 @pytest.mark.parametrize("real", [1, 7, 8, 10])
 def test_fit_with_full_batches_is_gradient_descent(real):
     data = regression(10, real)
-    got = fit(
-        jax.random.key(1), jnp.zeros(3), data, squared_error, optimizer=sgd(0.05, 0.5, 0.1), epochs=4, batch_size=10
-    )
+    training = LocalSGD(0.05, 0.5, 0.1, batch_size=10, epochs=4)
+    got = training.fit(jax.random.key(1), jnp.zeros(3), data, squared_error)
     x, y = np.float64(data.x[:real]), np.float64(data.y[:real])
     w, velocity = np.zeros(3), np.zeros(3)
     for _ in range(4):
@@ -77,16 +79,10 @@ def test_every_epoch_sees_every_real_example_once_in_a_new_order():
         seen = jnp.where(batch.mask, batch.x + 1, 0.0)
         return -jnp.sum(rows * one_hot[:, None] * seen) - counter
 
-    rows, counter = fit(
-        jax.random.key(2),
-        (jnp.zeros((steps, batch_size)), jnp.zeros(())),
-        data,
-        record,
-        optimizer=sgd(1.0),
-        epochs=epochs,
-        batch_size=batch_size,
-    )
-    assert counter == steps == num_steps(real, batch_size, epochs)
+    training = PLAIN.replace(lr=1.0, batch_size=batch_size, epochs=epochs)
+    start = (jnp.zeros((steps, batch_size)), jnp.zeros(()))
+    rows, counter = training.fit(jax.random.key(2), start, data, record)
+    assert counter == steps == training.num_steps(real) == num_steps(real, batch_size, epochs)
     by_epoch = np.asarray(rows).reshape(epochs, -1)
     orders = [epoch[epoch > 0] - 1 for epoch in by_epoch]
     for order in orders:
@@ -103,9 +99,7 @@ def test_padding_and_transformations_change_nothing(transform):
     large = large._replace(x=large.x.at[:real].set(small.x), y=large.y.at[:real].set(small.y))
 
     def train(data):
-        return fit(
-            jax.random.key(3), jnp.ones(3), data, squared_error, optimizer=sgd(0.05, 0.5), epochs=3, batch_size=4
-        )
+        return LocalSGD(0.05, 0.5, 0.0, batch_size=4, epochs=3).fit(jax.random.key(3), jnp.ones(3), data, squared_error)
 
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), large)
     got = {
@@ -122,15 +116,8 @@ def test_clients_under_one_vmap_stop_at_their_own_step_count():
     masks = jnp.stack([jnp.arange(20) < 3, jnp.arange(20) < 17])
 
     def train(mask):
-        return fit(
-            jax.random.key(4),
-            jnp.zeros(3),
-            data._replace(mask=mask),
-            squared_error,
-            optimizer=sgd(0.01, 0.9),
-            epochs=5,
-            batch_size=4,
-        )
+        training = LocalSGD(0.01, 0.9, 0.0, batch_size=4, epochs=5)
+        return training.fit(jax.random.key(4), jnp.zeros(3), data._replace(mask=mask), squared_error)
 
     together = jax.vmap(train)(masks)
     for got, mask in zip(together, masks, strict=True):
@@ -141,20 +128,69 @@ def test_a_mask_with_holes_selects_its_rows():
     data = regression(12, 12)
     mask = jnp.arange(12) % 3 == 1
     kept = jax.tree.map(lambda leaf: leaf[np.asarray(mask)], data)
-    arguments = {"optimizer": sgd(0.05), "epochs": 3, "batch_size": 12}
-    got = fit(jax.random.key(5), jnp.zeros(3), data._replace(mask=mask), squared_error, **arguments)
-    want = fit(jax.random.key(5), jnp.zeros(3), kept, squared_error, **arguments)
+    training = PLAIN.replace(lr=0.05, epochs=3, batch_size=12)
+    got = training.fit(jax.random.key(5), jnp.zeros(3), data._replace(mask=mask), squared_error)
+    want = training.fit(jax.random.key(5), jnp.zeros(3), kept, squared_error)
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 def test_no_epochs_and_no_examples_leave_the_parameters_alone():
     data = regression(6, 6)
-    arguments = {"optimizer": sgd(0.1), "batch_size": 4}
+    training = PLAIN.replace(lr=0.1, batch_size=4, epochs=2)
     start = jnp.array([1.0, 2.0, 3.0])
-    untouched = fit(jax.random.key(0), start, data, squared_error, epochs=jnp.int32(0), **arguments)
+    untouched = training.replace(epochs=jnp.int32(0)).fit(jax.random.key(0), start, data, squared_error)
     chex.assert_trees_all_equal(untouched, start)
     empty = data._replace(mask=jnp.zeros(6, bool))
-    chex.assert_trees_all_equal(fit(jax.random.key(0), start, empty, squared_error, epochs=2, **arguments), start)
+    chex.assert_trees_all_equal(training.fit(jax.random.key(0), start, empty, squared_error), start)
+
+
+def by_hand(steps, **recipe):
+    """Weights after full-batch steps of the regression, in float64: steps(w, gradient, state) -> the next w."""
+    data = regression(10, 10)
+    x, y, w = np.float64(data.x), np.float64(data.y), np.ones(3)
+    got = LocalSGD(batch_size=10, epochs=4, **recipe).fit(jax.random.key(1), jnp.ones(3), data, squared_error)
+    for t in range(1, 5):
+        w = steps(w, 2 * x.T @ (x @ w - y) / 10, t)
+    np.testing.assert_allclose(got, w, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_adam_against_numpy(optimizer):
+    """Kingma, Ba 2015, Algorithm 1: decay in the gradient (adam), or beside it (adamw: Loshchilov, Hutter 2019)."""
+    lr, decay = 0.05, 0.1
+    first, second = np.zeros(3), np.zeros(3)
+
+    def step(w, gradient, t):
+        if optimizer == "adam":
+            gradient = gradient + decay * w
+        first[:] = 0.9 * first + 0.1 * gradient
+        second[:] = 0.999 * second + 0.001 * gradient**2
+        towards = first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
+        return w - lr * (towards + (decay * w if optimizer == "adamw" else 0))
+
+    # The momentum of SGD is not Adam's.
+    by_hand(step, lr=lr, momentum=0.5, weight_decay=decay, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("clip_norm", [0.3, 1e3])
+def test_clipping_scales_the_gradient_before_the_decay(clip_norm):
+    def step(w, gradient, t):
+        scale = min(1, clip_norm / np.linalg.norm(gradient))
+        return w - 0.05 * (scale * gradient + 0.1 * w)
+
+    by_hand(step, lr=0.05, momentum=0.0, weight_decay=0.1, clip_norm=clip_norm)
+
+
+def test_an_unknown_optimizer_is_refused():
+    with pytest.raises(InvalidInput, match="sgd, adam or adamw, not 'lion'"):
+        LocalSGD(optimizer="lion").transformation()
+
+
+def test_a_recipe_is_a_pytree_of_its_numbers():
+    recipe = LocalSGD(clip_norm=1.0, optimizer="adam", drop_last=True)
+    doubled = jax.jit(lambda one: jax.tree.map(lambda leaf: 2 * leaf, one))(recipe)
+    assert (float(doubled.lr), int(doubled.epochs), float(doubled.clip_norm)) == (pytest.approx(0.02), 10, 2.0)
+    assert (doubled.optimizer, doubled.drop_last, doubled.batch_size) == ("adam", True, 50)
 
 
 @pytest.mark.parametrize(("n", "real", "batch_size"), [(10, 10, 3), (10, 4, 3), (10, 10, 64), (7, 1, 7), (5, 0, 2)])

@@ -74,7 +74,7 @@ def test_interpolate():
     chex.assert_trees_all_equal(tree.interpolate(jnp.float32(0.0), left, right), right)
 
 
-def test_fold_batches_visits_every_real_example_once_an_epoch():
+def test_fold_visits_every_real_example_once_an_epoch():
     data = ClientData(x=jnp.arange(10.0), y=jnp.arange(10), mask=jnp.arange(10) < 7)
 
     def step(carry, batch):
@@ -82,7 +82,7 @@ def test_fold_batches_visits_every_real_example_once_an_epoch():
         return visits.at[batch.y].add(batch.mask.astype(jnp.int32)), batches + 1
 
     start = jnp.zeros(10, jnp.int32), jnp.zeros((), jnp.int32)
-    visits, batches = local_sgd.fold_batches(jax.random.key(0), start, data, step, epochs=3, batch_size=4)
+    visits, batches = local_sgd.LocalSGD(batch_size=4, epochs=3).fold(jax.random.key(0), start, data, step)
     np.testing.assert_array_equal(visits, [3] * 7 + [0] * 3)
     assert int(batches) == 3 * 2
 

@@ -67,6 +67,8 @@ def _options() -> Iterator[Case]:
         *("--epochs 0", "--lam -1", "--method apfl --alpha 1.5", "--method fedfomo --epsilon 2"),
         *("--method hypcluster --clusters 0", "--method fedas --target class_men"),
         *("--pixel-normalization imagenet", "--method knn_per --kernel gaussain"),
+        *("--optimizer lion", "--clip-norm 0", "--schedule lr", "--schedule lr=cosin", "--schedule lr=linear:0:1"),
+        *("--schedule epochs=cosine", "--schedule lr=cosine lr=step:0.5:3"),
     ):
         yield Case("Options and values", f"digits {words}")
     yield Case("Options and values", "digitz")

@@ -8,6 +8,7 @@ from reference import log_softmax
 
 from pfl_jax import simulate
 from pfl_jax.engine.simulate import Settings
+from pfl_jax.methods import make_method
 from pfl_jax.methods.fedavg import fedavg
 
 SIZES, EPOCHS = (9, 20, 14), 3
@@ -18,14 +19,14 @@ BETA = np.array(SIZES) / sum(SIZES)
 def run(factory, rounds=2, sizes=SIZES, batch_size=32, **hyper_parameters):
     """The last round."""
     arguments = {"epochs": EPOCHS, **SGD, "batch_size": batch_size, **hyper_parameters}
-    method = factory(tiny_model(), **arguments)
+    method = make_method(factory, tiny_model(), **arguments)
     *_, last = simulate.run(method, tiny_federation(sizes), Settings(rounds=rounds), jax.random.key(4))
     return last
 
 
 def start_of(factory, **hyper_parameters):
     """The server's state as the engine draws it in `run`."""
-    method = factory(tiny_model(), **hyper_parameters)
+    method = make_method(factory, tiny_model(), **hyper_parameters)
     return simulate.build(method, Settings(rounds=1)).init(tiny_federation(SIZES), jax.random.key(4)).server
 
 

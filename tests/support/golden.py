@@ -48,7 +48,7 @@ def _fingerprints(names):
     from pfl_jax import simulate
 
     for name in names:
-        method = METHODS[name](tiny_model(), **HYPER_PARAMETERS)
+        method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
         yield name, fingerprint(method, simulate.build(method, simulate.Settings(rounds=1)).jit())
 
 
@@ -69,7 +69,7 @@ if __name__ == "__main__":
     # As in conftest.py: compiling is all the work.
     jax.config.update("jax_disable_most_optimizations", True)
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-    from pfl_jax.methods import METHODS
+    from pfl_jax.methods import METHODS, make_method
 
     chosen = sys.argv[1:] or METHODS
     stored = json.loads(FILE.read_text()) if FILE.exists() else {}

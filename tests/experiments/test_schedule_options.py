@@ -1,0 +1,110 @@
+"""--schedule, --optimizer and --clip-norm from the command line to the training."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from experiments.commands.main import main
+from experiments.config.request import parse, relevant_options
+from experiments.config.schedules import parse_schedule
+from experiments.execution import build
+from pfl_jax.base import at_round
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
+
+ROUNDS = 40
+
+
+@pytest.mark.parametrize(
+    ("text", "factor"),
+    [
+        ("lr=cosine", lambda r: 0.5 * (1 + math.cos(math.pi * r / ROUNDS))),
+        ("lr=cosine:0.2", lambda r: 0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi * r / ROUNDS))),
+        ("lam=linear:0:1:20", lambda r: min(r / 20, 1)),
+        ("lam=linear:2:0.5:10", lambda r: 2 - 1.5 * min(r / 10, 1)),
+        ("head-lr=exponential:0.9", lambda r: 0.9**r),
+        ("lr=step:0.1:15", lambda r: 0.1 ** (r // 15)),
+    ],
+)
+def test_factors(text, factor):
+    schedule = parse_schedule(text)
+    assert schedule.name == text.partition("=")[0].replace("-", "_")
+    for index in (0, 1, 14, 15, 16, 20, 39):
+        np.testing.assert_allclose(schedule.factor(index, ROUNDS), factor(index), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("lr", "NAME=KIND"),
+        ("lr=cosin", "did you mean cosine"),
+        ("lr=cosine:0:1", "cosine or cosine:END"),
+        ("lr=linear:0:1", "linear:START:END:ROUNDS"),
+        ("lr=linear:0:1:2.5", "whole number"),
+        ("lr=exponential:0", "positive"),
+        ("lr=step:x:3", "numbers of at least 0"),
+        ("lr=exponential:nan", "numbers of at least 0"),
+        ("mu=cosine", "fedavg has no real-valued hyper-parameter mu (there are lr, momentum, weight_decay)"),
+        ("epochs=cosine", "no real-valued hyper-parameter epochs"),
+        ("lr=cosine lr=step:0.5:3", "another schedule of lr"),
+    ],
+)
+def test_unusable_schedules_are_refused(words, line):
+    with pytest.raises(InvalidInput) as caught:
+        parse("digits", ["--method", "fedavg", "--schedule", *words.split()])
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_method_takes_a_schedule_of_each_real_number():
+    """Built with a traced round: no factory looks at a value while tracing."""
+    import jax
+    from rich.console import Console
+
+    from experiments.config.request import real_numbers
+
+    console = Console(quiet=True)
+    for name in METHODS:
+        request = parse("digits", ["--method", name])
+        every = [f"{one}=cosine" for one in real_numbers(request)]
+        request, dataset = build.load_data(parse("digits", ["--method", name, "--schedule", *every]), console)
+        method = build.make_method(request, dataset)
+
+        def server(index, method=method):
+            return at_round(method, index).init_server(jax.random.key(0))
+
+        jax.eval_shape(server, 0)
+
+
+def run(tmp_path, name, *words):
+    common = ["--method", "fedper", "--rounds", "2", "--num-clients", "2", "--train-size", "20", "--test-size", "10"]
+    common += ["--eval-every", "1", "--batch-size", "10", "--epochs", "2", "--lr", "0.5", "--no-compilation-cache"]
+    assert main("digits", [*common, *words, "--out", str(tmp_path / name)]) == 0
+    lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["trained"]["loss"] for line in lines]
+
+
+def test_they_reach_the_training(tmp_path, capsys):
+    plain = run(tmp_path, "plain")
+    halved = run(tmp_path, "halved", "--schedule", "lr=exponential:0.01")
+    assert halved[0] == plain[0]
+    assert halved[1] != plain[1]
+    losses = {
+        words: run(tmp_path, words.strip("-").replace(" ", "-"), *words.split())[1]
+        for words in ("--optimizer adam", "--optimizer adamw", "--clip-norm 0.1", "--schedule lr=cosine:0.5")
+    }
+    assert len({plain[1], *losses.values()}) == 5
+    capsys.readouterr()
+    run(tmp_path, "told", "--optimizer", "adam", "--momentum", "0.9")
+    assert "--momentum has no effect with --optimizer adam" in capsys.readouterr().out
+    config = json.loads((tmp_path / "halved" / "config.json").read_text())
+    assert config["options"]["schedule"] == ["lr=exponential:0.01"]
+
+
+def test_runs_with_another_schedule_are_other_runs():
+    plain, cosine = (relevant_options(parse("digits", words)) for words in ([], ["--schedule", "lr=cosine"]))
+    assert plain != cosine
+    adam = [relevant_options(parse("digits", ["--optimizer", "adam", *more])) for more in ([], ["--momentum", "0.9"])]
+    assert adam[0] == adam[1]
