@@ -18,7 +18,7 @@ from run_folders import SMALL, write_run
 
 from experiments.plots.curves import picture
 from experiments.plots.inline import inline
-from experiments.plots.pictures import Heat, Lines, Series
+from experiments.plots.pictures import Bars, Heat, Lines, Series
 from experiments.plots.selection import shown
 from experiments.report import charts, page, tables
 from experiments.report.__main__ import main
@@ -298,6 +298,20 @@ def test_matrices_are_drawn_cell_by_cell():
     order = np.argsort(matrix.ravel())
     assert min(np.max(np.diff(shades.ravel()[order])) for shades in (greys, greys[::-1])) <= 0
     assert greys.min() == 0
+
+
+def test_bars_and_totals_are_drawn_to_scale():
+    def heights(drawn, colour):
+        shapes = re.findall(rf'<path d="([^"]*)"[^>]*style="fill: {re.escape(colour)}', drawn)
+        return [np.ptp(np.array(re.findall(r"[ML] [\d.]+ ([\d.]+)", shape), float)) for shape in shapes]
+
+    bars = Bars("t", "client", "share", ["share"], [["0", "1"]], [[0.2, 0.1]], 0.15, "equal")
+    first, second, _ = heights(inline(bars, "c", "t", ""), "var(--soft)")  # and the legend
+    assert first == pytest.approx(2 * second)
+    assert "equal" in inline(bars, "c", "t", "")
+    unequal = Heat("t", "client", "class", [[1, 5], [2, 7]], rows=("0", "1"), columns=("0", "1"), totals=(3, 12))
+    first, second = heights(inline(unequal, "c", "t", ""), "var(--soft)")
+    assert second == pytest.approx(4 * first)
 
 
 def test_clients_are_shown_in_order_whatever_their_number(tmp_path):
