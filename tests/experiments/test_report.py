@@ -18,7 +18,7 @@ from run_folders import SMALL, write_run
 
 from experiments.plots.curves import picture
 from experiments.plots.inline import inline
-from experiments.plots.pictures import Bars, Heat, Lines, Series
+from experiments.plots.pictures import Bars, Heat, Histograms, Lines, Series
 from experiments.plots.selection import shown
 from experiments.report import charts, page, tables
 from experiments.report.__main__ import main
@@ -312,6 +312,11 @@ def test_bars_and_totals_are_drawn_to_scale():
     unequal = Heat("t", "client", "class", [[1, 5], [2, 7]], rows=("0", "1"), columns=("0", "1"), totals=(3, 12))
     first, second = heights(inline(unequal, "c", "t", ""), "var(--soft)")
     assert second == pytest.approx(4 * first)
+    drawn = inline(Histograms("t", "%", "", ["a"], [0, 1, 2], [[4, 1]], [0.5]), "c", "t", "")
+    (steps,) = re.findall(r'<path d="([^"]*)"[^>]*style="fill: var\(--soft\)', drawn)
+    top, middle, base = sorted({float(y) for y in re.findall(r"[ML] [\d.]+ ([\d.]+)", steps)})
+    assert base - top == pytest.approx(4 * (base - middle), rel=1e-4)
+    assert "mean 0.5" in drawn
 
 
 def test_clients_are_shown_in_order_whatever_their_number(tmp_path):
