@@ -25,9 +25,10 @@ The names that most programs use:
 Everything else is in a module: `pfl_jax.engine` runs rounds (`pfl_jax.simulate`), and many runs as one program
 (`pfl_jax.sweep`); `pfl_jax.data` has data sets and partitions, `pfl_jax.networks` the networks (`pfl_jax.models`);
 methods are made of `pfl_jax.primitives`: `pfl_jax.primitives.local_sgd`, `pfl_jax.primitives.losses`,
-`pfl_jax.primitives.aggregation`, `pfl_jax.primitives.feature_statistics`, `pfl_jax.primitives.simplex_qp`,
-`pfl_jax.primitives.fisher`, `pfl_jax.primitives.ensembles`, `pfl_jax.primitives.holdout` and
-`pfl_jax.primitives.tree`. Names are loaded when they are first used: importing this package alone imports nothing else.
+`pfl_jax.primitives.features`, `pfl_jax.primitives.aggregation`, `pfl_jax.primitives.feature_statistics`,
+`pfl_jax.primitives.simplex_qp`, `pfl_jax.primitives.fisher`, `pfl_jax.primitives.ensembles`,
+`pfl_jax.primitives.holdout` and `pfl_jax.primitives.tree`. Names are loaded when they are first used: importing this
+package alone imports nothing else.
 
 `docs/tutorial.ipynb` goes through all of it; read `pfl_jax.base` before you write a method.
 """

@@ -22,6 +22,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import contextlib
+import functools
+import inspect
 import resource
 import shutil
 import tempfile
@@ -43,49 +45,39 @@ jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_traceback_in_locations_limit", 0)
 # Tracing makes many small objects, few of them in cycles: a tenth of the time went into looking for those.
 gc.set_threshold(100_000, 20, 100)
+# Parsing a command line reads docstrings in the source of the same classes; finding them was half of its time.
+inspect.getsourcelines = functools.cache(inspect.getsourcelines)
+
+
+MAPS = 20_000
+"""Memory maps of a process from which on its compiled programs are dropped; Linux allows it 65,530."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _drop_programs():
-    """Lets go of a file's compiled programs after its last test.
+    """Lets go of compiled programs after a file's last test, once they hold many memory maps.
 
-    Each holds dozens of memory maps, of which Linux allows a process 65,530: all tests' programs together pass that,
-    and the process then dies.
+    A process with all maps that it may have dies. Dropping programs after every file would also drop what JAX has
+    traced of its own functions, and a fifth of the time would go into tracing those again.
     """
     yield
-    jax.clear_caches()
+    maps = Path("/proc/self/maps")
+    if not maps.exists() or maps.read_bytes().count(b"\n") > MAPS:
+        jax.clear_caches()
 
 
-OF_METHODS = {
-    *("conformance", "limits", "equations", "shared_model_limits", "shared_model_equations", "personal_weights"),
-    *("fedpac", "several_models", "prototypes_neighbours", "fedfomo", "augment", "sweep", "sharding", "contributing"),
-}
-"""Files that compile hundreds of engines to compare states and accuracies."""
+def _zero(*_):
+    return jnp.float32(0)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _no_f1_no_auc(request):
-    """Constants in place of macro-F1 and AUC: compiling them would be a sixth of the time of `OF_METHODS`."""
+@pytest.fixture(autouse=True)
+def _without_f1_auc(request):
+    """Constants in place of macro-F1 and AUC for tests marked `without_f1_auc`."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.module.__name__.removeprefix("test_") in OF_METHODS:
+        if request.node.get_closest_marker("without_f1_auc"):
             for name in ("macro_f1", "macro_auc"):
-                patch.setattr(metrics, name, lambda *_: jnp.float32(0))
+                patch.setattr(metrics, name, _zero)
         yield
-
-
-REPRESENTATIVES = {"fedavg", "scaffold", "fedfomo", "pfedhn", "fedpac", "fedas"}
-"""Methods of different kinds of state and aggregation."""
-
-COSTLY = {"test_devices_change_nothing", "test_vmap_over_seeds_and_learning_rates"}
-"""Tests of every method that compile it for themselves: those of the other methods are slow ones."""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    for item in items:
-        name = getattr(item, "callspec", None) and item.callspec.params.get("name")
-        if getattr(item, "originalname", "") in COSTLY and name not in REPRESENTATIVES:
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -28,8 +28,11 @@ PUBLIC = [
     *(name for name in pfl_jax.__all__ if isinstance(getattr(pfl_jax, name), types.ModuleType)),
     *(f"engine.{name}" for name in ("checkpoint", "chunking", "communication", "simulate", "sweep")),
     *(f"networks.{name}" for name in ("convolution", "models", "pooling")),
-    *(f"primitives.{name}" for name in ("aggregation", "ensembles", "feature_statistics", "fingerprint", "fisher")),
-    *(f"primitives.{name}" for name in ("float64", "holdout", "local_sgd", "losses", "metrics", "simplex_qp", "tree")),
+    *(f"primitives.{name}" for name in ("aggregation", "ensembles", "feature_statistics", "features", "fingerprint")),
+    *(
+        f"primitives.{name}"
+        for name in ("fisher", "float64", "holdout", "local_sgd", "losses", "metrics", "simplex_qp", "tree")
+    ),
 ]
 DOCUMENTED = [f"pfl_jax.{name}" for name in PUBLIC if name not in ("simulate", "sweep", "models")] + [
     *(f"pfl_jax.data.{name}" for name in ("augment", "federated", "partition", "pathological", "shift", "sources")),

@@ -11,6 +11,7 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from pfl_jax import simulate
 from pfl_jax.base import Cohort
 from pfl_jax.engine.simulate import Settings
+from pfl_jax.methods import make_method
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = [
@@ -44,7 +45,7 @@ def test_the_sweep_example_runs_and_learns(capsys):
 def test_the_method_example_is_a_method():
     namespace = {"__name__": "readme"}
     exec(compile(block("def fedavg_median("), "README.md", "exec"), namespace)
-    median, data = namespace["fedavg_median"](tiny_model(), **HYPER_PARAMETERS), tiny_federation()
+    median, data = make_method(namespace["fedavg_median"], tiny_model(), **HYPER_PARAMETERS), tiny_federation()
     *_, last = simulate.run(median, data, Settings(rounds=6), jax.random.key(0))
     assert last.received.accuracy.mean() > 0.6
     # Its purpose: one client's nonsense does not reach the server.

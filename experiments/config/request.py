@@ -7,7 +7,6 @@ here first and said in one line.
 import contextlib
 import dataclasses
 import difflib
-import inspect
 import io
 import textwrap
 import types
@@ -16,17 +15,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import docstring_parser
 import tyro
 
 from experiments.config import presets
-from experiments.config.help_groups import (
-    TRAINING_HYPER_PARAMETERS,
-    argument,
-    grouped,
-    limited_columns,
-    ungrouped,
-)
+from experiments.config.help_groups import grouped, limited_columns, ungrouped
+from experiments.config.hyper_parameters import method_config, real_numbers
 from experiments.config.options import (
     PARTITION_OPTIONS,
     PROCESSES,
@@ -41,8 +34,7 @@ from experiments.config.options import (
 from experiments.config.schedules import check_schedules
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import METHODS, default_training
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.methods import METHODS
 
 RESULT_NEUTRAL = {
     *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"),
@@ -67,6 +59,10 @@ class Request:
     options: Options
     hyper_parameters: dict[str, Any]
     given: frozenset[str]
+
+    def real_numbers(self) -> dict[str, float]:
+        """Hyper-parameters that may be inputs of a compiled program."""
+        return real_numbers(self.options.method, self.hyper_parameters)
 
     def on_embedded_data(self) -> tuple["Request", dict[str, Any]]:
         """This request with the preset's reductions for embedded data, and what they changed."""
@@ -123,7 +119,7 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
         raise InvalidInput(f"--augment is for colour images, and those of {dataset} are grey")
     check_hyper_parameters(hyper_parameters)
     request = Request(dataset, options, hyper_parameters, frozenset(given))
-    check_schedules(options.schedule or (), method, real_numbers(request))
+    check_schedules(options.schedule or (), method, request.real_numbers())
     return request
 
 
@@ -147,48 +143,6 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
     if "finetune_epochs" in values and values["finetune_epochs"] is None:
         return values | {"finetune_epochs": values["epochs"]}
     return values
-
-
-def method_config(name: str) -> type:
-    """The frozen dataclass of a method's hyper-parameters, from its factory's signature and docstring.
-
-    Every keyword-only argument becomes a field with its annotation, its default and its help text; and so do those
-    fields of its recipe of local training that methods have defaults of their own for.
-
-    Args:
-      name: a key of METHODS.
-    """
-    factory = METHODS[name]
-    summary, texts = _documented(factory)
-    fields = []
-    for parameter in inspect.signature(factory, eval_str=True).parameters.values():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            kind = argument(parameter.annotation, texts.get(parameter.name, ""))
-            fields.append((parameter.name, kind, dataclasses.field(default=parameter.default)))
-    training = default_training(factory)
-    _, texts = _documented(LocalSGD)
-    for field in TRAINING_HYPER_PARAMETERS:
-        value = getattr(training, field)
-        fields.append((field, argument(type(value), texts[field]), dataclasses.field(default=value)))
-    config = dataclasses.make_dataclass("MethodOptions", fields, frozen=True)
-    config.__doc__ = summary
-    return config
-
-
-def _documented(entity: Any) -> tuple[str | None, dict[str, str]]:
-    """First line of a docstring, and the texts of its arguments or attributes."""
-    found = docstring_parser.parse(entity.__doc__ or "", docstring_parser.DocstringStyle.GOOGLE)
-    return found.short_description, {parameter.arg_name: parameter.description or "" for parameter in found.params}
-
-
-def real_numbers(request: Request) -> dict[str, float]:
-    """Hyper-parameters that may be inputs of a compiled program: real numbers, by type and by value."""
-    kinds = get_type_hints(method_config(request.options.method))
-    return {
-        name: value
-        for name, value in request.hyper_parameters.items()
-        if float in _parts(kinds[name]) and isinstance(value, float)
-    }
 
 
 def _tyro(dataset: str, arguments: Sequence[str], common: Options, config: Any) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 
 from experiments.config.cell import Cell
+from experiments.config.hyper_parameters import method_config
 from experiments.config.options import Options, flag
-from experiments.config.request import Request, filled, method_config, relevant_options
+from experiments.config.request import Request, filled, relevant_options
 from experiments.execution import trackers
 from experiments.results.load import read_config, read_summary
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from experiments.config.hyper_parameters import method_config
 from experiments.config.measures import Protocol
 from experiments.config.options import Options, flag
-from experiments.config.request import Request, method_config, relevant_options
+from experiments.config.request import Request, relevant_options
 from experiments.papers import published
 from experiments.results import load
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY

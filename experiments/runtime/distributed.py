@@ -21,7 +21,7 @@ from experiments.config.exit_codes import INVALID
 from experiments.config.options import Options, flag
 from experiments.config.request import Request
 from experiments.runtime.devices import devices
-from pfl_jax.engine.sharding import replicate, spread
+from pfl_jax.engine.sharding import gather_rows, shard_rows
 from pfl_jax.engine.simulate import client_mesh
 from pfl_jax.errors import InvalidInput
 
@@ -178,7 +178,7 @@ def start(request: Request) -> Processes:
         mesh = client_mesh(devices(options))
     with _without_output():
         # The connections between devices are made when the first program needs them.
-        jax.block_until_ready(replicate(spread(lambda own: own, np.arange(mesh.size), mesh)))
+        jax.block_until_ready(gather_rows(shard_rows(lambda own: own, np.arange(mesh.size), mesh)))
     return processes
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments.config.cell import Cell
-from experiments.config.request import Request, real_numbers
+from experiments.config.request import Request
 from experiments.execution import build
 from experiments.execution.cached_runs import remove_unfinished
 from experiments.execution.experiment import Experiment
@@ -146,7 +146,7 @@ def _on_one_device(request: Request) -> Request:
 def _at_once(group: Group, used: Sequence[Any]) -> int:
     """Number of runs that fit into memory, at least one."""
     experiment, data = group.experiments[0], federated.select_run(group.data, 0)
-    values = real_numbers(experiment.request)
+    values = experiment.request.real_numbers()
     needed = sweep.bytes_of_runs(_factory(experiment), data, experiment.settings, values)
     # On CPUs all devices share one memory.
     free = free_bytes(used[0]) * (1 if jax.default_backend() == "cpu" else len(used))
@@ -255,7 +255,7 @@ def _rounds(
 
 def _results(group: Group, states: State | None, used: Sequence[Any]) -> Iterator[sweep.SweepResult]:
     first = group.experiments[0]
-    numbers = [real_numbers(experiment.request) for experiment in group.experiments]
+    numbers = [experiment.request.real_numbers() for experiment in group.experiments]
     # What does not vary stays a constant of the program, which compilers like better.
     varied = [name for name in numbers[0] if len({values[name] for values in numbers}) > 1]
     return sweep.run(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from experiments.commands import batch
 from experiments.config.cell import Cell
 from experiments.config.options import flag
-from experiments.config.request import real_numbers, relevant_options
+from experiments.config.request import relevant_options
 
 
 class SweepRequest(NamedTuple):
@@ -60,6 +60,6 @@ def groups(cells: Sequence[Cell]) -> list[list[int]]:
     found: dict[str, list[int]] = {}
     for index, cell in enumerate(cells):
         request = cell.request()
-        fixed = {name: value for name, value in relevant_options(request).items() if name not in real_numbers(request)}
+        fixed = {name: value for name, value in relevant_options(request).items() if name not in request.real_numbers()}
         found.setdefault(json.dumps(fixed, sort_keys=True), []).append(index)
     return list(found.values())

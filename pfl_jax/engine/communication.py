@@ -10,7 +10,7 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.engine.means import is_mean
 from pfl_jax.engine.rounds import Federation, Stages
-from pfl_jax.engine.sharding import view
+from pfl_jax.engine.sharding import first_shard
 from pfl_jax.primitives.tree import byte_count
 
 
@@ -49,7 +49,7 @@ def shapes(method: Method | MethodSchedule, data: Federation) -> tuple[PyTree, P
     def exchange(data):
         server = parts.init_server(data, key)
         client = jax.tree.map(lambda leaf: leaf[0], parts.init_clients(data, server, key, jnp.zeros(1, jnp.int32)))
-        result = method.local(key, server, client, client_data(view(data), 0, "train"))
+        result = method.local(key, server, client, client_data(first_shard(data), 0, "train"))
         return result.message, server if method.download is None else method.download(server, client)
 
     return jax.eval_shape(exchange, data)

@@ -17,7 +17,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pfl_jax.base import Method, MethodSchedule, PyTree, Scores, State
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.engine.rounds import Engine, Federation, Stages, by_size
-from pfl_jax.engine.sharding import OwnerRows, PlacedData, everywhere, own_clients, own_rows, replicate, spread
+from pfl_jax.engine.sharding import (
+    OwnerRows,
+    PlacedData,
+    gather_rows,
+    own_clients,
+    own_rows,
+    replicate,
+    shard_rows,
+)
 
 BLOCK = 256
 """Clients whose rows are on the device at once where all clients are visited."""
@@ -46,35 +54,27 @@ def build(
     init_server, score = jit(parts.init_server), jit(parts.evaluate)
     # Those whose clients belong to devices leave the first rows there.
     init_clients, init_own = jit(parts.init_clients), jax.jit(Stages(method, settings, apart=True).init_clients)
-    sample, replicate_rows = jit(parts.sample, static_argnums=3), jit(replicate)
+    sample, gather_all = jit(parts.sample, static_argnums=3), jit(gather_rows)
     train = jit(parts.train, donate_argnums=(1, 5, 6))
     score_new = jit(parts.evaluate_new)
 
-    def fetch(data, clients, ids):
-        """Rows of some clients for a program; for clients that belong to devices, as their owners hold them."""
-        if isinstance(data, PlacedData):
-            return spread(lambda own: _rows(clients, _places(data, own)), ids, data.mesh)
-        return everywhere(_rows(clients, ids), mesh)
-
     def init(data, key):
         server = init_server(data, key)
-        shapes = jax.eval_shape(parts.init_clients, data, server, key, jnp.arange(1, dtype=jnp.int32))
-        count = len(own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else data.num_clients
-        clients = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), shapes)
+        clients = _allocate(data, jax.eval_shape(parts.init_clients, data, server, key, jnp.arange(1, dtype=jnp.int32)))
         for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), block):
             if isinstance(data, PlacedData):
-                own, rows = own_rows(init_own(data, server, key, everywhere(ids, mesh)), ids)
+                own, rows = own_rows(init_own(data, server, key, replicate(ids, mesh)), ids)
                 _write(clients, _places(data, own), rows)
             else:
-                _write(clients, ids[:size], init_clients(data, server, key, everywhere(ids, mesh)))
+                _write(clients, ids[:size], init_clients(data, server, key, replicate(ids, mesh)))
         never = Scores(*(np.full(data.num_clients, np.nan, np.float32) for _ in Scores._fields))
-        return State(server, clients, never, key, everywhere(jnp.zeros((), jnp.int32), mesh))
+        return State(server, clients, never, key, replicate(jnp.zeros((), jnp.int32), mesh))
 
     def round_(data, state, size):
         cohort = sample(data, state.key, state.round, size)
         ids = np.asarray(cohort.clients)
-        rows, scores = fetch(data, state.clients, ids), everywhere(_rows(state.trained, ids), mesh)
-        rows = replicate_rows(rows) if isinstance(rows, OwnerRows) else rows
+        rows, scores = _fetch(data, state.clients, ids, mesh), replicate(_rows(state.trained, ids), mesh)
+        rows = gather_all(rows) if isinstance(rows, OwnerRows) else rows
         server, rows, trained, outcome = train(data, state.server, state.key, state.round, cohort, rows, scores)
         # Arrays of a caller, or those of JAX, cannot be written into.
         clients, all_trained = jax.tree.map(_writable, (state.clients, state.trained))
@@ -86,8 +86,8 @@ def build(
     def evaluate(data, state):
         scores = Scores(*(np.empty(data.num_clients, np.float32) for _ in Scores._fields))
         for ids, size in _blocks(np.asarray(by_size(data)), block):
-            rows = fetch(data, state.clients, ids)
-            found = score(data, state.server, state.key, state.round, everywhere(ids, mesh), rows)
+            rows = _fetch(data, state.clients, ids, mesh)
+            found = score(data, state.server, state.key, state.round, replicate(ids, mesh), rows)
             _write(scores, ids[:size], found)
         return scores
 
@@ -95,6 +95,19 @@ def build(
         return score_new(data, state.server, state.key, state.round)
 
     return Engine(init, round_, evaluate, evaluate_new)
+
+
+def _fetch(data: Federation, clients: PyTree, ids: np.ndarray, mesh: Mesh | None) -> PyTree:
+    """Rows of some clients for a program; for clients that belong to devices, as their owners hold them."""
+    if isinstance(data, PlacedData):
+        return shard_rows(lambda own: _rows(clients, _places(data, own)), ids, data.mesh)
+    return replicate(_rows(clients, ids), mesh)
+
+
+def _allocate(data: Federation, shapes: PyTree) -> PyTree:
+    """Uninitialised rows of all clients that this process keeps, for the shapes of one row."""
+    count = len(own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else data.num_clients
+    return jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), shapes)
 
 
 def copy(state: State, data: Federation, mesh: Mesh | None = None) -> State:
@@ -108,7 +121,7 @@ def copy(state: State, data: Federation, mesh: Mesh | None = None) -> State:
     mine = own_clients(data.mesh, data.num_clients) if isinstance(data, PlacedData) else slice(None)
     clients = jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[mine]), state.clients)
     trained = jax.tree.map(np.array, state.trained)
-    server, key, number = everywhere(jax.tree.map(jnp.copy, (state.server, state.key, state.round)), mesh)
+    server, key, number = replicate(jax.tree.map(jnp.copy, (state.server, state.key, state.round)), mesh)
     return State(server, clients, trained, key, number)
 
 
@@ -123,11 +136,11 @@ def whole(state: State, data: Federation, *, block: int | None = None) -> State 
     first = jax.process_index() == 0
     if not isinstance(data, PlacedData) or not data.mesh.is_multi_process or _on_devices(state.clients):
         return state if first else None
-    replicate_rows = jax.jit(replicate, out_shardings=NamedSharding(data.mesh, PartitionSpec()))
+    gather_all = jax.jit(gather_rows, out_shardings=NamedSharding(data.mesh, PartitionSpec()))
     count = data.num_clients if first else 0
     clients = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), state.clients)
     for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), BLOCK if block is None else block):
-        rows = replicate_rows(spread(lambda own: _rows(state.clients, _places(data, own)), ids, data.mesh))
+        rows = gather_all(shard_rows(lambda own: _rows(state.clients, _places(data, own)), ids, data.mesh))
         if first:
             _write(clients, ids[:size], rows)
     return state._replace(clients=clients) if first else None

@@ -61,7 +61,7 @@ def map_and_sum(
 
     per_device = -(-size // mesh.size)
     order = np.arange(per_device * mesh.size).reshape(per_device, mesh.size).T.reshape(-1)
-    spread = gather(clients, np.where(order < size, order, 0)), order < size
+    shares = gather(clients, np.where(order < size, order, 0)), order < size
 
     def counted(shared, client):
         client, counts = client
@@ -79,7 +79,7 @@ def map_and_sum(
         out_specs=(PartitionSpec("clients"), PartitionSpec()),
         # The loops of `fit` carry unsharded initial values into sharded results, which the checker refuses.
         check_vma=False,
-    )(shared, spread)
+    )(shared, shares)
     # Every device gets all rows at once. Left to itself the partitioner spreads what follows over the devices too,
     # collectives inside its loops included, and on CPUs with few threads those can wait for each other for ever.
     rows = jax.lax.with_sharding_constraint(rows, NamedSharding(mesh, PartitionSpec()))

@@ -67,12 +67,12 @@ class Engine(NamedTuple):
         """This engine, compiled: one trace per cohort size. `round` donates the buffers of its input state."""
         # On a mesh every device holds the whole state between rounds; left to itself the compiler may lay it out
         # anew each round, and compile the round again for that.
-        everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         return Engine(
-            init=jax.jit(self.init, out_shardings=everywhere),
-            round=jax.jit(self.round, static_argnums=2, donate_argnums=1, out_shardings=everywhere),
-            evaluate=jax.jit(self.evaluate, out_shardings=everywhere),
-            evaluate_new=jax.jit(self.evaluate_new, out_shardings=everywhere),
+            init=jax.jit(self.init, out_shardings=replicated),
+            round=jax.jit(self.round, static_argnums=2, donate_argnums=1, out_shardings=replicated),
+            evaluate=jax.jit(self.evaluate, out_shardings=replicated),
+            evaluate_new=jax.jit(self.evaluate_new, out_shardings=replicated),
         )
 
 

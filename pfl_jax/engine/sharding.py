@@ -3,7 +3,7 @@
 Client i belongs to device i mod D of a mesh, whichever process that device is in. So a process keeps the pixels of its
 own clients alone, and the same functions serve one process with several devices and many machines. In a round every
 device walks those members of the cohort that are its own; one sum over the devices then makes the results known
-everywhere, exactly, since each row is zero on all devices but one. What follows (aggregation, the next state) is
+replicate, exactly, since each row is zero on all devices but one. What follows (aggregation, the next state) is
 computed alike on every device.
 
 The price: how many members of a small cohort fall to one device is left to chance, and the others wait for the device
@@ -84,7 +84,7 @@ def place(data: FederatedData, mesh: Mesh) -> PlacedData:
     some = next(iter(parts.values()))
     leaves = {name: _stack({device: part[name] for device, part in parts.items()}, devices, placed) for name in some}
     own = data._replace(**leaves)
-    return PlacedData(own, *everywhere((host.train_count, host.test_count), mesh), mesh=mesh)
+    return PlacedData(own, *replicate((host.train_count, host.test_count), mesh), mesh=mesh)
 
 
 def without_pixels(dataset: Dataset) -> Dataset:
@@ -97,7 +97,7 @@ def without_pixels(dataset: Dataset) -> Dataset:
     return dataset._replace(train_x=none(dataset.train_x), test_x=none(dataset.test_x))
 
 
-def view(data: FederatedData | PlacedData) -> FederatedData | OwnClients:
+def first_shard(data: FederatedData | PlacedData) -> FederatedData | OwnClients:
     """Input of `client_data` for functions that need only shapes: the first device's part."""
     return OwnClients(gather(data.own, 0), data.mesh.size) if isinstance(data, PlacedData) else data
 
@@ -113,7 +113,7 @@ def own_clients(mesh: Mesh, num_clients: int) -> np.ndarray:
     return clients[np.isin(clients % mesh.size, own_devices(mesh))]
 
 
-def everywhere(tree: PyTree, mesh: Mesh | None) -> PyTree:
+def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """Tree replicated on all devices of a mesh, given the same in all processes; unchanged without a mesh."""
     if mesh is None:
         return tree
@@ -194,7 +194,7 @@ def map_owned(
     return jax.lax.with_sharding_constraint(results, NamedSharding(mesh, PartitionSpec())), total
 
 
-def spread(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, mesh: Mesh) -> OwnerRows:
+def shard_rows(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, mesh: Mesh) -> OwnerRows:
     """Rows in the memory of their owners' processes, made available to a program that runs in all processes.
 
     Args:
@@ -224,7 +224,7 @@ def spread(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, mesh: Mesh
     return OwnerRows(jax.tree.unflatten(jax.tree.structure(first), stacked), mesh)
 
 
-def replicate(rows: OwnerRows) -> PyTree:
+def gather_rows(rows: OwnerRows) -> PyTree:
     """Rows [M, ...] on every device, from those of their owners; for use inside a program."""
     return jax.shard_map(
         lambda tree: jax.tree.map(lambda leaf: _sum(leaf[0]), tree),

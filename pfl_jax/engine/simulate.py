@@ -14,7 +14,7 @@ from pfl_jax.engine import host_state
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import client_mesh, map_clients
 from pfl_jax.engine.rounds import Engine, Federation, Outcome, build
-from pfl_jax.engine.sharding import PlacedData, everywhere
+from pfl_jax.engine.sharding import PlacedData, replicate
 from pfl_jax.errors import Diverged
 from pfl_jax.primitives.metrics import before_aggregation
 
@@ -109,23 +109,12 @@ def run(
     Raises:
       Diverged: a client diverged, or with on_nan="skip-client" all of a cohort did, or what the server computed.
     """
-    placed = isinstance(data, PlacedData)
-    if placed:
-        mesh = data.mesh
-    if state_on == "host":
-        engine = host_state.build(method, settings, mesh)
-    else:
-        engine = build(method, settings, mesh).jit(mesh)
     num_clients = data.num_clients
-    if not placed:
-        data, newcomers = everywhere((data, newcomers), mesh)
-    if state is None:
-        current = engine.init(data, everywhere(key, mesh))
-    elif state_on == "host":
-        current = host_state.copy(state, data, mesh)
+    if isinstance(data, PlacedData):
+        mesh = data.mesh
     else:
-        # A round takes its state's buffers over: a state that came from outside stays the caller's.
-        current = everywhere(jax.tree.map(jnp.copy, state), mesh)
+        data, newcomers = replicate((data, newcomers), mesh)
+    engine, current = _start(method, data, settings, key, state, mesh, on_host=state_on == "host")
     start, received = time.perf_counter(), None
     for index in range(int(current.round), settings.rounds):
         number, size = index + 1, settings.cohort_size(num_clients, index)
@@ -163,6 +152,26 @@ def run(
             before_aggregation=before,
         )
         start = time.perf_counter()
+
+
+def _start(
+    method: Method | MethodSchedule,
+    data: Federation,
+    settings: Settings,
+    key: PRNGKey,
+    state: State | None,
+    mesh: Mesh | None,
+    *,
+    on_host: bool,
+) -> tuple[Engine, State]:
+    """The compiled engine, and the state before the first round of this run."""
+    engine = host_state.build(method, settings, mesh) if on_host else build(method, settings, mesh).jit(mesh)
+    if state is None:
+        return engine, engine.init(data, replicate(key, mesh))
+    if on_host:
+        return engine, host_state.copy(state, data, mesh)
+    # A round takes its state's buffers over: a state that came from outside stays the caller's.
+    return engine, replicate(jax.tree.map(jnp.copy, state), mesh)
 
 
 def _check_finite(number: int, clients: np.ndarray, outcome: Outcome, on_nan: OnNaN) -> None:

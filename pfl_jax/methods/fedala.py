@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import LocalResult, Method, Model, Params, PyTree
+from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, PyTree
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.holdout import fixed_subset
 from pfl_jax.primitives.local_sgd import LocalSGD, map_examples, sgd
 from pfl_jax.primitives.losses import cross_entropy
-from pfl_jax.primitives.tree import interpolate
+from pfl_jax.primitives.tree import choose, interpolate
 from pfl_jax.streams import AGGREGATION_WEIGHTS
 
 WINDOW = 10
@@ -58,6 +58,25 @@ def _project(updates: PyTree, params: PyTree) -> PyTree:
     return jax.tree.map(lambda update, w: jnp.clip(w + update, 0, 1) - w, updates, params)
 
 
+class _InterpolationLoss(NamedTuple):
+    """Cross entropy of the interpolation, as a function of its weights."""
+
+    model: Model
+    received: Params
+    own: Params
+
+    def of_batch(self, weights: list[jax.Array], batch: ClientData) -> jax.Array:
+        """Over a mini-batch."""
+        params = take_over(weights, self.received, self.own)
+        return cross_entropy(self.model.apply(params, batch.x), batch.y, batch.mask)
+
+    def of_all(self, weights: list[jax.Array], data: ClientData) -> jax.Array:
+        """Over all of a client's examples."""
+        params = take_over(weights, self.received, self.own)
+        logits = map_examples(lambda x: self.model.apply(params, x), data.x, data.mask)
+        return cross_entropy(logits, data.y, data.mask)
+
+
 def fedala(
     model: Model,
     training: LocalSGD = LocalSGD(),
@@ -99,25 +118,15 @@ def fedala(
       share after each pass (the released code takes its last mini-batch) and bounded by ala_epochs. Weights that are
       learned for an evaluation are not kept: the next round learns them itself.
     """
-    base = fedavg(model, training)
+    base, one_epoch = fedavg(model, training), training.replace(epochs=1)
     # Plain descent on the weights, whatever trains the models.
     descent = optax.chain(sgd(ala_lr), optax.stateless(_project))
-    one_epoch = training.replace(epochs=1)
 
     def adapt(key, received, client, data):
         """The interpolated model, and the weights it was made with."""
         data = data._replace(mask=fixed_subset(data.mask, share, keep_rest=False))
-
-        def loss(weights, batch):
-            logits = model.apply(take_over(weights, received, client.params), batch.x)
-            return cross_entropy(logits, batch.y, batch.mask)
-
-        def mean_loss(weights):
-            params = take_over(weights, received, client.params)
-            logits = map_examples(lambda x: model.apply(params, x), data.x, data.mask)
-            return cross_entropy(logits, data.y, data.mask)
-
         limit = jnp.where(client.trained, jnp.where(client.converged, 1, ala_epochs), 0)
+        objective = _InterpolationLoss(model, received, client.params)
 
         def unfinished(carry):
             index, _, losses = carry
@@ -126,12 +135,12 @@ def fedala(
         def one_pass(carry):
             index, weights, losses = carry
             pass_key = jax.random.fold_in(key, index)
-            weights = one_epoch.fit(pass_key, weights, data, loss, transformation=descent)
-            return index + 1, weights, losses.at[index % WINDOW].set(mean_loss(weights))
+            weights = one_epoch.fit(pass_key, weights, data, objective.of_batch, transformation=descent)
+            return index + 1, weights, losses.at[index % WINDOW].set(objective.of_all(weights, data))
 
         _, weights, _ = jax.lax.while_loop(unfinished, one_pass, (0, client.weights, jnp.zeros(WINDOW)))
         adapted = take_over(weights, received, client.params)
-        return jax.tree.map(lambda a, r: jnp.where(client.trained, a, r), adapted, received), weights
+        return choose(client.trained, adapted, received), weights
 
     def train(key, server, client, data):
         start, weights = adapt(jax.random.fold_in(key, AGGREGATION_WEIGHTS), server, client, data)

@@ -6,7 +6,20 @@ from typing import Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Backbone, ClientData, Head, LocalResult, Loss, Mean, Method, Model, PRNGKey, PyTree
+from pfl_jax.base import (
+    Backbone,
+    ClientData,
+    Cohort,
+    Head,
+    LocalResult,
+    Loss,
+    Mean,
+    Method,
+    Model,
+    Params,
+    PRNGKey,
+    PyTree,
+)
 from pfl_jax.primitives.aggregation import mean_by_size, normalize, weighted_mean
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
 from pfl_jax.primitives.features import extract_features
@@ -164,8 +177,8 @@ def fedas(
     align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs)
     serial, parallel = (alignment and manner == name for name in ("serial", "parallel"))
     visits = align_training if serial else training
-    aligner = _Alignment(model, visits, target, align_loss, lam, first_alignment)
-    shares_centroids = alignment and target == "global_class_mean"
+    aligner = _Alignment(model, visits, alignment, target, align_loss, lam, first_alignment)
+    weighing = _Synchronization(model, training, synchronization, normalization, reduction)
 
     def receive(key, server, client, data):
         backbone = aligner.fit(key, server, client, data) if serial else server.backbone
@@ -179,49 +192,23 @@ def fedas(
             params = training.fit(train_key, params, examples, aligner.joint_loss())
         else:
             params = training.fit(train_key, params, data, supervised_loss(model))
-        trace = jnp.zeros(())
-        if synchronization:
-            # The epochs of the training have the keys before this one.
-            trace = _trace(jax.random.fold_in(train_key, training.epochs), model, params, data, training, reduction)
-        centroids = ()
-        if shares_centroids:
-            features = extract_features(model, params["backbone"], data)
-            centroids = Mean(*class_centroids(features, data.y, data.mask, model.num_classes))
+        # The epochs of the training have the keys before this one.
+        trace = weighing.trace(jax.random.fold_in(train_key, training.epochs), params, data)
         return LocalResult(
             client=FedASClient(params["backbone"], params["head"], jnp.ones((), bool)),
-            message=FedASMessage(send(params["backbone"], trace, data), trace, centroids),
+            message=FedASMessage(weighing.sent(params["backbone"], trace, data), trace, aligner.sent(params, data)),
             personal=params,
         )
 
-    def send(backbone, trace, data):
-        if not synchronization:
-            return mean_by_size(backbone, data)
-        if normalization == "proportional":
-            return Mean(backbone, jnp.maximum(trace, LEAST_TRACE))
-        return backbone
-
-    def init_server(key):
-        params = model.init(key)
-        if not shares_centroids:
-            return FedASServer(params["backbone"], params["head"])
-        centroids = jnp.zeros((model.num_classes, model.num_features))
-        return FedASServer(params["backbone"], params["head"], centroids, jnp.zeros(model.num_classes))
-
     def aggregate(key, server, clients, messages, cohort):
-        if synchronization:
-            weights = trace_weights(messages.trace, normalization, cohort.present)
-        else:
-            weights = normalize(cohort.counts.astype(jnp.float32))
+        weights = weighing.weights(messages.trace, cohort)
         # The weights sum to one: theta + sum_i w_i (theta_i - theta) is the weighted mean itself.
         sent = messages.backbone
         server = server._replace(backbone=sent.value if isinstance(sent, Mean) else weighted_mean(weights, sent))
-        if shares_centroids:
-            merged = merge_centroids(server.centroids, server.centroid_counts, messages.centroids)
-            server = server._replace(centroids=merged[0], centroid_counts=merged[1])
-        return server, clients, {"trace": messages.trace, "weights": weights}
+        return aligner.merged(server, messages), clients, {"trace": messages.trace, "weights": weights}
 
     return Method(
-        init_server=init_server,
+        init_server=lambda key: aligner.first_server(model.init(key)),
         init_client=lambda key, server, data: FedASClient(server.backbone, server.head, jnp.zeros((), bool)),
         local=train,
         aggregate=aggregate,
@@ -239,15 +226,43 @@ class _Alignment:
     Attributes:
       model: the architecture.
       training: recipe of the steps that visit the aligned examples.
+      on: whether there is any.
       target, loss, lam, first: see target, align_loss, lam and first_alignment of `fedas`.
     """
 
     model: Model
     training: LocalSGD
+    on: bool
     target: Target
     loss: AlignmentLoss
     lam: float | jax.Array
     first: bool
+
+    @property
+    def shares_centroids(self) -> bool:
+        """Whether clients are aligned with class means over all of them."""
+        return self.on and self.target == "global_class_mean"
+
+    def first_server(self, params: Params) -> FedASServer:
+        """The server before the first round, without class means."""
+        if not self.shares_centroids:
+            return FedASServer(params["backbone"], params["head"])
+        centroids = jnp.zeros((self.model.num_classes, self.model.num_features))
+        return FedASServer(params["backbone"], params["head"], centroids, jnp.zeros(self.model.num_classes))
+
+    def sent(self, params: Params, data: ClientData) -> Mean | tuple[()]:
+        """Class means that a client sends."""
+        if not self.shares_centroids:
+            return ()
+        features = extract_features(self.model, params["backbone"], data)
+        return Mean(*class_centroids(features, data.y, data.mask, self.model.num_classes))
+
+    def merged(self, server: FedASServer, messages: FedASMessage) -> FedASServer:
+        """The server with the cohort's class means."""
+        if not isinstance(messages.centroids, Mean):
+            return server
+        centroids, counts = merge_centroids(server.centroids, server.centroid_counts, messages.centroids)
+        return server._replace(centroids=centroids, centroid_counts=counts)
 
     def targets(self, server: FedASServer, client: FedASClient, data: ClientData) -> tuple[jax.Array, jax.Array]:
         """The targets [n, d], and which examples have one [n]."""
@@ -289,8 +304,41 @@ class _Alignment:
         return loss
 
 
-def _trace(key, model, params, data, training, reduction):
-    """Trace of a client's Fisher information, or what the released code takes for it."""
-    if reduction == "batch_means":
-        return batch_fisher_trace(key, model, params, data, training)
-    return fisher_trace(model, params, data, reduction=reduction)
+@dataclass(frozen=True)
+class _Synchronization:
+    """Weights of the clients in the mean of their backbones (Eq. 5-7, Fig. 6a).
+
+    Attributes:
+      model: the architecture.
+      training: whose mini-batches the released code takes the traces over.
+      on: weights from traces; from numbers of examples otherwise.
+      normalization, reduction: see `fedas`.
+    """
+
+    model: Model
+    training: LocalSGD
+    on: bool
+    normalization: Normalization
+    reduction: Reduction
+
+    def trace(self, key: PRNGKey, params: Params, data: ClientData) -> jax.Array:
+        """Trace of a client's Fisher information, or what the released code takes for it."""
+        if not self.on:
+            return jnp.zeros(())
+        if self.reduction == "batch_means":
+            return batch_fisher_trace(key, self.model, params, data, self.training)
+        return fisher_trace(self.model, params, data, reduction=self.reduction)
+
+    def sent(self, backbone: Backbone, trace: jax.Array, data: ClientData) -> Mean | Backbone:
+        """What a client sends of its backbone: a mean where its weight is known before the others' traces are."""
+        if not self.on:
+            return mean_by_size(backbone, data)
+        if self.normalization == "proportional":
+            return Mean(backbone, jnp.maximum(trace, LEAST_TRACE))
+        return backbone
+
+    def weights(self, traces: jax.Array, cohort: Cohort) -> jax.Array:
+        """Weights [M] of the cohort, with sum one."""
+        if self.on:
+            return trace_weights(traces, self.normalization, cohort.present)
+        return normalize(cohort.counts.astype(jnp.float32))

@@ -1,14 +1,23 @@
 """Every client a mixture of the same few models, learned by expectation maximisation (Marfoq et al. 2021)."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import LocalResult, Method, Model
+from pfl_jax.base import LocalResult, Method, Model, Params
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.ensembles import example_losses, init_models
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import masked_mean
+
+
+class Mixture(NamedTuple):
+    """What a FedEM client deploys: the models, leaves [M, ...], and the logarithms of their weights [M]."""
+
+    models: Params
+    log_weights: jax.Array
 
 
 def fedem(
@@ -59,7 +68,9 @@ def fedem(
         log_mixture = jnp.log(jnp.maximum(mixture, jnp.finfo(jnp.float32).tiny))
         weighted = data._replace(y=(data.y, responsibilities))
         models = training.fit(key, server, weighted, loss)
-        return LocalResult(client=log_mixture, message=mean_by_size(models, data), personal=(models, log_mixture))
+        return LocalResult(
+            client=log_mixture, message=mean_by_size(models, data), personal=Mixture(models, log_mixture)
+        )
 
     def aggregate(key, server, clients, messages, cohort):
         return messages.value, clients, {"mixture": jnp.exp(clients)}
@@ -74,6 +85,6 @@ def fedem(
         init_client=lambda key, server, data: jnp.full((learners,), -jnp.log(learners), jnp.float32),
         local=train,
         aggregate=aggregate,
-        personalize=lambda key, server, client, data: (server, client),
+        personalize=lambda key, server, client, data: Mixture(server, client),
         predict=predict,
     )

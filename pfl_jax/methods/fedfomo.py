@@ -1,6 +1,7 @@
 """Each client combines the few models of other clients that lower its own held-out loss (Zhang et al. 2021)."""
 
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,9 @@ from pfl_jax.primitives.holdout import fixed_subset
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import masked_mean, proximal
 from pfl_jax.primitives.tree import gather
+
+Fallback: TypeAlias = Literal["previous", "trained"]
+"""Model that a client goes on from where no other does better, see `fedfomo`."""
 
 
 class FedFomoServer(NamedTuple):
@@ -43,6 +47,38 @@ class FedFomoClient(NamedTuple):
     affinity: Affinity
 
 
+class FedFomoMessage(NamedTuple):
+    """What a client sends: its trained model, the fingerprint of its data, and the shares [1 + M] it combined with."""
+
+    model: Params
+    identity: jax.Array
+    shares: jax.Array
+
+
+def combine_models(
+    model: Model, client: FedFomoClient, data: ClientData, *, held_out: float, fallback: Fallback
+) -> tuple[Params, jax.Array]:
+    """The next theta_i, and the shares [1 + M] of the last one and of the downloaded models in it.
+
+    Args:
+      model: the architecture.
+      client: what the client keeps.
+      data: its examples.
+      held_out, fallback: see `fedfomo`.
+    """
+    judged = fixed_subset(data.mask, held_out)
+    models = jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), client.previous, client.models)
+    losses = example_losses(model, models, data._replace(mask=judged))
+    losses = jax.vmap(masked_mean, in_axes=(1, None))(losses, judged)
+    distances = jnp.sqrt(2 * jax.vmap(proximal, in_axes=(0, None))(client.models, client.previous))
+    better = client.received & (losses[1:] < losses[0]) & (distances > 0)
+    weights = jnp.where(better, (losses[0] - losses[1:]) / jnp.where(better, distances, 1.0), 0.0)
+    # Only where nothing is better does the model to fall back on have its share, the whole.
+    place = jnp.where(client.received[0], 1, 0) if fallback == "trained" else 0
+    shares = normalize(jnp.append(0.0, weights).at[place].add(~jnp.any(better)))
+    return weighted_mean(shares, models), shares
+
+
 def fedfomo(
     model: Model,
     training: LocalSGD = LocalSGD(),
@@ -51,7 +87,7 @@ def fedfomo(
     held_out: float = 0.2,
     epsilon: float = 0.3,
     epsilon_decay: float = 0.05,
-    fallback: Literal["previous", "trained"] = "previous",
+    fallback: Fallback = "previous",
     memory: int = 100,
 ) -> Method:
     r"""FedFomo: a client moves towards those of M downloaded models that do better on its held-out examples.
@@ -103,26 +139,14 @@ def fedfomo(
         raise InvalidInput(f"fallback must be previous or trained, not {fallback!r}")
     base = fedavg(model, training)
 
-    def combine(client: FedFomoClient, data: ClientData) -> tuple[Params, jax.Array]:
-        """The new theta_i, and the shares [1 + M] of the old one and of the downloaded models in it."""
-        judged = fixed_subset(data.mask, held_out)
-        models = jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), client.previous, client.models)
-        losses = example_losses(model, models, data._replace(mask=judged))
-        losses = jax.vmap(masked_mean, in_axes=(1, None))(losses, judged)
-        distances = jnp.sqrt(2 * jax.vmap(proximal, in_axes=(0, None))(client.models, client.previous))
-        better = client.received & (losses[1:] < losses[0]) & (distances > 0)
-        weights = jnp.where(better, (losses[0] - losses[1:]) / jnp.where(better, distances, 1.0), 0.0)
-        # Only where nothing is better does the model to fall back on have its share, the whole.
-        place = jnp.where(client.received[0], 1, 0) if fallback == "trained" else 0
-        shares = normalize(jnp.append(0.0, weights).at[place].add(~jnp.any(better)))
-        return weighted_mean(shares, models), shares
+    combine = partial(combine_models, model, held_out=held_out, fallback=fallback)
 
     def train(key, server, client, data):
         start, shares = combine(client, data)
         rest = data._replace(mask=data.mask & ~fixed_subset(data.mask, held_out))
         result = base.local(key, start, (), rest)
         kept = client._replace(previous=start, affinity=remember(client.affinity, client.senders, shares[2:]))
-        return result._replace(client=kept, message=(result.personal, fingerprint(data), shares))
+        return result._replace(client=kept, message=FedFomoMessage(result.personal, fingerprint(data), shares))
 
     def aggregate(key, server, clients, messages, cohort):
         models, identities, shares = messages

@@ -1,14 +1,23 @@
 """Several global models, each client with the one that fits it best (Mansour et al. 2020)."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import LocalResult, Method, Model
+from pfl_jax.base import LocalResult, Method, Model, Params
 from pfl_jax.primitives.aggregation import mix, size_weights
 from pfl_jax.primitives.ensembles import example_losses, init_models
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import masked_mean, supervised_loss
 from pfl_jax.primitives.tree import gather
+
+
+class ClusterMessage(NamedTuple):
+    """What a client sends: its trained model, and which of the k models it began from [int32]."""
+
+    model: Params
+    cluster: jax.Array
 
 
 def hypcluster(
@@ -50,7 +59,7 @@ def hypcluster(
         cluster = choose(server, data)
         start = gather(server, cluster)
         params = training.fit(key, start, data, loss)
-        return LocalResult(client=(), message=(params, cluster), personal=params)
+        return LocalResult(client=(), message=ClusterMessage(params, cluster), personal=params)
 
     def aggregate(key, server, clients, messages, cohort):
         models, chosen = messages

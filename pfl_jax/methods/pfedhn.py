@@ -1,13 +1,14 @@
 """A hypernetwork on the server writes every client's model (Shamsian et al. 2021)."""
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from pfl_jax.base import LocalResult, Method, Model, PyTree
+from pfl_jax.base import LocalResult, Method, Model, Params, PRNGKey, PyTree
 from pfl_jax.primitives.fingerprint import fingerprint
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy
@@ -27,6 +28,35 @@ def generate(hypernetwork: list[tuple[jax.Array, jax.Array]], embedding: jax.Arr
     for inner_kernel, inner_bias in hidden:
         activation = jax.nn.relu(activation @ inner_kernel + inner_bias)
     return activation @ kernel + bias
+
+
+def init_hypernetwork(
+    key: PRNGKey, embedding_size: int, hidden: Sequence[int], params: Params
+) -> list[tuple[jax.Array, jax.Array]]:
+    """Random hypernetwork whose outputs start near a model.
+
+    Args:
+      key: of the weights.
+      embedding_size: inputs.
+      hidden: units of the hidden layers.
+      params: the model, whose numbers are the last bias.
+
+    Returns:
+      (kernel [in, out], bias [out]) of each layer, uniform in +-1 / sqrt(in).
+    """
+    start, _ = ravel_pytree(params)
+    layers = []
+    for index, (inputs, outputs) in enumerate(itertools.pairwise([embedding_size, *hidden, start.shape[0]]), start=1):
+        bound = inputs**-0.5
+        layers.append(
+            tuple(
+                jax.random.uniform(layer_key, shape, minval=-bound, maxval=bound)
+                for layer_key, shape in zip(
+                    jax.random.split(jax.random.fold_in(key, index)), ((inputs, outputs), (outputs,)), strict=True
+                )
+            )
+        )
+    return [*layers[:-1], (layers[-1][0], start)]
 
 
 def pfedhn(
@@ -82,16 +112,7 @@ def pfedhn(
         return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
 
     def init_server(key):
-        start, _ = ravel_pytree(model.init(key))
-        sizes = [embedding_size, *[hidden_size] * hidden_layers, start.shape[0]]
-        layers = []
-        for index, (inputs, outputs) in enumerate(itertools.pairwise(sizes), start=1):
-            kernel_key, bias_key = jax.random.split(jax.random.fold_in(key, index))
-            bound = inputs**-0.5
-            kernel = jax.random.uniform(kernel_key, (inputs, outputs), minval=-bound, maxval=bound)
-            bias = jax.random.uniform(bias_key, (outputs,), minval=-bound, maxval=bound)
-            layers.append((kernel, bias))
-        layers[-1] = (layers[-1][0], start)
+        layers = init_hypernetwork(key, embedding_size, [hidden_size] * hidden_layers, model.init(key))
         return PFedHNServer(layers, jax.tree.map(jnp.zeros_like, layers))
 
     def receive(server: PFedHNServer, embedding: jax.Array) -> PyTree:

@@ -155,11 +155,19 @@ class LocalSGD:
     augment: Augment | None = field(default=None, metadata={"static": True})
 
     def replace(self, **changes: Any) -> "LocalSGD":
-        """This recipe with other values."""
+        """This recipe with other values.
+
+        Args:
+          changes: name of a field -> its value.
+        """
         return dataclasses.replace(self, **changes)
 
     def plain(self, **changes: Any) -> "LocalSGD":
-        """This recipe without momentum and weight decay, with other values."""
+        """This recipe without momentum and weight decay, with other values.
+
+        Args:
+          changes: name of a field -> its value.
+        """
         return dataclasses.replace(self, **{"momentum": 0.0, "weight_decay": 0.0, **changes})
 
     def transformation(self) -> optax.GradientTransformation:

@@ -14,6 +14,8 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 from pfl_jax.primitives.local_sgd import LocalSGD
 
+pytestmark = pytest.mark.without_f1_auc
+
 SHAPE = (6, 6, 3)
 BLACK = (-1.0, -0.5, 0.25)
 AUGMENT = CropAndFlip(SHAPE, BLACK)

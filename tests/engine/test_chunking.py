@@ -77,7 +77,7 @@ def test_a_typical_cohort_spans_the_sizes():
     np.testing.assert_array_equal(cohort, np.arange(6, 101, 10))
 
 
-def test_devices_that_own_their_clients_wait_for_nobody_in_a_chunk():
+def test_wasted_steps_of_devices_that_own_their_clients():
     counts, owners = np.array([40, 10, 30, 20, 10]), np.array([0, 1, 0, 0, 1])
     # Steps 4, 3, 2 on the first device and 1, 1 on the second, in chunks of two: 4 + 4 + 2 and 1 + 1 are taken.
     share = wasted_step_share(counts, batch_size=10, chunk=2, devices=2, owners=owners)

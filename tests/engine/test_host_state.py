@@ -11,6 +11,8 @@ from pfl_jax import simulate
 from pfl_jax.engine import host_state
 from pfl_jax.methods import make_method
 
+pytestmark = pytest.mark.without_f1_auc
+
 DATA = tiny_federation((9, 20, 14, 5, 12))
 SETTINGS = simulate.Settings(rounds=4, participation=0.6, full_last_round=True, eval_every=2)
 
@@ -43,7 +45,7 @@ def assert_same(left, right):
         pytest.param("fedas", 2, marks=pytest.mark.slow),
     ],
 )
-def test_the_results_are_the_same(name, devices, monkeypatch):
+def test_states_on_the_host_and_on_the_device_give_the_same_results(name, devices, monkeypatch):
     # Five clients in blocks of two: the last one is filled up.
     monkeypatch.setattr(host_state, "BLOCK", 2)
     mesh = simulate.client_mesh() if devices == 2 else None
@@ -53,7 +55,7 @@ def test_the_results_are_the_same(name, devices, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_either_place():
+def test_a_run_continues_from_a_state_on_the_host_or_the_device():
     whole, state = play("ditto")
     half = simulate.Settings(rounds=2, participation=0.6)
     (*_, middle) = simulate.run(make("ditto"), DATA, half, jax.random.key(5), state_on="host")
@@ -66,7 +68,7 @@ def test_a_run_goes_on_from_either_place():
         jax.tree.map(np.testing.assert_array_equal, kept, middle.state.clients)
 
 
-def test_nothing_but_the_cohorts_rows_is_written():
+def test_a_round_writes_the_cohorts_rows_alone():
     engine = host_state.build(make("fedper"), SETTINGS)
     state = engine.init(DATA, jax.random.key(0))
     before = jax.tree.map(np.array, state.clients)

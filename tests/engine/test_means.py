@@ -20,6 +20,8 @@ from pfl_jax.networks import models as networks
 from pfl_jax.primitives.aggregation import mean_by_class, size_weights, weighted_mean
 from pfl_jax.primitives.tree import byte_count
 
+pytestmark = pytest.mark.without_f1_auc
+
 WEIGHTS, PRESENT = np.array([3.0, 0.0, 5.0, 2.0]), np.array([True, True, False, True])
 
 
@@ -118,7 +120,7 @@ def summed(program):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedpac"])
-def test_devices_exchange_one_sum_and_else_only_what_is_each_clients_own(name):
+def test_devices_exchange_the_sums_of_means_and_each_clients_other_leaves(name):
     data, mesh = tiny_federation((9, 20, 14, 5, 8, 6, 7, 11)), simulate.client_mesh()
     method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
     built = simulate.build(method, simulate.Settings(rounds=1), mesh).jit(mesh)

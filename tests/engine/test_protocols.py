@@ -1,5 +1,6 @@
 """The protocol before_aggregation, against bookkeeping that is slow and obvious."""
 
+import functools
 import itertools
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from full_batches import EPOCHS, SGD, losses, train
 from problems import HYPER_PARAMETERS, received, tiny_federation, tiny_model
 from reference import examples, logits, to_numpy
+from trees import row
 
 from pfl_jax import simulate, sweep
 from pfl_jax.data.federated import client_data
@@ -17,6 +19,8 @@ from pfl_jax.engine.cohort import Settings
 from pfl_jax.methods import make_method
 from pfl_jax.primitives.metrics import score
 from pfl_jax.streams import INITIALIZATION
+
+pytestmark = pytest.mark.without_f1_auc
 
 DATA = tiny_federation((9, 20, 14, 5, 12, 11, 8))
 CLIENTS = range(DATA.num_clients)
@@ -32,13 +36,15 @@ def play(method, settings=SOME, data=DATA, **options):
     return list(simulate.run(method, data, settings, KEY, **options))
 
 
+@functools.cache
+def usual(name):
+    """The run of a method under `SOME`."""
+    return play(make(name))
+
+
 def assert_scores(got, want, exact=False):
     for one, other in zip(got, want, strict=True):
         np.testing.assert_allclose(one, other, **({"rtol": 0, "atol": 0} if exact else {"rtol": 2e-4, "atol": 2e-5}))
-
-
-def row(tree, index):
-    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def stack(trees):
@@ -46,12 +52,12 @@ def stack(trees):
 
 
 @pytest.mark.parametrize("name", ["fedper", "ditto", "local"])
-def test_with_everyone_in_the_cohort_it_is_trained(name):
+def test_before_aggregation_of_a_full_cohort_is_trained(name):
     for result in play(make(name), Settings(rounds=2, before_aggregation=True)):
         assert_scores(result.before_aggregation, result.trained, exact=True)
 
 
-def test_local_in_float64():
+def test_before_aggregation_of_local_against_float64():
     """Nobody shares anything: every client has what it trained last, or its first model."""
     method = make_method("local", tiny_model(), batch_size=32, epochs=EPOCHS, **SGD)
     (first, *rest) = play(method, Settings(rounds=3, participation=0.3, before_aggregation=True))
@@ -75,7 +81,7 @@ def test_local_in_float64():
     assert len(trained) < len(CLIENTS)
 
 
-def test_fedper_by_a_slow_loop():
+def test_before_aggregation_of_fedper_against_a_loop_over_clients():
     """Two rounds from the method's own functions: the cohort with its trained models, the others with the old base."""
     method, settings = make("fedper"), Settings(rounds=2, participation=0.3, before_aggregation=True)
     results = play(method, settings)
@@ -106,17 +112,17 @@ def test_fedper_by_a_slow_loop():
 
 @pytest.mark.parametrize("name", ["fedper", pytest.param("fedpac", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("placed", "state_on"), [(False, "host"), (True, "device"), (True, "host")])
-def test_states_on_the_host_and_owned_clients_give_the_same(name, placed, state_on, monkeypatch):
+def test_before_aggregation_with_states_on_the_host_and_owned_clients(name, placed, state_on, monkeypatch):
     monkeypatch.setattr(host_state, "BLOCK", 3)
     data = sharding.place(DATA, simulate.client_mesh()) if placed else DATA
     got = play(make(name), data=data, state_on=state_on)
-    for one, other in zip(got, play(make(name)), strict=True):
+    for one, other in zip(got, usual(name), strict=True):
         assert (one.before_aggregation is None) == (other.before_aggregation is None) == (one.round % 2 == 1)
         if one.before_aggregation is not None:
             assert_scores(one.before_aggregation, other.before_aggregation)
 
 
-def test_a_run_that_goes_on_has_the_same_to_the_last_bit():
+def test_a_continued_run_has_the_same_before_aggregation():
     """Where the round before was evaluated, by what it had received; after an interruption that is made anew."""
     method, every = make("fedper"), Settings(rounds=3, participation=0.3, before_aggregation=True)
     whole = play(method, every)
@@ -140,7 +146,7 @@ def test_a_run_that_goes_on_has_the_same_to_the_last_bit():
         ({"before_aggregation": True, "participation": 1.0}, 2),
     ],
 )
-def test_it_costs_nothing_unless_it_is_asked_for(settings, passes, monkeypatch):
+def test_number_of_evaluations(settings, passes, monkeypatch):
     made = []
 
     class Counted:
@@ -162,7 +168,7 @@ def test_it_costs_nothing_unless_it_is_asked_for(settings, passes, monkeypatch):
     assert evaluated == [asked and result.received is not None for result in results]
 
 
-def test_who_diverges_has_what_it_received():
+def test_before_aggregation_of_a_diverged_client_is_received():
     method = make("fedper")
 
     def local(key, server, client, data):
@@ -181,10 +187,10 @@ def test_who_diverges_has_what_it_received():
     assert_scores(row(result.before_aggregation, others), row(result.trained, others))
 
 
-def test_runs_together_have_those_of_each_alone():
+def test_a_sweep_has_the_before_aggregation_of_each_run():
     keys = jax.vmap(jax.random.key)(jnp.array([5, 3]))
     together = list(sweep.run(lambda: make("fedper"), DATA, SOME, keys))
-    for one, every in zip(play(make("fedper")), together, strict=True):
+    for one, every in zip(usual("fedper"), together, strict=True):
         assert (every.before_aggregation is None) == (one.before_aggregation is None)
         if one.before_aggregation is not None:
             assert_scores(row(every.before_aggregation, 1), one.before_aggregation)

@@ -12,6 +12,8 @@ from pfl_jax.engine import host_state
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.methods import make_method
 
+pytestmark = pytest.mark.without_f1_auc
+
 RATES = jnp.array([0.2, 0.05, 0.0])
 KEY = jax.random.key(6)
 

@@ -14,6 +14,8 @@ from pfl_jax.data.federated import OwnClients, client_data
 from pfl_jax.engine import host_state, sharding
 from pfl_jax.methods import make_method
 
+pytestmark = pytest.mark.without_f1_auc
+
 DATA = tiny_federation((9, 20, 14, 5, 12))._replace(
     label_map=jnp.asarray([np.roll(np.arange(3), client) for client in range(5)], jnp.int32)
 )
@@ -73,13 +75,13 @@ def test_mapping_is_exact_for_every_type(chunk, ids):
     assert float(sums["clients"]) == len(ids)
 
 
-def test_rows_that_only_owners_know():
+def test_rows_are_exchanged_between_their_owners():
     mesh, clients = simulate.client_mesh(), np.array([3, 0, 4], np.int32)
     table = {"a": np.arange(10.0, dtype=np.float32).reshape(5, 2), "b": np.array([True, False, True, True, False])}
-    rows = sharding.spread(lambda own: jax.tree.map(lambda leaf: leaf[own], table), clients, mesh)
+    rows = sharding.shard_rows(lambda own: jax.tree.map(lambda leaf: leaf[own], table), clients, mesh)
     for device, block in enumerate(rows.tree["a"]):
         np.testing.assert_array_equal(block[clients % mesh.size != device], 0)
-    met = jax.jit(lambda rows: sharding.replicate(rows))(rows)
+    met = jax.jit(lambda rows: sharding.gather_rows(rows))(rows)
     jax.tree.map(lambda got, leaf: np.testing.assert_array_equal(got, leaf[clients]), met, table)
     own, found = sharding.own_rows(rows, clients)
     assert sorted(own) == sorted(clients)
@@ -87,7 +89,7 @@ def test_rows_that_only_owners_know():
 
 
 @pytest.mark.parametrize(("name", "place"), [("fedrep", "device"), ("fedper", "host")])
-def test_the_results_are_the_same(name, place, monkeypatch):
+def test_owned_clients_give_the_same_results(name, place, monkeypatch):
     monkeypatch.setattr(host_state, "BLOCK", 2)
 
     def play(data, **options):

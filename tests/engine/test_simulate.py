@@ -11,6 +11,8 @@ from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 
+pytestmark = pytest.mark.without_f1_auc
+
 COUNTS = jnp.array([5, 9, 7, 9, 1, 3, 8, 2, 6, 4], jnp.int32)
 
 

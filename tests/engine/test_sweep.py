@@ -13,6 +13,8 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 from pfl_jax.primitives.tree import byte_count
 
+pytestmark = pytest.mark.without_f1_auc
+
 SETTINGS = simulate.Settings(rounds=3, participation=0.75, full_last_round=True, eval_every=2)
 SEEDS, RATES = (0, 1, 1), (0.1, 0.1, 0.02)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 import os
 import re
@@ -18,8 +19,9 @@ from rich.console import Console
 
 from experiments.commands.main import main
 from experiments.config import presets
+from experiments.config.hyper_parameters import method_config
 from experiments.config.options import Options, without_effect
-from experiments.config.request import method_config, parse
+from experiments.config.request import parse
 from experiments.execution import build
 from experiments.runtime import jax_config
 from experiments.runtime.progress import RoundProgress, duration
@@ -41,10 +43,12 @@ def test_xla_flags_of_the_user_stand(monkeypatch):
     ]
 
 
-def process(module, *words, cwd, **options):
-    """Starts `python -m experiments...` with pipes for its output."""
+def process(module, *words, cwd, optimized=True, **options):
+    """Starts `python -m experiments...` with pipes for its output; `optimized`: compiled as for users."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     environment |= {"PYTHONPATH": str(ROOT), "PFL_JAX_CACHE": str(Path(cwd) / "cache"), "COLUMNS": "200"}
+    # As in conftest.py: compiling is most of the work of a short run.
+    environment |= {} if optimized else {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     command = [sys.executable, "-m", module, *words]
     return subprocess.Popen(
         command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
@@ -55,7 +59,8 @@ def process(module, *words, cwd, **options):
 def finished(tmp_path_factory):
     """A finished run: its folder, what it printed, and where."""
     cwd = tmp_path_factory.mktemp("cli")
-    child = process("experiments.digits", "--method", "fedavg", "--rounds", "3", *SMALL, "--eval-every", "2", cwd=cwd)
+    words = ["--method", "fedavg", "--rounds", "3", *SMALL, "--eval-every", "2"]
+    child = process("experiments.digits", *words, cwd=cwd, optimized=False)
     out, err = child.communicate(timeout=240)
     assert child.returncode == 0, err
     return cwd / "runs" / "digits-fedavg-seed0-001", out, err
@@ -495,8 +500,15 @@ def test_settings_without_effect_are_said():
     assert without_effect("cifar10", cifar.options, cifar.given, "gpu") == []
 
 
-@pytest.mark.parametrize("dataset", presets.DEFAULT_PRESET)
-def test_local_epochs_and_batch_sizes_are_options_everywhere(dataset):
-    for method in METHODS:
-        own = parse(dataset, ["--method", method, "--epochs", "3", "--batch-size", "7"]).hyper_parameters
-        assert (own["epochs"], own["batch_size"]) == (3, 7)
+EVERYWHERE = list(itertools.product(presets.DEFAULT_PRESET, METHODS))
+EVERY_METHOD_ONCE = set(zip(itertools.cycle(presets.DEFAULT_PRESET), METHODS))
+"""By default each method is parsed on one dataset, and each dataset has several."""
+
+
+@pytest.mark.parametrize(
+    ("dataset", "method"),
+    [pair if pair in EVERY_METHOD_ONCE else pytest.param(*pair, marks=pytest.mark.slow) for pair in EVERYWHERE],
+)
+def test_local_epochs_and_batch_sizes_are_options_everywhere(dataset, method):
+    own = parse(dataset, ["--method", method, "--epochs", "3", "--batch-size", "7"]).hyper_parameters
+    assert (own["epochs"], own["batch_size"]) == (3, 7)

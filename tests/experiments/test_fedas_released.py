@@ -38,6 +38,7 @@ def both(settings, **options):
     return aligned, fedas_released.procedure(aligned, plain, settings)
 
 
+@pytest.mark.without_f1_auc
 def test_cohorts_of_one_client_are_the_method():
     data = tiny_federation()
     settings = Settings(rounds=5, participation=0.25)
@@ -54,6 +55,7 @@ def test_cohorts_of_one_client_are_the_method():
     np.testing.assert_allclose(received.loss, last.received.loss, rtol=1e-5)
 
 
+@pytest.mark.without_f1_auc
 def test_each_client_receives_what_the_one_before_has_aligned():
     sizes = (9, 20, 14)
     data = tiny_federation(sizes)
@@ -110,6 +112,7 @@ def summed_over_classes(w, x, y, means):
     return total
 
 
+@pytest.mark.without_f1_auc
 def test_the_released_choices_against_numpy():
     """Three rounds of everyone, one mini-batch after another, clients one after another on copies of their own."""
     data = tiny_federation((9, 21, 14))

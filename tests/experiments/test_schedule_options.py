@@ -63,12 +63,10 @@ def test_every_method_takes_a_schedule_of_each_real_number():
     import jax
     from rich.console import Console
 
-    from experiments.config.request import real_numbers
-
     console = Console(quiet=True)
     for name in METHODS:
         request = parse("digits", ["--method", name])
-        every = [f"{one}=cosine" for one in real_numbers(request)]
+        every = [f"{one}=cosine" for one in request.real_numbers()]
         request, dataset = build.load_data(parse("digits", ["--method", name, "--schedule", *every]), console)
         method = build.make_method(request, dataset)
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import reference
 from problems import tiny_federation, tiny_model
+from rounds import first_state, last_round
 
-from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.fedas import trace_weights
+
+pytestmark = pytest.mark.without_f1_auc
 
 SIZES, EPOCHS = (9, 20, 14), 3
 SGD = {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}
@@ -22,14 +23,12 @@ BETA = np.array(SIZES) / sum(SIZES)
 def problem():
     """Data, the initial model as the engine draws it, and each client's examples."""
     data = tiny_federation(SIZES)
-    engine = simulate.build(METHODS["fedavg"](tiny_model()), Settings(rounds=1))
-    start = reference.to_numpy(engine.init(data, jax.random.key(4)).server)
+    start = reference.to_numpy(first_state(METHODS["fedavg"], data, 4).server)
     return data, start, [reference.examples(data, client) for client in range(len(SIZES))]
 
 
 def run(name, data, rounds, **hyper_parameters):
-    method = make_method(name, tiny_model(), batch_size=32, epochs=EPOCHS, **SGD, **hyper_parameters)
-    return list(simulate.run(method, data, Settings(rounds=rounds), jax.random.key(4)))
+    return last_round(METHODS[name], data, 4, rounds, batch_size=32, epochs=EPOCHS, **SGD, **hyper_parameters)
 
 
 def train(w, x, y):
@@ -53,7 +52,7 @@ def in_order(last, rows):
 
 def test_local(problem):
     data, w, clients = problem
-    last = run("local", data, 2)[-1]
+    last = run("local", data, 2)
     for index, (x, y) in enumerate(clients):
         own = train(train(w, x, y), x, y)
         assert_model(jax.tree.map(lambda leaf, index=index: leaf[index], last.state.clients), own)
@@ -66,7 +65,7 @@ def test_fedavg_and_its_fine_tuning(problem):
     for _ in range(2):
         trained = [train(w, x, y) for x, y in clients]
         w = reference.mean(BETA, trained)
-    last, tuned = run("fedavg", data, 2)[-1], run("fedavg_ft", data, 2, finetune_epochs=EPOCHS)[-1]
+    last, tuned = run("fedavg", data, 2), run("fedavg_ft", data, 2, finetune_epochs=EPOCHS)
     assert_model(last.state.server, w)
     for index, (x, y) in enumerate(clients):
         assert_loss(last.trained, index, trained[index], data)
@@ -81,7 +80,7 @@ def test_fedper(problem):
         trained = [train({**w, **head}, x, y) for head, (x, y) in zip(heads, clients, strict=True)]
         heads = [{name: value for name, value in t.items() if name.startswith("head")} for t in trained]
         w = {**reference.mean(BETA, trained), **{name: w[name] for name in heads[0]}}
-    last = run("fedper", data, 2)[-1]
+    last = run("fedper", data, 2)
     assert_model(last.state.server, w)
     for index, head in enumerate(heads):
         np.testing.assert_allclose(last.state.clients["kernel"][index], head["head/kernel"], rtol=2e-4, atol=2e-5)
@@ -134,7 +133,7 @@ def test_fedas(problem, target, manner):
         previous = trained
 
     options = {"target": target, "manner": manner, "lam": lam, "align_lr": align_lr, "align_batch_size": 32}
-    last = run("fedas", data, 3, **options)[-1]
+    last = run("fedas", data, 3, **options)
     np.testing.assert_allclose(in_order(last, last.info["trace"]), traces, rtol=1e-3)
     np.testing.assert_allclose(in_order(last, last.info["weights"]), weights, rtol=1e-3)
     assert_model(last.state.server, w)
@@ -164,7 +163,7 @@ def test_fedas_leaves_out_classes_without_a_global_mean():
 
 def test_fisher_sum_is_mean_times_size(problem):
     data = problem[0]
-    mean, total = (run("fedas", data, 1, reduction=reduction)[-1] for reduction in ("mean", "sum"))
+    mean, total = (run("fedas", data, 1, reduction=reduction) for reduction in ("mean", "sum"))
     ratio = in_order(total, total.info["trace"]) / in_order(mean, mean.info["trace"])
     np.testing.assert_allclose(ratio, SIZES, rtol=1e-4)
 

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from full_batches import SIZES, assert_model, assert_same, losses, row, run, start_of, train, training_examples
+from full_batches import SIZES, assert_model, losses, run, start_of, train, training_examples
 from problems import tiny_federation, tiny_model
+from trees import assert_same, row
 
 from pfl_jax import simulate
 from pfl_jax.base import Cohort
@@ -20,6 +21,8 @@ from pfl_jax.primitives.affinity import Affinity, choose, look_up, no_affinity, 
 from pfl_jax.primitives.ensembles import init_models
 from pfl_jax.primitives.fingerprint import fingerprint
 from pfl_jax.primitives.holdout import fixed_subset
+
+pytestmark = pytest.mark.without_f1_auc
 
 ASCENT = -1.0
 """A learning rate that makes every model worse."""
@@ -114,7 +117,7 @@ def test_fedfomo_stays_where_no_model_is_better():
     ("option", "message"),
     [({"download": 0}, "download must be at least 1"), ({"fallback": "local"}, "fallback must be previous or trained")],
 )
-def test_fedfomo_refuses(option, message):
+def test_fedfomo_refuses_bad_options(option, message):
     with pytest.raises(InvalidInput, match=message):
         make_method(fedfomo, tiny_model(), **option)
 

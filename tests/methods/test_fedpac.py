@@ -12,6 +12,8 @@ from pfl_jax.methods import make_method
 from pfl_jax.methods.fedpac import FedPACMessage, FedPACServer, _solve_head_weights, fedpac, head_weights
 from pfl_jax.methods.fedpac_proto import fedpac_proto, prototype_weights
 
+pytestmark = pytest.mark.without_f1_auc
+
 SGD = {"lr": 0.05, "head_lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}
 
 
@@ -243,7 +245,7 @@ def test_local_training_of_a_client_that_misses_classes():
     np.testing.assert_array_equal(message.centroids.weight, [0, 6, 0])
 
 
-def test_both_methods_train_alike():
+def test_fedpac_and_fedpac_proto_train_alike():
     server, data = server_with((2, 2, 2)), client()
     methods = [make_method(factory, tiny_model(), batch_size=4, epochs=2, **SGD) for factory in (fedpac, fedpac_proto)]
     results = [jax.jit(method.local)(jax.random.key(3), server, server.head, data) for method in methods]

@@ -1,5 +1,7 @@
 """Where a method's claim has a limit that is another method, both must give the same numbers."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -7,11 +9,13 @@ import numpy as np
 import pytest
 from deployed import log_probabilities
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from rounds import last_round
+from trees import assert_same
 
-from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import METHODS, make_method
+
+pytestmark = pytest.mark.without_f1_auc
 
 SAME = [
     ("fedavg_ft", {"finetune_epochs": 0}, "fedavg", {}),
@@ -25,36 +29,34 @@ def run(name, rounds=3, sizes=(9, 20, 14, 5), data=None, **hyper_parameters):
     """The last round; every method trains with the same optimizer unless told otherwise."""
     data = tiny_federation(sizes) if data is None else data
     sgd = {"momentum": 0.5, "weight_decay": 5e-4, **HYPER_PARAMETERS}
-    method = make_method(name, tiny_model(), **{**sgd, **hyper_parameters})
-    *_, last = simulate.run(method, data, Settings(rounds=rounds), jax.random.key(5))
-    return last
+    return last_round(METHODS[name], data, 5, rounds, **{**sgd, **hyper_parameters})
 
 
-def assert_same(left, right):
-    chex.assert_trees_all_close(left, right, rtol=1e-4, atol=1e-5)
-
-
-def deployed(name, hyper_parameters):
+@functools.cache
+def deployed(name, **hyper_parameters):
     """Log-probabilities [4, 12, K] of every client's test examples, under both protocols, after two rounds."""
-    data = tiny_federation()
-    method = make_method(name, tiny_model(), **{**HYPER_PARAMETERS, **hyper_parameters})
-    *_, last = simulate.run(method, data, Settings(rounds=2, eval_every=2), jax.random.key(5))
-    return log_probabilities(method)(data, last.state)
+    data, arguments = tiny_federation(), {**HYPER_PARAMETERS, **hyper_parameters}
+    last = last_round(METHODS[name], data, 5, 2, **arguments)
+    return log_probabilities(make_method(name, tiny_model(), **arguments))(data, last.state)
 
 
 @pytest.mark.parametrize(
     ("name", "limit", "other", "settings"), SAME, ids=[f"{name}-{other}" for name, _, other, _ in SAME]
 )
 def test_limit_is_the_other_method(name, limit, other, settings):
-    assert_same(deployed(name, limit), deployed(other, settings))
+    assert_same(deployed(name, **limit), deployed(other, **settings))
 
 
+# test_equations.py compares both with float64.
+@pytest.mark.slow
 def test_fedavg_of_one_client_is_local():
     fedavg, local = run("fedavg", sizes=(20,)), run("local", sizes=(20,))
     assert_same(fedavg.state.server, jax.tree.map(lambda leaf: leaf[0], local.state.clients))
     assert_same(fedavg.trained.loss, local.trained.loss)
 
 
+# test_equations.py compares both with float64.
+@pytest.mark.slow
 def test_fedper_of_one_client_is_local():
     fedper, local = run("fedper", sizes=(20,)), run("local", sizes=(20,))
     own = jax.tree.map(lambda leaf: leaf[0], local.state.clients)
@@ -62,6 +64,8 @@ def test_fedper_of_one_client_is_local():
     assert_same(jax.tree.map(lambda leaf: leaf[0], fedper.state.clients), own["head"])
 
 
+# test_equations.py compares both with float64.
+@pytest.mark.slow
 def test_fedavg_ft_trains_like_fedavg_and_without_tuning_is_fedavg():
     # One round only: later everything is right with and without tuning.
     fedavg = run("fedavg", rounds=1)

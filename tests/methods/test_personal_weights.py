@@ -13,15 +13,14 @@ from full_batches import (
     assert_like_fedavg,
     assert_model,
     assert_received,
-    assert_same,
     log_softmax,
-    row,
     run,
     start_of,
     train,
     training_examples,
 )
 from problems import CLASSES, tiny_federation, tiny_model
+from trees import assert_same, row
 
 from pfl_jax.data.federated import client_data
 from pfl_jax.methods.cd2pfed import cd2pfed, personal_entries
@@ -33,6 +32,8 @@ from pfl_jax.networks.models import mlp
 from pfl_jax.primitives.fingerprint import fingerprint
 from pfl_jax.primitives.holdout import fixed_subset
 
+pytestmark = pytest.mark.without_f1_auc
+
 
 @pytest.fixture(scope="module")
 def clients():
@@ -42,6 +43,8 @@ def clients():
 # Adaptive local aggregation
 
 
+# `test_fedala` compares both with float64, the first round too, in which all weights are one.
+@pytest.mark.slow
 def test_fedala_with_weights_at_one_is_fedavg():
     # FedALA's training has the key of FedAvg's: the orders are the same.
     last = run(fedala, ala_lr=0.0, rounds=3, batch_size=8)
@@ -125,9 +128,13 @@ def test_fedala_stops_learning_when_the_loss_has_converged():
 # The hypernetwork
 
 
+SMALL = {"embedding_size": 3, "hidden_size": 5, "hidden_layers": 1}
+"""Of the hypernetwork."""
+
+
 def test_pfedhn_without_server_steps_generates_the_same_models():
-    frozen = run(pfedhn, server_lr=0.0, embedding_lr=0.0)
-    start = start_of(pfedhn)
+    frozen = run(pfedhn, server_lr=0.0, embedding_lr=0.0, **SMALL)
+    start = start_of(pfedhn, **SMALL)
     assert_same(frozen.state.server.hypernetwork, start.hypernetwork)
     # Different clients have different embeddings.
     embeddings = np.asarray(frozen.state.clients)
@@ -152,12 +159,11 @@ def test_fingerprints_depend_on_the_data_alone():
 
 
 def test_pfedhn(clients):
-    sizes = {"embedding_size": 3, "hidden_size": 5, "hidden_layers": 1}
     rates = {"server_lr": 0.3, "embedding_lr": 0.2, "server_momentum": 0.5}
     names = ("backbone/bias", "backbone/kernel", "head/bias", "head/kernel")
     shapes = {name: value.shape for name, value in reference.to_numpy(tiny_model().init(jax.random.key(0))).items()}
-    (kernel1, bias1), (kernel2, bias2) = jax.tree.map(np.float64, start_of(pfedhn, **sizes).hypernetwork)
-    embeddings = np.float64(run(pfedhn, rounds=1, server_lr=0.0, embedding_lr=0.0, **sizes).state.clients)
+    (kernel1, bias1), (kernel2, bias2) = jax.tree.map(np.float64, start_of(pfedhn, **SMALL).hypernetwork)
+    embeddings = np.float64(run(pfedhn, rounds=1, server_lr=0.0, embedding_lr=0.0, **SMALL).state.clients)
 
     def model_of(flat):
         ends = np.cumsum([np.prod(shapes[name]) for name in names])[:-1]
@@ -181,7 +187,7 @@ def test_pfedhn(clients):
             leaf + rates["server_lr"] * v for leaf, v in zip((kernel1, bias1, kernel2, bias2), velocity, strict=True)
         )
         embeddings = np.array(new)
-    last = run(pfedhn, rounds=2, **sizes, **rates)
+    last = run(pfedhn, rounds=2, **SMALL, **rates)
     np.testing.assert_allclose(last.state.clients, embeddings, rtol=1e-3, atol=1e-4)
     got = [leaf for layer in last.state.server.hypernetwork for leaf in layer]
     for leaf, want in zip(got, (kernel1, bias1, kernel2, bias2), strict=True):

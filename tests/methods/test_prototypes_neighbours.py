@@ -9,9 +9,7 @@ from full_batches import (
     SIZES,
     assert_like_fedavg,
     assert_model,
-    assert_same,
     log_softmax,
-    row,
     run,
     start_of,
     train,
@@ -19,6 +17,7 @@ from full_batches import (
     unseen_examples,
 )
 from problems import CLASSES, tiny_federation, tiny_model
+from trees import assert_same, row
 
 from pfl_jax.data.federated import client_data
 from pfl_jax.errors import InvalidInput
@@ -27,6 +26,8 @@ from pfl_jax.methods.fedproto import fedproto_g, fedproto_l
 from pfl_jax.methods.knn_per import Datastore, knn_per, neighbour_probabilities
 from pfl_jax.methods.local import local
 from pfl_jax.primitives.holdout import fixed_subset
+
+pytestmark = pytest.mark.without_f1_auc
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,8 @@ def clients():
 # Prototypes
 
 
+# `test_fedproto` compares its training with float64.
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", [fedproto_g, fedproto_l])
 def test_fedproto_with_zero_lambda_is_local(factory):
     last, alone = run(factory, lam=0.0, batch_size=8), run(local, batch_size=8)
@@ -150,8 +153,8 @@ def test_knn_per_refuses_an_unknown_kernel():
 
 
 def test_knn_per_without_neighbours_is_fedavg():
-    last = run(knn_per, mixing=0.0, batch_size=8)
-    assert_like_fedavg(last, last.state.server, batch_size=8)
+    last = run(knn_per, mixing=0.0)
+    assert_like_fedavg(last, last.state.server)
 
 
 @pytest.mark.parametrize(("neighbours", "kernel"), [(1, "exponential"), (5, "exponential"), (5, "gaussian")])

@@ -12,10 +12,8 @@ from full_batches import (
     assert_like_fedavg,
     assert_model,
     assert_received,
-    assert_same,
     log_softmax,
     losses,
-    row,
     run,
     start_of,
     train,
@@ -23,6 +21,7 @@ from full_batches import (
     unseen_examples,
 )
 from problems import tiny_federation, tiny_model
+from trees import assert_same, row
 
 from pfl_jax.data.federated import client_data
 from pfl_jax.methods import make_method
@@ -30,6 +29,8 @@ from pfl_jax.methods.fedem import fedem
 from pfl_jax.methods.fedem_ft import fedem_ft
 from pfl_jax.methods.hypcluster import hypcluster
 from pfl_jax.primitives.ensembles import example_losses, init_models
+
+pytestmark = pytest.mark.without_f1_auc
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,8 @@ def test_example_losses(clients):
         )
 
 
+# A row of test_limits.py has it.
+@pytest.mark.slow
 def test_hypcluster_with_one_cluster_is_fedavg():
     last = run(hypcluster, clusters=1, batch_size=8)
     assert_like_fedavg(last, row(last.state.server, 0), batch_size=8)
@@ -81,6 +84,8 @@ def test_hypcluster(clients, clusters):
     assert_received(last, [models[cluster] for cluster in chosen])
 
 
+# `test_fedem` has three learners against float64.
+@pytest.mark.slow
 def test_fedem_with_one_learner_is_fedavg():
     last = run(fedem, learners=1, batch_size=8)
     assert_like_fedavg(last, row(last.state.server, 0), batch_size=8)

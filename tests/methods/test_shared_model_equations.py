@@ -1,15 +1,14 @@
 """Whole rounds of FedProx, SCAFFOLD, LG-FedAvg, FedRep, FedBABU, Fed-RoD, Ditto, pFedMe and APFL against float64 NumPy,
 with full batches so that no order is left."""
 
-import jax
 import numpy as np
 import pytest
 import reference
-from problems import tiny_federation, tiny_model
+from problems import tiny_federation
+from rounds import first_state, last_round
+from trees import row
 
-from pfl_jax import simulate
-from pfl_jax.engine.simulate import Settings
-from pfl_jax.methods import hyper_parameters, make_method
+from pfl_jax.methods import hyper_parameters
 from pfl_jax.methods.apfl import apfl
 from pfl_jax.methods.ditto import ditto
 from pfl_jax.methods.fedavg import fedavg
@@ -22,26 +21,23 @@ from pfl_jax.methods.lg_fedavg import lg_fedavg
 from pfl_jax.methods.pfedme import pfedme
 from pfl_jax.methods.scaffold import scaffold
 
+pytestmark = pytest.mark.without_f1_auc
+
 SIZES, EPOCHS, ROUNDS = (9, 20, 14), 3, 2
 SGD = {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}
 BETA = np.array(SIZES) / sum(SIZES)
-
-
-def row(tree, index):
-    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 @pytest.fixture(scope="module")
 def problem():
     """Data, the initial model as the engine draws it, and each client's examples."""
     data = tiny_federation(SIZES)
-    start = simulate.build(fedavg(tiny_model()), Settings(rounds=1)).init(data, jax.random.key(4)).server
+    start = first_state(fedavg, data, 4).server
     return data, reference.to_numpy(start), [reference.examples(data, client) for client in range(len(SIZES))]
 
 
 def rounds(factory, data, **hyper_parameters):
-    method = make_method(factory, tiny_model(), **{"batch_size": 32, "epochs": EPOCHS, **SGD, **hyper_parameters})
-    return list(simulate.run(method, data, Settings(rounds=ROUNDS), jax.random.key(4)))[-1]
+    return last_round(factory, data, 4, ROUNDS, **{"batch_size": 32, "epochs": EPOCHS, **SGD, **hyper_parameters})
 
 
 def gradient(x, y):

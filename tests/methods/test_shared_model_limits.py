@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import CLASSES, HYPER_PARAMETERS, tiny_federation, tiny_model
+from rounds import last_round
+from trees import assert_same, distance, row
 
 from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
@@ -29,6 +31,11 @@ from pfl_jax.methods.local import local
 from pfl_jax.methods.pfedme import pfedme
 from pfl_jax.methods.scaffold import effective_steps, scaffold
 
+pytestmark = pytest.mark.without_f1_auc
+
+implied = pytest.mark.slow
+"""For limits of what test_shared_model_equations.py compares with float64, method by method: by default that is run."""
+
 
 def federation(sizes, balanced):
     """Tiny clients; balanced ones have as many examples of each class as of any other."""
@@ -45,18 +52,7 @@ def federation(sizes, balanced):
 def run(factory, rounds=3, sizes=(9, 20, 14, 5), balanced=False, participation=1.0, **hyper_parameters):
     """The last round; every method trains with the same optimizer unless told otherwise."""
     sgd = {"momentum": 0.5, "weight_decay": 5e-4, **HYPER_PARAMETERS}
-    method = make_method(factory, tiny_model(), **{**sgd, **hyper_parameters})
-    settings = Settings(rounds=rounds, participation=participation, eval_every=rounds)
-    *_, last = simulate.run(method, federation(sizes, balanced), settings, jax.random.key(5))
-    return last
-
-
-def row(tree, index):
-    return jax.tree.map(lambda leaf: leaf[index], tree)
-
-
-def assert_same(left, right):
-    chex.assert_trees_all_close(left, right, rtol=1e-4, atol=1e-5)
+    return last_round(factory, federation(sizes, balanced), 5, rounds, participation, **{**sgd, **hyper_parameters})
 
 
 def assert_same_run(left, right):
@@ -65,10 +61,7 @@ def assert_same_run(left, right):
     assert_same((left.received.loss, left.trained.loss), (right.received.loss, right.trained.loss))
 
 
-def distance(left, right):
-    return float(sum(jnp.sum((a - b) ** 2) for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)))
-
-
+@implied
 def test_fedprox_without_the_term_is_fedavg_and_with_it_moves_less():
     plain = run(fedavg, rounds=1)
     assert_same_run(run(fedprox, mu=0.0), run(fedavg))
@@ -78,6 +71,7 @@ def test_fedprox_without_the_term_is_fedavg_and_with_it_moves_less():
     assert distance(run(fedprox, rounds=1).state.server, plain.state.server) > 0
 
 
+@implied
 def test_fedprox_ft_trains_like_fedprox_and_tunes_like_fedavg_ft():
     # One round only: later everything is right with and without tuning.
     prox = run(fedprox, rounds=1, mu=0.5)
@@ -90,20 +84,23 @@ def test_fedprox_ft_trains_like_fedprox_and_tunes_like_fedavg_ft():
 
 @pytest.mark.parametrize("factory", [fedavg_ft, fedprox_ft, fedem_ft, fedbabu])
 def test_fine_tuning_has_as_many_epochs_as_training_unless_told(factory):
-    examples = client_data(tiny_federation(), 1, "train")
+    def program(**epochs):
+        """What a client deploys, as text: nothing need be compiled to see that two programs are the same."""
 
-    def deployed(**epochs):
-        method = make_method(factory, tiny_model(), lr=0.1, batch_size=8, **epochs)
-        server = method.init_server(jax.random.key(0))
-        client = method.init_client(jax.random.key(1), server, examples)
-        return method.personalize(jax.random.key(2), server, client, examples)
+        def deployed(examples):
+            method = make_method(factory, tiny_model(), lr=0.1, batch_size=8, **epochs)
+            server = method.init_server(jax.random.key(0))
+            client = method.init_client(jax.random.key(1), server, examples)
+            return method.personalize(jax.random.key(2), server, client, examples)
 
-    for epochs in (1, 3):
-        assert_same(deployed(epochs=epochs), deployed(epochs=epochs, finetune_epochs=epochs))
-    assert distance(deployed(epochs=1), deployed(epochs=3)) > 1e-3
-    assert_same(deployed(epochs=1, finetune_epochs=3), deployed(epochs=3))
+        return jax.jit(deployed).lower(client_data(tiny_federation(), 1, "train")).as_text()
+
+    assert program(epochs=1) == program(epochs=1, finetune_epochs=1)
+    assert program(epochs=3) == program(epochs=3, finetune_epochs=3) == program(epochs=1, finetune_epochs=3)
+    assert program(epochs=1) != program(epochs=3)
 
 
+@implied
 def test_scaffold_starts_as_fedavg():
     # FedAvg weighs clients by their examples, SCAFFOLD all alike: the same for clients of equal size.
     equal = {"sizes": (12, 12, 12)}
@@ -149,6 +146,7 @@ def test_scaffold_without_a_learning_rate_stands_still(traced):
     assert_same(last.state.server.params, run(fedavg, rounds=1, lr=0.0).state.server)
 
 
+@implied
 def test_scaffold_of_one_client_is_fedavg():
     one = {"sizes": (20,), "rounds": 4}
     scaffold_run, fedavg_run = run(scaffold, **one), run(fedavg, **one)
@@ -202,6 +200,7 @@ def test_effective_steps(momentum):
         np.testing.assert_allclose(effective_steps(jnp.int32(steps), momentum), want, rtol=1e-5, atol=1e-6)
 
 
+@implied
 def test_lg_fedavg_of_one_client_is_local():
     shared, alone = run(lg_fedavg, sizes=(20,)), run(local, sizes=(20,))
     own = row(alone.state.clients, 0)
@@ -210,6 +209,7 @@ def test_lg_fedavg_of_one_client_is_local():
     assert_same(shared.received.loss, alone.received.loss)
 
 
+@implied
 def test_fedrep_is_fedpac_without_both_parts():
     head = {"head_lr": 0.3, "head_epochs": 3}
     rep, pac = run(fedrep, **head), run(fedpac, alignment=False, collaboration=False, **head)
@@ -223,6 +223,7 @@ def test_fedrep_takes_the_backbones_rate_for_the_head_unless_told():
     assert distance(run(fedrep).state.clients, run(fedrep, head_lr=0.3).state.clients) > 1e-3
 
 
+@implied
 def test_fedbabu_trains_like_fedrep_whose_heads_never_move():
     # FedRep splits its key between head and backbone: with full batches, order is all that keys decide.
     babu = run(fedbabu, batch_size=32, finetune_epochs=0, weight_decay=0.1)
@@ -230,6 +231,7 @@ def test_fedbabu_trains_like_fedrep_whose_heads_never_move():
     assert_same_run(babu, rep)
 
 
+@implied
 def test_fedbabu_never_moves_its_head_but_fine_tunes_it():
     first, last = (run(fedbabu, rounds=rounds, weight_decay=0.1).state.server for rounds in (1, 3))
     chex.assert_trees_all_equal(first["head"], last["head"])
@@ -242,6 +244,7 @@ def test_fedbabu_never_moves_its_head_but_fine_tunes_it():
     assert distance(tuned["backbone"], last["backbone"]) > 1e-4
 
 
+@implied
 def test_fedrod_of_balanced_clients_shares_fedavgs_model():
     equal = {"sizes": (9, 6, 12), "balanced": True}
     # The personal heads train along and leave no trace in what is shared.
@@ -249,11 +252,13 @@ def test_fedrod_of_balanced_clients_shares_fedavgs_model():
     assert distance(run(fedrod).state.server, run(fedavg).state.server) > 1e-4
 
 
+@implied
 def test_dittos_global_model_is_fedavgs():
     for lam in (0.0, 1.0):
         assert_same(run(ditto, lam=lam).state.server, run(fedavg).state.server)
 
 
+@implied
 def test_ditto_without_the_pull_is_local():
     # Its personal models have batches of their own: with full batches, order is all that keys decide.
     alone, pulled = run(local, batch_size=32), run(ditto, batch_size=32, lam=0.0, personal_epochs=2)
@@ -261,12 +266,14 @@ def test_ditto_without_the_pull_is_local():
     assert_same((pulled.received.loss, pulled.trained.loss), (alone.received.loss, alone.trained.loss))
 
 
+@implied
 def test_pfedme_of_single_full_steps_is_fedavg():
     # With lr lambda = 1 every step of w_i lands on t, so that the next pull is zero.
     me = run(pfedme, momentum=0.0, lr=0.1, lam=10.0, inner_steps=1, personal_lr=0.05)
     assert_same(me.state.server, run(fedavg, lr=0.05, momentum=0.0).state.server)
 
 
+@implied
 def test_pfedme_without_the_pull_never_moves_the_server():
     server = run(pfedme, momentum=0.0, lam=0.0).state.server
     assert_same(server, run(fedavg, rounds=1, lr=0.0).state.server)
@@ -277,6 +284,7 @@ def test_pfedme_without_the_pull_never_moves_the_server():
     )
 
 
+@implied
 def test_pfedme_server_rate_scales_the_servers_step():
     start = run(fedavg, rounds=1, lr=0.0).state.server
     full, half = (
@@ -286,12 +294,14 @@ def test_pfedme_server_rate_scales_the_servers_step():
     assert_same(half, jax.tree.map(lambda a, b: (a + b) / 2, start, full))
 
 
+@implied
 def test_apfls_shared_model_is_fedavgs_and_alpha_zero_deploys_it():
     plain = run(fedavg)
     assert_same_run(run(apfl, alpha=0.0), plain)
     assert_same(run(apfl, alpha=0.25).state.server, plain.state.server)
 
 
+@implied
 def test_apfl_with_alpha_one_is_local():
     own, alone = run(apfl, alpha=1.0), run(local)
     assert_same(own.state.clients.own, alone.state.clients)
@@ -318,6 +328,8 @@ TRACED = [
 ]
 
 
+# By default every comparison of a file that uses `rounds.last_round` traces the method's real numbers.
+@pytest.mark.slow
 @pytest.mark.parametrize(("factory", "argument", "values"), TRACED, ids=lambda case: getattr(case, "__name__", None))
 def test_numbers_may_be_traced(factory, argument, values):
     examples = client_data(tiny_federation(), 1, "train")

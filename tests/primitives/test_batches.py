@@ -59,7 +59,7 @@ def test_the_fixed_order_is_the_same_in_all_epochs_runs_and_paddings():
 
 
 @pytest.mark.parametrize(("n", "padding"), [(11, 0), (11, 6), (3, 2), (8, 0)])
-def test_what_every_epoch_visits(n, padding):
+def test_always_visited_examples(n, padding):
     mask = jnp.arange(n + padding) < n
     visited = np.flatnonzero(LocalSGD(batch_size=4, **RELEASED).always_visited(mask))
     rows_taken = [row for batch in taken(n, 1, padding=padding, **RELEASED) for row in batch]
@@ -91,7 +91,7 @@ def test_wasted_steps_leave_out_dropped_batches(counts, batch_size, chunk):
     assert share == pytest.approx(1 - sum(steps) / executed, abs=1e-12)
 
 
-def test_clients_that_differ_in_their_last_batch_alone_go_together():
+def test_choose_chunk_ignores_dropped_batches():
     counts = np.array([10, 19, 15, 11])
     options = {"batch_size": 10, "devices": 1, "backend": "gpu"}
     assert choose_chunk(counts, **options, drop_last=True) == 4
@@ -111,7 +111,7 @@ def test_scaffold_counts_the_steps_that_it_takes():
 
 
 @pytest.mark.parametrize("name", ["fedavg", "apfl", "pfedme", "fedrod"])
-def test_it_reaches_methods_that_know_nothing_of_it(name):
+def test_every_method_has_the_recipes_batches(name):
     """What an epoch in a fixed order leaves out may be anything."""
     examples = client_data(tiny_federation((11,)), 0, "train")
     # Pixels far away in the examples that are never visited.
@@ -131,7 +131,7 @@ def test_it_reaches_methods_that_know_nothing_of_it(name):
     assert any(np.abs(np.asarray(one) - other).max() > 1e-3 for one, other in zip(same[0], shuffled, strict=True))
 
 
-def test_chunks_change_nothing():
+def test_batches_do_not_depend_on_chunks():
     method = make_method("fedavg", tiny_model(), lr=0.1, batch_size=4, epochs=2, **RELEASED)
     federation = tiny_federation()
     alone, together = (
@@ -143,7 +143,7 @@ def test_chunks_change_nothing():
         np.testing.assert_allclose(value, want[name], rtol=1e-4, atol=1e-5)
 
 
-def test_presets():
+def test_batches_of_presets():
     for dataset in ("cifar100", "cifar10", "fashion_mnist"):
         for method in ("fedas", "fedper", "local"):
             request = parse(dataset, ["--preset", "fedas", "--method", method])

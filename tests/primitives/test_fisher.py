@@ -193,7 +193,7 @@ def test_closed_form_holds_no_gradient_per_example():
     assert "7x30x" in text or "7x40x" in text
 
 
-def test_rejects_what_it_does_not_know():
+def test_unknown_options_are_refused():
     model, shape = build("mlp")
     params = model.init(jax.random.key(0))
     with pytest.raises(InvalidInput, match="mean or sum"):

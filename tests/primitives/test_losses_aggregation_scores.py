@@ -55,7 +55,7 @@ def test_weighted_mean_and_mix():
         chex.assert_trees_all_close(trees.gather(mixed, i), row, rtol=1e-5)
 
 
-def test_weights():
+def test_size_weights():
     np.testing.assert_allclose(aggregation.size_weights(jnp.array([300, 600, 1100])), [0.15, 0.3, 0.55], rtol=1e-6)
     np.testing.assert_allclose(aggregation.normalize(jnp.zeros(4)), [0.25] * 4)
 

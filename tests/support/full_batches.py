@@ -1,14 +1,12 @@
 """Three tiny clients with full batches, so that no order is left: how methods run on them, and the same in NumPy."""
 
-import jax
 import numpy as np
 import reference
-from problems import tiny_federation, tiny_model
+from problems import tiny_federation
 from reference import log_softmax
+from rounds import first_state, last_round
+from trees import assert_same
 
-from pfl_jax import simulate
-from pfl_jax.engine.simulate import Settings
-from pfl_jax.methods import make_method
 from pfl_jax.methods.fedavg import fedavg
 
 SIZES, EPOCHS = (9, 20, 14), 3
@@ -19,25 +17,18 @@ BETA = np.array(SIZES) / sum(SIZES)
 def run(factory, rounds=2, sizes=SIZES, batch_size=32, **hyper_parameters):
     """The last round."""
     arguments = {"epochs": EPOCHS, **SGD, "batch_size": batch_size, **hyper_parameters}
-    method = make_method(factory, tiny_model(), **arguments)
-    *_, last = simulate.run(method, tiny_federation(sizes), Settings(rounds=rounds), jax.random.key(4))
-    return last
+    return last_round(factory, tiny_federation(sizes), 4, rounds, **arguments)
 
 
 def start_of(factory, **hyper_parameters):
     """The server's state as the engine draws it in `run`."""
-    method = make_method(factory, tiny_model(), **hyper_parameters)
-    return simulate.build(method, Settings(rounds=1)).init(tiny_federation(SIZES), jax.random.key(4)).server
+    return first_state(factory, tiny_federation(SIZES), 4, **hyper_parameters).server
 
 
 def training_examples():
     """Every client's x and y."""
     data = tiny_federation(SIZES)
     return [reference.examples(data, client) for client in range(len(SIZES))]
-
-
-def row(tree, index):
-    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def train(w, x, y, weights=None, steps=EPOCHS, more=lambda w: {}):
@@ -74,10 +65,6 @@ def assert_received(last, models, rtol=2e-4, atol=2e-5):
 def assert_model(got, want, rtol=2e-4, atol=2e-5):
     for name, value in reference.to_numpy(got).items():
         np.testing.assert_allclose(value, want[name], rtol=rtol, atol=atol, err_msg=name)
-
-
-def assert_same(left, right):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), left, right)
 
 
 def assert_like_fedavg(last, params, **settings):

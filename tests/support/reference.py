@@ -7,8 +7,10 @@ from pfl_jax.data.federated import client_data
 
 def to_numpy(params):
     """The model's parameters as one flat dict of float64 arrays."""
+    # A model, or a server's state that holds one.
+    parts = params._asdict() if hasattr(params, "_asdict") else params
     return {
-        f"{part}/{name}": np.float64(params[part][name]) for part in ("backbone", "head") for name in ("kernel", "bias")
+        f"{part}/{name}": np.float64(parts[part][name]) for part in ("backbone", "head") for name in ("kernel", "bias")
     }
 
 

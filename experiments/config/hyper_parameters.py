@@ -1,0 +1,55 @@
+"""A method's hyper-parameters as options of the command line, from the signature and docstring of its factory."""
+
+import dataclasses
+import inspect
+from typing import Any, get_args, get_type_hints
+
+import docstring_parser
+
+from experiments.config.help_groups import TRAINING_HYPER_PARAMETERS, argument
+from pfl_jax.methods import METHODS, default_training
+from pfl_jax.primitives.local_sgd import LocalSGD
+
+
+def method_config(name: str) -> type:
+    """The frozen dataclass of a method's hyper-parameters, from its factory's signature and docstring.
+
+    Every keyword-only argument becomes a field with its annotation, its default and its help text; and so do those
+    fields of its recipe of local training that methods have defaults of their own for.
+
+    Args:
+      name: a key of METHODS.
+    """
+    factory = METHODS[name]
+    summary, texts = _documented(factory)
+    fields = []
+    for parameter in inspect.signature(factory, eval_str=True).parameters.values():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            kind = argument(parameter.annotation, texts.get(parameter.name, ""))
+            fields.append((parameter.name, kind, dataclasses.field(default=parameter.default)))
+    training = default_training(factory)
+    _, texts = _documented(LocalSGD)
+    for field in TRAINING_HYPER_PARAMETERS:
+        value = getattr(training, field)
+        fields.append((field, argument(type(value), texts[field]), dataclasses.field(default=value)))
+    config = dataclasses.make_dataclass("MethodOptions", fields, frozen=True)
+    config.__doc__ = summary
+    return config
+
+
+def _documented(entity: Any) -> tuple[str | None, dict[str, str]]:
+    """First line of a docstring, and the texts of its arguments or attributes."""
+    found = docstring_parser.parse(entity.__doc__ or "", docstring_parser.DocstringStyle.GOOGLE)
+    return found.short_description, {parameter.arg_name: parameter.description or "" for parameter in found.params}
+
+
+def real_numbers(method: str, values: dict[str, Any]) -> dict[str, float]:
+    """Hyper-parameters that may be inputs of a compiled program: real numbers, by type and by value.
+
+    Args:
+      method: a key of METHODS.
+      values: of all its hyper-parameters.
+    """
+    kinds = get_type_hints(method_config(method))
+    real = {name for name, kind in kinds.items() if kind is float or float in get_args(kind)}
+    return {name: value for name, value in values.items() if name in real and isinstance(value, float)}

@@ -1,0 +1,90 @@
+"""Rounds of the tiny model's methods, with programs that tests share: compiling is most of what tests of methods do.
+
+Real hyper-parameters are inputs of a program, and so are seeds, data and the number of rounds. Runs that differ in
+nothing else are compiled once in a process.
+"""
+
+import functools
+
+import jax
+import numpy as np
+from problems import tiny_model
+
+from pfl_jax import simulate
+from pfl_jax.engine.simulate import Settings
+from pfl_jax.methods import hyper_parameters, make_method
+from pfl_jax.primitives import metrics
+
+
+class Last:
+    """The last of some rounds, with the names of `simulate.RoundResult`.
+
+    Attributes:
+      state: after it.
+      info: the method's `Info` of it.
+      cohort: [M], its clients as NumPy integers.
+      trained: Scores [N] of every client's model right after its last local training.
+    """
+
+    def __init__(self, state, outcome, evaluate):
+        self.state, self.info = state, outcome.info
+        self.cohort = np.asarray(outcome.cohort.clients)
+        self.trained = jax.tree.map(np.asarray, state.trained)
+        self._evaluate = evaluate
+
+    @functools.cached_property
+    def received(self):
+        """Scores [N] of what every client would deploy now; compiled for the tests that ask for it."""
+        return jax.tree.map(np.asarray, self._evaluate(self.state))
+
+
+def _split(factory, given):
+    """(real hyper-parameters, defaults among them; what a program is compiled for, hashable)."""
+    reals = {name: value for name, value in (hyper_parameters(factory) | given).items() if isinstance(value, float)}
+    return reals, tuple(sorted((name, value) for name, value in given.items() if name not in reals))
+
+
+@functools.cache
+def _programs(factory, fixed, auc):
+    """(init, round, evaluate) of an engine, each with the real hyper-parameters before its own arguments."""
+
+    def engine(reals):
+        return simulate.build(make_method(factory, tiny_model(), **dict(fixed), **reals), Settings(rounds=1))
+
+    return (
+        jax.jit(lambda reals, data, key: engine(reals).init(data, key)),
+        jax.jit(
+            lambda reals, data, state, size: engine(reals).round(data, state, size), static_argnums=3, donate_argnums=2
+        ),
+        jax.jit(lambda reals, data, state: engine(reals).evaluate(data, state)),
+    )
+
+
+def first_state(factory, data, seed, **given):
+    """The state before the first round, as `simulate.run` has it."""
+    reals, fixed = _split(factory, given)
+    # Constants may stand in place of the AUC, see conftest.py: that is another program.
+    init, _, _ = _programs(factory, fixed, metrics.macro_auc)
+    return init(reals, data, jax.random.key(seed))
+
+
+def last_round(factory, data, seed, rounds, participation=1.0, **given):
+    """The last of so many rounds, as `simulate.run` has it.
+
+    Args:
+      factory: of the method.
+      data: FederatedData.
+      seed: of the run's key.
+      rounds: how many.
+      participation: share of the clients in a round.
+      given: hyper-parameters of the method.
+    """
+    reals, fixed = _split(factory, given)
+    _, round_, evaluate = _programs(factory, fixed, metrics.macro_auc)
+    size = Settings(rounds=rounds, participation=participation).cohort_size(data.num_clients, 0)
+    state = first_state(factory, data, seed, **given)
+    for _ in range(rounds):
+        state, outcome = round_(reals, data, state, size)
+        assert outcome.finite.all()
+        assert outcome.server_finite
+    return Last(state, outcome, functools.partial(evaluate, reals, data))

@@ -1,0 +1,20 @@
+"""Comparisons of pytrees, in NumPy, which compiles nothing."""
+
+import jax
+import numpy as np
+
+
+def row(tree, index):
+    """A pytree's rows at an index of the leading axes."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[index], tree)
+
+
+def assert_same(left, right, rtol=1e-4, atol=1e-5):
+    """Two pytrees of one structure agree but for rounding."""
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), left, right)
+
+
+def distance(left, right):
+    """Squared Euclidean distance of two pytrees."""
+    pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    return sum(float(np.sum((np.asarray(a, np.float64) - b) ** 2)) for a, b in pairs)
