@@ -1,19 +1,20 @@
 """Benchmark of this machine in some minutes: tables on the terminal, a file with --out; --only selects sections."""
 
-import argparse
 import datetime
 import os
 import platform
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import tyro
 from rich.console import Console
 
-from experiments.commands.batch import Parser
+from experiments.commands.parser import Switch, choose, parse
 from experiments.config.exit_codes import exit_code
 from experiments.runtime.signals import interruptible
 from pfl_jax.atomic_write import write_whole
@@ -26,30 +27,38 @@ SECTIONS = (
 USUAL = SECTIONS[:5]
 """Without --only."""
 
+HELP_ONLY = f"Some of {', '.join(SECTIONS)}; those after {USUAL[-1]} are measured only if they are named."
 
-def _parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser("experiments.benchmark", __doc__)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="new file for all figures: .md is Markdown, else JSON")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, its figures mean nothing")
-    parser.add_argument(
-        "--chunks", type=int, nargs="+", metavar="M", help="clients under one vmap to compare, the first one everywhere"
-    )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=SECTIONS,
-        metavar="SECTION",
-        help=f"some of {', '.join(SECTIONS)}; those after {USUAL[-1]} are measured only if they are named",
-    )
-    request = parser.parse_args(words)
-    if request.chunks and min(request.chunks) < 1:
-        raise InvalidInput(f"--chunks must be at least 1, not {min(request.chunks)}")
-    if request.out is not None:
-        if request.out.exists():
-            raise InvalidInput(f"{request.out} is there already: name a new file, or remove it")
-        if not os.access(request.out.absolute().parent, os.W_OK):
-            raise InvalidInput(f"the folder of {request.out} is not there or cannot be written")
-    return request
+
+@dataclass(frozen=True)
+class Options:
+    """Command line of the benchmark."""
+
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """New file for all figures: .md is Markdown, else JSON."""
+    quick: Switch = False
+    """Tiny sizes: shows that it runs, its figures mean nothing."""
+    chunks: Annotated[tuple[int, ...], tyro.conf.arg(metavar="M...")] = ()
+    """Clients under one vmap to compare, the first one everywhere."""
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SECTION...", help=HELP_ONLY)] = ()
+
+    def check(self) -> None:
+        """Raise InvalidInput for values that cannot be used."""
+        choose("section", self.only, SECTIONS)
+        if self.chunks and min(self.chunks) < 1:
+            raise InvalidInput(f"--chunks must be at least 1, not {min(self.chunks)}")
+        if self.out is None:
+            return
+        if self.out.exists():
+            raise InvalidInput(f"{self.out} is there already: name a new file, or remove it")
+        if not os.access(self.out.absolute().parent, os.W_OK):
+            raise InvalidInput(f"the folder of {self.out} is not there or cannot be written")
+
+
+def _parse(words: Sequence[str] | None) -> Options:
+    options, _ = parse(Options, "experiments.benchmark", __doc__, sys.argv[1:] if words is None else words)
+    options.check()
+    return options
 
 
 def _machine() -> dict[str, Any]:
@@ -80,7 +89,7 @@ def _headline(machine: dict[str, Any]) -> str:
     return f"{machine['cpu']}, {machine['cores']} cores, {load}; {versions}{torch}\n{gpu}"
 
 
-def benchmark(request: argparse.Namespace, console: Console) -> None:
+def benchmark(request: Options, console: Console) -> None:
     """Run the benchmark, print its progress and its tables, and write the file.
 
     Args:

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 import tyro
 from rich.console import Console
 
-from experiments.commands.parser import Folder, Parser, Switch, choose, parse
+from experiments.commands.parser import Folder, Switch, choose, parse
 from experiments.config.cell import Cell
 from experiments.config.exit_codes import exit_code
 from experiments.execution import cached_runs
@@ -25,7 +25,7 @@ from experiments.runtime.progress import duration
 from experiments.runtime.signals import interruptible
 from pfl_jax.errors import CannotWrite, InvalidInput
 
-__all__ = ["Batch", "Job", "Parser", "choose", "command", "drive", "read", "say"]
+__all__ = ["Batch", "Job", "choose", "command", "drive", "read", "say"]
 
 
 class Job(NamedTuple):

@@ -1,12 +1,11 @@
 """The command line of every command but a single run: a dataclass whose fields are the options, filled in by tyro."""
 
-import argparse
 import contextlib
 import io
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import tyro
 
@@ -23,22 +22,6 @@ Names: TypeAlias = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
 Switch: TypeAlias = tyro.conf.FlagCreatePairsOff[bool]
 Folder: TypeAlias = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 Number: TypeAlias = Annotated[int | None, tyro.conf.arg(metavar="INT")]
-
-
-class Parser(argparse.ArgumentParser):
-    """Argument parser of the report and the benchmark, whose errors are InvalidInput.
-
-    Args:
-      module: the command's, as after `python -m`.
-      description: its docstring.
-    """
-
-    def __init__(self, module: str, description: str | None):
-        kind = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog=f"python -m {module}", description=description, formatter_class=kind, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        raise InvalidInput(f"{message}; see --help")
 
 
 def parse(

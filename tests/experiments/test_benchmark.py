@@ -114,8 +114,8 @@ def test_a_second_start_compiles_nothing(tmp_path, monkeypatch):
     ("words", "expected"),
     [
         ("--chunks 0", "--chunks must be at least 1"),
-        ("--chunks many", "invalid int value: 'many'"),
-        ("--only nothing", "invalid choice: 'nothing'"),
+        ("--chunks many", "--chunks must be a whole number, not 'many'"),
+        ("--only nothing", "unknown section 'nothing'"),
         ("--fast", "unrecognized arguments: --fast"),
         ("--out missing/figures.json", "missing/figures.json is not there"),
     ],
