@@ -27,7 +27,8 @@ Everything else is in a module: `pfl_jax.engine` runs rounds (`pfl_jax.simulate`
 methods are made of `pfl_jax.primitives`: `pfl_jax.primitives.local_sgd`, `pfl_jax.primitives.losses`,
 `pfl_jax.primitives.features`, `pfl_jax.primitives.aggregation`, `pfl_jax.primitives.feature_statistics`,
 `pfl_jax.primitives.simplex_qp`, `pfl_jax.primitives.fisher`, `pfl_jax.primitives.ensembles`,
-`pfl_jax.primitives.holdout` and `pfl_jax.primitives.tree`. Names are loaded when they are first used: importing this
+`pfl_jax.primitives.holdout` and `pfl_jax.primitives.tree`. `pfl_jax.testing` checks a method of your own from your own
+tests, and `pfl_jax.networks.from_flax` makes a `Model` of a Flax module of your own. Names are loaded when they are first used: importing this
 package alone imports nothing else.
 
 `docs/tutorial.ipynb` goes through all of it; read `pfl_jax.base` before you write a method.
@@ -37,7 +38,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pfl_jax import base, data, engine, errors, methods, networks, primitives
+    from pfl_jax import base, data, engine, errors, methods, networks, primitives, testing
     from pfl_jax.base import ClientData, Cohort, LocalResult, Mean, Method, Model, Scores, State
     from pfl_jax.engine import simulate, sweep
     from pfl_jax.engine.simulate import RoundResult, Settings, client_mesh, run
@@ -78,6 +79,7 @@ __all__ = [
     "run",
     "simulate",
     "sweep",
+    "testing",
 ]
 
 # Where the names live that are no modules.

@@ -27,7 +27,8 @@ INTERNAL = {
 PUBLIC = [
     *(name for name in pfl_jax.__all__ if isinstance(getattr(pfl_jax, name), types.ModuleType)),
     *(f"engine.{name}" for name in ("checkpoint", "chunking", "communication", "simulate", "sweep")),
-    *(f"networks.{name}" for name in ("convolution", "models", "pooling")),
+    *(f"networks.{name}" for name in ("convolution", "flax_modules", "models", "pooling")),
+    *(f"testing.{name}" for name in ("conformance", "problems")),
     *(f"primitives.{name}" for name in ("aggregation", "ensembles", "feature_statistics", "features", "fingerprint")),
     *(
         f"primitives.{name}"
@@ -69,7 +70,7 @@ def test_every_name_is_there_for_programs_and_for_type_checkers():
 
 
 def test_every_module_is_public_or_named_as_internal():
-    folders = ("engine", "networks", "primitives")
+    folders = ("engine", "networks", "primitives", "testing")
     names = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     names |= {f"{folder}.{path.stem}" for folder in folders for path in (ROOT / folder).glob("*.py")}
     names -= {"__init__", *(f"{folder}.__init__" for folder in folders)}

@@ -16,6 +16,7 @@ FLOORS = [
     {"pfl_jax.data", "pfl_jax.networks"},
     {"pfl_jax.primitives"},
     {"pfl_jax.engine", "pfl_jax.methods"},
+    {"pfl_jax.testing"},
     {"pfl_jax"},
     # The experiments. The package itself knows their names, and imports nothing.
     {"experiments"},

@@ -12,6 +12,7 @@ import docstring_parser
 import tyro
 
 from experiments.config.options import Options
+from experiments.config.own_code import identifier
 
 SELECTION = ("method", "preset")
 """Options that everything else on the page depends on; they close the method's own group."""
@@ -83,7 +84,9 @@ def grouped(common: Options, config: Any) -> type:
     kinds |= {field.name: field.type for field in dataclasses.fields(config)}
     values = vars(common) | vars(config)
     own = [name for name in vars(config) if name not in TRAINING_HYPER_PARAMETERS]
-    groups = {common.method: (type(config).__doc__ or "", (*own, *SELECTION)), **GROUPS}
+    heading = identifier(common.method)
+    heading += "_" * (heading in GROUPS)
+    groups = {heading: (type(config).__doc__ or "", (*own, *SELECTION)), **GROUPS}
 
     members: list[tuple[str, Any, Any]] = []
     for heading, (text, names) in groups.items():
@@ -124,6 +127,8 @@ def _metavar(kind: Any) -> str | None:
     for part in parts:
         if get_origin(part) is Literal:
             words += map(str, get_args(part))
+        elif part is str and words:
+            words.append("FILE.py:NAME")
         elif get_origin(part) is tuple:
             words.append(f"{get_args(part)[0].__name__.upper()}...")
         else:

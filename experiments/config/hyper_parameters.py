@@ -7,7 +7,10 @@ from typing import Any, get_args, get_type_hints
 import docstring_parser
 
 from experiments.config.help_groups import TRAINING_HYPER_PARAMETERS, argument
-from pfl_jax.methods import METHODS, default_training
+from experiments.config.options import Options, flag
+from experiments.config.own_code import is_own, label, method_factory, option_kind
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import default_training
 from pfl_jax.primitives.local_sgd import LocalSGD
 
 
@@ -18,14 +21,19 @@ def method_config(name: str) -> type:
     fields of its recipe of local training that methods have defaults of their own for.
 
     Args:
-      name: a key of METHODS.
+      name: a key of METHODS, or FILE.py:NAME.
+
+    Raises:
+      InvalidInput: the file cannot be used, or one of its method's options has the name of another option.
     """
-    factory = METHODS[name]
+    factory = method_factory(name)
     summary, texts = _documented(factory)
     fields = []
     for parameter in inspect.signature(factory, eval_str=True).parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            kind = argument(parameter.annotation, texts.get(parameter.name, ""))
+            if is_own(name) and parameter.name in _COMMON:
+                raise InvalidInput(f"--method {name}: {flag(parameter.name)} is an option of every experiment already")
+            kind = argument(option_kind(name, parameter), texts.get(parameter.name, ""))
             fields.append((parameter.name, kind, dataclasses.field(default=parameter.default)))
     training = default_training(factory)
     _, texts = _documented(LocalSGD)
@@ -33,8 +41,11 @@ def method_config(name: str) -> type:
         value = getattr(training, field)
         fields.append((field, argument(type(value), texts[field]), dataclasses.field(default=value)))
     config = dataclasses.make_dataclass("MethodOptions", fields, frozen=True)
-    config.__doc__ = summary
+    config.__doc__ = summary or label(name)
     return config
+
+
+_COMMON = frozenset(field.name for field in dataclasses.fields(Options))
 
 
 def _documented(entity: Any) -> tuple[str | None, dict[str, str]]:
@@ -47,7 +58,7 @@ def real_numbers(method: str, values: dict[str, Any]) -> dict[str, float]:
     """Hyper-parameters that may be inputs of a compiled program: real numbers, by type and by value.
 
     Args:
-      method: a key of METHODS.
+      method: its name, as of `method_config`.
       values: of all its hyper-parameters.
     """
     kinds = get_type_hints(method_config(method))

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     MethodName: TypeAlias = str
     ModelName: TypeAlias = str
 else:
-    # Literals, so that --help lists the choices.
-    MethodName = Literal[tuple(METHODS)]
-    ModelName = Literal[tuple(MODELS)]
+    # Literals, so that --help lists the choices. Beside a Literal, str stands for FILE.py:NAME.
+    MethodName = Literal[tuple(METHODS)] | str
+    ModelName = Literal[tuple(MODELS)] | str
 
 PresetName = Literal["fedpac", "fedas"]
 OnNaN = Literal["stop", "skip-client"]
@@ -32,11 +32,12 @@ class Options:
     """What is run on which data, and where the results go. Every method has these options."""
 
     method: MethodName
-    """Method to train with; `--method NAME --help` shows that method's own options."""
+    """Method to train with, built in or FILE.py:NAME, a factory of your own; `--method NAME --help` shows that method's
+    own options."""
     preset: PresetName
     """Paper whose settings are the defaults of everything else."""
     model: ModelName
-    """Network."""
+    """Network, built in or FILE.py:NAME, a function (input_shape, num_classes) -> Model or flax module."""
     rounds: int
     """Communication rounds."""
     num_clients: int
@@ -251,11 +252,12 @@ def reads_pixel_normalization(dataset: str) -> bool:
     return SPECS[dataset].fedpac is not None
 
 
-def check_hyper_parameters(values: dict[str, Any]) -> None:
+def check_hyper_parameters(values: dict[str, Any], *, own: bool = False) -> None:
     """Raises InvalidInput for what no method can work with: the ranges that follow from an argument's name.
 
     Args:
       values: name -> value; batch sizes and epochs by the ends of their names, as all methods name them.
+      own: whether the method is the user's, whose other names have no ranges that are known.
     """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -267,6 +269,8 @@ def check_hyper_parameters(values: dict[str, Any]) -> None:
             _require(value > 0, name, "must be positive", value)
         elif name.endswith("momentum"):
             _require(0 <= value < 1, name, "must be at least 0 and below 1", value)
+        elif own:
+            continue
         elif name in ("alpha", "share", "held_out", "mixing", "epsilon"):
             _require(0 <= value <= 1, name, "must be between 0 and 1", value)
         elif name in ("lam", "mu", "threshold") or name.endswith(("_decay", "_epochs", "_rounds")):

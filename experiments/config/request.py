@@ -12,7 +12,7 @@ import textwrap
 import types
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
@@ -23,7 +23,6 @@ from experiments.config.hyper_parameters import method_config, real_numbers
 from experiments.config.options import (
     PARTITION_OPTIONS,
     PROCESSES,
-    MethodName,
     Options,
     PresetName,
     check_hyper_parameters,
@@ -31,6 +30,7 @@ from experiments.config.options import (
     mesh_devices,
     reads_pixel_normalization,
 )
+from experiments.config.own_code import files, is_own, label
 from experiments.config.schedules import check_schedules
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
@@ -53,12 +53,14 @@ class Request:
       options: the common options.
       hyper_parameters: the method's own, every one of them.
       given: names of the options that the user gave; all others came from the preset or the method.
+      own_code: the user's files behind method and model, see `own_code.files`.
     """
 
     dataset: str
     options: Options
     hyper_parameters: dict[str, Any]
     given: frozenset[str]
+    own_code: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def real_numbers(self) -> dict[str, float]:
         """Hyper-parameters that may be inputs of a compiled program."""
@@ -94,7 +96,7 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     """
     preset = _first_choice("preset", arguments, get_args(PresetName), presets.DEFAULT_PRESET[dataset])
     own_method = presets.values(preset, dataset)["method"]
-    method = _first_choice("method", arguments, get_args(MethodName), own_method)
+    method = _first_choice("method", arguments, tuple(METHODS), own_method, own=True)
     values = presets.values(preset, dataset, method)
     own = method_config(method)
     hints = get_type_hints(Options) | get_type_hints(own)
@@ -117,8 +119,8 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
         given = given - {"mesh"} | {"devices"}
     if options.augment and SPECS[dataset].shape[-1] != 3:
         raise InvalidInput(f"--augment is for colour images, and those of {dataset} are grey")
-    check_hyper_parameters(hyper_parameters)
-    request = Request(dataset, options, hyper_parameters, frozenset(given))
+    check_hyper_parameters(hyper_parameters, own=is_own(method))
+    request = Request(dataset, options, hyper_parameters, frozenset(given), files(vars(options)))
     check_schedules(options.schedule or (), method, request.real_numbers())
     return request
 
@@ -135,7 +137,20 @@ def relevant_options(request: Request) -> dict[str, Any]:
     if not reads_pixel_normalization(request.dataset):
         unread.add("pixel_normalization")
     every = filled(dataclasses.asdict(request.options) | request.hyper_parameters)
+    every |= by_content(every, request.own_code)
     return {name: value for name, value in every.items() if name not in RESULT_NEUTRAL | unread | {"seed"}}
+
+
+def by_content(values: dict[str, Any], own_code: dict[str, dict[str, str]]) -> dict[str, str]:
+    """What stands for the user's own method and model where runs are compared: names without folders, and digests.
+
+    Args:
+      values: of a run's options.
+      own_code: its `Request.own_code`.
+    """
+    return {kind: label(values[kind]) for kind in own_code} | {
+        f"{kind}_digest": entry["digest"] for kind, entry in own_code.items()
+    }
 
 
 def filled(values: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +201,9 @@ def assignments(values: dict[str, Any]) -> str:
     )
 
 
-def _first_choice(name: str, arguments: Sequence[str], choices: Sequence[str], default: str) -> str:
+def _first_choice(
+    name: str, arguments: Sequence[str], choices: Sequence[str], default: str, *, own: bool = False
+) -> str:
     """The value of one option, read ahead of all others because they depend on it; as in tyro the last one counts."""
     found = default
     for position, word in enumerate(arguments):
@@ -195,7 +212,7 @@ def _first_choice(name: str, arguments: Sequence[str], choices: Sequence[str], d
             continue
         if not equals:
             value = arguments[position + 1] if position + 1 < len(arguments) else ""
-        if value not in choices:
+        if value not in choices and not (own and is_own(value)):
             if not value or value.startswith("-"):
                 raise InvalidInput(f"{flag(name)} needs a value: {_listed(choices)}")
             raise InvalidInput(f"unknown {name} '{value}' (there are {', '.join(choices)}){_hint(value, choices)}")
@@ -257,7 +274,7 @@ def _check_value(option: str, kind: Any, value: str | None) -> None:
     if _accepts(kind, value):
         return
     choices = [choice for part in _parts(kind) if get_origin(part) is Literal for choice in map(str, get_args(part))]
-    if choices and all(get_origin(part) is Literal for part in _parts(kind)):
+    if choices and all(get_origin(part) is Literal or part is str for part in _parts(kind)):
         name = option.removeprefix("--")
         raise InvalidInput(f"unknown {name} '{value}' (there are {', '.join(choices)}){_hint(value, choices)}")
     raise InvalidInput(f"{option} must be {_describe(kind)}, not '{value}'{_hint(value, choices)}")
@@ -284,6 +301,10 @@ def _accepts(kind: Any, value: str) -> bool:
             with contextlib.suppress(ValueError):
                 part(value)
                 return True
+        elif part is str and any(get_origin(one) is Literal for one in _parts(kind)):
+            # A name of the user's own beside those that are built in.
+            if is_own(value):
+                return True
         elif part is not str or not value.startswith("--"):
             return True
     return False
@@ -297,7 +318,8 @@ def _describe(kind: Any) -> str:
         elif get_origin(part) is tuple:
             names.append("one or more of " + _describe(get_args(part)[0]))
         else:
-            names.append({int: "a whole number", float: "a number", str: "a text", types.NoneType: "None"}[part])
+            words = {int: "a whole number", float: "a number", str: "a text", types.NoneType: "None"}
+            names.append("FILE.py:NAME" if part is str and names else words[part])
     return _listed(names)
 
 

@@ -11,20 +11,21 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from experiments.config.options import PARTITION_OPTIONS, Options, without_effect
+from experiments.config.own_code import is_own, label, make_model, method_factory, said
 from experiments.config.request import Request, assignments
 from experiments.config.schedules import scheduled
 from experiments.execution.experiment import Experiment
 from experiments.runtime.devices import devices
 from experiments.runtime.distributed import Processes
 from pfl_jax import simulate
-from pfl_jax.base import Method, MethodSchedule
+from pfl_jax.base import Method, MethodSchedule, Model
 from pfl_jax.data import allocation, federated, partition, sources
 from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import chunking, sharding
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method as method_of
-from pfl_jax.networks.models import CONVOLUTIONAL, MODELS
+from pfl_jax.networks.models import is_convolutional
 
 MOST_HOLDERS = {"grouped": 2, "pathological": 2, "iid": 1}
 """partition -> clients that may hold the same training example, on average. FedPAC's 100 clients of 600 hold more than
@@ -117,7 +118,7 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
     newcomers = None
     if options.held_out_clients:
         data, newcomers = federated.hold_out(data, options.held_out_clients)
-    settings = dataclasses.replace(settings, chunk=_chunk(request, np.asarray(data.train_count), settings))
+    settings = dataclasses.replace(settings, chunk=_chunk(request, dataset, np.asarray(data.train_count), settings))
     method = make_method(request, dataset)
     if mesh is None:
         return Experiment(request, dataset, data, method, settings, newcomers)
@@ -137,21 +138,36 @@ def make_method(request: Request, dataset: Dataset, **values: Any) -> Method | M
       InvalidInput: model or method refuse the request.
     """
     options = request.options
-    model = MODELS[options.model](dataset.input_shape, dataset.num_classes)
+    model, factory = model_of(options, dataset), method_factory(options.method)
     hyper_parameters = request.hyper_parameters | values
     recipe = training_of(options, dataset)
 
     def make(**changing: Any) -> Method:
-        return method_of(options.method, model, **recipe, **hyper_parameters | changing)
+        return method_of(factory, model, **recipe, **hyper_parameters | changing)
 
     try:
         method = make()
     except ValueError as error:
-        raise InvalidInput(f"{options.method} refuses its options: {error}") from None
+        raise InvalidInput(f"{label(options.method)} refuses its options: {error}") from None
+    except Exception as error:
+        if not is_own(options.method):
+            raise
+        raise InvalidInput(f"--method {options.method} fails: {said(error)}") from None
+    if not isinstance(method, Method):
+        raise InvalidInput(f"--method {options.method} returns a {type(method).__name__}, not a Method")
     schedules = options.schedule
     if not schedules:
         return method
     return lambda index: make(**scheduled(schedules, hyper_parameters, index, options.rounds))
+
+
+def model_of(options: Options, dataset: Dataset) -> Model:
+    """Model of the options for a dataset.
+
+    Raises:
+      InvalidInput: it refuses the dataset, or is of a file that cannot be used.
+    """
+    return make_model(options.model, dataset.input_shape, dataset.num_classes)
 
 
 def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
@@ -195,7 +211,7 @@ def divide(options: Options, dataset: Dataset) -> partition.Partition:
     return partition.make(options.partition, dataset, options.num_clients, seed=options.seed, **named)
 
 
-def _chunk(request: Request, counts: np.ndarray, settings: simulate.Settings) -> int:
+def _chunk(request: Request, dataset: Dataset, counts: np.ndarray, settings: simulate.Settings) -> int:
     """Number of clients under one vmap on a device, for clients with these numbers of training examples."""
     options = request.options
     if options.chunk != "auto":
@@ -205,6 +221,6 @@ def _chunk(request: Request, counts: np.ndarray, settings: simulate.Settings) ->
         batch_size=request.hyper_parameters.get("batch_size", 1),
         devices=len(devices(options)),
         backend=jax.default_backend(),
-        convolutional=options.model in CONVOLUTIONAL,
+        convolutional=is_convolutional(model_of(options, dataset)),
         drop_last=options.drop_last,
     )

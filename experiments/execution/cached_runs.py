@@ -16,7 +16,7 @@ from rich.console import Console
 from experiments.config.cell import Cell
 from experiments.config.hyper_parameters import method_config
 from experiments.config.options import Options, flag
-from experiments.config.request import Request, filled, relevant_options
+from experiments.config.request import Request, by_content, filled, relevant_options
 from experiments.execution import trackers
 from experiments.results.load import read_config, read_metrics, read_summary
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY
@@ -117,10 +117,13 @@ def difference(request: Request, config: dict[str, Any]) -> str:
         return f"on {config['dataset']}, not {request.dataset}"
     wanted = relevant_options(request) | {"seed": request.options.seed}
     stored = filled(config["options"] | config["hyper_parameters"])
+    stored |= by_content(stored, config.get("own_code", {}))
     usual = _defaults(request.options.method)
     for name, value in wanted.items():
         # As JSON: tuples come back as lists.
         found = stored.get(name, json.loads(json.dumps(usual[name], default=str)))
+        if found != json.loads(json.dumps(value)) and name.endswith("_digest"):
+            return f"made with another text of {wanted[name.removesuffix('_digest')]}"
         if found != json.loads(json.dumps(value)):
             return f"{flag(name)} {found}, not {value}"
     gone = sorted(set(config["hyper_parameters"]) - set(request.hyper_parameters))

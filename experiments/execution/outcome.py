@@ -3,6 +3,7 @@
 from rich.console import Console
 
 from experiments.config.options import flag
+from experiments.config.own_code import label
 from experiments.config.request import Request
 from experiments.execution.experiment import Experiment
 from experiments.execution.resume import History
@@ -20,7 +21,7 @@ def diverged(error: Diverged, request: Request, checkpoints: Checkpoints, folder
     rates = [f"{flag(name)} {value:g}" for name, value in request.hyper_parameters.items() if name.endswith("lr")]
     skip = ", or leave such clients out with --on-nan skip-client"
     return (
-        f"{request.options.method}: {error}; most likely {' or '.join(rates)} is too large: use a smaller one"
+        f"{label(request.options.method)}: {error}; most likely {' or '.join(rates)} is too large: use a smaller one"
         f"{skip if error.clients and request.options.on_nan == 'stop' else ''}{kept}"
     )
 
@@ -30,7 +31,7 @@ def show(experiment: Experiment, folder: RunFolder, console: Console, history: H
     request, options, evaluations = experiment.request, experiment.request.options, history.evaluations
     figure = published.find(request, is_real=experiment.dataset.is_real)
     beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
-    title = f"{options.method} on {experiment.dataset.description}"
+    title = f"{label(options.method)} on {experiment.dataset.description}"
     pooled = figure is not None and settings.MEASURES[figure.paper].average == "examples"
     paper_is = "best pooled" if pooled else "last"
     console.print(results_table(evaluations, title, options.eval_protocol, beside, paper_is=paper_is))

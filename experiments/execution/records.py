@@ -12,6 +12,7 @@ import numpy as np
 
 from experiments.config.measures import AVERAGES, FIELD, PROTOCOLS, Average
 from experiments.config.options import Options, flag
+from experiments.config.own_code import label
 from experiments.config.request import relevant_options
 from experiments.execution.experiment import Experiment
 from experiments.papers import published
@@ -38,6 +39,7 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
         "options": dataclasses.asdict(request.options),
         "hyper_parameters": request.hyper_parameters,
         "given": sorted(request.given),
+        **({"own_code": request.own_code} if request.own_code else {}),
         "train_examples": np.asarray(data.train_count).tolist(),
         "test_examples": experiment.test_counts.tolist(),
         "class_table": _class_table(experiment),
@@ -150,9 +152,9 @@ def headline(experiment: Experiment) -> str:
     sizes = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
     own = ", ".join(f"{name}={value}" for name, value in request.hyper_parameters.items())
     return (
-        f"{experiment.dataset.description}: {options.method}({own}), {options.model}, {options.rounds} rounds, "
-        f"{options.num_clients} clients with {sizes} training examples, participation {options.participation:g}, "
-        f"{_division(options)}, on {_device(options)}, chunk {experiment.settings.chunk} "
+        f"{experiment.dataset.description}: {label(options.method)}({own}), {label(options.model)}, "
+        f"{options.rounds} rounds, {options.num_clients} clients with {sizes} training examples, "
+        f"participation {options.participation:g}, {_division(options)}, on {_device(options)}, chunk {experiment.settings.chunk} "
         f"({wasted_step_share(experiment):.1%} of the steps wasted)"
     )
 
@@ -194,7 +196,7 @@ def summary(experiment: Experiment, evaluations: Sequence[Evaluation], wasted: f
     return {
         "dataset": request.dataset,
         "data_source": experiment.dataset.description,
-        "method": options.method,
+        "method": label(options.method),
         "hyper_parameters": request.hyper_parameters,
         "seed": options.seed,
         "rounds": options.rounds,

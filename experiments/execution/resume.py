@@ -11,6 +11,7 @@ import numpy as np
 
 from experiments import unknown_dataset
 from experiments.config.options import PROCESSES, flag
+from experiments.config.own_code import KINDS, check_unchanged, label
 from experiments.config.presets import DEFAULT_PRESET
 from experiments.config.request import RESULT_NEUTRAL, Request, parse
 from experiments.results.load import read_config
@@ -157,18 +158,20 @@ class History:
     ) -> "History":
         """Restore the run at its newest good checkpoint and cut off later lines of the log, which are written anew.
 
+        A run that was killed before its first checkpoint begins anew.
+
         Args:
           checkpoints: of the run.
           like: shapes of its state.
           log: the metrics.
           identity: of the run, see `records.identity`.
-          notify: receives a note if the results may differ in their last bits from those of an uninterrupted run.
+          notify: receives a note if the run begins anew, or if the results may differ in their last bits from those of
+            an uninterrupted run.
           test_counts, newcomer_counts: see `from_arrays`.
           cut: False leaves the log to the process that writes it.
 
         Raises:
-          InvalidInput: there is no checkpoint, none that can be read, or that of another run, or the log is not the one
-            it was.
+          InvalidInput: no checkpoint can be read, or it is that of another run, or the log is not the one it was.
         """
 
         def check(record: dict[str, Any]) -> None:
@@ -176,7 +179,9 @@ class History:
 
         found = checkpoints.newest(like, check)
         if found is None:
-            raise InvalidInput(f"there is no checkpoint in {checkpoints.folder}: start the run anew")
+            notify(f"No checkpoint was written to {checkpoints.folder}: the run begins anew.")
+            cut_log(log, 0, cut=cut)
+            return cls()
         cut_log(log, found.record["metrics_bytes"], cut=cut)
         return cls.from_arrays(found.arrays, test_counts, newcomer_counts, found.state)
 
@@ -250,11 +255,14 @@ def resumed(request: Request) -> Request:
     if not (folder / METRICS).is_file():
         raise InvalidInput(f"--resume {folder}: {METRICS} is missing")
     config = read_config(folder)
-    found = _request_of(config, folder)
+    found = request_of(config, folder)
     if found.dataset != request.dataset:
         raise InvalidInput(f"--resume {folder}: the run is on {found.dataset}, not {request.dataset}")
     stored = {**vars(found.options), **found.hyper_parameters}
     given = {**vars(options), **request.hyper_parameters}
+    for kind in KINDS:
+        # Wherever the user's own file is: that its text is the same has been checked.
+        stored[kind], given[kind] = label(stored[kind]), label(given[kind])
     fixed = request.given - CONTINUING - RESULT_NEUTRAL
     if "before_aggregation" in (found.options.eval_protocol, options.eval_protocol):
         # Whether the evaluations so far include this protocol.
@@ -278,24 +286,34 @@ def refuse_finished(folder: Path) -> None:
         raise InvalidInput(f"--resume {folder}: the run is finished, its results are in {folder / SUMMARY}")
 
 
-def _request_of(config: dict[str, Any], folder: Path) -> Request:
+def request_of(config: dict[str, Any], folder: Path, prefix: str = "--resume ") -> Request:
     """Request from a stored configuration, checked as if its values were given on the command line.
 
+    Args:
+      config: content of a run's config.json.
+      folder: of the run, for errors.
+      prefix: what stands before the folder in errors.
+
     Raises:
-      InvalidInput: the configuration was edited, or is of another version; the line says where.
+      InvalidInput: the configuration was edited, or is of another version, or a file of the user's own with method or
+        model has another text now; the line says where.
     """
     try:
         dataset, given, _ = config["dataset"], frozenset(config["given"]), config["data"]["description"]
         values = {**config["options"], **config["hyper_parameters"], "resume": None, "out": None}
+        for kind, entry in config.get("own_code", {}).items():
+            # Before it is executed.
+            check_unchanged(kind, entry)
+            values[kind] = f"{entry['file']}:{values[kind].rpartition(':')[2]}"
         if dataset not in DEFAULT_PRESET:
             raise InvalidInput(unknown_dataset(dataset))
         return dataclasses.replace(parse(dataset, _words(values)), given=given)
     except InvalidInput as error:
-        raise InvalidInput(f"--resume {folder}: {CONFIG} cannot be used: {error}") from None
+        raise InvalidInput(f"{prefix}{folder}: {CONFIG} cannot be used: {error}") from None
     except KeyError as error:
-        raise InvalidInput(f"--resume {folder}: {CONFIG} is not a run's, it has no {error}") from None
-    except TypeError as error:
-        raise InvalidInput(f"--resume {folder}: {CONFIG} is not a run's ({error})") from None
+        raise InvalidInput(f"{prefix}{folder}: {CONFIG} is not a run's, it has no {error}") from None
+    except (TypeError, AttributeError) as error:
+        raise InvalidInput(f"{prefix}{folder}: {CONFIG} is not a run's ({error})") from None
 
 
 def _words(values: dict[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from experiments.config.exit_codes import INTERRUPTED, INVALID
 from experiments.config.options import Options
+from experiments.config.own_code import identifier
 from experiments.config.request import Request
 from experiments.execution import build, outcome
 from experiments.execution.experiment import Experiment
@@ -84,7 +85,7 @@ def run(
     prepare(options)
     with processes.together():
         check(options)
-    folder = _folder(request, processes, options.method if procedure is None else procedure.folder)
+    folder = _folder(request, processes, identifier(options.method) if procedure is None else procedure.folder)
     work = _Work(
         request, folder, Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints), processes, procedure
     )
@@ -163,7 +164,8 @@ def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
         history = work.history
         if options.resume:
             processes.check_round(history.round)
-            console.print(f"continuing {folder.path} after round {history.round}", soft_wrap=True)
+            after = f"after round {history.round}" if history.round else "from the beginning"
+            console.print(f"continuing {folder.path} {after}", soft_wrap=True)
         console.print("; ".join([headline(experiment), *work.named.values()]), soft_wrap=True, highlight=False)
         with stoppable(console) as stop, contextlib.ExitStack() as stack:
             track = None

@@ -5,6 +5,7 @@ import functools
 import jax
 import numpy as np
 
+from experiments.execution.build import model_of
 from experiments.execution.experiment import Experiment
 from experiments.figures.fedpac import curves, line, of_methods
 from experiments.figures.plan import Key, Panel, Plan, Results, Scope, Values
@@ -13,7 +14,6 @@ from experiments.plots.pictures import ACCURACY, ROUND, Bars, Lines, Series, ove
 from pfl_jax import simulate
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.engine.simulate import RoundResult
-from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives.tree import merge
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
@@ -71,7 +71,7 @@ def keep_traces_and_replacements(experiment: Experiment, result: RoundResult) ->
     dataset, data, clients = experiment.dataset, experiment.data, result.state.clients
     # A figure's runs have one process.
     assert isinstance(data, FederatedData)
-    model = MODELS[experiment.request.options.model](dataset.input_shape, dataset.num_classes)
+    model = model_of(experiment.request.options, dataset)
     highest, at_random = accuracies_after_replacement(
         jax.random.key(experiment.request.options.seed),
         model,

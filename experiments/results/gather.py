@@ -14,6 +14,7 @@ import numpy as np
 from experiments.config.hyper_parameters import method_config
 from experiments.config.measures import Protocol
 from experiments.config.options import Options, flag
+from experiments.config.own_code import label
 from experiments.config.request import Request, relevant_options
 from experiments.papers import published
 from experiments.results import load
@@ -99,7 +100,7 @@ class Group:
 
     @property
     def method(self) -> str:
-        return self.runs[0].request.options.method
+        return label(self.runs[0].request.options.method)
 
     @property
     def is_finished(self) -> bool:
@@ -158,7 +159,7 @@ class Group:
         request = self.runs[0].request
         values = {**vars(request.options), **request.hyper_parameters}
         names = sorted((request.given & set(values)) - {"out", "resume", "method", "seed"})
-        words = [f"python -m experiments.{request.dataset}", f"--method {self.method}"]
+        words = [f"python -m experiments.{request.dataset}", f"--method {request.options.method}"]
         return " ".join([*words, *(_as_words(name, values[name]) for name in names), f"--seed {self.runs[0].seed}"])
 
 
@@ -218,7 +219,8 @@ def _request(config: dict[str, Any]) -> Request:
     stored = {name: value for name, value in config["options"].items() if name in fields}
     values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
     options = Options(**values)
-    return Request(config["dataset"], options, dict(config["hyper_parameters"]), frozenset(config["given"]))
+    own_code = dict(config.get("own_code", {}))
+    return Request(config["dataset"], options, dict(config["hyper_parameters"]), frozenset(config["given"]), own_code)
 
 
 def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:

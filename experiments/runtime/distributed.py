@@ -19,7 +19,7 @@ import numpy as np
 
 from experiments.config.exit_codes import INVALID
 from experiments.config.options import Options, flag
-from experiments.config.request import Request
+from experiments.config.request import Request, by_content
 from experiments.runtime.devices import devices
 from pfl_jax.engine.sharding import gather_rows, shard_rows
 from pfl_jax.engine.simulate import client_mesh
@@ -122,6 +122,7 @@ class Processes:
         own = {"process_id"}
         options = {name: value for name, value in dataclasses.asdict(request.options).items() if name not in own}
         everything = {"dataset": request.dataset, **options, **request.hyper_parameters}
+        everything |= by_content(everything, request.own_code)
         mine = {flag(name) if name != "dataset" else name: value for name, value in everything.items()}
         found = [json.loads(text) for text in self.exchange(json.dumps(mine | {"version of JAX": jax.__version__}))]
         with self.together():

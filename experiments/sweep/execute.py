@@ -39,7 +39,7 @@ from pfl_jax.data.sources import Dataset
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.engine.communication import traffic
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks.models import CONVOLUTIONAL
+from pfl_jax.networks.models import is_convolutional
 from pfl_jax.primitives.tree import gather
 
 Run: TypeAlias = tuple[Cell, Path]
@@ -262,7 +262,7 @@ def _results(group: Group, states: State | None, used: Sequence[Any]) -> Iterato
         jnp.stack([jax.random.key(one.request.options.seed) for one in group.experiments]),
         {name: jnp.asarray([values[name] for values in numbers], jnp.float32) for name in varied},
         states=states,
-        chunk=_run_chunk(first.request.options.model),
+        chunk=_run_chunk(first),
         mesh=simulate.client_mesh(list(used[: len(numbers)])),
     )
 
@@ -308,6 +308,7 @@ def _restore(group: Group, notify: Callable[[str], None]) -> tuple[list[History]
     return histories, found.state
 
 
-def _run_chunk(model: str) -> int | None:
+def _run_chunk(experiment: Experiment) -> int | None:
     """Runs under one vmap on a device: as for clients, one after another for convolutions on a CPU."""
-    return 1 if jax.default_backend() == "cpu" and model in CONVOLUTIONAL else None
+    model = build.model_of(experiment.request.options, experiment.dataset)
+    return 1 if jax.default_backend() == "cpu" and is_convolutional(model) else None

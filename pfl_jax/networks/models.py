@@ -224,5 +224,13 @@ MODELS: dict[str, Callable[[Sequence[int], int], Model]] = {
 }
 """name -> factory(input_shape, num_classes) -> Model"""
 
-CONVOLUTIONAL = frozenset({"fedpac_cnn", "fedavg_cnn"})
-"""Networks with convolutions, which need another schedule on a CPU: see `pfl_jax.engine.chunking.choose_chunk`."""
+
+def is_convolutional(model: Model) -> bool:
+    """Whether a model has convolutions, which need another schedule on a CPU: see `pfl_jax.engine.chunking`.
+
+    Told by its parameters: the kernel of a two-dimensional convolution is the usual array of four axes.
+
+    Args:
+      model: any model.
+    """
+    return any(leaf.ndim == 4 for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))

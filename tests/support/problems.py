@@ -2,80 +2,28 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from pfl_jax.base import Model
-from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import mapping, means
+from pfl_jax.testing.problems import (
+    CLASSES,
+    FEATURES,
+    HYPER_PARAMETERS,
+    SHAPE,
+    permute_clients,
+    tiny_federation,
+    tiny_model,
+)
 
-CLASSES, FEATURES, SHAPE = 3, 4, (2, 3, 1)
-
-HYPER_PARAMETERS = {"lr": 0.1, "batch_size": 8, "epochs": 2}
-"""What every method understands, for fast tests."""
-
-
-def tiny_model() -> Model:
-    """Six inputs, one tanh layer of four features, three classes: small enough for float64 checks by hand."""
-
-    def init(key):
-        keys = jax.random.split(key, 2)
-        return {
-            "backbone": {"kernel": 0.5 * jax.random.normal(keys[0], (6, FEATURES)), "bias": jnp.zeros(FEATURES)},
-            "head": {"kernel": 0.5 * jax.random.normal(keys[1], (FEATURES, CLASSES)), "bias": jnp.zeros(CLASSES)},
-        }
-
-    def features(backbone, inputs):
-        return jnp.tanh(inputs.reshape(inputs.shape[0], -1) @ backbone["kernel"] + backbone["bias"])
-
-    def classify(head, features):
-        return features @ head["kernel"] + head["bias"]
-
-    return Model(init, features, classify, FEATURES, CLASSES)
-
-
-def tiny_federation(train_sizes=(9, 20, 14, 5), test_size=12, *, pad=0, seed=0) -> FederatedData:
-    """Clients that learn the same three noisy patterns, in different class proportions.
-
-    Args:
-      train_sizes: examples of each client.
-      test_size: test examples of each client.
-      pad: extra padding of every index table.
-      seed: of everything.
-    """
-    generator = np.random.default_rng(seed)
-    patterns = generator.integers(40, 216, (CLASSES, *SHAPE))
-    pool_x, pool_y, tables = [], [], {"train": [], "test": []}
-    for client, train_size in enumerate(train_sizes):
-        proportions = np.roll([0.7, 0.25, 0.05], client)
-        for name, size in (("train", train_size), ("test", test_size)):
-            labels = generator.choice(CLASSES, size, p=proportions)
-            noise = generator.integers(-40, 40, (size, *SHAPE))
-            start = sum(map(len, pool_y))
-            pool_x.append((patterns[labels] + noise).astype(np.uint8))
-            pool_y.append(labels.astype(np.int32))
-            tables[name].append(np.arange(start, start + size))
-
-    def table(rows):
-        width = max(map(len, rows)) + pad
-        return jnp.asarray(np.stack([np.pad(row, (0, width - len(row))) for row in rows]), jnp.int32)
-
-    return FederatedData(
-        x=jnp.asarray(np.concatenate(pool_x)),
-        y=jnp.asarray(np.concatenate(pool_y)),
-        train_index=table(tables["train"]),
-        train_count=jnp.asarray([len(row) for row in tables["train"]], jnp.int32),
-        test_index=table(tables["test"]),
-        test_count=jnp.asarray([len(row) for row in tables["test"]], jnp.int32),
-        mean=jnp.asarray(np.full(1, 0.5, np.float32)),
-        std=jnp.asarray(np.full(1, 0.25, np.float32)),
-    )
-
-
-def permute_clients(data: FederatedData, order) -> FederatedData:
-    """The same federation with its clients in another order."""
-    order = np.asarray(order)
-    given = [name for name in PER_CLIENT if getattr(data, name) is not None]
-    return data._replace(**{name: jnp.asarray(np.asarray(getattr(data, name))[order]) for name in given})
+__all__ = [
+    "CLASSES",
+    "FEATURES",
+    "HYPER_PARAMETERS",
+    "SHAPE",
+    "permute_clients",
+    "received",
+    "tiny_federation",
+    "tiny_model",
+]
 
 
 def received(messages, present=None):

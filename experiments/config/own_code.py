@@ -1,0 +1,249 @@
+"""Methods and models in files of the user's own: `--method FILE.py:NAME`, `--model FILE.py:NAME`.
+
+A file is executed once in a process, as Python executes a script: its folder is where its own imports look first after
+everything installed. The digest of its text belongs to the configuration of a run, so that no run is continued, and no
+result is taken for another's, after the text has changed. Files that it imports are not part of the digest.
+"""
+
+import difflib
+import functools
+import hashlib
+import inspect
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pfl_jax.base import Method, Model
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
+from pfl_jax.networks.models import MODELS
+from pfl_jax.primitives.local_sgd import LocalSGD
+
+KINDS = ("method", "model")
+"""Options that take FILE.py:NAME."""
+
+
+def is_own(name: str) -> bool:
+    """Whether the value of an option names a file of the user's, not something built in."""
+    return name.endswith(".py") or ".py:" in name
+
+
+def label(name: str) -> str:
+    """Name for people, whatever the folder: "my_method.py:fedavgm"; a built-in one's own."""
+    return Path(name).name if is_own(name) else name
+
+
+def identifier(name: str) -> str:
+    """Name for folders: "fedavgm"."""
+    return name.rpartition(":")[2] if is_own(name) else name
+
+
+def files(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Files that options name, for the configuration of a run: option -> {"file": its path, "digest": of its text}.
+
+    Args:
+      values: of all options, by name.
+
+    Raises:
+      InvalidInput: a file cannot be used.
+    """
+    found = {}
+    for kind in KINDS:
+        name = values[kind]
+        if is_own(name):
+            function(kind, name)
+            path = _path(name)
+            found[kind] = {"file": str(path), "digest": _load(path)[1]}
+    return found
+
+
+def check_unchanged(kind: str, entry: Mapping[str, str]) -> None:
+    """Raise InvalidInput unless a file still has the text that a run began with; nothing is executed.
+
+    Args:
+      kind: of KINDS.
+      entry: of `files`.
+    """
+    path = Path(entry["file"])
+    if _digest(_read(path)) != entry["digest"]:
+        raise InvalidInput(
+            f"the run began with another text of {path}, its --{kind}: bring that back, or start the run anew"
+        )
+
+
+def function(kind: str, name: str) -> Callable[..., Any]:
+    """What FILE.py:NAME names.
+
+    Args:
+      kind: of KINDS, for errors.
+      name: the option's value.
+
+    Raises:
+      InvalidInput: there is no such file or name, the file cannot be executed, or it is no function.
+    """
+    _, colon, attribute = name.rpartition(":")
+    if not colon or not attribute:
+        raise InvalidInput(f"--{kind} {name} lacks the name of a function in the file: {name.rstrip(':')}:NAME")
+    module, _ = _load(_path(name))
+    if not hasattr(module, attribute):
+        there = [one for one, thing in vars(module).items() if _is_defined_in(module, thing)]
+        near = difflib.get_close_matches(attribute, there, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        listed = f"there are {', '.join(there)}" if there else "it defines no functions"
+        raise InvalidInput(f"--{kind} {name}: the file has no {attribute} ({listed}){hint}")
+    found = getattr(module, attribute)
+    if not callable(found):
+        raise InvalidInput(f"--{kind} {name} is a {type(found).__name__}, not a function")
+    return found
+
+
+def method_factory(name: str) -> Callable[..., Method]:
+    """Factory of a method, built in or the user's own.
+
+    Args:
+      name: a key of METHODS, or FILE.py:NAME.
+
+    Raises:
+      InvalidInput: the file cannot be used, or its function has another signature than a method's factory.
+    """
+    if not is_own(name):
+        return METHODS[name]
+    factory = function("method", name)
+    wanted = "a method is made by NAME(model, training: LocalSGD = LocalSGD(), *, ...)"
+    try:
+        every = list(inspect.signature(factory, eval_str=True).parameters.values())
+    except Exception as error:
+        raise InvalidInput(f"--method {name}: its annotations cannot be read ({error})") from None
+    own = [one for one in every if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    others = [one for one in every if one not in own]
+    if len(others) != 2 or any(one.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for one in others):
+        named = ", ".join(str(one) for one in others)
+        raise InvalidInput(f"--method {name} takes ({named}) before its keyword-only arguments: {wanted}")
+    if others[1].name != "training" or not isinstance(others[1].default, LocalSGD):
+        raise InvalidInput(f"--method {name}: the second argument is {others[1]}: {wanted}")
+    for one in own:
+        if one.default is inspect.Parameter.empty:
+            raise InvalidInput(f"--method {name}: its option {one.name} needs a default")
+        if one.name in vars(LocalSGD()):
+            raise InvalidInput(f"--method {name}: {one.name} is a field of the recipe of local training, not its own")
+        option_kind(name, one)
+    return factory
+
+
+def option_kind(name: str, parameter: inspect.Parameter) -> Any:
+    """Type of the option that an argument of a method becomes: its annotation, or its default's type without one.
+
+    Args:
+      name: of the method.
+      parameter: keyword-only, with a default.
+
+    Raises:
+      InvalidInput: no option can have this type.
+    """
+    kind = parameter.annotation
+    if kind is inspect.Parameter.empty:
+        kind = type(parameter.default)
+    parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    if kind is bool or all(_is_option_kind(part) for part in parts):
+        return kind
+    words = getattr(kind, "__name__", str(kind))
+    raise InvalidInput(
+        f"--method {name}: its option {parameter.name} is a {words}; options are bool, int, float, str, Literal[...], "
+        "tuple[int, ...], or a union of these with None"
+    )
+
+
+def _is_option_kind(part: Any) -> bool:
+    if get_origin(part) is tuple:
+        inner = get_args(part)
+        return len(inner) == 2 and inner[1] is ... and inner[0] in (int, float, str)
+    return get_origin(part) is Literal or part in (int, float, str, types.NoneType)
+
+
+def make_model(name: str, input_shape: Sequence[int], num_classes: int) -> Model:
+    """Model of these names, built in or the user's own.
+
+    Args:
+      name: a key of MODELS, or FILE.py:NAME of a function (input_shape, num_classes) -> a `Model`, a flax.linen module
+        or a function rngs -> flax.nnx module.
+      input_shape: shape of one input.
+      num_classes: K.
+
+    Raises:
+      InvalidInput: the file cannot be used, its function raises or returns something else, or the model refuses.
+    """
+    if not is_own(name):
+        return MODELS[name](input_shape, num_classes)
+    from pfl_jax.networks.flax_modules import check_model, from_flax
+
+    make = function("model", name)
+    try:
+        made = make(tuple(input_shape), num_classes)
+    except Exception as error:
+        raise InvalidInput(f"--model {name} fails for inputs of shape {tuple(input_shape)}: {said(error)}") from None
+    try:
+        if not isinstance(made, Model):
+            made = from_flax(made, input_shape, num_classes)
+        check_model(made, input_shape, num_classes)
+    except InvalidInput as error:
+        raise InvalidInput(f"--model {name}: {error}") from None
+    return made
+
+
+def said(error: BaseException) -> str:
+    """Kind and first line of an error in code of others."""
+    text = next(iter(str(error).splitlines()), "")
+    kind = "" if isinstance(error, InvalidInput) else type(error).__name__
+    return ": ".join(filter(None, [kind, text if len(text) <= 200 else text[:197] + "..."]))
+
+
+def _is_defined_in(module: types.ModuleType, thing: Any) -> bool:
+    return callable(thing) and getattr(thing, "__module__", None) == module.__name__
+
+
+def _path(name: str) -> Path:
+    return Path(name.rpartition(":")[0]).expanduser().resolve()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:12]
+
+
+# Once in a process: a run's digest is that of the text that was executed.
+@functools.cache
+def _load(path: Path) -> tuple[types.ModuleType, str]:
+    """Executed file and the digest of its text."""
+    text = _read(path)
+    digest = _digest(text)
+    module = types.ModuleType(f"{path.stem}_{digest}")
+    module.__file__ = str(path)
+    # Dataclasses, flax modules among them, look up their own module there.
+    sys.modules[module.__name__] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    try:
+        exec(compile(text, str(path), "exec"), vars(module))
+    except (Exception, SystemExit) as error:
+        del sys.modules[module.__name__]
+        raise InvalidInput(f"{path} cannot be executed: {_where(error, path)}{said(error)}") from None
+    return module, digest
+
+
+def _where(error: BaseException, path: Path) -> str:
+    """Line of a file in which an error arose, "line 3: "; "" where it is not known."""
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    trace = error.__traceback__
+    while trace is not None and not isinstance(error, SyntaxError):
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return "" if line is None else f"line {line}: "

@@ -1,0 +1,63 @@
+"""Conformance checks for methods of your own, from your own tests; any test runner will do.
+
+    def test_my_method():
+        pfl_jax.testing.check_method(my_method)
+
+`pfl_jax.testing.conformance` has the checks one by one, `pfl_jax.testing.problems` the tiny problem they train on.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pfl_jax.base import Method
+from pfl_jax.errors import InvalidInput
+from pfl_jax.testing.conformance import CHECKS, Subject, check_learning
+
+
+def check_method(
+    factory: Callable[..., Method], *, accuracy: float = 0.85, skip: Sequence[str] = (), **hyper_parameters: Any
+) -> None:
+    """Check that a method keeps the rules of `pfl_jax.base.Method`.
+
+    On a federation of four clients, three of them in a round: structure, shapes and types of the state never change,
+    and nothing is NaN; a round is traced once; neither chunks, padding, devices nor the order of clients have an
+    effect; clients outside the cohort stay as they are; a saved and restored run ends as the uninterrupted one; a seed
+    determines the result; runs can be vmapped over seeds and real-valued hyper-parameters; and the clients learn. Takes
+    the time to compile about eight small programs.
+
+    Args:
+      factory: (model, training: LocalSGD = LocalSGD(), *, ...) -> Method, as those of `pfl_jax.METHODS`.
+      accuracy: that the mean over clients must exceed after twenty rounds, in [0, 1], right after local training and
+        after aggregation.
+      skip: names of checks that the method is not meant to pass, keys of `pfl_jax.testing.conformance.CHECKS`.
+      **hyper_parameters: in place of the factory's defaults; without them lr is 0.1, batch_size 8 and epochs 2.
+
+    Raises:
+      AssertionError: a check failed; the message begins with its name.
+      InvalidInput: a name in skip is unknown.
+
+    Example:
+      >>> import pfl_jax
+      >>> from pfl_jax import testing
+      >>> testing.check_method(pfl_jax.methods.fedper, skip=["vmap", "devices"])
+    """
+    if unknown := set(skip) - CHECKS.keys():
+        raise InvalidInput(f"there is no check {min(unknown)!r}: choose {', '.join(CHECKS)}")
+    subject = Subject(factory, **hyper_parameters)
+    for name, check in CHECKS.items():
+        if name in skip:
+            continue
+        try:
+            if check is check_learning:
+                check_learning(subject, accuracy)
+            else:
+                check(subject)
+        except Exception as error:
+            what = (check.__doc__ or "").partition("\n")[0]
+            raise AssertionError(f"{name}: {what} But: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+    return kind + (text if len(text) <= 1000 else text[:997] + "...")

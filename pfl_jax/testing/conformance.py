@@ -1,0 +1,288 @@
+"""What every method must satisfy, each a function that raises AssertionError.
+
+Compiling is nearly all the work, so the checks of one `Subject` share its compiled engines wherever shapes and
+settings allow.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfl_jax.base import Method, PyTree, State
+from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.engine import simulate
+from pfl_jax.engine.rounds import Engine
+from pfl_jax.engine.simulate import Settings
+from pfl_jax.methods import hyper_parameters, make_method
+from pfl_jax.testing.problems import CLASSES, HYPER_PARAMETERS, permute_clients, tiny_federation, tiny_model
+
+TOLERANCE: dict[str, Any] = {"rtol": 2e-4, "atol": 2e-5}
+"""Of states that differ in the order of sums alone."""
+
+LOOSE: dict[str, Any] = {"rtol": 2e-3, "atol": 2e-4}
+"""Of states after clients in another order, whose means are added up in another order too."""
+
+
+class Subject:
+    """Method under test on the tiny problem, with what has been compiled for it so far.
+
+    Args:
+      factory: of the method, as those of `pfl_jax.METHODS`.
+      **values: hyper-parameters in place of the problem's own and the factory's defaults.
+    """
+
+    def __init__(self, factory: Callable[..., Method], **values: Any):
+        self.factory, self.values = factory, HYPER_PARAMETERS | values
+        self.traces: int = 0
+        self._engines: dict[tuple[int, bool], Engine] = {}
+
+    def build(self, **changes: Any) -> Method:
+        """The method, with other hyper-parameters where some are given."""
+        return make_method(self.factory, tiny_model(), **self.values | changes)
+
+    def compiled(self, chunk: int = 1, *, shared: bool = False) -> Engine:
+        """Compiled engine; it counts in `traces` how often a round is traced.
+
+        Args:
+          chunk: clients under one vmap.
+          shared: whether all devices share the clients.
+        """
+        if (chunk, shared) not in self._engines:
+            mesh = simulate.client_mesh() if shared else None
+            method = self.build()
+
+            def counted(*arguments):
+                self.traces += 1
+                return method.aggregate(*arguments)
+
+            settings = Settings(rounds=1, chunk=chunk)
+            engine = simulate.build(method._replace(aggregate=counted), settings, mesh).jit(mesh)
+            self._engines[chunk, shared] = engine
+        return self._engines[chunk, shared]
+
+    @functools.cached_property
+    def start(self) -> State:
+        """State before the first round."""
+        return self.compiled().init(tiny_federation(), jax.random.key(0))
+
+    @functools.cached_property
+    def reference(self) -> State:
+        """State after three rounds, one client after another."""
+        return play(self.compiled(), state=self.start)
+
+
+_copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+
+
+def play(
+    engine: Engine,
+    data: FederatedData | None = None,
+    seed: int = 0,
+    rounds: int = 3,
+    size: int = 3,
+    state: State | None = None,
+) -> State:
+    """State after some rounds of three of the four clients.
+
+    Args:
+      engine: compiled.
+      data: by default the tiny federation.
+      seed: of the run.
+      rounds: how many.
+      size: of the cohort.
+      state: to continue from; it stays as it is.
+    """
+    data = tiny_federation() if data is None else data
+    state = engine.init(data, jax.random.key(seed)) if state is None else _copy(state)
+    for _ in range(rounds):
+        state, _ = engine.round(data, state, size)
+    return state
+
+
+def rows(tree: PyTree, indices: Any) -> PyTree:
+    """`tree.gather` in NumPy, which compiles nothing."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[indices], tree)
+
+
+def assert_close(left: State, right: State) -> None:
+    """Raise AssertionError unless two states agree up to rounding, their keys apart."""
+    chex.assert_trees_all_close(left._replace(key=()), right._replace(key=()), **TOLERANCE)
+
+
+def check_structure(subject: Subject) -> None:
+    """A round keeps structure, shapes and types of the state, and everything is finite."""
+    data, engine = tiny_federation(), subject.compiled()
+    state = engine.init(data, jax.random.key(0))
+    before, structure = _kinds(state), jax.tree.structure(state._replace(key=()))
+    for _ in range(2):
+        state, outcome = engine.round(data, state, 3)
+        after = _kinds(state)
+        changed = [
+            f"{name}: {before.get(name, 'absent')} before and {after.get(name, 'absent')} after a round"
+            for name in before | after
+            if before.get(name) != after.get(name)
+        ]
+        assert not changed, f"the state changes: {'; '.join(changed)}"
+        assert jax.tree.structure(state._replace(key=())) == structure, "the state's structure changes in a round"
+        chex.assert_tree_all_finite((state.server, state.clients, outcome.info))
+        assert outcome.finite.all(), "a client's state, message or loss is NaN or infinite"
+        assert outcome.server_finite, "the server's state is NaN or infinite"
+    assert int(state.round) == 2
+
+
+def _kinds(state: State) -> dict[str, Any]:
+    """Shape and type of every leaf, by path."""
+    leaves = jax.tree_util.tree_leaves_with_path(state._replace(key=()))
+    return {jax.tree_util.keystr(path): (leaf.shape, str(leaf.dtype), leaf.weak_type) for path, leaf in leaves}
+
+
+def check_one_trace(subject: Subject) -> None:
+    """A round is traced once, whatever the state and the seed."""
+    engine = subject.compiled()
+    state = play(engine, rounds=1)
+    before = subject.traces
+    assert before >= 1
+    play(engine, rounds=2, state=state)
+    play(engine, rounds=1, seed=1)
+    assert subject.traces == before, "a later round was traced again"
+
+
+def check_chunks_and_padding(subject: Subject) -> None:
+    """Neither clients under one vmap nor more padding change anything."""
+    engine, data, want = subject.compiled(chunk=3), tiny_federation(pad=11), subject.reference
+    got = play(engine, data, state=subject.start)
+    assert_close(got, want)
+    losses = engine.evaluate(data, got).loss, subject.compiled().evaluate(tiny_federation(), want).loss
+    np.testing.assert_allclose(*losses, **TOLERANCE)
+
+
+def check_devices(subject: Subject) -> None:
+    """Several devices that share the clients change nothing; without several there is nothing to check."""
+    if jax.device_count() < 2:
+        return
+    data, alone, shared = tiny_federation(), subject.compiled(), subject.compiled(shared=True)
+    # A cohort of three does not divide by two devices, nor by eight.
+    got, want = play(shared), play(alone)
+    assert_close(got, want)
+    np.testing.assert_allclose(shared.evaluate(data, got).loss, alone.evaluate(data, want).loss, **TOLERANCE)
+
+
+def check_order_of_clients(subject: Subject) -> None:
+    """Clients in another order have the same results."""
+    # Clients of one batch each, in arrays of the usual shapes: no random number is left but the initial model.
+    data = tiny_federation()
+    data = data._replace(train_count=jnp.minimum(data.train_count, jnp.array([7, 8, 6, 5])))
+    # This seed leaves out client 0 three times: the cohorts are the same clients in both orders.
+    engine, order, seed = subject.compiled(), np.array([0, 2, 3, 1]), 4
+    permuted = permute_clients(data, order)
+    got, want = play(engine, permuted, seed), play(engine, data, seed)
+    np.testing.assert_array_equal(np.isnan(want.trained.loss), [True, False, False, False])
+    losses = engine.evaluate(permuted, got).loss, engine.evaluate(data, want).loss[order]
+    np.testing.assert_allclose(*losses, **LOOSE)
+    np.testing.assert_allclose(got.trained.loss, want.trained.loss[order], **LOOSE)
+    chex.assert_trees_all_close(got.server, want.server, **LOOSE)
+    chex.assert_trees_all_close(got.clients, rows(want.clients, order), **LOOSE)
+
+
+def check_clients_outside(subject: Subject) -> None:
+    """Clients outside a round's cohort stay as they were."""
+    data, engine = tiny_federation(), subject.compiled()
+    state = engine.init(data, jax.random.key(3))
+    for _ in range(2):
+        before = jax.tree.map(np.asarray, (state.clients, state.trained))
+        state, outcome = engine.round(data, state, 3)
+        outside = np.setdiff1d(np.arange(4), np.asarray(outcome.cohort.clients))
+        assert outside.size == 1
+        after = jax.tree.map(np.asarray, (state.clients, state.trained))
+        chex.assert_trees_all_equal(rows(after, outside), rows(before, outside))
+
+
+def check_resumption(subject: Subject) -> None:
+    """A run that goes on from a saved state equals the uninterrupted one."""
+    engine = subject.compiled()
+    whole, half = play(engine, rounds=4), play(engine, rounds=2)
+    # A state that was saved and restored is its arrays and its key's data.
+    stored = jax.tree.map(np.asarray, half._replace(key=jax.random.key_data(half.key)))
+    restored = jax.tree.map(jnp.asarray, stored)
+    restored = restored._replace(key=jax.random.wrap_key_data(restored.key))
+    continued = play(engine, rounds=2, state=restored)
+    chex.assert_trees_all_equal(continued._replace(key=()), whole._replace(key=()))
+
+
+def check_seeds(subject: Subject) -> None:
+    """The same seed gives the same result, and another one does not."""
+    first, again, other = subject.reference, play(subject.compiled()), play(subject.compiled(), seed=1)
+    chex.assert_trees_all_equal(first._replace(key=()), again._replace(key=()))
+    differences = jax.tree.map(
+        lambda a, b: float(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max(initial=0)),
+        (first.server, first.clients),
+        (other.server, other.clients),
+    )
+    assert max(jax.tree.leaves(differences), default=0) > 1e-3, "another seed gives the same state"
+
+
+def check_vmap(subject: Subject) -> None:
+    """Whole runs under vmap over seeds and learning rates, with every real number an input of the program."""
+    data, settings = tiny_federation(), Settings(rounds=1)
+
+    def whole_run(seed, lr, others):
+        engine = simulate.build(subject.build(**others, lr=lr), settings)
+        state = engine.init(data, jax.random.key(seed))
+        state = jax.lax.fori_loop(0, 2, lambda _, state: engine.round(data, state, 3)[0], state)
+        return (state.server, state.clients), state.trained.loss
+
+    every = hyper_parameters(subject.factory) | subject.values
+    usual = every["lr"]
+    # As sweeps have it.
+    others = {name: value for name, value in every.items() if isinstance(value, float) and name != "lr"}
+    over = jax.jit(jax.vmap(whole_run, in_axes=(0, 0, None)))
+    states, losses = over(jnp.array([0, 1, 0]), jnp.array([usual, usual, usual / 5]), others)
+    for index in range(2):
+        alone = play(subject.compiled(), seed=index, rounds=2)
+        chex.assert_trees_all_close(rows(states, index), (alone.server, alone.clients), **TOLERANCE)
+        np.testing.assert_allclose(losses[index], alone.trained.loss, **TOLERANCE)
+    chex.assert_tree_all_finite(states)
+
+
+def check_learning(subject: Subject, accuracy: float = 0.85) -> None:
+    """Predictions are logits [B, K] of float32, and twenty rounds lead to more than this mean accuracy.
+
+    Args:
+      subject: the method.
+      accuracy: that the mean over clients must exceed, under both protocols. Always naming a client's largest class
+        gives about 0.7.
+    """
+    method, data, engine = subject.build(), tiny_federation(), subject.compiled()
+    last = play(engine, rounds=20)
+
+    def predict(server, client):
+        personal = method.personalize(jax.random.key(0), server, client, client_data(data, 1, "train"))
+        return method.predict(personal, client_data(data, 1, "test").x)
+
+    logits = jax.eval_shape(predict, last.server, rows(last.clients, 1))
+    assert (logits.shape, logits.dtype) == ((12, CLASSES), jnp.float32), f"predict gives {logits.dtype}{logits.shape}"
+    scores = engine.evaluate(data, last)
+    assert np.isfinite(scores.loss).all(), "the loss of a client's predictions is not finite"
+    found = {"received": float(scores.accuracy.mean()), "trained": float(last.trained.accuracy.mean())}
+    for protocol, mean in found.items():
+        assert mean > accuracy, f"after 20 rounds the mean accuracy ({protocol}) is {mean:.3f}, not above {accuracy}"
+
+
+CHECKS: dict[str, Callable[[Subject], None]] = {
+    "structure": check_structure,
+    "one_trace": check_one_trace,
+    "chunks_and_padding": check_chunks_and_padding,
+    "devices": check_devices,
+    "order_of_clients": check_order_of_clients,
+    "clients_outside": check_clients_outside,
+    "resumption": check_resumption,
+    "seeds": check_seeds,
+    "vmap": check_vmap,
+    "learning": check_learning,
+}
+"""All of them, by name."""
