@@ -28,8 +28,8 @@ methods are made of `pfl_jax.primitives`: `pfl_jax.primitives.local_sgd`, `pfl_j
 `pfl_jax.primitives.features`, `pfl_jax.primitives.aggregation`, `pfl_jax.primitives.feature_statistics`,
 `pfl_jax.primitives.simplex_qp`, `pfl_jax.primitives.fisher`, `pfl_jax.primitives.ensembles`,
 `pfl_jax.primitives.holdout` and `pfl_jax.primitives.tree`. `pfl_jax.testing` checks a method of your own from your own
-tests, and `pfl_jax.networks.from_flax` makes a `Model` of a Flax module of your own. Names are loaded when they are first used: importing this
-package alone imports nothing else.
+tests, and `pfl_jax.networks.from_flax` makes a `Model` of a Flax module of your own. Names are loaded when they are
+first used: importing this package alone imports nothing else.
 
 `docs/tutorial.ipynb` goes through all of it; read `pfl_jax.base` before you write a method.
 """

@@ -154,8 +154,8 @@ def headline(experiment: Experiment) -> str:
     return (
         f"{experiment.dataset.description}: {label(options.method)}({own}), {label(options.model)}, "
         f"{options.rounds} rounds, {options.num_clients} clients with {sizes} training examples, "
-        f"participation {options.participation:g}, {_division(options)}, on {_device(options)}, chunk {experiment.settings.chunk} "
-        f"({wasted_step_share(experiment):.1%} of the steps wasted)"
+        f"participation {options.participation:g}, {_division(options)}, on {_device(options)}, "
+        f"chunk {experiment.settings.chunk} ({wasted_step_share(experiment):.1%} of the steps wasted)"
     )
 
 

@@ -1,95 +1,21 @@
-"""The networks of the papers, as `Model(init, features, classify)` of pure functions.
+"""The networks of the papers and others by name, as `Model(init, features, classify)` of pure functions.
 
-The features are what the head sees: the activations of the last hidden layer. Convolution blocks pool before they
-add the bias and apply the activation: maxima commute with both (the activations are monotone), and a quarter of the
-elements are touched. Weights and biases start as PyTorch's layers start, since the papers ran PyTorch.
+ResNets are in `pfl_jax.networks.resnet`, networks for tokens in `pfl_jax.networks.text`; other Flax modules become models
+by `pfl_jax.networks.from_flax`. The features are what the head sees: the activations of the last hidden layer.
+Convolution blocks pool before they add the bias and apply the activation: maxima commute with both (the activations are
+monotone), and a quarter of the elements are touched.
 """
 
-import functools
-import math
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
-from pfl_jax.base import Model, PyTree
+from pfl_jax.base import Model
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks.convolution import conv2d
-from pfl_jax.networks.pooling import max_pool
-
-Activation = Callable[[jax.Array], jax.Array]
-"""An activation function, entry by entry."""
-
-leaky_relu: Activation = functools.partial(nn.leaky_relu, negative_slope=0.01)
-
-
-def torch_uniform(fan_in: int) -> nn.initializers.Initializer:
-    """PyTorch's default initialisation of weights and biases: uniform in (-1/sqrt(fan_in), 1/sqrt(fan_in))."""
-    bound = 1.0 / math.sqrt(fan_in)
-
-    def init(key, shape, dtype=jnp.float32, out_sharding=None):
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-    return init
-
-
-class Layer(nn.Module):
-    """Layer whose parameters each act on the input in one method, which interceptors can hook.
-
-    `flax.linen.intercept_methods` sees every call of `multiply`, `convolve` and `add_bias` with its input and its
-    parameter as arguments; `pfl_jax.primitives.fisher` takes per-example gradient norms there.
-    """
-
-    def multiply(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        """Product of x [B, d] and kernel [d, features]."""
-        return x @ kernel
-
-    def convolve(self, x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
-        """Convolution of x [B, H, W, Cin] with kernel [kh, kw, Cin, features]; padding as in `conv2d`."""
-        return conv2d(x, kernel, padding)
-
-    def add_bias(self, x: jax.Array, bias: jax.Array) -> jax.Array:
-        """Sum of x [B, ..., features] and bias [features]."""
-        return x + bias
-
-
-class Dense(Layer):
-    """Affine layer x W + b for inputs [B, d], PyTorch's default initialisation."""
-
-    features: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        init = torch_uniform(x.shape[-1])
-        kernel = self.param("kernel", init, (x.shape[-1], self.features))
-        bias = self.param("bias", init, (self.features,))
-        return self.add_bias(self.multiply(x, kernel), bias)
-
-
-class ConvBlock(Layer):
-    """Convolution, 2 x 2 max-pooling, bias, activation, for inputs [B, H, W, Cin].
-
-    Attributes:
-      features: output channels.
-      size: side of the square kernel.
-      padding: zeros added around the picture.
-      activation: a non-decreasing function, or pooling before it would change the result.
-    """
-
-    features: int
-    size: int
-    padding: int
-    activation: Activation
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        shape = (self.size, self.size, x.shape[-1], self.features)
-        init = torch_uniform(math.prod(shape[:3]))
-        kernel = self.param("kernel", init, shape)
-        bias = self.param("bias", init, (self.features,))
-        return self.activation(self.add_bias(max_pool(self.convolve(x, kernel, self.padding)), bias))
+from pfl_jax.networks.layers import Activation, ConvBlock, Dense, assemble, leaky_relu
+from pfl_jax.networks.resnet import resnet8, resnet18
+from pfl_jax.networks.text import text_gru, text_mean
 
 
 class Backbone(nn.Module):
@@ -130,28 +56,7 @@ def _check_size(input_shape: Sequence[int], blocks: Sequence[tuple[int, int, int
 
 
 def _model(backbone: Backbone, input_shape: Sequence[int], num_classes: int) -> Model:
-    if num_classes < 1:
-        raise InvalidInput(f"a classifier needs at least one class, not {num_classes}")
-    head = Dense(num_classes)
-    num_features = backbone.hidden[-1]
-
-    def init(key):
-        backbone_key, head_key = jax.random.split(key)
-        return {
-            "backbone": backbone.init(backbone_key, jnp.zeros((1, *input_shape)))["params"],
-            "head": head.init(head_key, jnp.zeros((1, num_features)))["params"],
-        }
-
-    def apply(module: nn.Module, params: PyTree, x: jax.Array) -> jax.Array:
-        return cast(jax.Array, module.apply({"params": params}, x))
-
-    return Model(
-        init=init,
-        features=functools.partial(apply, backbone),
-        classify=functools.partial(apply, head),
-        num_features=num_features,
-        num_classes=num_classes,
-    )
+    return assemble(backbone, backbone.hidden[-1], input_shape, num_classes)
 
 
 def fedpac_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
@@ -217,10 +122,36 @@ def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (6
     return _model(Backbone((), tuple(hidden), nn.relu), input_shape, num_classes)
 
 
+def lenet5(input_shape: Sequence[int], num_classes: int) -> Model:
+    """LeNet-5 as it is trained today: 6 and 16 filters (5x5) with max-pooling, 120 and 84 units, ReLU.
+
+    61,706 parameters for pictures of 28x28x1 and ten classes, which are padded to 32x32; 62,006 for 32x32x3.
+
+    Args:
+      input_shape: (height, width, channels) of the pictures.
+      num_classes: K.
+
+    Raises:
+      InvalidInput: if the pictures are too small.
+
+    Reference:
+      LeCun, Bottou, Bengio, Haffner. Gradient-Based Learning Applied to Document Recognition. Proceedings of the IEEE
+      1998, Section II.B; without its connection table, its trainable pooling and its Euclidean output units.
+    """
+    blocks = ((6, 5, 2 if len(input_shape) == 3 and min(input_shape[:2]) < 32 else 0), (16, 5, 0))
+    _check_size(input_shape, blocks, "lenet5")
+    return _model(Backbone(blocks, (120, 84), nn.relu), input_shape, num_classes)
+
+
 MODELS: dict[str, Callable[[Sequence[int], int], Model]] = {
     "fedpac_cnn": fedpac_cnn,
     "fedavg_cnn": fedavg_cnn,
     "mlp": mlp,
+    "lenet5": lenet5,
+    "resnet8": resnet8,
+    "resnet18": resnet18,
+    "text_mean": text_mean,
+    "text_gru": text_gru,
 }
 """name -> factory(input_shape, num_classes) -> Model"""
 

@@ -24,7 +24,7 @@ import optax
 from pfl_jax.base import ClientData, Loss, Model, Params, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.convolution import conv2d
-from pfl_jax.networks.models import Layer
+from pfl_jax.networks.layers import Layer
 from pfl_jax.primitives.local_sgd import LocalSGD, map_examples
 from pfl_jax.primitives.losses import cross_entropy, supervised_loss
 
@@ -73,7 +73,7 @@ def _norms_of_add_bias(x, gradient, bias):
     return jnp.sum(jnp.square(per_example), axis=-1)
 
 
-# By the name of the `models.Layer` method: (input, gradient at the output, parameter, ...) -> squared norms [B].
+# By the name of the `layers.Layer` method: (input, gradient at the output, parameter, ...) -> squared norms [B].
 _NORMS: dict[str, Callable[..., jax.Array]] = {
     "multiply": _norms_of_multiply,
     "convolve": _norms_of_convolve,
@@ -151,7 +151,7 @@ def fisher_trace(
         tr diag F = (1/n) sum_b || grad_w log p_w(y_b | x_b) ||^2
 
     with w all parameters of the model, backbone and head. The squared norms are taken in closed form where every
-    parameter belongs to a `pfl_jax.networks.models.Layer`, otherwise from one gradient per example.
+    parameter belongs to a `pfl_jax.networks.layers.Layer`, otherwise from one gradient per example.
 
     Args:
       model: any model.

@@ -1,0 +1,307 @@
+"""A `Model` from any Flax module: its head is one of its parts, its backbone all the rest."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from pfl_jax.base import Model, PyTree
+from pfl_jax.errors import InvalidInput
+
+_NO_STATISTICS = (
+    "running statistics of clients' batches are not supported yet: use GroupNorm, which keeps none, in place of "
+    "BatchNorm"
+)
+
+
+def from_flax(
+    module: nn.Module | Callable[[nnx.Rngs], nnx.Module],
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    head: str = "head",
+    input_dtype: Any = jnp.float32,
+) -> Model:
+    """Model from a Flax module, whose call maps inputs [B, ...] to logits [B, K].
+
+    The head is the part of the module that gives its logits, and what goes into it are the features. Everything else
+    belongs to the backbone.
+
+    Args:
+      module: a flax.linen module; or for flax.nnx a function rngs -> module, since each seed starts from parameters of
+        its own. Its call takes the inputs alone: set `train` or `deterministic` as attributes.
+      input_shape: shape of one input, without the batch.
+      num_classes: K.
+      head: name of the part, "Dense_2" or "classifier"; slashes lead into parts of parts: "decoder/out".
+      input_dtype: int32 for tokens.
+
+    Returns:
+      The model; its parameters keep the module's own names and structure.
+
+    Raises:
+      InvalidInput: the module has no such part, or one that is not its last step; it keeps variables besides its
+        parameters, such as BatchNorm's statistics; or it cannot be called.
+
+    Example:
+      >>> import flax.linen as nn
+      >>> import jax
+      >>> from pfl_jax import networks
+      >>> net = nn.Sequential([nn.Dense(16), nn.relu, nn.Dense(3)])
+      >>> model = networks.from_flax(net, (8,), num_classes=3, head="layers_2")
+      >>> jax.tree.map(lambda leaf: leaf.shape, jax.eval_shape(model.init, jax.random.key(0)))
+      {'backbone': {'layers_0': {'bias': (16,), 'kernel': (8, 16)}}, 'head': {'bias': (3,), 'kernel': (16, 3)}}
+    """
+    inputs = jax.ShapeDtypeStruct((2, *input_shape), input_dtype)
+    if isinstance(module, nn.Module):
+        model = _from_linen(module, inputs, num_classes, tuple(head.split("/")))
+    elif isinstance(module, nnx.Module):
+        raise InvalidInput(
+            "a flax.nnx module has its parameters already: give a function rngs -> module, so that each seed starts "
+            "from parameters of its own"
+        )
+    elif isinstance(module, type) or not callable(module):
+        kind = module.__name__ if isinstance(module, type) else type(module).__name__
+        raise InvalidInput(f"{kind} is neither a Model nor a flax.linen module nor a function rngs -> flax.nnx module")
+    else:
+        model = _from_nnx(module, inputs, num_classes, head.split("/"))
+    check_model(model, input_shape, num_classes, input_dtype=input_dtype)
+    return model
+
+
+def check_model(model: Model, input_shape: Sequence[int], num_classes: int, *, input_dtype: Any = jnp.float32) -> None:
+    """Raise InvalidInput unless a model fits inputs and classes; nothing is computed.
+
+    Args:
+      model: any model.
+      input_shape: shape of one input.
+      num_classes: K.
+      input_dtype: of the inputs.
+    """
+    inputs = jax.ShapeDtypeStruct((2, *input_shape), input_dtype)
+    try:
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        features = jax.eval_shape(model.features, params["backbone"], inputs)
+        logits = jax.eval_shape(model.classify, params["head"], features)
+    except InvalidInput:
+        raise
+    except Exception as error:
+        raise InvalidInput(f"the model cannot be applied to inputs {_words(inputs)}: {_said(error)}") from None
+    if set(params) != {"backbone", "head"}:
+        raise InvalidInput(f"the model's parameters are {sorted(params)}, not backbone and head")
+    if getattr(features, "shape", None) != (2, model.num_features):
+        found = _words(features) if hasattr(features, "shape") else type(features).__name__
+        raise InvalidInput(f"two inputs have features {found}, not [2, {model.num_features}]: flatten before the head")
+    if logits.shape != (2, num_classes) or model.num_classes != num_classes:
+        raise InvalidInput(f"two inputs have logits {_words(logits)}, not [2, {num_classes}] for {num_classes} classes")
+
+
+def _from_linen(module: nn.Module, inputs: jax.ShapeDtypeStruct, num_classes: int, path: tuple[str, ...]) -> Model:
+    found: list[tuple[nn.Module, Any, Any]] = []
+
+    def record(call, args, kwargs, context):
+        result = call(*args, **kwargs)
+        if context.module.path == path and context.method_name == "__call__":
+            if len(args) != 1 or kwargs:
+                raise InvalidInput(f"{'/'.join(path)} takes more than the features: a head has one input")
+            found.append((context.module.clone(parent=None, name=None), args[0], result))
+        return result
+
+    def first_call(key, x):
+        found.clear()
+        with nn.intercept_methods(record):
+            result, variables = module.init_with_output(key, x)
+        # Whether anything happens to the head's result is told by identity: both are tracers here.
+        last.append(bool(found) and result is found[-1][2])
+        return result, variables
+
+    last: list[bool] = []
+    try:
+        _, variables = jax.eval_shape(first_call, jax.random.key(0), inputs)
+    except InvalidInput:
+        raise
+    except Exception as error:
+        raise InvalidInput(f"the module cannot be called with inputs {_words(inputs)} alone: {_said(error)}") from None
+    _refuse_variables(set(variables) - {"params"}, "batch_stats" in variables)
+    params = variables.get("params", {})
+    _require_part(path, _linen_parts(params), there=_lookup(params, path) is not None)
+    _require_one_last_call("/".join(path), len(found), last[-1])
+    head_module, features, _ = found[0]
+    if not hasattr(features, "shape") or features.ndim != 2:
+        words = _words(features) if hasattr(features, "shape") else type(features).__name__
+        raise InvalidInput(f"the features of two inputs are {words}, not [2, d]: flatten before {'/'.join(path)}")
+
+    def init(key):
+        params = module.init(key, jnp.zeros((1, *inputs.shape[1:]), inputs.dtype))["params"]
+        return {"backbone": _without(params, path), "head": _lookup(params, path)}
+
+    def features_of(backbone, x):
+        seen = []
+
+        def stop(call, args, kwargs, context):
+            if context.module.path == path and context.method_name == "__call__":
+                seen.append(args[0])
+                return jnp.zeros((args[0].shape[0], num_classes), args[0].dtype)
+            return call(*args, **kwargs)
+
+        with nn.intercept_methods(stop):
+            module.apply({"params": backbone}, x)
+        return seen[0]
+
+    def classify(head, features):
+        return head_module.apply({"params": head}, features)
+
+    return Model(init, features_of, classify, features.shape[1], num_classes)
+
+
+class _Pass(nnx.Module):
+    """In the place of a head: the features as they are."""
+
+    def __init__(self, record: Callable[[jax.Array], None]):
+        self.record = record
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.record(x)
+        return x
+
+
+def _from_nnx(
+    make: Callable[[nnx.Rngs], nnx.Module], inputs: jax.ShapeDtypeStruct, num_classes: int, path: Sequence[str]
+) -> Model:
+    seen: list[jax.Array] = []
+
+    def record(x: jax.Array) -> None:
+        # One call at most is kept: the last one's arrays belong to a trace that is over.
+        seen.append(x)
+        del seen[:-2]
+
+    def split(rngs: nnx.Rngs) -> tuple[nnx.Module, nnx.Module]:
+        """Module without its head, and the head."""
+        module = make(rngs)
+        if not isinstance(module, nnx.Module):
+            kind = type(module).__name__
+            raise InvalidInput(f"the function of rngs gives a {kind}, not a flax.nnx module")
+        owner: Any = module
+        for part in path[:-1]:
+            owner = _part(owner, part)
+        head = _part(owner, path[-1]) if owner is not None else None
+        _require_part(path, _nnx_parts(module), there=isinstance(head, nnx.Module))
+        if isinstance(owner, list | nnx.List):
+            owner[int(path[-1])] = _Pass(record)
+        else:
+            setattr(owner, path[-1], _Pass(record))
+        return module, head
+
+    try:
+        backbone, head = nnx.eval_shape(lambda: split(nnx.Rngs(0)))
+    except InvalidInput:
+        raise
+    except Exception as error:
+        raise InvalidInput(f"the function of rngs fails: {_said(error)}") from None
+    kinds = {type(leaf) for of in (backbone, head) for _, leaf in nnx.to_flat_state(nnx.state(of))}
+    others = {kind.__name__ for kind in kinds if not issubclass(kind, nnx.Param)}
+    _refuse_variables(others, any(issubclass(kind, nnx.BatchStat) for kind in kinds))
+    graphs = nnx.split(backbone), nnx.split(head)
+
+    def apply(which: int, params: PyTree, x: jax.Array) -> Any:
+        graph, state = graphs[which]
+        nnx.replace_by_pure_dict(state := jax.tree.map(lambda leaf: leaf, state), params)
+        module: Any = nnx.merge(graph, state)
+        return module(x)
+
+    def init(key):
+        parts = split(nnx.Rngs(key))
+        return dict(zip(("backbone", "head"), (nnx.to_pure_dict(nnx.state(part)) for part in parts), strict=True))
+
+    def features(params, x):
+        return apply(0, params, x)
+
+    def probe(params, x):
+        seen.clear()
+        result = features(params, x)
+        calls.append((len(seen), bool(seen) and seen[-1] is result))
+        return result
+
+    calls: list[tuple[int, bool]] = []
+    try:
+        params = jax.eval_shape(init, jax.random.key(0))
+        shape = jax.eval_shape(probe, params["backbone"], inputs)
+    except Exception as error:
+        raise InvalidInput(f"the module cannot be called with inputs {_words(inputs)} alone: {_said(error)}") from None
+    _require_one_last_call("/".join(path), *calls[-1])
+    if len(getattr(shape, "shape", ())) != 2:
+        raise InvalidInput(f"the features of two inputs are {_words(shape)}, not [2, d]: flatten before the head")
+    return Model(init, features, lambda head, x: apply(1, head, x), shape.shape[1], num_classes)
+
+
+def _part(owner: Any, name: str) -> Any:
+    """Part of an nnx module, an attribute or a place in a list; None without one."""
+    if isinstance(owner, list | tuple | nnx.List) and name.isdecimal() and int(name) < len(owner):
+        return owner[int(name)]
+    return getattr(owner, name, None)
+
+
+def _refuse_variables(collections: Iterable[str], has_statistics: bool) -> None:
+    """Raise InvalidInput for a module with other variables than parameters."""
+    if has_statistics:
+        raise InvalidInput(f"the module has BatchNorm: {_NO_STATISTICS}")
+    if others := sorted(collections):
+        raise InvalidInput(
+            f"the module keeps variables besides its parameters ({', '.join(others)}), which a Model cannot"
+        )
+
+
+def _require_part(path: Sequence[str], parts: Sequence[str], *, there: bool) -> None:
+    if not there:
+        raise InvalidInput(
+            f"the module has no part {'/'.join(path)} with parameters: name its head with head=, one of "
+            f"{', '.join(parts) or 'none'}"
+        )
+
+
+def _require_one_last_call(name: str, calls: int, last: bool) -> None:
+    if calls != 1:
+        raise InvalidInput(f"{name} is called {calls} times: a head is called once, on the features")
+    if not last:
+        raise InvalidInput(f"the module does more after {name}: a head gives the logits, and is the last step")
+
+
+def _linen_parts(params: Any, prefix: str = "") -> list[str]:
+    """Paths of all parts that have parameters."""
+    found = []
+    for name, inner in params.items():
+        if hasattr(inner, "items"):
+            found += [prefix + name, *_linen_parts(inner, f"{prefix}{name}/")]
+    return found
+
+
+def _nnx_parts(module: nnx.Module) -> list[str]:
+    """Paths of all parts of a module."""
+    return ["/".join(map(str, path)) for path, part in nnx.iter_modules(module) if path]
+
+
+def _lookup(params: Any, path: Sequence[str]) -> Any:
+    """Parameters of a part; None where there is none."""
+    for part in path:
+        params = params.get(part) if hasattr(params, "get") else None
+    return params
+
+
+def _without(params: Any, path: Sequence[str]) -> dict[str, Any]:
+    """Parameters without those of a part, nor folders that are empty without it."""
+    first, *rest = path
+    kept = {name: inner for name, inner in params.items() if name != first}
+    inner = _without(params[first], rest) if rest else {}
+    return kept | ({first: inner} if inner else {})
+
+
+def _words(array: Any) -> str:
+    """Type and shape: "float32 [2, 8]"."""
+    return f"{array.dtype} [{', '.join(map(str, array.shape))}]"
+
+
+def _said(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text if len(text) <= 200 else text[:197] + '...'}"

@@ -1,0 +1,125 @@
+"""Layers with PyTorch's initialisation, since the papers ran PyTorch; and a `Model` from a backbone."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.base import Model, PyTree
+from pfl_jax.errors import InvalidInput
+from pfl_jax.networks.convolution import conv2d
+from pfl_jax.networks.pooling import max_pool
+
+Activation = Callable[[jax.Array], jax.Array]
+"""An activation function, entry by entry."""
+
+leaky_relu: Activation = functools.partial(nn.leaky_relu, negative_slope=0.01)
+
+
+def torch_uniform(fan_in: int) -> nn.initializers.Initializer:
+    """PyTorch's default initialisation of weights and biases: uniform in (-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    bound = 1.0 / math.sqrt(fan_in)
+
+    def init(key, shape, dtype=jnp.float32, out_sharding=None):
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init
+
+
+class Layer(nn.Module):
+    """Layer whose parameters each act on the input in one method, which interceptors can hook.
+
+    `flax.linen.intercept_methods` sees every call of `multiply`, `convolve` and `add_bias` with its input and its
+    parameter as arguments; `pfl_jax.primitives.fisher` takes per-example gradient norms there.
+    """
+
+    def multiply(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        """Product of x [B, d] and kernel [d, features]."""
+        return x @ kernel
+
+    def convolve(self, x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
+        """Convolution of x [B, H, W, Cin] with kernel [kh, kw, Cin, features]; padding as in `conv2d`."""
+        return conv2d(x, kernel, padding)
+
+    def add_bias(self, x: jax.Array, bias: jax.Array) -> jax.Array:
+        """Sum of x [B, ..., features] and bias [features]."""
+        return x + bias
+
+
+class Dense(Layer):
+    """Affine layer x W + b for inputs [B, d], PyTorch's default initialisation."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        init = torch_uniform(x.shape[-1])
+        kernel = self.param("kernel", init, (x.shape[-1], self.features))
+        bias = self.param("bias", init, (self.features,))
+        return self.add_bias(self.multiply(x, kernel), bias)
+
+
+class ConvBlock(Layer):
+    """Convolution, 2 x 2 max-pooling, bias, activation, for inputs [B, H, W, Cin].
+
+    Attributes:
+      features: output channels.
+      size: side of the square kernel.
+      padding: zeros added around the picture.
+      activation: a non-decreasing function, or pooling before it would change the result.
+    """
+
+    features: int
+    size: int
+    padding: int
+    activation: Activation
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        shape = (self.size, self.size, x.shape[-1], self.features)
+        init = torch_uniform(math.prod(shape[:3]))
+        kernel = self.param("kernel", init, shape)
+        bias = self.param("bias", init, (self.features,))
+        return self.activation(self.add_bias(max_pool(self.convolve(x, kernel, self.padding)), bias))
+
+
+def assemble(
+    backbone: nn.Module, num_features: int, input_shape: Sequence[int], num_classes: int, input_dtype: Any = jnp.float32
+) -> Model:
+    """Model of a backbone under a dense head.
+
+    Args:
+      backbone: module inputs [B, ...] -> features [B, d], with no variables besides its parameters.
+      num_features: d.
+      input_shape: shape of one input.
+      num_classes: K.
+      input_dtype: int32 for tokens.
+
+    Raises:
+      InvalidInput: there are no classes.
+    """
+    if num_classes < 1:
+        raise InvalidInput(f"a classifier needs at least one class, not {num_classes}")
+    head = Dense(num_classes)
+
+    def init(key):
+        backbone_key, head_key = jax.random.split(key)
+        return {
+            "backbone": backbone.init(backbone_key, jnp.zeros((1, *input_shape), input_dtype))["params"],
+            "head": head.init(head_key, jnp.zeros((1, num_features)))["params"],
+        }
+
+    def apply(module: nn.Module, params: PyTree, x: jax.Array) -> jax.Array:
+        return cast(jax.Array, module.apply({"params": params}, x))
+
+    return Model(
+        init=init,
+        features=functools.partial(apply, backbone),
+        classify=functools.partial(apply, head),
+        num_features=num_features,
+        num_classes=num_classes,
+    )

@@ -1,0 +1,152 @@
+"""Residual networks for small pictures, with group normalisation, which keeps no statistics of a client's batches."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.base import Model
+from pfl_jax.errors import InvalidInput
+from pfl_jax.networks.convolution import conv2d
+from pfl_jax.networks.layers import assemble
+
+_he = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+
+def halving_conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Convolution of stride two with a 3x3 kernel, the picture padded by one.
+
+    It is a convolution of stride one: of the picture with each 2x2 square of pixels as one pixel, by a 2x2 kernel,
+    which is the 3x3 one with a row and a column of zeros. So it has `conv2d`'s speed with one kernel for each client.
+
+    Args:
+      x: pictures [B, H, W, Cin].
+      kernel: [3, 3, Cin, Cout].
+
+    Returns:
+      [B, ceil(H / 2), ceil(W / 2), Cout].
+    """
+    batch, height, width, channels = x.shape
+    x = jnp.pad(x, ((0, 0), (1, 1 + height % 2), (1, 1 + width % 2), (0, 0)))
+    rows, columns = x.shape[1] // 2, x.shape[2] // 2
+    x = x.reshape(batch, rows, 2, columns, 2, channels).transpose(0, 1, 3, 2, 4, 5)
+    kernel = jnp.pad(kernel, ((0, 1), (0, 1), (0, 0), (0, 0))).reshape(2, 2, 2, 2, channels, -1)
+    kernel = kernel.transpose(0, 2, 1, 3, 4, 5).reshape(2, 2, 4 * channels, -1)
+    return conv2d(x.reshape(batch, rows, columns, 4 * channels), kernel)
+
+
+class Conv(nn.Module):
+    """Convolution without a bias, 3x3 padded by one or 1x1, for inputs [B, H, W, Cin]; He's initialisation (fan out).
+
+    Attributes:
+      features: output channels.
+      size: side of the kernel, 3 or 1.
+      halve: stride two in place of one.
+    """
+
+    features: int
+    size: int = 3
+    halve: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.param("kernel", _he, (self.size, self.size, x.shape[-1], self.features))
+        if self.size == 1:
+            return conv2d(x[:, ::2, ::2] if self.halve else x, kernel)
+        return halving_conv(x, kernel) if self.halve else conv2d(x, kernel, 1)
+
+
+class Block(nn.Module):
+    """Two convolutions with group normalisation, added to their input; a 1x1 convolution of it where shapes differ.
+
+    Attributes:
+      features: output channels.
+      groups: of each normalisation.
+      halve: whether the first convolution has stride two.
+    """
+
+    features: int
+    groups: int
+    halve: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = nn.GroupNorm(self.groups, name="norm1")(Conv(self.features, halve=self.halve, name="conv1")(x))
+        y = nn.GroupNorm(self.groups, name="norm2")(Conv(self.features, name="conv2")(nn.relu(y)))
+        if self.halve or x.shape[-1] != self.features:
+            x = Conv(self.features, 1, self.halve, name="shortcut")(x)
+            x = nn.GroupNorm(self.groups, name="shortcut_norm")(x)
+        return nn.relu(x + y)
+
+
+class ResNet(nn.Module):
+    """Convolution, stages of blocks, mean over all pixels, for inputs [B, H, W, C] -> features [B, widths[-1]].
+
+    Attributes:
+      widths: channels of each stage; all but the first begin with stride two.
+      blocks: of each stage.
+      groups: of each normalisation.
+    """
+
+    widths: Sequence[int]
+    blocks: int
+    groups: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nn.relu(nn.GroupNorm(self.groups, name="norm")(Conv(self.widths[0], name="conv")(x)))
+        for stage, width in enumerate(self.widths):
+            for block in range(self.blocks):
+                halve = stage > 0 and block == 0
+                x = Block(width, self.groups, halve, name=f"stage{stage + 1}_block{block + 1}")(x)
+        return jnp.mean(x, axis=(1, 2))
+
+
+def _resnet(widths: Sequence[int], blocks: int, groups: int, input_shape: Sequence[int], num_classes: int) -> Model:
+    if len(input_shape) != 3:
+        raise InvalidInput(f"a resnet needs pictures (height, width, channels), not shape {tuple(input_shape)}")
+    if groups < 1 or any(width % groups for width in widths):
+        raise InvalidInput(f"{groups} groups do not divide the channels {', '.join(map(str, widths))} of the resnet")
+    return assemble(ResNet(tuple(widths), blocks, groups), widths[-1], input_shape, num_classes)
+
+
+def resnet8(input_shape: Sequence[int], num_classes: int, groups: int = 8) -> Model:
+    """ResNet-8 for pictures of CIFAR's size: three stages of one block, of 16, 32 and 64 channels.
+
+    78,042 parameters for 32x32x3 and ten classes.
+
+    Args:
+      input_shape: (height, width, channels) of the pictures.
+      num_classes: K.
+      groups: of each group normalisation.
+
+    Raises:
+      InvalidInput: the inputs are no pictures, or the groups do not divide the channels.
+
+    Reference:
+      He, Zhang, Ren, Sun. Deep Residual Learning for Image Recognition. CVPR 2016, Section 4.2 with n = 1; shortcuts
+      that change shapes are 1x1 convolutions, and group normalisation (Wu, He. ECCV 2018) takes the place of batch
+      normalisation, whose running statistics clients would not share.
+    """
+    return _resnet((16, 32, 64), 1, groups, input_shape, num_classes)
+
+
+def resnet18(input_shape: Sequence[int], num_classes: int, groups: int = 8) -> Model:
+    """ResNet-18 for pictures of CIFAR's size: the first convolution is 3x3 of stride one, nothing is pooled before.
+
+    Four stages of two blocks, of 64, 128, 256 and 512 channels. 11,173,962 parameters for 32x32x3 and ten classes.
+
+    Args:
+      input_shape: (height, width, channels) of the pictures.
+      num_classes: K.
+      groups: of each group normalisation.
+
+    Raises:
+      InvalidInput: the inputs are no pictures, or the groups do not divide the channels.
+
+    Reference:
+      He, Zhang, Ren, Sun. Deep Residual Learning for Image Recognition. CVPR 2016, Table 1, with the changes that
+      `resnet8` names.
+    """
+    return _resnet((64, 128, 256, 512), 2, groups, input_shape, num_classes)
