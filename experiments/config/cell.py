@@ -38,7 +38,9 @@ class Cell:
             raise InvalidInput("--distributed is for single runs: a command of many runs has one process")
         given = {"seed"} if folder is None else {"seed", "out"}
         out = None if folder is None else str(folder)
-        options = dataclasses.replace(parsed.options, seed=self.seed, out=out)
+        # Many runs would fill the disk.
+        keep = parsed.options.keep_state if "keep_state" in parsed.given else "never"
+        options = dataclasses.replace(parsed.options, seed=self.seed, out=out, keep_state=keep)
         options.check()
         return dataclasses.replace(parsed, options=options, given=parsed.given | given)
 

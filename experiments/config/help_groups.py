@@ -45,7 +45,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "evaluation": ("When and how accuracy is measured.", ("eval_every", "eval_protocol", "target_accuracy")),
     "result": (
         "What is written, and how an interrupted run goes on.",
-        ("out", "checkpoint_every", "keep_checkpoints", "resume", "plot", "tensorboard", "wandb"),
+        ("out", "keep_state", "checkpoint_every", "keep_checkpoints", "resume", "plot", "tensorboard", "wandb"),
     ),
     "device": (
         "Where and how the computation runs; the results do not depend on it, up to rounding.",

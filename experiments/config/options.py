@@ -143,6 +143,9 @@ class Options:
     """How many of the newest checkpoints stay."""
     resume: str | None = None
     """Folder of an interrupted run, which goes on from its newest checkpoint; no other option is needed."""
+    keep_state: Literal["auto", "always", "never"] = "auto"
+    """Keep the state of server and clients at the end, as state.msgpack in the run's folder, for experiments.export and
+    load_run; auto keeps up to 256 MiB, and none where a command makes many runs."""
     tensorboard: bool = False
     """Write the evaluations for TensorBoard too, into tensorboard/ in the run's folder."""
     wandb: bool = False

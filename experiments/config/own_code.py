@@ -15,9 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+import jax.numpy as jnp
+
 from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
+from pfl_jax.networks.flax_modules import check_model, from_flax
 from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives.local_sgd import LocalSGD
 
@@ -162,7 +165,7 @@ def _is_option_kind(part: Any) -> bool:
     return get_origin(part) is Literal or part in (int, float, str, types.NoneType)
 
 
-def make_model(name: str, input_shape: Sequence[int], num_classes: int) -> Model:
+def make_model(name: str, input_shape: Sequence[int], num_classes: int, input_dtype: Any = jnp.float32) -> Model:
     """Model of these names, built in or the user's own.
 
     Args:
@@ -170,14 +173,13 @@ def make_model(name: str, input_shape: Sequence[int], num_classes: int) -> Model
         or a function rngs -> flax.nnx module.
       input_shape: shape of one input.
       num_classes: K.
+      input_dtype: of the inputs.
 
     Raises:
       InvalidInput: the file cannot be used, its function raises or returns something else, or the model refuses.
     """
     if not is_own(name):
         return MODELS[name](input_shape, num_classes)
-    from pfl_jax.networks.flax_modules import check_model, from_flax
-
     make = function("model", name)
     try:
         made = make(tuple(input_shape), num_classes)
@@ -185,8 +187,8 @@ def make_model(name: str, input_shape: Sequence[int], num_classes: int) -> Model
         raise InvalidInput(f"--model {name} fails for inputs of shape {tuple(input_shape)}: {said(error)}") from None
     try:
         if not isinstance(made, Model):
-            made = from_flax(made, input_shape, num_classes)
-        check_model(made, input_shape, num_classes)
+            return from_flax(made, input_shape, num_classes, input_dtype=input_dtype)
+        check_model(made, input_shape, num_classes, input_dtype=input_dtype)
     except InvalidInput as error:
         raise InvalidInput(f"--model {name}: {error}") from None
     return made

@@ -38,7 +38,7 @@ from pfl_jax.methods import METHODS
 
 RESULT_NEUTRAL = {
     *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"),
-    *("checkpoint_every", "keep_checkpoints", "resume", "mesh", "tensorboard", "wandb", "plot"),
+    *("checkpoint_every", "keep_checkpoints", "resume", "mesh", "tensorboard", "wandb", "plot", "keep_state"),
     *PROCESSES,
 }
 """Options that two runs with the same results may differ in; of the source only what it led to is compared."""

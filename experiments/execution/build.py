@@ -167,7 +167,10 @@ def model_of(options: Options, dataset: Dataset) -> Model:
     Raises:
       InvalidInput: it refuses the dataset, or is of a file that cannot be used.
     """
-    return make_model(options.model, dataset.input_shape, dataset.num_classes)
+    # Whole numbers that nothing normalises, such as tokens, stay that.
+    kind = dataset.train_x.dtype if dataset.mean is None else np.float32
+    whole = np.issubdtype(kind, np.integer)
+    return make_model(options.model, dataset.input_shape, dataset.num_classes, np.int32 if whole else np.float32)
 
 
 def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:

@@ -19,13 +19,15 @@ from experiments.config.options import Options, flag
 from experiments.config.request import Request, by_content, filled, relevant_options
 from experiments.execution import trackers
 from experiments.results.load import read_config, read_metrics, read_summary
-from experiments.results.run_folder import CONFIG, METRICS, SUMMARY
+from experiments.results.run_folder import CONFIG, METRICS, STATE, SUMMARY
 from experiments.runtime.locks import lock_run
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
 if TYPE_CHECKING:
     from experiments.execution.run import Observe
+
+_HALF_WRITTEN = tuple(f".{name}." for name in (CONFIG, STATE, SUMMARY))
 
 State = Literal["absent", "unfinished", "finished"]
 
@@ -167,7 +169,7 @@ def remove_unfinished(folder: Path) -> None:
             Checkpoints(folder / FOLDER).clear()
             trackers.clear(folder)
             for path in folder.iterdir():
-                if path.name in (CONFIG, METRICS) or path.name.startswith((f".{CONFIG}.", f".{SUMMARY}.")):
+                if path.name in (CONFIG, METRICS, STATE) or path.name.startswith(_HALF_WRITTEN):
                     path.unlink()
     except OSError as error:
         raise InvalidInput(f"cannot clear {folder}: {error.strerror or error}") from None

@@ -1,7 +1,8 @@
 """The parts of an experiment."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from experiments.config.request import Request
@@ -39,3 +40,8 @@ class Experiment(NamedTuple):
     def newcomer_counts(self) -> np.ndarray | None:
         """Numbers of test examples [N'] of the clients that never participate."""
         return None if self.newcomers is None else np.asarray(self.newcomers.test_count)
+
+    def state_shapes(self) -> Any:
+        """Shapes and types of the state's leaves."""
+        engine = simulate.build(self.method, self.settings)
+        return jax.eval_shape(engine.init, self.data, jax.random.key(0))

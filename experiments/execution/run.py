@@ -26,6 +26,7 @@ from experiments.execution.records import (
     wasted_step_share,
 )
 from experiments.execution.resume import History, check_data, refuse_finished
+from experiments.execution.take_home import keep_state
 from experiments.execution.trackers import check, open_trackers
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, Newcomers, RunFolder
 from experiments.runtime.compilation_cache import repair_cache
@@ -152,7 +153,7 @@ def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
         with processes.together():
             if options.resume:
                 check_data(folder.path, experiment.dataset.description)
-                like, log, same = _shapes(experiment), folder.path / METRICS, identity(experiment)
+                like, log, same = experiment.state_shapes(), folder.path / METRICS, identity(experiment)
                 work.history = History.restore(
                     *(work.checkpoints, like, log, same, notify),
                     test_counts=experiment.test_counts,
@@ -173,10 +174,11 @@ def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
                 if processes.reports:
                     trackers = open_trackers(folder, options, configuration(experiment), history.evaluations)
                     track = stack.enter_context(trackers)
-            _rounds(work, experiment, track, console, began, observe, stop)
+            last = _rounds(work, experiment, track, console, began, observe, stop)
             stack.close()
             # Nothing is stopped between the last round and the summary, which makes the run a finished one.
             wasted = math.fsum(history.wasted) / len(history.wasted)
+            _keep_state(work, experiment, last, notify)
             with processes.together():
                 if processes.reports:
                     folder.write(SUMMARY, summary(experiment, history.evaluations, wasted) | work.named)
@@ -218,12 +220,6 @@ def _folder(request: Request, processes: Processes, name: str) -> RunFolder:
     return folder or RunFolder.reopen(path)
 
 
-def _shapes(experiment: Experiment) -> Any:
-    """Shapes and types of the state's leaves."""
-    engine = simulate.build(experiment.method, experiment.settings)
-    return jax.eval_shape(engine.init, experiment.data, jax.random.key(0))
-
-
 def _rounds(
     work: _Work,
     experiment: Experiment,
@@ -232,16 +228,16 @@ def _rounds(
     began: float,
     observe: Observe | None,
     stop: Stop,
-) -> None:
-    """Run the remaining rounds; log each evaluation and add it to the history."""
+) -> State | None:
+    """Run the remaining rounds; log each evaluation and add it to the history; return the last state."""
     request, options, history = experiment.request, experiment.request.options, work.history
     folder, processes = work.folder, work.processes
     epochs = request.hyper_parameters.get("epochs", 1)
     if history.evaluations and _reached(options, history.evaluations[-1]):
         # All that was missing was the summary.
-        return
+        return history.state
     sent, results = traffic(experiment.method, experiment.data), _results(work, experiment)
-    before, every = history.elapsed, options.checkpoint_every
+    before, every, last = history.elapsed, options.checkpoint_every, history.state
     with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
         for result in results:
             history.add(result.examples * epochs, result.seconds, before + time.perf_counter() - began)
@@ -262,7 +258,7 @@ def _rounds(
                 observe(experiment, result)
             accuracy = history.evaluations[-1].summary(options.eval_protocol).mean if history.evaluations else None
             progress.update(result.round, result.seconds, accuracy, result.examples * epochs / result.seconds)
-            is_last = reached or result.round == options.rounds
+            is_last, last = reached or result.round == options.rounds, result.state
             due = every is not None and (result.round % every == 0 or is_last)
             # A signal reaches one process or all, before or after the end of a round.
             stopping = processes.agree(stop.asked) and not is_last
@@ -272,6 +268,17 @@ def _rounds(
                 raise KeyboardInterrupt
             if is_last:
                 break
+    return last
+
+
+def _keep_state(work: _Work, experiment: Experiment, state: State | None, notify: Callable[[str], None]) -> None:
+    """Write the final state, if it is asked for; another procedure has none that a method could go on from."""
+    if state is None or work.procedure is not None or experiment.request.options.keep_state == "never":
+        return
+    whole = host_state.whole(state, experiment.data)
+    with work.processes.together():
+        if whole is not None:
+            keep_state(work.folder.path, experiment.request.options, whole, notify)
 
 
 def _results(work: _Work, experiment: Experiment) -> Iterator[simulate.RoundResult]:

@@ -14,7 +14,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +74,7 @@ class Checkpoints:
         # Importing takes seconds: only runs that write or read checkpoints wait for it.
         import orbax.checkpoint as ocp
 
-        leaves = _leaves(state)
+        leaves = state_leaves(state)
         stored = {f"state-{index:04d}": np.asarray(leaf) for index, (_, leaf) in enumerate(leaves)}
         stored |= {f"further-{name}": np.asarray(value) for name, value in arrays.items()}
         content = {
@@ -172,20 +172,8 @@ class Checkpoints:
 
     def _build(self, number: int, stored: dict[str, np.ndarray], content: dict[str, Any], like: State) -> Checkpoint:
         names = sorted(name for name in stored if name.startswith("state-"))
-        found = [(*_kind(stored[name]), leaf) for name, leaf in zip(names, content.get("leaves", names), strict=True)]
-        wanted = [(*_kind(leaf), name) for name, leaf in _leaves(jax.eval_shape(lambda state: _plain(state), like))]
-        for one, other in itertools.zip_longest(found, wanted):
-            if one is None or other is None or one[:2] != other[:2]:
-                raise InvalidInput(
-                    f"the checkpoint of round {number} in {self.folder} is of another run: "
-                    f"it has {_words(one)} where this run has {_words(other)}"
-                )
-        plain = jax.tree.unflatten(jax.tree.structure(_plain_structure(like)), [stored[name] for name in names])
-        state = plain._replace(
-            server=jax.tree.map(jnp.asarray, plain.server),
-            key=jax.random.wrap_key_data(jnp.asarray(plain.key)),
-            round=jnp.asarray(plain.round),
-        )
+        leaves = list(zip(content.get("leaves", names), (stored[name] for name in names), strict=True))
+        state = state_from_leaves(leaves, like, f"the checkpoint of round {number} in {self.folder}")
         arrays = {name.removeprefix("further-"): leaf for name, leaf in stored.items() if name.startswith("further-")}
         return Checkpoint(state, arrays, content["record"])
 
@@ -266,7 +254,35 @@ def _plain_structure(state: State) -> State:
     return state._replace(key=0)
 
 
-def _leaves(state: State) -> list[tuple[str, Any]]:
-    """Leaves by path, of a state with a key or of one from `_plain`."""
+def state_leaves(state: State) -> list[tuple[str, Any]]:
+    """Leaves of a state by path, the key's data in place of the key.
+
+    Args:
+      state: of one run or of several, or its shapes.
+    """
     plain = state if not jnp.issubdtype(state.key.dtype, jax.dtypes.prng_key) else _plain(state)
     return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(plain)]
+
+
+def state_from_leaves(leaves: Sequence[tuple[str, np.ndarray]], like: State, what: str) -> State:
+    """State from the leaves of `state_leaves`, the clients' part as NumPy arrays.
+
+    Args:
+      leaves: path and array of each.
+      like: a state of the same run, or its shapes.
+      what: where they are from, for errors.
+
+    Raises:
+      InvalidInput: they are of another run's state.
+    """
+    found = [(*_kind(leaf), name) for name, leaf in leaves]
+    wanted = [(*_kind(leaf), name) for name, leaf in state_leaves(jax.eval_shape(lambda state: _plain(state), like))]
+    for one, other in itertools.zip_longest(found, wanted):
+        if one is None or other is None or one[:2] != other[:2]:
+            raise InvalidInput(f"{what} is of another run: it has {_words(one)} where this run has {_words(other)}")
+    plain = jax.tree.unflatten(jax.tree.structure(_plain_structure(like)), [leaf for _, leaf in leaves])
+    return plain._replace(
+        server=jax.tree.map(jnp.asarray, plain.server),
+        key=jax.random.wrap_key_data(jnp.asarray(plain.key)),
+        round=jnp.asarray(plain.round),
+    )

@@ -1,7 +1,7 @@
 """The networks of the papers and others by name, as `Model(init, features, classify)` of pure functions.
 
-ResNets are in `pfl_jax.networks.resnet`, networks for tokens in `pfl_jax.networks.text`; other Flax modules become models
-by `pfl_jax.networks.from_flax`. The features are what the head sees: the activations of the last hidden layer.
+ResNets are in `pfl_jax.networks.resnet`, networks for tokens in `pfl_jax.networks.text`; other Flax modules become
+models by `pfl_jax.networks.from_flax`. The features are what the head sees: the activations of the last hidden layer.
 Convolution blocks pool before they add the bias and apply the activation: maxima commute with both (the activations are
 monotone), and a quarter of the elements are touched.
 """

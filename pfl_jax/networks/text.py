@@ -17,7 +17,7 @@ VOCABULARY = 10_000
 def _embed(x: jax.Array, vocabulary: int, width: int) -> tuple[jax.Array, jax.Array]:
     """Embeddings [B, T, width] of tokens, and which of them are words; inside a compact module."""
     # Federations of floats give tokens as floats.
-    tokens = x.astype(jnp.int32)
+    tokens = jnp.maximum(x.astype(jnp.int32), 0)
     # Tokens beyond the vocabulary share its rows, but never that of the padding.
     tokens = jnp.where(tokens < vocabulary, tokens, 1 + (tokens - 1) % (vocabulary - 1))
     return nn.Embed(vocabulary, width, name="embedding")(tokens), tokens > 0
@@ -74,9 +74,7 @@ def _check(input_shape: Sequence[int], vocabulary: int, width: int) -> None:
     if len(input_shape) != 1:
         raise InvalidInput(f"a text classifier needs tokens of shape (length,), not {tuple(input_shape)}")
     if vocabulary < 2 or width < 1:
-        raise InvalidInput(
-            f"a vocabulary of at least 2 and a width of at least 1 are needed, not {vocabulary}, {width}"
-        )
+        raise InvalidInput(f"vocabulary must be at least 2 and width at least 1, not {vocabulary} and {width}")
 
 
 def text_mean(input_shape: Sequence[int], num_classes: int, vocabulary: int = VOCABULARY, width: int = 64) -> Model:
@@ -100,7 +98,7 @@ def text_mean(input_shape: Sequence[int], num_classes: int, vocabulary: int = VO
 def text_gru(input_shape: Sequence[int], num_classes: int, vocabulary: int = VOCABULARY, width: int = 64) -> Model:
     """Gated recurrent unit over the words' embeddings; its last state are the features.
 
-    664,834 parameters for two classes.
+    664,962 parameters for two classes.
 
     Args:
       input_shape: (length,) of a sequence of tokens, 0 where it is padded.

@@ -329,10 +329,9 @@ def experiment_of(run: Path):
 
     from experiments.config.request import parse
     from experiments.execution import build
-    from experiments.execution.run import _shapes
 
     experiment = build.build_experiment(parse("digits", [*RUN.split(), "--out", str(run)]), Console(file=io.StringIO()))
-    shapes = _shapes(experiment)
+    shapes = experiment.state_shapes()
     plain = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes._replace(key=()))
     return experiment, plain._replace(key=jax.random.key(0), round=np.int32(1))
 

@@ -1,0 +1,82 @@
+"""The model of one client of a finished run as a file: safetensors or Flax's MessagePack.
+
+    python -m experiments.export runs/digits-fedper-seed0-001 --client 3 --to model.safetensors
+
+In a notebook, `from experiments.export import load_run, load_runs` gives a run back, and a table of many.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from experiments.commands.parser import parse
+from experiments.config.exit_codes import exit_code
+from experiments.execution.take_home import LoadedRun, load_run
+from experiments.results.model_files import ENDINGS, save
+from experiments.results.runs import load_runs
+from pfl_jax.errors import InvalidInput
+
+__all__ = ["LoadedRun", "load_run", "load_runs", "main"]
+
+
+@dataclass(frozen=True)
+class Words:
+    """Command line."""
+
+    run: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="RUN")] = None
+    """Folder of a finished run."""
+    client: Annotated[int, tyro.conf.arg(metavar="INT")] = 0
+    """Whose model, from 0."""
+    to: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """New file, .safetensors or .msgpack."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Export the model of a client.
+
+    Args:
+      arguments: command-line arguments; by default those of this process.
+
+    Returns:
+      The exit code, see `exit_codes.exit_code`.
+    """
+
+    def work() -> None:
+        words, _ = parse(Words, "experiments.export", __doc__, sys.argv[1:] if arguments is None else arguments)
+        if words.run is None:
+            raise InvalidInput("missing: RUN, the folder of a finished run; see --help")
+        if words.to is None:
+            raise InvalidInput(f"missing: --to, a new file that ends in {' or '.join(ENDINGS)}; see --help")
+        target = words.to.expanduser()
+        if target.suffix not in ENDINGS:
+            raise InvalidInput(f"--to {words.to}: the name of a model's file ends in {' or '.join(ENDINGS)}")
+        if target.exists():
+            raise InvalidInput(f"--to {words.to} is there already: give another name, or remove it")
+        _export(load_run(words.run), words.client, target, Console())
+
+    return exit_code(work)
+
+
+def _export(run: LoadedRun, client: int, target: Path, console: Console) -> None:
+    params, dataset = run.params(client), run.dataset
+    about = {
+        "method": run.summary["method"],
+        "data": dataset.description,
+        "client": str(client),
+        "input_shape": " ".join(map(str, dataset.input_shape)),
+        "num_classes": str(dataset.num_classes),
+    }
+    if dataset.mean is not None and dataset.std is not None:
+        # x = (pixel / 255 - mean) / std
+        about |= {"mean": " ".join(map(str, dataset.mean)), "std": " ".join(map(str, dataset.std))}
+    count = save(target, params, about)
+    console.print(f"saved {count:,} parameters as {target}", soft_wrap=True, highlight=False, markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

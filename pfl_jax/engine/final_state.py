@@ -1,0 +1,72 @@
+"""The state at the end of a run as one file, and what a client deploys then.
+
+The file is MessagePack, written by `flax.serialization`: arrays by their path in the state. Nothing in it is executed.
+"""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import serialization
+
+from pfl_jax.atomic_write import write_binary_whole
+from pfl_jax.base import ClientData, Method, MethodSchedule, Personal, State, at_round
+from pfl_jax.engine.checkpoint import state_from_leaves, state_leaves
+from pfl_jax.errors import InvalidInput
+from pfl_jax.primitives.tree import gather
+from pfl_jax.streams import EVALUATION
+
+
+def byte_count(state: State) -> int:
+    """Size of a state in bytes."""
+    return sum(leaf.size * leaf.dtype.itemsize for _, leaf in state_leaves(state))
+
+
+def save(path: Path, state: State) -> None:
+    """Write a state to a file, whole or not at all.
+
+    Args:
+      path: of the file.
+      state: with the rows of all clients.
+
+    Raises:
+      CannotWrite: it cannot be written.
+    """
+    leaves = {name: np.asarray(leaf) for name, leaf in state_leaves(state)}
+    content = serialization.msgpack_serialize({"format": 1, "names": list(leaves), "leaves": leaves})
+    write_binary_whole(path, lambda file: file.write(content))
+
+
+def load(path: Path, like: State) -> State:
+    """State in a file of `save`; the clients' part as NumPy arrays.
+
+    Args:
+      path: of the file.
+      like: a state of the same run, or its shapes.
+
+    Raises:
+      InvalidInput: the file cannot be read, or is of another run.
+    """
+    try:
+        content = serialization.msgpack_restore(path.read_bytes())
+        leaves = [(name, np.asarray(content["leaves"][name])) for name in content["names"]]
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+    except Exception:
+        raise InvalidInput(f"{path} is damaged, or not the state of a run") from None
+    return state_from_leaves(leaves, like, str(path))
+
+
+def deployed(method: Method | MethodSchedule, state: State, client: int, data: ClientData) -> Personal:
+    """The model that a client would deploy at the end of a run: the one whose scores are `RoundResult.received`.
+
+    Args:
+      method: of the run.
+      state: after a round.
+      client: its number, from 0.
+      data: its training examples [n, ...], see `pfl_jax.data.federated.client_data`; methods may fine-tune on them.
+    """
+    last = at_round(method, max(int(state.round) - 1, 0))
+    key = jax.random.fold_in(jax.random.fold_in(state.key, EVALUATION), state.round)
+    kept = gather(state.clients, client)
+    return jax.jit(last.personalize)(jax.random.fold_in(key, client), state.server, kept, data)
