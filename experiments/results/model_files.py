@@ -1,7 +1,7 @@
 """Parameters as files that other programs read.
 
-safetensors (https://huggingface.co/docs/safetensors) is eight bytes with the length of a header, the header as JSON, and
-the arrays one after another, little-endian; it needs no package to be written.
+safetensors (https://huggingface.co/docs/safetensors) is eight bytes with the length of a header, the header as JSON,
+and the arrays one after another, little-endian; it needs no package to be written.
 """
 
 import json

@@ -23,6 +23,7 @@ from experiments.execution.experiment import Experiment
 from experiments.execution.memory import advice, free_bytes, is_shortage
 from experiments.execution.records import configuration, headline, identity, summary, wasted_step_share
 from experiments.execution.resume import History, check_data, check_identity, cut_log
+from experiments.execution.take_home import keep_state
 from experiments.execution.trackers import open_trackers
 from experiments.results import load
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder, strict_json, write_whole
@@ -185,7 +186,8 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
                         stack.enter_context(open_trackers(folder, experiment.request.options, {}, history.evaluations))
                         for experiment, folder, history in zip(group.experiments, folders, histories, strict=True)
                     ]
-                    _rounds(group, folders, histories, trackers, states, used, console, began, stop)
+                    last = _rounds(group, folders, histories, trackers, states, used, console, began, stop)
+                _keep_states(group, folders, last, notify)
                 for experiment, folder, history in zip(group.experiments, folders, histories, strict=True):
                     share = math.fsum(history.wasted) / len(history.wasted)
                     folder.write(SUMMARY, summary(experiment, history.evaluations, share))
@@ -216,12 +218,12 @@ def _rounds(
     console: Console,
     began: float,
     stop: Stop,
-) -> None:
-    """Run the remaining rounds of all runs and add their results to the histories."""
+) -> State | None:
+    """Run the remaining rounds of all runs, add their results to the histories, and return the last states."""
     first, before = group.experiments[0], histories[0].elapsed
     options, settings = first.request.options, first.settings
     epochs, every = first.request.hyper_parameters.get("epochs", 1), options.checkpoint_every
-    sent, told = traffic(first.method, first.data), np.zeros(len(folders), bool)
+    sent, told, last = traffic(first.method, first.data), np.zeros(len(folders), bool), states
     with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
         for result in _results(group, states, used):
             for index in np.flatnonzero(~result.finite & ~told).tolist():
@@ -243,11 +245,24 @@ def _rounds(
             latest = [one.evaluations[-1].summary(options.eval_protocol).mean for one in histories if one.evaluations]
             accuracy = float(np.mean(latest)) if latest else None
             progress.update(result.round, result.seconds, accuracy, result.examples.sum() * epochs / result.seconds)
+            last = result.states
             stopping = stop.asked and result.round < settings.rounds
             if stopping or (every is not None and (result.round % every == 0 or result.round == settings.rounds)):
                 _save(group, folders, histories, result.states)
             if stopping:
                 raise KeyboardInterrupt(f"interrupted after round {result.round} of {settings.rounds}")
+    return last
+
+
+def _keep_states(
+    group: Group, folders: Sequence[RunFolder], states: State | None, notify: Callable[[str], None]
+) -> None:
+    """Write the final state of each run into its folder, where that is asked for."""
+    options = group.experiments[0].request.options
+    if states is None or options.keep_state == "never":
+        return
+    for index, folder in enumerate(folders):
+        keep_state(folder.path, options, gather(states, index), notify)
 
 
 def _results(group: Group, states: State | None, used: Sequence[Any]) -> Iterator[sweep.SweepResult]:
