@@ -1,0 +1,110 @@
+"""`pfl_jax.testing.check_method` passes a sound method and names the rule that a broken one breaks."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pfl_jax import methods
+from pfl_jax.errors import InvalidInput
+from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.testing import check_method
+from pfl_jax.testing.conformance import CHECKS
+
+pytestmark = pytest.mark.without_f1_auc
+
+
+def only(*names):
+    """All other checks."""
+    return [name for name in CHECKS if name not in names]
+
+
+def broken(**parts):
+    """A factory of FedAvg with some functions in the place of its own: name -> (base, arguments...) -> result."""
+
+    def factory(model, training=LocalSGD(), *, share: float = 0.5):
+        base = methods.fedavg(model, training)
+        changed = {name: lambda *arguments, _part=part: _part(base, share, *arguments) for name, part in parts.items()}
+        return base._replace(**changed)
+
+    return factory
+
+
+def leaks_order(base, share, key, server, clients, messages, cohort):
+    """The server adds something that depends on the number of the round's first client."""
+    server, clients, info = base.aggregate(key, server, clients, messages, cohort)
+    return jax.tree.map(lambda leaf: leaf + 0.05 * cohort.clients[0], server), clients, info
+
+
+def counts_in_floats(base, share, key, server, clients, messages, cohort):
+    """The server's state has another type after a round."""
+    server, clients, info = base.aggregate(key, server, clients, messages, cohort)
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), server), clients, info
+
+
+def deploys_what_is_not_a_number(base, share, key, server, clients, messages, cohort):
+    server, clients, info = base.aggregate(key, server, clients, messages, cohort)
+    return jax.tree.map(lambda leaf: leaf * jnp.nan, server), clients, info
+
+
+def forgets(base, share, key, server, clients, messages, cohort):
+    """Nothing is learned."""
+    return server, clients, {}
+
+
+def branches(base, share, key, server, client, data):
+    """A Python `if` on a hyper-parameter that sweeps trace."""
+    if share > 1:
+        raise ValueError
+    return base.local(key, server, client, data)
+
+
+def reads_padding(base, share, key, server, client, data):
+    """Padding counts as examples."""
+    count = jnp.asarray(data.mask.shape[0], jnp.float32)
+    result = base.local(key, server, client, data)
+    shifted = jax.tree.map(lambda leaf: leaf + 1e-3 * count, result.message.value)
+    return result._replace(message=result.message._replace(value=shifted))
+
+
+def starts_alike(base, share, key, server, clients, messages, cohort):
+    """Whatever happens, the same state."""
+    return jax.tree.map(jnp.zeros_like, server), clients, {}
+
+
+@pytest.mark.parametrize(
+    ("check", "parts", "message"),
+    [
+        ("order_of_clients", {"aggregate": leaks_order}, "Clients in another order have the same results"),
+        ("structure", {"aggregate": counts_in_floats}, r"the state changes: .*float32.* before and .*bfloat16.* after"),
+        ("structure", {"aggregate": deploys_what_is_not_a_number}, "structure: "),
+        ("learning", {"aggregate": forgets}, r"after 20 rounds the mean accuracy \(received\) is 0"),
+        ("seeds", {"aggregate": starts_alike}, "another seed gives the same state"),
+        ("vmap", {"local": branches}, "TracerBoolConversionError"),
+        ("chunks_and_padding", {"local": reads_padding}, "Neither clients under one vmap nor more padding"),
+    ],
+)
+def test_a_broken_method_fails_with_the_rule_it_breaks(check, parts, message):
+    with pytest.raises(AssertionError, match=message) as failure:
+        check_method(broken(**parts), skip=only(check))
+    assert str(failure.value).startswith(f"{check}: ")
+
+
+def test_a_sound_method_passes_with_its_hyper_parameters():
+    seen = []
+
+    def aggregate(base, share, *arguments):
+        seen.append(share)
+        return base.aggregate(*arguments)
+
+    check_method(broken(aggregate=aggregate), skip=only("structure", "learning"), share=0.25)
+    assert seen[0] == 0.25
+
+
+def test_the_accuracy_is_the_callers():
+    with pytest.raises(AssertionError, match=r"not above 0\.999"):
+        check_method(broken(), accuracy=0.999, skip=only("learning"), epochs=1)
+
+
+def test_an_unknown_check_is_refused():
+    with pytest.raises(InvalidInput, match="there is no check 'stucture': choose structure"):
+        check_method(methods.fedavg, skip=["stucture"])
