@@ -1,0 +1,212 @@
+"""Methods and models in the user's own files: options, results, resumption, sweeps, and texts that change."""
+
+import io
+import json
+import os
+import re
+import signal
+import sys
+
+import pytest
+from rich.console import Console
+
+from experiments.commands.main import main
+from experiments.config import cell, own_code
+from experiments.config.cell import Cell
+from experiments.config.request import parse
+from experiments.execution import run
+from experiments.execution.cached_runs import inspect
+from experiments.report.__main__ import main as report
+from experiments.results import gather
+from experiments.sweep.__main__ import main as sweep
+from pfl_jax.errors import InvalidInput
+
+METHOD = '''
+import helper_beside_it
+from typing import Literal
+
+import jax
+from pfl_jax import LocalSGD, methods
+
+
+def slow(
+    model, training=LocalSGD(lr=0.07), *, server_lr: float = 0.5, kind: Literal["a", "b"] = "a", start: int | None = None
+):
+    """FedAvg with a server that is slow.
+
+    Args:
+      server_lr: part of the way to the mean.
+    """
+    base = methods.fedavg(model, training)
+
+    def aggregate(key, server, clients, messages, cohort):
+        mean, clients, info = base.aggregate(key, server, clients, messages, cohort)
+        return jax.tree.map(lambda old, new: old + server_lr * (new - old), server, mean), clients, info
+
+    return base._replace(aggregate=aggregate)
+'''
+
+MODEL = """
+import flax.linen as nn
+
+
+class Net(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.classes, name="head")(nn.relu(nn.Dense(9)(x.reshape(x.shape[0], -1))))
+
+
+def net(input_shape, num_classes):
+    return Net(num_classes)
+"""
+
+SMALL = ["--rounds", "2", "--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epochs", "1"]
+SMALL = [*SMALL, "--no-compilation-cache"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with both files, in which the test runs."""
+    (tmp_path / "mine.py").write_text(METHOD)
+    (tmp_path / "nets.py").write_text(MODEL)
+    (tmp_path / "helper_beside_it.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def forget():
+    """As in a new process."""
+    own_code._load.cache_clear()
+    cell._parsed.cache_clear()
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_options_and_help_are_those_of_its_factory(here, capsys):
+    request = parse("digits", ["--method", "mine.py:slow"])
+    assert request.hyper_parameters["server_lr"] == 0.5
+    # The preset's learning rate comes before the factory's, as for all methods.
+    assert request.hyper_parameters["lr"] == 0.05
+    request = parse("digits", ["--method=./mine.py:slow", "--server-lr", "0.25", "--kind", "b", "--start", "0"])
+    own = {name: request.hyper_parameters[name] for name in ("server_lr", "kind", "start")}
+    assert own == {"server_lr": 0.25, "kind": "b", "start": 0}
+    with pytest.raises(SystemExit):
+        main("digits", ["--method", "mine.py:slow", "--help"])
+    text = capsys.readouterr().out
+    assert "slow options" in text
+    assert "FedAvg with a server that is slow." in text
+    assert "Part of the way to the mean." in text
+    for words, message in (
+        (["--server-lr", "-1"], "--server-lr must be positive"),
+        (["--kind", "c"], "unknown kind 'c' (there are a, b)"),
+        (["--lam", "1"], "--lam is an option of"),
+    ):
+        assert main("digits", ["--method", "mine.py:slow", *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_it_computes_what_the_built_in_one_does(here):
+    for name, words in (
+        ("theirs", ["--method", "fedavg"]),
+        ("ours", ["--method", "mine.py:slow", "--server-lr", "1"]),
+        ("slow", ["--method", "mine.py:slow"]),
+        ("net", ["--method", "mine.py:slow", "--model", "nets.py:net"]),
+    ):
+        assert main("digits", [*words, *SMALL, "--out", name]) == 0
+    found = {name: summary(here / name)["received_loss_per_client"] for name in ("theirs", "ours", "slow", "net")}
+    assert found["ours"] == pytest.approx(found["theirs"], abs=2e-4)
+    assert found["slow"] != pytest.approx(found["theirs"], abs=1e-2)
+    assert found["net"] != pytest.approx(found["slow"], abs=1e-2)
+    config = json.loads((here / "net/config.json").read_text())
+    assert set(config["own_code"]) == {"method", "model"}
+    assert config["bytes_per_client_and_round"]["up"] == 4 * (65 * 9 + 10 * 10)
+    # A report executes nothing.
+    (here / "mine.py").unlink()
+    (here / "nets.py").unlink()
+    assert report(["ours", "net", "--out", "page.html"]) == 0
+    assert "mine.py:slow" in (here / "page.html").read_text()
+    assert gather.read(here / "net").setting["model"] == "nets.py:net"
+
+
+def test_it_goes_on_from_another_folder_but_not_with_another_text(here, tmp_path_factory, monkeypatch, capsys):
+    words = ["--method", "mine.py:slow", "--model", "nets.py:net", *SMALL, "--rounds", "3", "--checkpoint-every", "1"]
+
+    def stop(experiment, result):
+        if result.round == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        run.run(parse("digits", [*words, "--out", "run"]), Console(file=io.StringIO()), stop)
+    assert main("digits", [*words, "--out", "whole"]) == 0
+    folder = here / "run"
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    (here / "mine.py").write_text(METHOD + "\nraise RuntimeError('executed')")
+    forget()
+    assert main("digits", ["--resume", str(folder)]) == 2
+    assert f"the run began with another text of {here.resolve() / 'mine.py'}, its --method" in capsys.readouterr().err
+    (here / "mine.py").write_text(METHOD)
+    forget()
+    assert main("digits", ["--resume", str(folder)]) == 0
+    assert summary(folder)["received_per_client"] == summary(here / "whole")["received_per_client"]
+    assert summary(folder)["method"] == "mine.py:slow"
+
+
+def test_a_finished_run_of_another_text_is_not_taken_for_it(here):
+    words = ("--method", "mine.py:slow", *SMALL)
+    assert main("digits", [*words, "--out", "run"]) == 0
+    assert inspect(Cell("digits", words), here / "run") == "finished"
+    # The folder of the file does not matter.
+    (here / "deeper").mkdir()
+    (here / "mine.py").rename(here / "deeper/mine.py")
+    forget()
+    moved = ("--method", "deeper/mine.py:slow", *SMALL)
+    assert inspect(Cell("digits", moved), here / "run") == "finished"
+    (here / "deeper/mine.py").write_text(METHOD.replace("new - old", "2 * (new - old)"))
+    forget()
+    with pytest.raises(InvalidInput, match=r"made with another text of mine\.py:slow"):
+        inspect(Cell("digits", moved), here / "run")
+
+
+def test_a_sweep_over_its_options(here):
+    words = ["--dataset", "digits", "--method", "mine.py:slow", *SMALL, "--grid", "server_lr=0.5,1", "--out", "sweep"]
+    assert sweep([*words, "--seeds", "2", "--keep-state", "always"]) == 0
+    folders = gather.find([here / "sweep"])
+    assert len(folders) == 4
+    assert all((folder / "state.msgpack").exists() for folder in folders)
+    settings = {gather.read(folder).config["hyper_parameters"]["server_lr"] for folder in folders}
+    assert settings == {0.5, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def f(model, training=LocalSGD()): ...", "returns a NoneType, not a Method"),
+        ("def f(model): ...", r"takes \(model\) before its keyword-only arguments"),
+        ("def f(model, training): ...", "the second argument is training: a method is made by"),
+        ("def f(model, training=LocalSGD(), *, x): ...", "its option x needs a default"),
+        ("def f(model, training=LocalSGD(), *, x={}): ...", "its option x is a dict; options are"),
+        ("def f(model, training=LocalSGD(), *, lr=0.1): ...", "lr is a field of the recipe"),
+        ("def f(model, training=LocalSGD(), *, rounds=1): ...", "--rounds is an option of every experiment"),
+        ("def f(model, training=LocalSGD(), *, x: Nothing = 1): ...", "annotations cannot be read .*Nothing"),
+        ("def f(model, training=LocalSGD()): raise KeyError('k')", "fails: KeyError: 'k'"),
+        ("def f(model, training=LocalSGD()): raise ValueError('no')", "mine.py:f refuses its options: no"),
+        ("f = 3", "is a int, not a function"),
+        ("def g(): ...", r"has no f \(there are g\)"),
+        ("def f(:", r"cannot be executed: line 2: SyntaxError"),
+        ("\n1 / 0", r"cannot be executed: line 3: ZeroDivisionError"),
+        ("raise SystemExit(3)", r"cannot be executed: line 2: SystemExit: 3"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(tmp_path, capsys, text, message):
+    (tmp_path / "mine.py").write_text(f"from pfl_jax import LocalSGD\n{text}")
+    words = ["--method", f"{tmp_path}/mine.py:f", *SMALL, "--out", str(tmp_path / "run")]
+    assert main("digits", words) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error), error
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,215 @@
+"""The final state of a run: kept, loaded, exported; and a table of many runs."""
+
+import io
+import json
+import struct
+import sys
+
+import jax
+import numpy as np
+import pytest
+from flax import serialization
+from rich.console import Console
+
+from experiments import export
+from experiments.commands.main import main
+from experiments.config.request import parse
+from experiments.execution import run, take_home
+from experiments.export import load_run, load_runs
+from experiments.results import runs
+from pfl_jax import simulate
+from pfl_jax.engine import final_state
+from pfl_jax.errors import InvalidInput
+
+SMALL = ["--rounds", "2", "--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epochs", "1"]
+SMALL = [*SMALL, "--no-compilation-cache"]
+
+
+def made(folder, *words):
+    """A finished run."""
+    assert main("digits", [*SMALL, *words, "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fedrep(tmp_path_factory):
+    """A run whose clients keep their heads."""
+    return made(tmp_path_factory.mktemp("fedrep") / "run", "--method", "fedrep")
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def accuracies(loaded):
+    """In percent, of what each client deploys, on its test examples."""
+    tests = [loaded.client_data(client) for client in range(loaded.data.num_clients)]
+    return [100 * float((loaded.predict(i, test.x).argmax(1) == test.y).mean()) for i, test in enumerate(tests)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--method", "fedrep"],
+        # Fine-tuning draws numbers, the learning rate is a schedule's, states are on the host.
+        ["--method", "fedavg_ft", "--schedule", "lr=cosine", "--state-on", "host"],
+        ["--method", "knn_per", "--held-out-clients", "1", "--participation", "0.5"],
+    ],
+    ids=lambda words: words[1],
+)
+def test_a_loaded_run_predicts_as_its_last_evaluation(tmp_path, words):
+    folder = made(tmp_path / "run", *words)
+    loaded = load_run(folder)
+    assert int(loaded.state.round) == 2
+    assert accuracies(loaded) == pytest.approx(summary(folder)["received_per_client"], abs=1e-3)
+
+
+def test_it_continues_as_the_longer_run(tmp_path, fedrep):
+    longer = made(tmp_path / "run", "--method", "fedrep", "--rounds", "3", "--eval-every", "3")
+    loaded = load_run(fedrep)
+    settings = simulate.Settings(rounds=3, chunk=loaded.settings.chunk)
+    (result,) = simulate.run(loaded.method, loaded.data, settings, jax.random.key(9), state=loaded.state)
+    assert result.round == 3
+    want = summary(longer)["received_loss_per_client"]
+    np.testing.assert_allclose(result.received.loss, want, atol=2e-4)
+
+
+def test_keeping_is_optional_and_bounded(tmp_path, monkeypatch, capsys):
+    assert not (made(tmp_path / "never", "--method", "local", "--keep-state", "never") / "state.msgpack").exists()
+    with pytest.raises(InvalidInput, match=r"kept no state\.msgpack: make it again with --keep-state always"):
+        load_run(tmp_path / "never")
+    monkeypatch.setattr(take_home, "MOST_BYTES", 1000)
+    capsys.readouterr()
+    assert not (made(tmp_path / "auto", "--method", "local") / "state.msgpack").exists()
+    assert "is not kept: --keep-state always would keep it" in capsys.readouterr().out
+    assert (made(tmp_path / "always", "--method", "local", "--keep-state", "always") / "state.msgpack").exists()
+
+
+def test_export_writes_what_the_client_deploys(tmp_path, fedrep, capsys):
+    target = tmp_path / "model.safetensors"
+    assert export.main([str(fedrep), "--client", "3", "--to", str(target)]) == 0
+    assert f"saved 6,570 parameters as {target}" in capsys.readouterr().out.replace("\n", "")
+    content = target.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    assert length % 8 == 0
+    header = json.loads(content[8 : 8 + length])
+    about = header.pop("__metadata__")
+    assert (about["method"], about["client"], about["input_shape"]) == ("fedrep", "3", "8 8 1")
+    assert len(about["mean"].split()) == len(about["std"].split()) == 1
+    params = load_run(fedrep).params(3)
+    assert set(header) == {
+        "backbone.fc1.bias",
+        "backbone.fc1.kernel",
+        "backbone.fc2.bias",
+        "backbone.fc2.kernel",
+        "head.bias",
+        "head.kernel",
+    }
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        found = np.frombuffer(content[8 + length + begin : 8 + length + end], "<f4").reshape(entry["shape"])
+        leaf = params
+        for part in name.split("."):
+            leaf = leaf[part]
+        np.testing.assert_array_equal(found, leaf)
+        assert entry["dtype"] == "F32"
+    assert max(entry["data_offsets"][1] for entry in header.values()) == len(content) - 8 - length
+    packed = tmp_path / "model.msgpack"
+    assert export.main([str(fedrep), "--client", "0", "--to", str(packed)]) == 0
+    restored = serialization.msgpack_restore(packed.read_bytes())
+    jax.tree.map(np.testing.assert_array_equal, restored, load_run(fedrep).params(0))
+    # Each client has a head of its own.
+    assert not np.array_equal(restored["head"]["kernel"], params["head"]["kernel"])
+
+
+def line(capsys):
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1
+    return text
+
+
+def test_what_cannot_be_exported(tmp_path, fedrep, capsys):
+    several = made(tmp_path / "several", "--method", "fedem")
+    capsys.readouterr()
+    for words, message in (
+        ([str(several), "--to", "model.msgpack"], "a client of fedem deploys more than one set"),
+        ([str(fedrep), "--client", "4", "--to", "model.msgpack"], "there is no client 4: the run has clients 0 to 3"),
+        ([str(fedrep), "--client", "-1", "--to", "model.msgpack"], "there is no client -1"),
+        ([str(fedrep), "--to", str(fedrep / "state.msgpack")], "is there already"),
+    ):
+        assert export.main(words) == 2
+        assert message in line(capsys)
+
+
+def test_a_damaged_state_or_that_of_another_run(tmp_path, fedrep):
+    other = made(tmp_path / "other", "--method", "local", "--num-clients", "5")
+    (other / "state.msgpack").write_bytes((fedrep / "state.msgpack").read_bytes())
+    with pytest.raises(InvalidInput, match=r"state\.msgpack is of another run: it has .* where this run has"):
+        load_run(other)
+    whole = (fedrep / "state.msgpack").read_bytes()
+    for content in (whole[:-10], b"", b"\x00" * 100, serialization.msgpack_serialize({"names": ["x"], "leaves": {}})):
+        (other / "state.msgpack").write_bytes(content)
+        with pytest.raises(InvalidInput, match="is damaged, or not the state of a run|is of another run"):
+            load_run(other)
+
+
+def test_a_state_is_restored_bit_for_bit(tmp_path, fedrep):
+    state = load_run(fedrep).state
+    final_state.save(tmp_path / "state.msgpack", state)
+    again = final_state.load(tmp_path / "state.msgpack", state)
+    jax.tree.map(np.testing.assert_array_equal, again._replace(key=()), state._replace(key=()))
+    assert again.key == state.key
+    assert final_state.byte_count(state) > 4 * 4 * 6570 / 2
+
+
+def test_a_table_of_runs(tmp_path, fedrep, monkeypatch):
+    made(tmp_path / "runs/one", "--method", "local")
+    made(tmp_path / "runs/two", "--method", "fedprox", "--seed", "1")
+    rows = load_runs(tmp_path / "runs", fedrep)
+    rows = rows.to_dict("records") if hasattr(rows, "to_dict") else rows
+    assert [(row["method"], row["seed"], row["state"]) for row in rows] == [
+        ("local", 0, "finished"),
+        ("fedprox", 1, "finished"),
+        ("fedrep", 0, "finished"),
+    ]
+    assert rows[0]["received_accuracy"] == summary(tmp_path / "runs/one")["received_accuracy"]
+    assert rows[1]["mu"] > 0
+    assert {"trained_loss", "received_auc", "rounds", "round", "folder"} <= set(rows[0])
+
+    class Pandas:
+        @staticmethod
+        def DataFrame(rows):
+            return ("frame", rows)
+
+    monkeypatch.setitem(sys.modules, "pandas", Pandas)
+    assert runs.as_table([{"a": 1}]) == ("frame", [{"a": 1}])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert runs.as_table(({"a": 1},)) == [{"a": 1}]
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path, capsys):
+    words = ["--method", "fedrep", *SMALL]
+    folder = tmp_path / "run"
+
+    class Killed(Exception):
+        pass
+
+    def kill(experiment, result):
+        raise Killed
+
+    with pytest.raises(Killed):
+        run.run(parse("digits", [*words, "--eval-every", "1", "--out", str(folder)]), Console(file=io.StringIO()), kill)
+    # One round was evaluated; nothing was saved.
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
+    assert not (folder / "checkpoints").exists()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 2, "rec')
+    assert main("digits", ["--resume", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "No checkpoint was written to" in out
+    assert "from the beginning" in out
+    whole = made(tmp_path / "whole", "--method", "fedrep", "--eval-every", "1")
+    lines = [(path / "metrics.jsonl").read_text().splitlines() for path in (folder, whole)]
+    for ours, theirs in zip(*map(lambda of: [json.loads(text) for text in of], lines), strict=True):
+        assert ours["received_per_client"] == theirs["received_per_client"]
+    assert (folder / "state.msgpack").exists()

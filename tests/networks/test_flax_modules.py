@@ -1,0 +1,227 @@
+"""Any Flax module as a `Model`: the split by path, what it computes, and what is refused."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from problems import HYPER_PARAMETERS, tiny_federation
+
+from pfl_jax import simulate
+from pfl_jax.base import ClientData
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import make_method
+from pfl_jax.networks import from_flax
+from pfl_jax.networks.flax_modules import check_model
+from pfl_jax.networks.models import MODELS
+from pfl_jax.primitives import fisher
+from pfl_jax.primitives.losses import cross_entropy
+
+FLAT_TOO_LATE = nn.Sequential([nn.Conv(4, (3,)), nn.Dense(3)])
+
+KEY, X = jax.random.key(0), jax.random.normal(jax.random.key(1), (4, 8))
+
+
+class Named(nn.Module):
+    """A backbone and a head, set up."""
+
+    more: bool = False
+    twice: bool = False
+
+    def setup(self):
+        self.backbone = nn.Sequential([nn.Dense(5), nn.relu])
+        self.head = nn.Dense(3)
+
+    def __call__(self, x):
+        y = self.head(self.backbone(x))
+        if self.twice:
+            self.head(2 * self.backbone(x))
+        return nn.log_softmax(y) if self.more else y
+
+
+class Deep(nn.Module):
+    """The head is a part of a part, which has more parts."""
+
+    @nn.compact
+    def __call__(self, x):
+        return Decoder(name="decoder")(nn.LayerNorm()(nn.tanh(nn.Dense(6)(x))))
+
+
+class Decoder(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Sequential([nn.Dense(4), nn.Dense(3)], name="out")(nn.Dense(7, name="first")(x))
+
+
+class Normalised(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3, name="head")(nn.BatchNorm(use_running_average=False)(nn.Dense(4)(x)))
+
+
+class Noisy(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3, name="head")(nn.Dropout(0.5, deterministic=False)(x))
+
+
+class Remembering(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        self.variable("cache", "last", jnp.zeros, (8,))
+        return nn.Dense(3, name="head")(x)
+
+
+class NnxNet(nnx.Module):
+    """Lists of parts, and a norm."""
+
+    def __init__(self, rngs, norm=nnx.LayerNorm, more=False):
+        self.blocks = nnx.List([nnx.Linear(8, 5, rngs=rngs), nnx.Linear(5, 5, rngs=rngs)])
+        self.norm = norm(5, rngs=rngs)
+        self.head = nnx.Linear(5, 3, rngs=rngs)
+        self.more = more
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = nnx.tanh(block(x))
+        y = self.head(self.norm(x))
+        return nnx.log_softmax(y) if self.more else y
+
+
+def merged(params):
+    """The module's own tree of parameters."""
+    return {**params["backbone"], "head": params["head"]}
+
+
+def test_a_module_with_a_backbone_and_a_head():
+    model, module = from_flax(Named(), (8,), 3), Named()
+    params = model.init(KEY)
+    assert params["head"]["kernel"].shape == (5, 3)
+    assert (model.num_features, model.num_classes) == (5, 3)
+    np.testing.assert_array_equal(model.apply(params, X), module.apply({"params": merged(params)}, X))
+    np.testing.assert_array_equal(params["head"]["kernel"], module.init(KEY, X)["params"]["head"]["kernel"])
+
+
+def test_a_head_within_a_part():
+    model, module = from_flax(Deep(), (8,), 3, head="decoder/out"), Deep()
+    params, whole = model.init(KEY), module.init(KEY, X)["params"]
+    assert sorted(params["backbone"]) == ["Dense_0", "LayerNorm_0", "decoder"]
+    assert list(params["backbone"]["decoder"]) == ["first"]
+    assert sorted(params["head"]) == ["layers_0", "layers_1"]
+    assert model.num_features == 7
+    np.testing.assert_allclose(model.apply(params, X), module.apply({"params": whole}, X), rtol=1e-6)
+
+
+def test_an_nnx_module():
+    model = from_flax(lambda rngs: NnxNet(rngs), (8,), 3)
+    params = model.init(KEY)
+    assert params["head"]["kernel"].shape == (5, 3)
+    np.testing.assert_allclose(model.apply(params, X), NnxNet(nnx.Rngs(KEY))(X), rtol=1e-6)
+    other = model.init(jax.random.key(1))
+    assert not np.allclose(params["backbone"]["blocks"][0]["kernel"], other["backbone"]["blocks"][0]["kernel"])
+    # As the engine calls it.
+    each = jax.jit(jax.vmap(lambda params, x: model.apply(params, x[None]), (None, 0)))(params, X)
+    np.testing.assert_allclose(each[:, 0], model.apply(params, X), rtol=1e-5)
+
+
+class OfPictures(nn.Module):
+    """Pictures as vectors, one hidden layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3, name="head")(nn.tanh(nn.Dense(5)(x.reshape(x.shape[0], -1))))
+
+
+class NnxOfPictures(nnx.Module):
+    """The same for nnx."""
+
+    def __init__(self, rngs):
+        self.first, self.head = nnx.Linear(6, 5, rngs=rngs), nnx.Linear(5, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(nnx.tanh(self.first(x.reshape(x.shape[0], -1))))
+
+
+@pytest.mark.parametrize("module", [OfPictures(), lambda rngs: NnxOfPictures(rngs)], ids=["linen", "nnx"])
+@pytest.mark.without_f1_auc
+def test_fedas_trains_it(module):
+    method = make_method("fedas", from_flax(module, (2, 3, 1), 3), **HYPER_PARAMETERS)
+    settings = simulate.Settings(rounds=6, eval_every=6)
+    *_, last = simulate.run(method, tiny_federation(), settings, KEY)
+    assert last.received.accuracy.mean() > 0.8
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "dtype"),
+    [
+        (from_flax(Named(), (8,), 3), (8,), "float32"),
+        (from_flax(Deep(), (8,), 3, head="decoder/out"), (8,), "float32"),
+        (MODELS["text_mean"]((6,), 3), (6,), "int32"),
+        (MODELS["text_gru"]((6,), 3), (6,), "int32"),
+        (MODELS["resnet8"]((8, 8, 1), 3), (8, 8, 1), "float32"),
+    ],
+    ids=["linen", "nested", "text_mean", "text_gru", "resnet8"],
+)
+def test_fisher_traces_without_a_closed_form(model, shape, dtype):
+    """They equal the sum of squared entries of one gradient per example."""
+    x = jax.random.normal(KEY, (3, *shape)) if dtype == "float32" else jax.random.randint(KEY, (3, *shape), 0, 50)
+    y, params = jnp.array([0, 2, 1]), model.init(KEY)
+    data = ClientData(x, y, jnp.array([True, True, False]))
+    assert not fisher._has_closed_form(model, params, x)
+
+    @jax.jit
+    def squared(x, y):
+        gradient = jax.grad(lambda p: cross_entropy(model.apply(p, x[None]), y[None], jnp.ones(1, bool)))(params)
+        return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient))
+
+    want = (squared(x[0], y[0]) + squared(x[1], y[1])) / 2
+    got = jax.jit(lambda data: fisher.fisher_trace(model, params, data))(data)
+    np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "message"),
+    [
+        (
+            Named(),
+            {"head": "hed"},
+            r"no part hed .*: name its head with head=, one of backbone, backbone/layers_0, head",
+        ),
+        (Named(more=True), {}, "the module does more after head"),
+        (Named(twice=True), {}, "head is called 2 times"),
+        (Normalised(), {}, "the module has BatchNorm: .* not supported yet: use GroupNorm"),
+        (Remembering(), {}, r"keeps variables besides its parameters \(cache\)"),
+        (Noisy(), {}, "cannot be .* float32 .*dropout"),
+        (
+            nn.Sequential([nn.Conv(4, (3,)), nn.Dense(3)]),
+            {"head": "layers_1", "shape": (8, 1)},
+            "flatten before layers_1",
+        ),
+        (Named(), {"classes": 4}, r"logits float32 \[2, 3\], not \[2, 4\]"),
+        (lambda rngs: NnxNet(rngs, nnx.BatchNorm), {}, "the module has BatchNorm"),
+        (lambda rngs: NnxNet(rngs, more=True), {}, "the module does more after head"),
+        (lambda rngs: NnxNet(rngs), {"head": "tail"}, "no part tail .* one of .*norm"),
+        (lambda rngs: 3, {}, "gives a int, not a flax.nnx module"),
+        (lambda rngs: 1 / 0, {}, "the function of rngs fails: ZeroDivisionError"),
+        (NnxNet(nnx.Rngs(0)), {}, "give a function rngs -> module"),
+        (Named, {}, "Named is neither a Model nor a flax.linen module"),
+        ("net", {}, "str is neither a Model"),
+    ],
+)
+def test_what_is_refused(module, options, message):
+    options = dict(options)
+    shape, classes = options.pop("shape", (8,)), options.pop("classes", 3)
+    with pytest.raises(InvalidInput, match=message):
+        from_flax(module, shape, classes, **options)
+
+
+def test_a_model_that_does_not_fit_is_refused():
+    model = MODELS["mlp"]((8,), 3)
+    check_model(model, (8,), 3)
+    with pytest.raises(InvalidInput, match="cannot be applied to inputs"):
+        check_model(model, (9,), 3)
+    with pytest.raises(InvalidInput, match=r"not \[2, 31\]"):
+        check_model(model._replace(num_features=31), (8,), 3)
+    with pytest.raises(InvalidInput, match="for 4 classes"):
+        check_model(model, (8,), 4)
