@@ -30,7 +30,12 @@ from pfl_jax import LocalSGD, methods
 
 
 def slow(
-    model, training=LocalSGD(lr=0.07), *, server_lr: float = 0.5, kind: Literal["a", "b"] = "a", start: int | None = None
+    model,
+    training=LocalSGD(lr=0.07),
+    *,
+    server_lr: float = 0.5,
+    kind: Literal["a", "b"] = "a",
+    start: int | None = None,
 ):
     """FedAvg with a server that is slow.
 

@@ -111,7 +111,6 @@ def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path):
         ({}, ["--num-clients", "7"], "the run has --num-clients 5, not 7"),
         ({"dataset": "emnist"}, [], "the run is on emnist, not digits"),
         (None, [], "there is no run in it"),
-        ({}, [], "there is no checkpoint"),
     ],
 )
 def test_what_cannot_go_on_is_one_line(whole, tmp_path, capsys, change, words, message):

@@ -149,7 +149,7 @@ def test_a_damaged_state_or_that_of_another_run(tmp_path, fedrep):
     whole = (fedrep / "state.msgpack").read_bytes()
     for content in (whole[:-10], b"", b"\x00" * 100, serialization.msgpack_serialize({"names": ["x"], "leaves": {}})):
         (other / "state.msgpack").write_bytes(content)
-        with pytest.raises(InvalidInput, match="is damaged, or not the state of a run|is of another run"):
+        with pytest.raises(InvalidInput, match=r"is damaged, or not the state of a run|is of another run"):
             load_run(other)
 
 
@@ -209,7 +209,9 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path, capsys):
     assert "No checkpoint was written to" in out
     assert "from the beginning" in out
     whole = made(tmp_path / "whole", "--method", "fedrep", "--eval-every", "1")
-    lines = [(path / "metrics.jsonl").read_text().splitlines() for path in (folder, whole)]
-    for ours, theirs in zip(*map(lambda of: [json.loads(text) for text in of], lines), strict=True):
-        assert ours["received_per_client"] == theirs["received_per_client"]
+    ours, theirs = (
+        list(map(json.loads, (path / "metrics.jsonl").read_text().splitlines())) for path in (folder, whole)
+    )
+    assert len(ours) == 2
+    assert [one["received_per_client"] for one in ours] == [one["received_per_client"] for one in theirs]
     assert (folder / "state.msgpack").exists()

@@ -193,12 +193,77 @@ def _checkpoints() -> Iterator[Case]:
     yield of("config.json edited: more clients", edit("options", num_clients=5))
     yield of("metrics.jsonl is gone", lambda run: (run / "metrics.jsonl").unlink())
     yield of("metrics.jsonl is cut off", lambda run: _file(run / "metrics.jsonl", b"{"))
-    yield of("the checkpoints are gone", lambda run: shutil.rmtree(run / "checkpoints"))
     yield of("a file of the checkpoint is cut off", _cut_checkpoint)
     yield of("the checkpoint was not written to its end", lambda run: (run / "checkpoints/1/files.json").unlink())
     yield of("a checkpoint folder of another program", _other_content)
     yield of("the checkpoint's arrays are of another shape", _other_shapes)
     yield of("another process is at work in it", lambda run: _hold(run / "metrics.jsonl"))
+    yield of("the text of its own method has changed", _other_method)
+    yield of("the file of its own method is gone", lambda run: (_other_method(run), (run / "mine.py").unlink()))
+
+
+SOUND = "from pfl_jax import LocalSGD, methods\n\n\ndef mine(model, training=LocalSGD(), *, pull=0.5):\n"
+"""Beginning of a file with a method."""
+
+
+def _own_code() -> Iterator[Case]:
+    section = "Methods and models of your own"
+
+    def of(what: str, text: str, words: str = "--method mine.py:mine") -> Case:
+        return Case(section, f"digits {words}", what, lambda here: _file(here / "mine.py", text.encode()))
+
+    whole = SOUND + "    return methods.fedavg(model, training)\n"
+    yield Case(section, "digits --method mine.py:mine", "there is no mine.py")
+    yield of("mine.py defines mine", whole, "--method mine.py")
+    yield of("mine.py defines mine", whole, "--method mine.py:main")
+    yield of("mine.py defines mine", whole, "--method mine.py:LocalSGD")
+    yield of("mine.py defines mine(..., pull)", whole, "--method mine.py:mine --pull far")
+    yield of("mine.py defines mine(..., pull)", whole, "--method mine.py:mine --lam 1")
+    yield of("mine.py is cut off", SOUND)
+    yield of("mine.py imports what is not installed", "import nothing_of_the_kind\n")
+    yield of("mine has no argument training", "def mine(model, lr=0.1):\n    pass\n")
+    yield of("an option of mine has no default", SOUND.replace("=0.5", ""))
+    yield of("an option of mine is a dictionary", whole.replace("=0.5", "={}"))
+    yield of("an option of mine is called rounds", whole.replace("pull", "rounds"))
+    yield of("mine returns a model's parameters", SOUND + "    return {}\n")
+    yield of("mine raises", SOUND + "    return methods.fedavgg(model, training)\n")
+    net = "import flax.linen as nn\n\n\nclass Net(nn.Module):\n    @nn.compact\n    def __call__(self, x):\n"
+    net += "        x = x.reshape(x.shape[0], -1)\n        return {}\n\n\n"
+    net += "def net(input_shape, num_classes):\n    return Net()\n"
+    model = "--model mine.py:net"
+    yield Case(section, f"digits {model}", "there is no mine.py")
+    yield of("mine.py defines mine", whole, model)
+    yield of("net returns a text", "def net(input_shape, num_classes):\n    return 'mlp'\n", model)
+    yield of("net raises", "def net(input_shape, num_classes):\n    return num_classes / 0\n", model)
+    yield of("net takes no argument", "def net():\n    return None\n", model)
+    yield of("net's module has no part head", net.format("nn.Dense(10)(x)"), model)
+    yield of("net's module ends with a softmax", net.format('nn.softmax(nn.Dense(10, name="head")(x))'), model)
+    yield of("net's module has other classes", net.format('nn.Dense(3, name="head")(x)'), model)
+    normalised = 'nn.Dense(10, name="head")(nn.BatchNorm(False)(x))'
+    yield of("net's module has BatchNorm", net.format(normalised), model)
+
+
+def _export() -> Iterator[Case]:
+    section = "Models of a finished run"
+
+    def of(what: str, words: str, change: Prepare | None = None) -> Case:
+        return Case(section, f"export {words}", what, None if change is None else lambda here: change(here / "run"))
+
+    yield of("", "--client 3")
+    yield of("", "run --client 3")
+    yield of("", "run --to model.onnx")
+    yield of("", "run --client three --to model.msgpack")
+    yield of("there is no such folder", "absent --to model.msgpack")
+    yield of("the run is not finished", "run --to model.msgpack")
+    finished = lambda run: _file(run / "summary.json", b'{"method": "local"}')  # noqa: E731
+    yield of("it kept no state", "run --to model.msgpack", finished)
+    yield of(
+        "its state is cut off",
+        "run --to model.msgpack",
+        lambda run: (finished(run), _file(run / "state.msgpack", b"\x83")),
+    )
+    yield of("it has four clients", "run --client 4 --to model.msgpack", lambda run: (finished(run), _keep_state(run)))
+    yield of("model.msgpack is there", "run --to model.msgpack", lambda run: _file(run.parent / "model.msgpack"))
 
 
 def _many() -> Iterator[Case]:
@@ -243,7 +308,11 @@ def _many() -> Iterator[Case]:
 
 def cases() -> list[Case]:
     """All of them."""
-    return [case for part in (_options, _combinations, _folders, _data, _checkpoints, _many) for case in part()]
+    return [
+        case
+        for part in (_options, _combinations, _folders, _data, _checkpoints, _own_code, _export, _many)
+        for case in part()
+    ]
 
 
 # Files that commands meet
@@ -310,6 +379,23 @@ def _other_shapes(run: Path) -> None:
     save_checkpoint(experiment, state._replace(clients=jax.tree.map(lambda leaf: leaf[:3], state.clients)), run)
 
 
+def _other_method(run: Path) -> None:
+    """As of a run with a method of the user's own, whose text is another one now."""
+    path = run / "mine.py"
+    _file(path, SOUND.encode())
+    config = json.loads((run / "config.json").read_text())
+    config["options"]["method"] = "mine.py:mine"
+    config["own_code"] = {"method": {"file": str(path), "digest": "0123456789ab"}}
+    (run / "config.json").write_text(json.dumps(config))
+
+
+def _keep_state(run: Path) -> None:
+    from pfl_jax.engine import final_state
+
+    _, state = experiment_of(run)
+    final_state.save(run / "state.msgpack", state)
+
+
 _held: list[io.IOBase] = []
 
 
@@ -367,7 +453,7 @@ def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
       run: see `make_run`; it is copied.
       here: an empty folder, which becomes the current one meanwhile.
     """
-    from experiments import figures
+    from experiments import export, figures
     from experiments.benchmark.__main__ import main as benchmark
     from experiments.commands import main as cli
     from experiments.figures.__main__ import main as figure
@@ -378,7 +464,7 @@ def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
     from pfl_jax.data import files, tfds
 
     commands = {"tables": tables.main, "figures": figure, "sweep": sweep.main, "benchmark": benchmark}
-    commands |= {"queue": queue, "results_page": results_page}
+    commands |= {"queue": queue, "results_page": results_page, "export": export.main}
     assert figures
     shutil.copytree(run, here / "run")
     if case.prepare is not None:
