@@ -1,7 +1,7 @@
 """A `Model` from any Flax module: its head is one of its parts, its backbone all the rest."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -151,7 +151,7 @@ def _from_linen(module: nn.Module, inputs: jax.ShapeDtypeStruct, num_classes: in
         return seen[0]
 
     def classify(head, features):
-        return head_module.apply({"params": head}, features)
+        return cast(jax.Array, head_module.apply({"params": head}, features))
 
     return Model(init, features_of, classify, features.shape[1], num_classes)
 
@@ -177,7 +177,7 @@ def _from_nnx(
         seen.append(x)
         del seen[:-2]
 
-    def split(rngs: nnx.Rngs) -> tuple[nnx.Module, nnx.Module]:
+    def split(rngs: nnx.Rngs) -> tuple[nnx.Module, Any]:
         """Module without its head, and the head."""
         module = make(rngs)
         if not isinstance(module, nnx.Module):
@@ -212,8 +212,8 @@ def _from_nnx(
         return module(x)
 
     def init(key):
-        parts = split(nnx.Rngs(key))
-        return dict(zip(("backbone", "head"), (nnx.to_pure_dict(nnx.state(part)) for part in parts), strict=True))
+        without, part = split(nnx.Rngs(key))
+        return {"backbone": nnx.to_pure_dict(nnx.state(without)), "head": nnx.to_pure_dict(nnx.state(part))}
 
     def features(params, x):
         return apply(0, params, x)

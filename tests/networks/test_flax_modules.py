@@ -51,7 +51,13 @@ class Deep(nn.Module):
 class Decoder(nn.Module):
     @nn.compact
     def __call__(self, x):
-        return nn.Sequential([nn.Dense(4), nn.Dense(3)], name="out")(nn.Dense(7, name="first")(x))
+        return Out(name="out")(nn.Dense(7, name="first")(x))
+
+
+class Out(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.Dense(4)(x))
 
 
 class Normalised(nn.Module):
@@ -108,7 +114,7 @@ def test_a_head_within_a_part():
     params, whole = model.init(KEY), module.init(KEY, X)["params"]
     assert sorted(params["backbone"]) == ["Dense_0", "LayerNorm_0", "decoder"]
     assert list(params["backbone"]["decoder"]) == ["first"]
-    assert sorted(params["head"]) == ["layers_0", "layers_1"]
+    assert sorted(params["head"]) == ["Dense_0", "Dense_1"]
     assert model.num_features == 7
     np.testing.assert_allclose(model.apply(params, X), module.apply({"params": whole}, X), rtol=1e-6)
 
