@@ -123,7 +123,7 @@ def difference(request: Request, config: dict[str, Any]) -> str:
     usual = _defaults(request.options.method)
     for name, value in wanted.items():
         # As JSON: tuples come back as lists.
-        found = stored.get(name, json.loads(json.dumps(usual[name], default=str)))
+        found = stored.get(name, json.loads(json.dumps(usual.get(name), default=str)))
         if found != json.loads(json.dumps(value)) and name.endswith("_digest"):
             return f"made with another text of {wanted[name.removesuffix('_digest')]}"
         if found != json.loads(json.dumps(value)):

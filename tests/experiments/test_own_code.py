@@ -197,7 +197,7 @@ def test_a_sweep_over_its_options(here):
         ("def f(model, training=LocalSGD(), *, x={}): ...", "its option x is a dict; options are"),
         ("def f(model, training=LocalSGD(), *, lr=0.1): ...", "lr is a field of the recipe"),
         ("def f(model, training=LocalSGD(), *, rounds=1): ...", "--rounds is an option of every experiment"),
-        ("def f(model, training=LocalSGD(), *, x: Nothing = 1): ...", "annotations cannot be read .*Nothing"),
+        ("def f(model, training=LocalSGD(), *, x: 'Nothing' = 1): ...", "annotations cannot be read .*Nothing"),
         ("def f(model, training=LocalSGD()): raise KeyError('k')", "fails: KeyError: 'k'"),
         ("def f(model, training=LocalSGD()): raise ValueError('no')", "mine.py:f refuses its options: no"),
         ("f = 3", "is a int, not a function"),

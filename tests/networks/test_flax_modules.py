@@ -165,7 +165,7 @@ def test_fedas_trains_it(module):
         (from_flax(Deep(), (8,), 3, head="decoder/out"), (8,), "float32"),
         (MODELS["text_mean"]((6,), 3), (6,), "int32"),
         (MODELS["text_gru"]((6,), 3), (6,), "int32"),
-        (MODELS["resnet8"]((8, 8, 1), 3), (8, 8, 1), "float32"),
+        pytest.param(MODELS["resnet8"]((8, 8, 1), 3), (8, 8, 1), "float32", marks=pytest.mark.slow),
     ],
     ids=["linen", "nested", "text_mean", "text_gru", "resnet8"],
 )
