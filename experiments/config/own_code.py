@@ -122,7 +122,7 @@ def method_factory(name: str) -> Callable[..., Method]:
     own = [one for one in every if one.kind is inspect.Parameter.KEYWORD_ONLY]
     others = [one for one in every if one not in own]
     if len(others) != 2 or any(one.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for one in others):
-        named = ", ".join(str(one) for one in others)
+        named = ", ".join(one.name for one in others)
         raise InvalidInput(f"--method {name} takes ({named}) before its keyword-only arguments: {wanted}")
     if others[1].name != "training" or not isinstance(others[1].default, LocalSGD):
         raise InvalidInput(f"--method {name}: the second argument is {others[1]}: {wanted}")

@@ -1,5 +1,6 @@
 """A `Model` from any Flax module: its head is one of its parts, its backbone all the rest."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -99,45 +100,13 @@ def check_model(model: Model, input_shape: Sequence[int], num_classes: int, *, i
 
 
 def _from_linen(module: nn.Module, inputs: jax.ShapeDtypeStruct, num_classes: int, path: tuple[str, ...]) -> Model:
-    found: list[tuple[nn.Module, Any, Any]] = []
-
-    def record(call, args, kwargs, context):
-        result = call(*args, **kwargs)
-        if context.module.path == path and context.method_name == "__call__":
-            if len(args) != 1 or kwargs:
-                raise InvalidInput(f"{'/'.join(path)} takes more than the features: a head has one input")
-            found.append((context.module.clone(parent=None, name=None), args[0], result))
-        return result
-
-    def first_call(key, x):
-        found.clear()
-        with nn.intercept_methods(record):
-            result, variables = module.init_with_output(key, x)
-        # Whether anything happens to the head's result is told by identity: both are tracers here.
-        last.append(bool(found) and result is found[-1][2])
-        return result, variables
-
-    last: list[bool] = []
-    try:
-        _, variables = jax.eval_shape(first_call, jax.random.key(0), inputs)
-    except InvalidInput:
-        raise
-    except Exception as error:
-        raise InvalidInput(f"the module cannot be called with inputs {_words(inputs)} alone: {_said(error)}") from None
-    _refuse_variables(set(variables) - {"params"}, "batch_stats" in variables)
-    params = variables.get("params", {})
-    _require_part(path, _linen_parts(params), there=_lookup(params, path) is not None)
-    _require_one_last_call("/".join(path), len(found), last[-1])
-    head_module, features, _ = found[0]
-    if not hasattr(features, "shape") or features.ndim != 2:
-        words = _words(features) if hasattr(features, "shape") else type(features).__name__
-        raise InvalidInput(f"the features of two inputs are {words}, not [2, d]: flatten before {'/'.join(path)}")
+    head_module, num_features = _linen_head(module, inputs, path)
 
     def init(key):
         params = module.init(key, jnp.zeros((1, *inputs.shape[1:]), inputs.dtype))["params"]
         return {"backbone": _without(params, path), "head": _lookup(params, path)}
 
-    def features_of(backbone, x):
+    def features(backbone, x):
         seen = []
 
         def stop(call, args, kwargs, context):
@@ -153,7 +122,46 @@ def _from_linen(module: nn.Module, inputs: jax.ShapeDtypeStruct, num_classes: in
     def classify(head, features):
         return cast(jax.Array, head_module.apply({"params": head}, features))
 
-    return Model(init, features_of, classify, features.shape[1], num_classes)
+    return Model(init, features, classify, num_features, num_classes)
+
+
+def _linen_head(module: nn.Module, inputs: jax.ShapeDtypeStruct, path: tuple[str, ...]) -> tuple[nn.Module, int]:
+    """Head of a module as a module of its own, and the number of features that go into it.
+
+    Raises:
+      InvalidInput: the module has no such part, or one that cannot be a head, or other variables than parameters.
+    """
+    name = "/".join(path)
+    found: list[tuple[nn.Module, Any, Any]] = []
+    last: list[bool] = []
+
+    def record(call, args, kwargs, context):
+        result = call(*args, **kwargs)
+        if context.module.path == path and context.method_name == "__call__":
+            if len(args) != 1 or kwargs:
+                raise InvalidInput(f"{name} takes more than the features: a head has one input")
+            found.append((context.module.clone(parent=None, name=None), args[0], result))
+        return result
+
+    def first_call(key, x):
+        with nn.intercept_methods(record):
+            result, variables = module.init_with_output(key, x)
+        # Whether anything happens to the head's result is told by identity: both are tracers here.
+        last.append(bool(found) and result is found[-1][2])
+        return result, variables
+
+    try:
+        _, variables = jax.eval_shape(first_call, jax.random.key(0), inputs)
+    except InvalidInput:
+        raise
+    except Exception as error:
+        raise InvalidInput(f"the module cannot be called with inputs {_words(inputs)} alone: {_said(error)}") from None
+    _refuse_variables(set(variables) - {"params"}, "batch_stats" in variables)
+    params = variables.get("params", {})
+    _require_part(path, _linen_parts(params), there=_lookup(params, path) is not None)
+    _require_one_last_call(name, len(found), last[-1])
+    head, features, _ = found[0]
+    return head, _num_features(features, name)
 
 
 class _Pass(nnx.Module):
@@ -171,69 +179,79 @@ def _from_nnx(
     make: Callable[[nnx.Rngs], nnx.Module], inputs: jax.ShapeDtypeStruct, num_classes: int, path: Sequence[str]
 ) -> Model:
     seen: list[jax.Array] = []
+    calls: list[tuple[int, bool]] = []
 
     def record(x: jax.Array) -> None:
-        # One call at most is kept: the last one's arrays belong to a trace that is over.
+        # Two at most are kept: their arrays belong to traces that are over.
         seen.append(x)
         del seen[:-2]
 
     def split(rngs: nnx.Rngs) -> tuple[nnx.Module, Any]:
-        """Module without its head, and the head."""
-        module = make(rngs)
-        if not isinstance(module, nnx.Module):
-            kind = type(module).__name__
-            raise InvalidInput(f"the function of rngs gives a {kind}, not a flax.nnx module")
-        owner: Any = module
-        for part in path[:-1]:
-            owner = _part(owner, part)
-        head = _part(owner, path[-1]) if owner is not None else None
-        _require_part(path, _nnx_parts(module), there=isinstance(head, nnx.Module))
-        if isinstance(owner, list | nnx.List):
-            owner[int(path[-1])] = _Pass(record)
-        else:
-            setattr(owner, path[-1], _Pass(record))
-        return module, head
+        return _without_head(make(rngs), path, record)
 
     try:
-        backbone, head = nnx.eval_shape(lambda: split(nnx.Rngs(0)))
+        graphs = [nnx.split(part) for part in nnx.eval_shape(lambda: split(nnx.Rngs(0)))]
     except InvalidInput:
         raise
     except Exception as error:
         raise InvalidInput(f"the function of rngs fails: {_said(error)}") from None
-    kinds = {type(leaf) for of in (backbone, head) for _, leaf in nnx.to_flat_state(nnx.state(of))}
+    kinds = {type(leaf) for _, state in graphs for _, leaf in nnx.to_flat_state(state)}
     others = {kind.__name__ for kind in kinds if not issubclass(kind, nnx.Param)}
     _refuse_variables(others, any(issubclass(kind, nnx.BatchStat) for kind in kinds))
-    graphs = nnx.split(backbone), nnx.split(head)
 
     def apply(which: int, params: PyTree, x: jax.Array) -> Any:
-        graph, state = graphs[which]
-        nnx.replace_by_pure_dict(state := jax.tree.map(lambda leaf: leaf, state), params)
+        graph, shapes = graphs[which]
+        state = jax.tree.map(lambda leaf: leaf, shapes)
+        nnx.replace_by_pure_dict(state, params)
         module: Any = nnx.merge(graph, state)
         return module(x)
 
     def init(key):
-        without, part = split(nnx.Rngs(key))
-        return {"backbone": nnx.to_pure_dict(nnx.state(without)), "head": nnx.to_pure_dict(nnx.state(part))}
-
-    def features(params, x):
-        return apply(0, params, x)
+        backbone, head = (nnx.to_pure_dict(nnx.state(part)) for part in split(nnx.Rngs(key)))
+        return {"backbone": backbone, "head": head}
 
     def probe(params, x):
         seen.clear()
-        result = features(params, x)
+        result = apply(0, params, x)
         calls.append((len(seen), bool(seen) and seen[-1] is result))
         return result
 
-    calls: list[tuple[int, bool]] = []
     try:
         params = jax.eval_shape(init, jax.random.key(0))
-        shape = jax.eval_shape(probe, params["backbone"], inputs)
+        features = jax.eval_shape(probe, params["backbone"], inputs)
     except Exception as error:
         raise InvalidInput(f"the module cannot be called with inputs {_words(inputs)} alone: {_said(error)}") from None
     _require_one_last_call("/".join(path), *calls[-1])
-    if len(getattr(shape, "shape", ())) != 2:
-        raise InvalidInput(f"the features of two inputs are {_words(shape)}, not [2, d]: flatten before the head")
-    return Model(init, features, lambda head, x: apply(1, head, x), shape.shape[1], num_classes)
+    num_features = _num_features(features, "/".join(path))
+    return Model(init, functools.partial(apply, 0), functools.partial(apply, 1), num_features, num_classes)
+
+
+def _without_head(module: Any, path: Sequence[str], record: Callable[[jax.Array], None]) -> tuple[nnx.Module, Any]:
+    """An nnx module with `_Pass` in the place of its head, and the head.
+
+    Raises:
+      InvalidInput: it is no module, or has no such part.
+    """
+    if not isinstance(module, nnx.Module):
+        raise InvalidInput(f"the function of rngs gives a {type(module).__name__}, not a flax.nnx module")
+    owner: Any = module
+    for part in path[:-1]:
+        owner = _part(owner, part)
+    head = _part(owner, path[-1]) if owner is not None else None
+    _require_part(path, _nnx_parts(module), there=isinstance(head, nnx.Module))
+    if isinstance(owner, list | nnx.List):
+        owner[int(path[-1])] = _Pass(record)
+    else:
+        setattr(owner, path[-1], _Pass(record))
+    return module, head
+
+
+def _num_features(features: Any, head: str) -> int:
+    """d of the features of two inputs; InvalidInput unless they are [2, d]."""
+    if not hasattr(features, "shape") or features.ndim != 2:
+        words = _words(features) if hasattr(features, "shape") else type(features).__name__
+        raise InvalidInput(f"the features of two inputs are {words}, not [2, d]: flatten before {head}")
+    return features.shape[1]
 
 
 def _part(owner: Any, name: str) -> Any:

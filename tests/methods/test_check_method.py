@@ -102,7 +102,7 @@ def test_a_sound_method_passes_with_its_hyper_parameters():
 
 def test_the_accuracy_is_the_callers():
     with pytest.raises(AssertionError, match=r"not above 0\.999"):
-        check_method(broken(), accuracy=0.999, skip=only("learning"), epochs=1)
+        check_method(broken(), accuracy=0.999, skip=only("learning"), lr=0.01, epochs=1)
 
 
 def test_an_unknown_check_is_refused():

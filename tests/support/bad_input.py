@@ -222,7 +222,7 @@ def _own_code() -> Iterator[Case]:
     yield of("mine.py is cut off", SOUND)
     yield of("mine.py imports what is not installed", "import nothing_of_the_kind\n")
     yield of("mine has no argument training", "def mine(model, lr=0.1):\n    pass\n")
-    yield of("an option of mine has no default", SOUND.replace("=0.5", ""))
+    yield of("an option of mine has no default", whole.replace("=0.5", ""))
     yield of("an option of mine is a dictionary", whole.replace("=0.5", "={}"))
     yield of("an option of mine is called rounds", whole.replace("pull", "rounds"))
     yield of("mine returns a model's parameters", SOUND + "    return {}\n")
