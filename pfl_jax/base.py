@@ -150,7 +150,7 @@ class Scores(NamedTuple):
     """Scores of clients' models on their own test examples; NaN without a model or without examples.
 
     Attributes:
-      accuracy: [N], float32: share of the examples that are labelled right, in [0, 1].
+      accuracy: [N], float32: share of the examples that are labeled right, in [0, 1].
       loss: [N]: mean cross-entropy of the softmax of what `Method.predict` gives, in nats.
       macro_f1: [N]: mean F1 over classes that occur among labels or predictions, in [0, 1].
       auc: [N]: mean area under the one-against-the-rest ROC curves, in [0, 1]; NaN with examples of one class only.

@@ -77,14 +77,14 @@ class Options:
     """How groups of clients differ beyond their classes, in training and test examples: another permutation of the
     labels for each group (concept shift), or images turned by equal steps of a full turn (feature skew)."""
     augment: bool = False
-    """Crop and mirror colour images at random in every training batch, as FedPAC's released code does. Heads that are
+    """Crop and mirror color images at random in every training batch, as FedPAC's released code does. Heads that are
     trained on features of a fixed backbone (FedPAC, FedRep), statistics and tests see the images as they are."""
     drop_last: bool = False
     """Leave out an epoch's last batch where it is incomplete, unless it is the client's only one."""
     shuffle: bool = True
     """Draw a new order of a client's examples for every local epoch; --no-shuffle takes the same one always."""
     pixel_normalization: PixelNormalization = "fedas"
-    """Paper whose released code gives the mean and deviation that CIFAR's pixels are normalised by: 0.5 (fedas), or
+    """Paper whose released code gives the mean and deviation that CIFAR's pixels are normalized by: 0.5 (fedas), or
     those of CIFAR-10's training pixels (fedpac). The other datasets have one of each."""
     optimizer: Optimizer = "sgd"
     """Optimizer of local training, which starts afresh in every round: sgd as in PyTorch and the papers, adam with its
@@ -242,12 +242,12 @@ def without_effect(dataset: str, options: Options, given: frozenset[str], backen
     if backend == "cpu" and options.precision != "float32":
         notes.append(f"--precision {options.precision} has no effect on a CPU, which computes in float32")
     if "pixel_normalization" in given and not reads_pixel_normalization(dataset):
-        notes.append(f"--pixel-normalization has no effect on {dataset}, which both papers' settings normalise alike")
+        notes.append(f"--pixel-normalization has no effect on {dataset}, which both papers' settings normalize alike")
     return notes
 
 
 def reads_pixel_normalization(dataset: str) -> bool:
-    """Whether the papers' released code normalises a dataset in different ways."""
+    """Whether the papers' released code normalizes a dataset in different ways."""
     return SPECS[dataset].fedpac is not None
 
 

@@ -116,7 +116,7 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
         options = dataclasses.replace(options, devices=number, mesh=None)
         given = given - {"mesh"} | {"devices"}
     if options.augment and SPECS[dataset].shape[-1] != 3:
-        raise InvalidInput(f"--augment is for colour images, and those of {dataset} are grey")
+        raise InvalidInput(f"--augment is for color images, and those of {dataset} are gray")
     check_hyper_parameters(hyper_parameters)
     request = Request(dataset, options, hyper_parameters, frozenset(given))
     check_schedules(options.schedule or (), method, request.real_numbers())

@@ -161,7 +161,7 @@ def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
 
 def training_of(options: Options, dataset: Dataset) -> dict[str, Any]:
     """Fields of the recipe of local training that are options of every method."""
-    augment = CropAndFlip.normalised(dataset.input_shape, dataset.mean, dataset.std) if options.augment else None
+    augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if options.augment else None
     names = ("optimizer", "clip_norm", "drop_last", "shuffle")
     return {"augment": augment} | {name: getattr(options, name) for name in names}
 

@@ -100,7 +100,7 @@ def _compared_options(request: Request) -> dict[str, Any]:
         name: value for name, value in relevant_options(request).items() if name not in ("eval_every", "precision")
     }
     if request.options.preset == "fedpac":
-        # FedPAC's text does not mention augmentation, its released code has it for colour images: its figures are for
+        # FedPAC's text does not mention augmentation, its released code has it for color images: its figures are for
         # both.
         del compared["augment"]
     if request.options.size_choices is not None:

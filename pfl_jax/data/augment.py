@@ -20,11 +20,11 @@ class CropAndFlip:
     """Random crop of the image with a black border, mirrored horizontally with probability 1/2.
 
     The augmentation of FedPAC's released code for CIFAR-10 and CINIC-10, where the border is 4 pixels of zeros before
-    the images are normalised.
+    the images are normalized.
 
     Attributes:
       shape: (H, W, C) of the images; inputs of any other shape stay as they are.
-      black: per channel, the value of a zero pixel after normalisation.
+      black: per channel, the value of a zero pixel after normalization.
       border: width in pixels.
     """
 
@@ -33,14 +33,14 @@ class CropAndFlip:
     border: int = 4
 
     @classmethod
-    def normalised(cls, shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]) -> "CropAndFlip":
-        """Augmentation of images [.., H, W, C] normalised with this mean and deviation of pixels in [0, 1].
+    def normalized(cls, shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]) -> "CropAndFlip":
+        """Augmentation of images [.., H, W, C] normalized with this mean and deviation of pixels in [0, 1].
 
         Raises:
-          InvalidInput: images without colours.
+          InvalidInput: images without colors.
         """
         if shape[-1] != 3:
-            raise InvalidInput(f"augmentation is for colour images, not for images of shape {shape}")
+            raise InvalidInput(f"augmentation is for color images, not for images of shape {shape}")
         return cls(shape, tuple(-m / s for m, s in zip(mean, std, strict=True)))
 
     def __call__(self, key: PRNGKey, x: PyTree) -> PyTree:

@@ -64,7 +64,7 @@ def builder_class(url: str) -> Any:
         def _info(self):
             return tfds.core.DatasetInfo(
                 builder=self,
-                description="270,000 colour pictures of 32 x 32 pixels in the ten classes of CIFAR-10.",
+                description="270,000 color pictures of 32 x 32 pixels in the ten classes of CIFAR-10.",
                 features=tfds.features.FeaturesDict(
                     {"image": tfds.features.Image(shape=(32, 32, 3)), "label": tfds.features.ClassLabel(names=CLASSES)}
                 ),

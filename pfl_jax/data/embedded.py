@@ -2,7 +2,7 @@
 
 The pictures have the shapes and class counts of the real datasets and replace them where those are not available:
 one digit (10 classes) or two digits side by side (62 or 100 classes, class = 10 * left + right), shifted, scaled,
-slanted, coloured, under clutter and noise. Every output says which data it is (`pfl_jax.data.sources.Dataset`).
+slanted, colored, under clutter and noise. Every output says which data it is (`pfl_jax.data.sources.Dataset`).
 
 All arithmetic is on integers (the matrix products are of integers small enough to be exact in float32), so the
 bytes of a picture depend on the seed alone and not on the machine.
@@ -23,7 +23,7 @@ SIZES: dict[int, tuple[int, int]] = {10: (12_000, 4_000), 62: (12_400, 6_200), 1
 """(training, test) pictures by number of classes; every class has equally many."""
 
 _UNIT = 16  # positions and pixel weights are in sixteenths
-_INK = 128  # full ink: the largest for which (difference of two colours) * ink fits 16 bits
+_INK = 128  # full ink: the largest for which (difference of two colors) * ink fits 16 bits
 _CHUNK = 500  # pictures rendered at once: they fit the cache
 _FRAGMENTS = 2_000  # pieces of digits to draw the clutter from
 _CLUTTER = {False: 4, True: 16}  # pieces in a picture of one digit, of a pair
@@ -160,7 +160,7 @@ def _render(images: np.ndarray, glyphs: _Glyphs, canvas: tuple[int, int]) -> np.
     slant makes the positions depend on the row.
     """
     height, width = canvas
-    # Pixel centres, in sixteenths of a pixel of the canvas, then of the digit table.
+    # Pixel centers, in sixteenths of a pixel of the canvas, then of the digit table.
     rows = np.arange(height, dtype=np.int32) * _UNIT + _UNIT // 2 - glyphs.top[:, None]
     position_y = rows * 8 // glyphs.height[:, None] - _UNIT // 2
     lean = rows * glyphs.slant[:, None] // (glyphs.height[:, None] * _UNIT) - glyphs.slant[:, None] // 2
@@ -182,7 +182,7 @@ def _render(images: np.ndarray, glyphs: _Glyphs, canvas: tuple[int, int]) -> np.
 
 
 def _fragments(rng: np.random.Generator, images: np.ndarray, canvas: tuple[int, int]) -> np.ndarray:
-    """Ink, int16 [F, H, W], of pieces of digits, cut by windows too small for the digit to be recognised."""
+    """Ink, int16 [F, H, W], of pieces of digits, cut by windows too small for the digit to be recognized."""
     height, width = canvas
     size = rng.integers(height // 2, height + 1, (2, _FRAGMENTS), dtype=np.int32)
     left, top = rng.integers(-height // 4 * _UNIT, height * 3 // 4 * _UNIT, (2, _FRAGMENTS), dtype=np.int32)
@@ -198,9 +198,9 @@ def _fragments(rng: np.random.Generator, images: np.ndarray, canvas: tuple[int, 
 
 
 def _paint(rng: np.random.Generator, ink: np.ndarray, clutter: np.ndarray, channels: int) -> np.ndarray:
-    """Colours, int16 [B, H, W, C]: background, digits and clutter, blended in this order by their ink.
+    """Colors, int16 [B, H, W, C]: background, digits and clutter, blended in this order by their ink.
 
-    Every picture has its own three colours; digits are lighter than the background, as in the grey datasets.
+    Every picture has its own three colors; digits are lighter than the background, as in the gray datasets.
     """
     shape = (len(ink), 1, 1, channels)
     background = rng.integers(0, 60 if channels == 1 else 100, shape, dtype=np.int16)
@@ -210,5 +210,5 @@ def _paint(rng: np.random.Generator, ink: np.ndarray, clutter: np.ndarray, chann
 
 
 def _blend(under: np.ndarray, over: np.ndarray, ink: np.ndarray) -> np.ndarray:
-    """Blend of the colour `over` onto `under` with opacity ink / 128."""
+    """Blend of the color `over` onto `under` with opacity ink / 128."""
     return under + (((over - under) * ink[..., None]) >> 7)

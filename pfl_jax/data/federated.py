@@ -233,7 +233,7 @@ def _table(rows: Sequence[np.ndarray], used: np.ndarray) -> tuple[jax.Array, jax
 
 
 def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split: Split) -> ClientData:
-    """Examples of one client under its shift, normalised: x = (pixel / 255 - mean) / std.
+    """Examples of one client under its shift, normalized: x = (pixel / 255 - mean) / std.
 
     Args:
       data: the federation's data, or what a device holds of it.

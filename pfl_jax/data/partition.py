@@ -239,7 +239,7 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
 
     Args:
       name: a key of PARTITIONS.
-      dataset: whose labels are divided; its `keep_split` is honoured.
+      dataset: whose labels are divided; its `keep_split` is honored.
       num_clients: N.
       seed: of the partition.
       **options: options of the partition function; None selects the default.

@@ -80,7 +80,7 @@ def direction(degrees: float | np.ndarray) -> np.ndarray:
 
 
 def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:
-    """Images rotated counterclockwise about their centre, with black where they have no pixels.
+    """Images rotated counterclockwise about their center, with black where they have no pixels.
 
     Bilinear between the four nearest pixels, so multiples of 90 degrees move square images' pixels exactly.
 

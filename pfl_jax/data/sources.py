@@ -24,7 +24,7 @@ SOURCES = ("auto", "tfds", "files", "embedded")
 
 
 class Dataset(NamedTuple):
-    """Labelled images, divided into training and test examples.
+    """Labeled images, divided into training and test examples.
 
     Attributes:
       name: "cifar100", ...
@@ -93,7 +93,7 @@ def load(
         in which distributions install datasets.
       seed: of the embedded pictures.
       notify: receives messages before long work, and on the source that "auto" selected.
-      normalization: paper whose released code gives the mean and deviation that pixels are normalised by: "fedas" is
+      normalization: paper whose released code gives the mean and deviation that pixels are normalized by: "fedas" is
         0.5 for CIFAR, "fedpac" those of CIFAR-10's training pixels. The other datasets have one of each.
 
     Returns:
@@ -110,7 +110,7 @@ def load(
     """
     spec = SPECS[_check_choice("dataset", name, SPECS)]
     _check_choice("normalization", normalization, PIXEL_NORMALIZATIONS)
-    spec = spec.normalised(normalization)
+    spec = spec.normalized(normalization)
     _check_choice("source", source, SOURCES)
     folder = None if data_dir is None else Path(data_dir).expanduser()
     if folder is not None and folder.exists() and not folder.is_dir():
@@ -143,7 +143,7 @@ def _auto(spec: DatasetSpec, folder: Path | None, seed: int, notify: Notify) -> 
     except InvalidInput as error:
         dataset = _embedded(spec, seed)
         notify(
-            f"THIS IS NOT {spec.name.upper()}, but {dataset.source} in its place: all results are labelled "
+            f"THIS IS NOT {spec.name.upper()}, but {dataset.source} in its place: all results are labeled "
             f"{dataset.description}. Neither prepared data nor files were found, and {error}"
         )
         return dataset

@@ -1,11 +1,11 @@
-"""Dataset specifications: shape, classes, pixel normalisation and download source."""
+"""Dataset specifications: shape, classes, pixel normalization and download source."""
 
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 PixelNormalization = Literal["fedpac", "fedas"]
-"""Papers whose released code defines the pixel normalisation."""
+"""Papers whose released code defines the pixel normalization."""
 
 PIXEL_NORMALIZATIONS: tuple[PixelNormalization, ...] = get_args(PixelNormalization)
 
@@ -59,7 +59,7 @@ class DatasetSpec(NamedTuple):
     transposed: bool = False
     own_builder: bool = False
 
-    def normalised(self, paper: PixelNormalization) -> "DatasetSpec":
+    def normalized(self, paper: PixelNormalization) -> "DatasetSpec":
         """This dataset with the mean and deviation of this paper's released code."""
         if paper == "fedas" or self.fedpac is None:
             return self
@@ -71,7 +71,7 @@ _FASHION_MNIST_HOST = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.co
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 # CIFAR: FedAS's released code has 0.5 for all channels, FedPAC's these means and deviations of CIFAR-10's training
-# pixels. CIFAR-100 is not in FedPAC: as its CIFAR-10. The grey datasets: FedPAC's code, which uses those of MNIST.
+# pixels. CIFAR-100 is not in FedPAC: as its CIFAR-10. The gray datasets: FedPAC's code, which uses those of MNIST.
 _CIFAR = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _FEDPAC_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _MNIST = ((0.1307,), (0.3081,))

@@ -46,7 +46,7 @@ def build(
 
     Args:
       method, settings, mesh: see `pfl_jax.engine.simulate.run`.
-      block: clients that are initialised or evaluated at once, by default `BLOCK`.
+      block: clients that are initialized or evaluated at once, by default `BLOCK`.
     """
     block = BLOCK if block is None else block
     parts = Stages(method, settings, mesh)
@@ -105,7 +105,7 @@ def _fetch(data: Federation, clients: PyTree, ids: np.ndarray, mesh: Mesh | None
 
 
 def _allocate(data: Federation, shapes: PyTree) -> PyTree:
-    """Uninitialised rows of all clients that this process keeps, for the shapes of one row."""
+    """Uninitialized rows of all clients that this process keeps, for the shapes of one row."""
     count = len(own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else data.num_clients
     return jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), shapes)
 

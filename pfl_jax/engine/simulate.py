@@ -96,7 +96,7 @@ def run(
       data: the federation's examples; as `PlacedData`, with their clients' owners, in one process or many.
       settings: rounds, participation, chunk, how often to evaluate.
       key: the run's key: same key, same result.
-      state: continue from here instead of initialising from the key; a state carries its own key.
+      state: continue from here instead of initializing from the key; a state carries its own key.
       mesh: spread the clients over these devices, see `client_mesh`; None uses the default device alone, or those of
         `PlacedData`.
       state_on: where the clients' states are kept between rounds; "host" moves the cohort's part to the device for each

@@ -1,7 +1,7 @@
 """Sweeps: runs of one shape together, with seeds and traced hyper-parameters as an axis over whole rounds.
 
 The method is built inside the traced function, from one value of each hyper-parameter, so that a learning rate or a
-regularisation strength is an input of the compiled program and not a part of it: runs that differ in such values only
+regularization strength is an input of the compiled program and not a part of it: runs that differ in such values only
 are compiled once. The runs lie along the leading axis of everything; with a mesh each device has its own share of them
 and never waits for another. `run` has an example.
 """
@@ -139,7 +139,7 @@ def run(
       settings: of all runs; its `chunk` counts the clients under one vmap within a run.
       keys: [R], the runs' keys.
       hyper_parameters: name -> values [R].
-      states: continue from here, leaves [R, ...], instead of initialising from the keys; states carry their own keys.
+      states: continue from here, leaves [R, ...], instead of initializing from the keys; states carry their own keys.
       chunk: runs under one vmap on each device: 1 is one after another, None all at once.
       mesh: spread the runs over these devices, see `pfl_jax.client_mesh`; None uses the default device alone.
 

@@ -1,4 +1,4 @@
-"""Every client a mixture of the same few models, learned by expectation maximisation (Marfoq et al. 2021)."""
+"""Every client a mixture of the same few models, learned by expectation maximization (Marfoq et al. 2021)."""
 
 from typing import NamedTuple
 

@@ -90,7 +90,7 @@ def fedfomo(
     fallback: Fallback = "previous",
     memory: int = 100,
 ) -> Method:
-    r"""FedFomo: a client moves towards those of M downloaded models that do better on its held-out examples.
+    r"""FedFomo: a client moves toward those of M downloaded models that do better on its held-out examples.
 
         w_ij = max(0, L_i(theta_i) - L_i(theta_j)) / ||theta_j - theta_i||,   scaled to sum to one over j
         theta_i <- theta_i + sum_j w_ij (theta_j - theta_i);   p_i <- p_i + w_i;   then E epochs of SGD on the rest

@@ -56,7 +56,7 @@ class FedPACMessage(NamedTuple):
 
 
 def head_weights(mu: jax.Array, variance: jax.Array, counts: jax.Array, *, solver: Solver = "auto") -> jax.Array:
-    r"""How much of every client's head goes into every client's: rows alpha_i that minimise the bound on i's test loss.
+    r"""How much of every client's head goes into every client's: rows alpha_i that minimize the bound on i's test loss.
 
         alpha_i = argmin over the simplex of  sum_j alpha_j^2 V_j / n_j + ||mu_i - sum_j alpha_j mu_j||^2
 
@@ -79,7 +79,7 @@ def head_weights(mu: jax.Array, variance: jax.Array, counts: jax.Array, *, solve
 
 
 def _solve_head_weights(mu: jax.Array, variance: jax.Array, counts: jax.Array, solver: Solver) -> SimplexSolution:
-    """The minimisers of Eq. 46 in float32, with their optimality gaps."""
+    """The minimizers of Eq. 46 in float32, with their optimality gaps."""
     chex.assert_rank([mu, variance, counts], [3, 1, 1])
     return _head_weight_solver(solver)(mu, variance, counts)
 
@@ -150,7 +150,7 @@ def fedpac(
     Deviations:
       Algorithm 1 leaves c(0) open: there is no alignment in the first round. A class without a global centroid later
       is aligned to the client's own centroid under the received backbone. A class that the cohort lacks keeps its
-      last centroid. Features are not centred to zero mean (Assumption 2), as in the released code. Statistics and
+      last centroid. Features are not centered to zero mean (Assumption 2), as in the released code. Statistics and
       heads see the images as they are; where training images are augmented (the released code does so for CIFAR-10 and
       CINIC-10, for the heads too), that happens in the backbone's epochs alone. Under concept shift (Table 3) the
       method runs as it is: Section 1 speaks of a slight modification, which the paper does not give. Centroids and

@@ -1,4 +1,4 @@
-"""FedPAC with head weights from class prototypes instead of a quadratic programme (FedPAC's replication, Eq. 12-13)."""
+"""FedPAC with head weights from class prototypes instead of a quadratic program (FedPAC's replication, Eq. 12-13)."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from pfl_jax.primitives.losses import cross_entropy
 
 
 def prototype_weights(model: Model, heads: Head, centroids: jax.Array, class_counts: jax.Array) -> jax.Array:
-    r"""Head weights that favour clients whose class centroids a client's own head classifies well.
+    r"""Head weights that favor clients whose class centroids a client's own head classifies well.
 
         f_ij = CE of client j's centroids through client i's head, mean over the classes that j holds    (Eq. 12)
         alpha_i = softmax over j of -f_ij                                                                (Eq. 13)
@@ -65,7 +65,7 @@ def fedpac_proto(
       replication of FedPAC). 2025. Eq. 12, 13.
 
     Deviations:
-      Eq. 13 normalises over the wrong index, which contradicts its own constraint: here each row sums to 1. Eq. 12
+      Eq. 13 normalizes over the wrong index, which contradicts its own constraint: here each row sums to 1. Eq. 12
       writes client i's centroids where the text feeds the others' into i's head, and names no reduction: here it is
       the mean over the classes that client j holds. Heads and centroids are the round's trained ones.
     """

@@ -62,7 +62,7 @@ def fedproto_g(
     *,
     lam: float = 1.0,
 ) -> Method:
-    r"""FedProto with global prototypes: clients train whole models of their own, pulled towards common class means.
+    r"""FedProto with global prototypes: clients train whole models of their own, pulled toward common class means.
 
         w_i = E epochs of SGD from the client's last w_i on  CE + lambda mean_l (1/d) ||f(x_l) - c_{y_l}||^2
         c_ik = mean feature of class k on client i under the finished w_i

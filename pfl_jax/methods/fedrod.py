@@ -41,7 +41,7 @@ def fedrod(model: Model, training: LocalSGD = LocalSGD()) -> Method:
 
     Reference:
       Chen, Chao. On Bridging Generic and Personalized Federated Learning for Image Classification. ICLR 2022.
-      The algorithm Fed-RoD, with the balanced risk minimisation of Ren et al. (2020) and the linear personal head.
+      The algorithm Fed-RoD, with the balanced risk minimization of Ren et al. (2020) and the linear personal head.
 
     Deviations:
       The variant whose personal heads come from a hypernetwork is left out. Personal heads start where the generic

@@ -1,4 +1,4 @@
-"""A global model interpolated with each client's nearest neighbours in feature space (Marfoq et al. 2022)."""
+"""A global model interpolated with each client's nearest neighbors in feature space (Marfoq et al. 2022)."""
 
 from typing import Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from pfl_jax.primitives.losses import masked_mean
 Kernel = Literal["exponential", "gaussian"]
 
 CANDIDATES = (0.5, 0.6, 0.7, 0.8)
-"""Weights of the neighbours that are tried (FedPAC, Appendix B.3)."""
+"""Weights of the neighbors that are tried (FedPAC, Appendix B.3)."""
 
 
 class Datastore(NamedTuple):
@@ -25,7 +25,7 @@ class Datastore(NamedTuple):
     Attributes:
       features: f(x_l) [n, d].
       labels: y [n].
-      mask: [n], bool; the examples that may be neighbours.
+      mask: [n], bool; the examples that may be neighbors.
     """
 
     features: jax.Array
@@ -34,14 +34,14 @@ class Datastore(NamedTuple):
 
 
 class KNNModel(NamedTuple):
-    """What a client deploys: the global model, its datastore and the scalar weight a of the neighbours."""
+    """What a client deploys: the global model, its datastore and the scalar weight a of the neighbors."""
 
     params: Params
     store: Datastore
     mixing: jax.Array
 
 
-def neighbour_probabilities(
+def neighbor_probabilities(
     store: Datastore, features: jax.Array, neighbours: int, num_classes: int, kernel: Kernel = "exponential"
 ) -> jax.Array:
     r"""p(y|x) proportional to the sum of exp(-||f(x) - f(x_l)||) over the k nearest stored examples l with y_l = y.
@@ -85,17 +85,17 @@ def knn_per(
 ) -> Method:
     r"""kNN-Per: FedAvg's model, and on each client its k nearest training examples in that model's feature space.
 
-        p_i(y|x) = a_i p_knn(y|x) + (1 - a_i) softmax(w(x))_y,   p_knn by `neighbour_probabilities`
+        p_i(y|x) = a_i p_knn(y|x) + (1 - a_i) softmax(w(x))_y,   p_knn by `neighbor_probabilities`
 
     With mixing auto, a_i is the one of .5, .6, .7, .8 (the smallest among equals) with most held-out examples right
-    when the others are the neighbours; the client then deploys all its examples. With a_i = 0 this is FedAvg.
+    when the others are the neighbors; the client then deploys all its examples. With a_i = 0 this is FedAvg.
 
     Args:
       training: recipe of local training.
-      neighbours: number k of nearest neighbours.
-      mixing: weight a of the neighbours' prediction, from 0 to 1; auto chooses it on held-out examples of the client.
+      neighbours: number k of nearest neighbors.
+      mixing: weight a of the neighbors' prediction, from 0 to 1; auto chooses it on held-out examples of the client.
       held_out: share of a client's training examples that mixing auto is judged on.
-      kernel: weight of a neighbour at distance r in d features: exponential is exp(-r), the paper's; gaussian is
+      kernel: weight of a neighbor at distance r in d features: exponential is exp(-r), the paper's; gaussian is
         exp(-r^2 / d), the released code's.
 
     Returns:
@@ -114,7 +114,7 @@ def knn_per(
         raise InvalidInput(f"kernel must be exponential or gaussian, not {kernel!r}")
 
     def probabilities(params: Params, store: Datastore, features: jax.Array) -> tuple[jax.Array, jax.Array]:
-        near = neighbour_probabilities(store, features, neighbours, model.num_classes, kernel)
+        near = neighbor_probabilities(store, features, neighbours, model.num_classes, kernel)
         return near, jax.nn.softmax(model.classify(params["head"], features))
 
     def choose_mixing(params: Params, store: Datastore, data: ClientData) -> jax.Array:

@@ -96,7 +96,7 @@ def pfedhn(
       algorithm of pFedHN. Both learning rates of 0.01 are FedPAC's (Appendix B.3).
 
     Deviations:
-      Clients of a round are served together, see above. The output layer's bias starts as a usual initialisation of the
+      Clients of a round are served together, see above. The output layer's bias starts as a usual initialization of the
       model, so that every client's first model is near one. v_i is drawn with a hash of the client's data as key, so
       that results do not depend on how clients are numbered. The released code chooses the embedding's size by the
       number of clients; here it is fixed. Other differences from the released code: its momentum of 0.9 and weight

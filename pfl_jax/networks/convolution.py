@@ -119,7 +119,7 @@ def _direct_convolve(padding: int, x: jax.Array, kernel: jax.Array) -> jax.Array
 
 
 def _convolve_in_pairs(padding: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Convolution of neighbouring columns packed as one column with twice the channels.
+    """Convolution of neighboring columns packed as one column with twice the channels.
 
     That is a reshape of the picture, and a kernel [kh, (kw + 1) / 2, 2 Cin, 2 Cout] that holds the old one twice, one
     column apart. It costs 1 + 1 / kw times the operations and runs up to four times as fast on few channels.

@@ -26,7 +26,7 @@ leaky_relu: Activation = functools.partial(nn.leaky_relu, negative_slope=0.01)
 
 
 def torch_uniform(fan_in: int) -> nn.initializers.Initializer:
-    """PyTorch's default initialisation of weights and biases: uniform in (-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    """PyTorch's default initialization of weights and biases: uniform in (-1/sqrt(fan_in), 1/sqrt(fan_in))."""
     bound = 1.0 / math.sqrt(fan_in)
 
     def init(key, shape, dtype=jnp.float32, out_sharding=None):
@@ -56,7 +56,7 @@ class Layer(nn.Module):
 
 
 class Dense(Layer):
-    """Affine layer x W + b for inputs [B, d], PyTorch's default initialisation."""
+    """Affine layer x W + b for inputs [B, d], PyTorch's default initialization."""
 
     features: int
 
@@ -157,7 +157,7 @@ def _model(backbone: Backbone, input_shape: Sequence[int], num_classes: int) -> 
 def fedpac_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
     """The networks of FedPAC: leaky ReLU (slope 0.01) after every layer, 128 features.
 
-    Grey pictures: convolutions of 16 (5x5) and 32 (5x5, padding 1), each with pooling, then 128 units. Colour ones
+    Gray pictures: convolutions of 16 (5x5) and 32 (5x5, padding 1), each with pooling, then 128 units. Color ones
     have a third convolution, of 64 (3x3, padding 1).
 
     Args:

@@ -1,4 +1,4 @@
-"""Several models stacked along a leading axis: initialisation, and the loss of each on every example."""
+"""Several models stacked along a leading axis: initialization, and the loss of each on every example."""
 
 import jax
 import jax.numpy as jnp

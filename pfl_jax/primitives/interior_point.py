@@ -1,4 +1,4 @@
-"""Primal-dual interior-point method for one quadratic programme on the probability simplex."""
+"""Primal-dual interior-point method for one quadratic program on the probability simplex."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 MAX_STEPS = 60
-"""A bound only: the programmes of FedPAC end within 10 to 20 steps."""
+"""A bound only: the programs of FedPAC end within 10 to 20 steps."""
 
 
 class _Iterate(NamedTuple):
@@ -17,7 +17,7 @@ class _Iterate(NamedTuple):
       weights: x [m], positive, summing to 1.
       slacks: z [m], positive: the multipliers of x >= 0.
       multiplier: y, the multiplier of sum x = 1.
-      ridge: what is added to P's diagonal so that its factorisation exists.
+      ridge: what is added to P's diagonal so that its factorization exists.
       step: steps done.
     """
 
@@ -31,15 +31,15 @@ class _Iterate(NamedTuple):
 def minimize_on_simplex(
     matrix: jax.Array, *, tolerance: float = 1e-9, max_steps: int = MAX_STEPS, floor: float = 0.0
 ) -> jax.Array:
-    r"""Minimise x.Px over the simplex {x >= 0, sum x = 1} for one P; `jax.vmap` solves many at once.
+    r"""Minimize x.Px over the simplex {x >= 0, sum x = 1} for one P; `jax.vmap` solves many at once.
 
     Follows the central path of the optimality conditions
 
         P x - y 1 - z = 0,    sum x = 1,    x_j z_j = s,    x > 0,  z > 0,    s -> 0,
 
-    by Newton steps with Mehrotra's predictor and corrector: one Cholesky factorisation of P + diag(z / x) each. Starts
-    from equal weights, where both kinds of feasibility hold. Where the minimiser is not unique the path ends inside the
-    set of minimisers, about at its analytic centre: a zero matrix and identical clients give equal weights.
+    by Newton steps with Mehrotra's predictor and corrector: one Cholesky factorization of P + diag(z / x) each. Starts
+    from equal weights, where both kinds of feasibility hold. Where the minimizer is not unique the path ends inside the
+    set of minimizers, about at its analytic center: a zero matrix and identical clients give equal weights.
 
     Args:
       matrix: P [m, m], symmetric and positive semidefinite, its largest absolute entry about 1 (or 0). float64
@@ -61,7 +61,7 @@ def minimize_on_simplex(
         gradient = matrix @ iterate.weights
         objective = iterate.weights @ gradient
         gap = objective - jnp.min(gradient)
-        # The second test ends programmes whose minimum is zero, where no share of the objective is ever reached.
+        # The second test ends programs whose minimum is zero, where no share of the objective is ever reached.
         solved = (gap <= tolerance * jnp.maximum(objective, floor)) | (iterate.weights @ iterate.slacks <= precision)
         return ~solved & (iterate.step < max_steps)
 
@@ -81,7 +81,7 @@ def _start(matrix: jax.Array) -> _Iterate:
 
 
 def _step(matrix: jax.Array, iterate: _Iterate) -> _Iterate:
-    """One predictor-corrector step; where the factorisation fails, only the ridge is increased."""
+    """One predictor-corrector step; where the factorization fails, only the ridge is increased."""
     weights, slacks, multiplier, ridge, step = iterate
     size = matrix.shape[-1]
     one = jnp.ones_like(weights)

@@ -1,4 +1,4 @@
-"""Batched quadratic programmes on the probability simplex: the only file that imports jaxopt."""
+"""Batched quadratic programs on the probability simplex: the only file that imports jaxopt."""
 
 import functools
 import importlib.util
@@ -18,7 +18,7 @@ Solver: TypeAlias = Literal["auto", "projected_gradient", "osqp", "interior_poin
 
 AUTO_GRADIENT_STEPS = 50
 """Projected-gradient steps of `solver="auto"`: enough for some tens of clients that are all alike, no dearer than an
-interior-point solve. FedPAC's programmes over groups of clients need thousands."""
+interior-point solve. FedPAC's programs over groups of clients need thousands."""
 
 GRADIENT_STEPS = 5000
 """Bound on the steps of `solver="projected_gradient"`."""
@@ -37,7 +37,7 @@ class SimplexSolution(NamedTuple):
 
 
 def solve_simplex_qp(matrices: jax.Array, *, solver: Solver = "auto", tolerance: float = 1e-4) -> SimplexSolution:
-    r"""Minimise x.Px subject to x >= 0 and sum x = 1, for every matrix of a batch.
+    r"""Minimize x.Px subject to x >= 0 and sum x = 1, for every matrix of a batch.
 
     Works in float64 whatever the dtype of P (also with JAX's 64-bit mode off), on P divided by its largest entry:
     weights do not depend on P's scale. May be called inside jit, vmap and scan.
@@ -47,17 +47,17 @@ def solve_simplex_qp(matrices: jax.Array, *, solver: Solver = "auto", tolerance:
     - "auto": jaxopt's projected gradient for a few steps; the rows whose Frank-Wolfe gap misses `tolerance` go to the
       interior point. Without jaxopt installed: the interior point alone.
     - "projected_gradient": jaxopt.ProjectedGradient, accelerated, for at most 5000 steps.
-    - "osqp": jaxopt.BoxOSQP with LU factorisations; for a few dozen clients at most, slow beyond.
+    - "osqp": jaxopt.BoxOSQP with LU factorizations; for a few dozen clients at most, slow beyond.
     - "interior_point": `pfl_jax.primitives.interior_point`, to a gap of 1e-9 or `tolerance`, whichever is smaller.
 
-    Where the minimiser is not unique (P singular) the choice is deterministic and symmetric: clients with equal rows
-    and columns get equal weights, and P = 0 gives 1/m each. The interior point ends about at the analytic centre of the
-    minimisers, the others at the minimiser that their iteration reaches from equal weights.
+    Where the minimizer is not unique (P singular) the choice is deterministic and symmetric: clients with equal rows
+    and columns get equal weights, and P = 0 gives 1/m each. The interior point ends about at the analytic center of the
+    minimizers, the others at the minimizer that their iteration reaches from equal weights.
 
     Args:
       matrices: P [..., m, m], positive semidefinite; only their symmetric part counts.
       solver: one of the above.
-      tolerance: the relative Frank-Wolfe gap to reach. A gap r bounds the distance to the minimiser x* by
+      tolerance: the relative Frank-Wolfe gap to reach. A gap r bounds the distance to the minimizer x* by
         sum_j v_j (x_j - x*_j)^2 <= 2 r x.Px for any diagonal v >= 0 that can be taken off P leaving it positive
         semidefinite; weights to 1e-3 need about 1e-7.
 
@@ -80,7 +80,7 @@ def solve_simplex_qp(matrices: jax.Array, *, solver: Solver = "auto", tolerance:
     if solver in ("projected_gradient", "osqp") and not _has_jaxopt():
         raise InvalidInput(f"solver {solver!r} needs jaxopt: pip install jaxopt, or choose solver 'interior_point'")
     if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2] or matrices.shape[-1] == 0:
-        raise InvalidInput(f"a quadratic programme needs square matrices [..., m, m], got shape {matrices.shape}")
+        raise InvalidInput(f"a quadratic program needs square matrices [..., m, m], got shape {matrices.shape}")
 
     return _solver(solver, float(tolerance), _has_jaxopt())(matrices)
 
@@ -110,7 +110,7 @@ def _solver(solver: Solver, tolerance: float, has_jaxopt: bool) -> Callable[[jax
 def frank_wolfe_gap(matrix: jax.Array, weights: jax.Array, floor: float) -> jax.Array:
     r"""Relative Frank-Wolfe gap (x.Px - min_j (Px)_j) / max(x.Px, floor) of one P at x.
 
-    It is zero exactly at the minimisers, and bounds what they could gain: if r is the gap and x* a minimiser,
+    It is zero exactly at the minimizers, and bounds what they could gain: if r is the gap and x* a minimizer,
     x*.Px* >= (1 - r)^2 x.Px, because min_j (Px)_j <= x*.Px <= sqrt(x*.Px* x.Px). The floor keeps it meaningful where
     the minimum is 0, whose relative accuracy rounding in P destroys.
 
@@ -131,7 +131,7 @@ def frank_wolfe_gap(matrix: jax.Array, weights: jax.Array, floor: float) -> jax.
 
 
 def _solve_batch(matrices: jax.Array, solver: Solver, tolerance: float, floor: float) -> jax.Array:
-    """Weights [b, m] for normalised float64 matrices [b, m, m]."""
+    """Weights [b, m] for normalized float64 matrices [b, m, m]."""
 
     def interior(matrices: jax.Array) -> jax.Array:
         def solve(matrix):
@@ -161,15 +161,15 @@ def _map_batches(solve: Callable[[jax.Array], jax.Array], matrices: jax.Array) -
     """Solve [b, m, m] all at once on an accelerator, one after another on a CPU."""
 
     def one_by_one(matrices: jax.Array) -> jax.Array:
-        # A batched factorisation waits for threads of XLA's pool. Two CPU devices that solve at the same moment can
-        # hold all of them and wait for ever: seen with 30 programmes on two devices and two cores.
+        # A batched factorization waits for threads of XLA's pool. Two CPU devices that solve at the same moment can
+        # hold all of them and wait for ever: seen with 30 programs on two devices and two cores.
         return jax.lax.map(lambda matrix: solve(matrix[None])[0], matrices)
 
     return jax.lax.platform_dependent(matrices, cpu=one_by_one, default=solve)
 
 
 def _onto_simplex(weights: jax.Array) -> jax.Array:
-    """Clip and normalise rows that are nearly on the simplex: nonnegative, with sum 1."""
+    """Clip and normalize rows that are nearly on the simplex: nonnegative, with sum 1."""
     weights = jnp.maximum(weights, 0)
     return weights / jnp.sum(weights, axis=-1, keepdims=True)
 
@@ -179,11 +179,11 @@ def _projected_gradient(matrix: jax.Array, tolerance: float, steps: int) -> jax.
     jaxopt = _import_jaxopt()
     size = matrix.shape[-1]
 
-    def centred(vector: jax.Array) -> jax.Array:
+    def centered(vector: jax.Array) -> jax.Array:
         return vector - jnp.mean(vector)
 
     def iterate(_, vector: jax.Array) -> jax.Array:
-        image = centred(matrix @ vector)
+        image = centered(matrix @ vector)
         return image / jnp.maximum(jnp.linalg.norm(image), jnp.finfo(matrix.dtype).tiny)
 
     # Steps stay inside {sum x = 1}, so only P's curvature across it limits their length. Power iteration from a

@@ -78,7 +78,7 @@ def test_digits_are_scikit_learns_own():
 
 
 def test_neither_trivial_nor_hopeless():
-    """Nearest neighbours among the grey ten-class pictures are far from both chance and the ceiling."""
+    """Nearest neighbors among the gray ten-class pictures are far from both chance and the ceiling."""
     arrays = embedded.pictures(SPECS["fashion_mnist"])
     flat = [x[:2000].reshape(2000, -1) / 255 for x in arrays[::2]]
     classifier = KNeighborsClassifier(5).fit(flat[0], arrays.train_y[:2000])

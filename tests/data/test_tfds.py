@@ -82,7 +82,7 @@ def fill_download_cache(name: str, data_dir: Path) -> None:
 
 @pytest.fixture(scope="module")
 def patched():
-    """tfds' counts of the grey datasets lowered to those of the small files, and no network."""
+    """tfds' counts of the gray datasets lowered to those of the small files, and no network."""
     pytest.importorskip("tensorflow_datasets")
     with pytest.MonkeyPatch.context() as patch, source._tensorflow_datasets() as tfds:
         from tensorflow_datasets.image_classification import mnist

@@ -186,7 +186,7 @@ def test_fedfomo_downloads_from_those_worth_most():
     models = init_models(tiny_model(), jax.random.key(1), 3)
     cohort = Cohort(clients=jnp.arange(3), counts=jnp.asarray(SIZES), present=jnp.ones(3, bool), num_clients=9)
     messages = (models, identities, jnp.zeros((3, 3)))
-    favourites = np.array([2, 0, 1])
+    favorites = np.array([2, 0, 1])
 
     def senders(rounds):
         """Whom each client downloads from after so many rounds, for twenty keys."""
@@ -197,7 +197,7 @@ def test_fedfomo_downloads_from_those_worth_most():
 
         return np.asarray(jax.vmap(draw)(jax.random.split(jax.random.key(3), 20)))[:, :, 0]
 
-    greedy = np.tile(identities[favourites], (20, 1))
+    greedy = np.tile(identities[favorites], (20, 1))
     shares = [np.mean(senders(rounds) == greedy) for rounds in range(6)]
     assert shares[4:] == [1, 1]
     assert 0.3 < shares[0] < 0.7
@@ -205,8 +205,8 @@ def test_fedfomo_downloads_from_those_worth_most():
     server, clients, info = method.aggregate(
         jax.random.key(2), server, clients._replace(affinity=table), messages, cohort
     )
-    np.testing.assert_array_equal(clients.senders[:, 0], identities[favourites])
+    np.testing.assert_array_equal(clients.senders[:, 0], identities[favorites])
     assert_same(row(clients.models, np.s_[:, 0]), models)
-    assert_same(row(clients.models, np.s_[:, 1]), row(models, favourites))
+    assert_same(row(clients.models, np.s_[:, 1]), row(models, favorites))
     np.testing.assert_array_equal(info["affinity"], [[0, 1, 3], [2, 0, 0], [1, 2, 0]])
     assert int(server.rounds) == 5
