@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from pfl_jax.base import ClientData, Method, Model, Params
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.primitives.affinity import Affinity, choose, look_up, no_affinity, remember
+from pfl_jax.primitives.affinity import Affinity, add_affinity, choose_peers, empty_affinity, look_up
 from pfl_jax.primitives.aggregation import normalize, weighted_mean
 from pfl_jax.primitives.ensembles import example_losses
 from pfl_jax.primitives.fingerprint import fingerprint
@@ -145,7 +145,7 @@ def fedfomo(
         start, shares = combine(client, data)
         rest = data._replace(mask=data.mask & ~fixed_subset(data.mask, held_out))
         result = base.local(key, start, (), rest)
-        kept = client._replace(previous=start, affinity=remember(client.affinity, client.senders, shares[2:]))
+        kept = client._replace(previous=start, affinity=add_affinity(client.affinity, client.senders, shares[2:]))
         return result._replace(client=kept, message=FedFomoMessage(result.personal, fingerprint(data), shares))
 
     def aggregate(key, server, clients, messages, cohort):
@@ -155,7 +155,7 @@ def fedfomo(
         affinity = jax.vmap(look_up, in_axes=(0, None))(clients.affinity, identities)
         exploring = jnp.clip(epsilon - epsilon_decay * server.rounds, 0.0, 1.0)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, identities)
-        choose_all = jax.vmap(choose, in_axes=(0, 0, 0, None, None))
+        choose_all = jax.vmap(choose_peers, in_axes=(0, 0, 0, None, None))
         chosen, found = choose_all(keys, affinity, excluded, exploring, download - 1)
         clients = clients._replace(
             models=gather(models, jnp.column_stack([jnp.arange(own.shape[0]), chosen])),
@@ -170,7 +170,7 @@ def fedfomo(
             models=jax.tree.map(lambda leaf: jnp.zeros((download, *leaf.shape), leaf.dtype), server.initial),
             received=jnp.zeros(download, bool),
             senders=jnp.zeros(download - 1, jnp.uint32),
-            affinity=no_affinity(memory),
+            affinity=empty_affinity(memory),
         )
 
     return base._replace(

@@ -1,4 +1,4 @@
-"""Cohorts, stragglers, chunks and devices of the engine, apart from any method."""
+"""Cohorts, stragglers, chunks and devices of the engine, keep_sharded from any method."""
 
 import jax
 import jax.numpy as jnp
