@@ -68,7 +68,7 @@ class Model(NamedTuple):
     num_classes: int
 
     def apply(self, params: Params, inputs: jax.Array) -> jax.Array:
-        """Logits [B, K] of the whole model for inputs [B, ...]."""
+        """Logits [B, K] of the whole model with parameters `params` for inputs [B, ...]."""
         return self.classify(params["head"], self.features(params["backbone"], inputs))
 
 

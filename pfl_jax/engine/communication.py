@@ -43,7 +43,7 @@ def _counted_part(part: PyTree) -> PyTree:
 
 
 def shapes(method: Method | MethodSchedule, data: Federation) -> tuple[PyTree, PyTree]:
-    """Shapes and types of one client's message and download."""
+    """Shapes and types of one client's message and download, for a method and a federation's data."""
     method = at_round(method, 0)
     stages, key = Stages(method, Settings(rounds=1)), jax.random.key(0)
 

@@ -101,7 +101,7 @@ def _epoch_order(key: PRNGKey, mask: jax.Array, length: int) -> jax.Array:
 def descend(
     optimizer: optax.GradientTransformation, gradient: PyTree, params: PyTree, opt_state: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """One optimizer step for a gradient; returns the next params and the next state of the optimizer."""
+    """One optimizer step for a gradient; returns the next params and the optimizer's next state `opt_state`."""
     updates, opt_state = optimizer.update(gradient, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 

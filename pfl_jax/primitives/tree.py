@@ -69,7 +69,7 @@ def choose(flags: jax.Array, left: PyTree, right: PyTree) -> PyTree:
 
 
 def add_trailing_axes(array: jax.Array, leaf: jax.Array) -> jax.Array:
-    """Array with trailing axes of size 1, so that it broadcasts along the leading axes of the leaf."""
+    """The array with trailing axes of size 1 appended, so that it broadcasts along the leading axes of the leaf."""
     return array.reshape(array.shape + (1,) * (leaf.ndim - array.ndim))
 
 

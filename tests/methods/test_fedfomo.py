@@ -52,7 +52,7 @@ def test_affinities_are_sums_kept_by_fingerprint():
     # Too small a table forgets the smallest.
     small = add_affinity(empty_affinity(2), jnp.uint32([1, 2, 3]), jnp.float32([0.2, 0.5, 0.3]))
     np.testing.assert_allclose(look_up(small, jnp.uint32([1, 2, 3])), [0.0, 0.5, 0.3], rtol=1e-6)
-    # A free place is nobody's, whatever number stands in it.
+    # An unused entry matches no client, whatever fingerprint it has.
     np.testing.assert_array_equal(
         look_up(add_affinity(empty_affinity(4), jnp.uint32([0]), jnp.ones(1)), jnp.uint32([0])), 1.0
     )

@@ -99,10 +99,10 @@ def test_fedas_skips_the_alignment_of_clients_never_trained():
     client = method.init_client(jax.random.key(2), first, data)
     personalize = jax.jit(method.personalize)
     chex.assert_trees_all_equal(
-        personalize(jax.random.key(3), later, client, data), {"backbone": later["backbone"], "head": first["head"]}
+        personalize(jax.random.key(3), later, client, data), {"backbone": later.backbone, "head": first.head}
     )
     trained = personalize(jax.random.key(3), later, client._replace(trained=jnp.ones((), bool)), data)
-    assert float(jnp.abs(trained["backbone"]["kernel"] - later["backbone"]["kernel"]).max()) > 1e-2
+    assert float(jnp.abs(trained["backbone"]["kernel"] - later.backbone["kernel"]).max()) > 1e-2
 
 
 def test_fedas_synchronization_weights_are_the_traces():
