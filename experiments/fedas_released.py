@@ -12,10 +12,11 @@ another; the folder is that of any other run.
 """
 
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,21 +28,14 @@ from experiments.config.exit_codes import exit_code
 from experiments.config.options import PROCESSES, flag
 from experiments.config.presets import DEFAULT_PRESET
 from experiments.config.request import Request, parse
-from experiments.execution.build import build_experiment, make_method
+from experiments.execution import run as execution
+from experiments.execution.build import make_method
 from experiments.execution.experiment import Experiment
-from experiments.execution.records import configuration, headline, info_record, summary
-from experiments.execution.resume import History
-from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, results_table
-from experiments.runtime.jax_config import prepare
-from experiments.runtime.locks import lock_run
-from experiments.runtime.progress import RoundProgress, duration
-from experiments.runtime.signals import Stop, interruptible, stoppable
 from pfl_jax import simulate
-from pfl_jax.base import Cohort, Info, Method, Scores, State, at_round
+from pfl_jax.base import ClientData, Cohort, Info, Method, PRNGKey, PyTree, Scores, State, at_round
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.engine import means
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.engine.communication import traffic
 from pfl_jax.engine.mapping import add_up
 from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.primitives.metrics import score
@@ -58,8 +52,8 @@ RELEASED: tuple[str, ...] = (
 """Options that are as in the released code unless they are given."""
 
 UNKNOWN_HERE = {
-    *("chunk", "devices", "mesh", "state_on", "checkpoint_every", "keep_checkpoints", "resume", "tensorboard", "wandb"),
-    *("plot", "held_out_clients", "drop_rate", "on_nan", "target_accuracy", "schedule"),
+    *("chunk", "devices", "mesh", "state_on", "checkpoint_every", "keep_checkpoints", "resume"),
+    *("held_out_clients", "drop_rate", "on_nan", "schedule"),
     *PROCESSES,
 }
 """Options of other runs that this one does not have."""
@@ -92,12 +86,6 @@ def procedure(aligned: Method, plain: Method, settings: Settings) -> Procedure:
       settings: of the cohorts.
     """
 
-    def init(data, key):
-        return simulate.build(aligned, settings).init(data, key)
-
-    def received(key, server, backbone, kept, data):
-        return aligned.personalize(key, {**server, "backbone": backbone}, kept, data)
-
     def round_(data, state, size):
         drawn = simulate.sample_cohort(state.key, state.round, data.train_count, size, settings)
         round_key = jax.random.fold_in(state.key, state.round)
@@ -111,8 +99,8 @@ def procedure(aligned: Method, plain: Method, settings: Settings) -> Procedure:
             kept, train = gather(state.clients, client), client_data(data, client, "train")
             # Splits the key as the method does within `local`.
             align_key, _ = jax.random.split(key)
-            backbone = received(align_key, state.server, backbone, kept, train)["backbone"]
-            result = plain.local(key, {**state.server, "backbone": backbone}, kept, train)
+            backbone = _received(aligned, align_key, state.server, backbone, kept, train)["backbone"]
+            result = plain.local(key, state.server._replace(backbone=backbone), kept, train)
             trained = score(plain.predict, result.personal, client_data(data, client, "test"))
             return backbone, (result.client, means.split(result.message, jnp.ones((), bool)), trained)
 
@@ -122,24 +110,36 @@ def procedure(aligned: Method, plain: Method, settings: Settings) -> Procedure:
         clients, trained = scatter((state.clients, state.trained), cohort.clients, (rows, trained))
         return State(server, clients, trained, state.key, state.round + 1), cohort, info
 
-    def evaluate(data, state, size):
-        key = jax.random.fold_in(jax.random.fold_in(state.key, EVALUATION), state.round)
-        order = jax.random.permutation(jax.random.fold_in(key, data.num_clients), data.num_clients)
+    def init(data, key):
+        return simulate.build(aligned, settings).init(data, key)
 
-        def one(backbone, place):
-            client = order[place]
-            # Every cohort begins with the server's backbone.
-            start = jax.tree.map(
-                lambda first, handed: jnp.where(place % size == 0, first, handed), state.server.backbone, backbone
-            )
-            kept, train = gather(state.clients, client), client_data(data, client, "train")
-            personal = received(jax.random.fold_in(key, client), state.server, start, kept, train)
-            return personal["backbone"], score(plain.predict, personal, client_data(data, client, "test"))
+    return Procedure(init, round_, functools.partial(_evaluate, aligned))
 
-        _, scores = jax.lax.scan(one, state.server.backbone, jnp.arange(data.num_clients))
-        return jax.tree.map(lambda leaf: leaf[jnp.argsort(order)], scores)
 
-    return Procedure(init, round_, evaluate)
+def _received(
+    aligned: Method, key: PRNGKey, server: PyTree, backbone: PyTree, kept: PyTree, data: ClientData
+) -> PyTree:
+    """What a client has when it receives this backbone."""
+    return aligned.personalize(key, server._replace(backbone=backbone), kept, data)
+
+
+def _evaluate(aligned: Method, data: FederatedData, state: State, size: int) -> Scores:
+    """See `Procedure`."""
+    key = jax.random.fold_in(jax.random.fold_in(state.key, EVALUATION), state.round)
+    order = jax.random.permutation(jax.random.fold_in(key, data.num_clients), data.num_clients)
+
+    def one(backbone, place):
+        client = order[place]
+        # Every cohort begins with the server's backbone.
+        start = jax.tree.map(
+            lambda first, handed: jnp.where(place % size == 0, first, handed), state.server.backbone, backbone
+        )
+        kept, train = gather(state.clients, client), client_data(data, client, "train")
+        personal = _received(aligned, jax.random.fold_in(key, client), state.server, start, kept, train)
+        return personal["backbone"], score(aligned.predict, personal, client_data(data, client, "test"))
+
+    _, scores = jax.lax.scan(one, state.server.backbone, jnp.arange(data.num_clients))
+    return jax.tree.map(lambda leaf: leaf[jnp.argsort(order)], scores)
 
 
 def procedure_of(experiment: Experiment) -> Procedure:
@@ -172,8 +172,8 @@ def released_request(dataset: str, words: Sequence[str]) -> Request:
     return dataclasses.replace(request, options=dataclasses.replace(request.options, devices=1, chunk=1))
 
 
-def rounds(experiment: Experiment) -> Iterator[tuple[State, Cohort, Info, Scores | None]]:
-    """Run the experiment; yield after each round the state, the cohort, the Info, and `received` where it is due.
+def rounds(experiment: Experiment) -> Iterator[simulate.RoundResult]:
+    """Run the experiment, round by round.
 
     Raises:
       Diverged: what a client or the server computed is not finite.
@@ -181,76 +181,38 @@ def rounds(experiment: Experiment) -> Iterator[tuple[State, Cohort, Info, Scores
     settings, data = experiment.settings, experiment.data
     if not isinstance(data, FederatedData):
         raise InvalidInput("alignment in place has one process")
-    pure, count = procedure_of(experiment), data.num_clients
+    pure, counts = procedure_of(experiment), np.asarray(data.train_count)
     round_, evaluate = jax.jit(pure.round, static_argnums=2, donate_argnums=1), jax.jit(pure.evaluate, static_argnums=2)
     finite = jax.jit(all_finite)
     state = jax.jit(pure.init)(data, jax.random.key(experiment.request.options.seed))
-    for index in range(settings.rounds):
-        size = settings.cohort_size(count, index)
+    for number in range(1, settings.rounds + 1):
+        began, size = time.perf_counter(), settings.cohort_size(data.num_clients, number - 1)
         state, cohort, info = round_(data, state, size)
-        losses = np.asarray(state.trained.loss)[np.asarray(cohort.clients)]
-        broken = np.asarray(cohort.clients)[~np.isfinite(losses)]
+        clients, trained = np.asarray(cohort.clients), jax.tree.map(np.array, state.trained)
+        broken = clients[~np.isfinite(trained.loss[clients])]
         if broken.size or not bool(finite((state.server, state.clients))):
-            raise Diverged(index + 1, sorted(broken.tolist()))
-        due = (index + 1) % settings.eval_every == 0 or index + 1 == settings.rounds
-        yield state, cohort, info, jax.tree.map(np.asarray, evaluate(data, state, size)) if due else None
+            raise Diverged(number, sorted(broken.tolist()))
+        due = number % settings.eval_every == 0 or number == settings.rounds
+        received = jax.tree.map(np.asarray, evaluate(data, state, size)) if due else None
+        yield simulate.RoundResult(
+            *(number, state, info, clients, np.ones(size, bool), np.zeros(0, int), received, trained),
+            newcomers=None,
+            examples=int(counts[clients].sum()),
+            seconds=time.perf_counter() - began,
+        )
 
 
 def run(request: Request, console: Console) -> None:
-    """Run the experiment and write its folder.
+    """Run the experiment and write its folder; an interrupted run starts again, for it has no checkpoints.
 
     Args:
       request: of `released_request`.
       console: for notices, progress and results.
 
     Raises:
-      InvalidInput: the data cannot serve the request, or the folder cannot be written.
-      KeyboardInterrupt: after SIGINT or SIGTERM; the folder is given back.
+      InvalidInput, KeyboardInterrupt: see `experiments.execution.run.run`.
     """
-    prepare(request.options)
-    folder = RunFolder.claim(request.options.out, f"{request.dataset}-fedas-released-seed{request.options.seed}")
-    try:
-        with interruptible(), lock_run(folder.path / METRICS):
-            experiment = build_experiment(request, console)
-            folder.write(CONFIG, configuration(experiment) | {"procedure": PROCEDURE})
-            console.print(f"{headline(experiment)}; {PROCEDURE}", soft_wrap=True, highlight=False)
-            with stoppable(console) as stop:
-                history = _log(experiment, folder, console, stop)
-            folder.write(SUMMARY, summary(experiment, history.evaluations, 0.0) | {"procedure": PROCEDURE})
-    except BaseException:
-        # An interrupted run starts again: it has no checkpoints.
-        folder.discard()
-        raise
-    options, last = request.options, history.evaluations[-1]
-    title = f"{options.method} ({PROCEDURE}) on {experiment.dataset.description}"
-    console.print(results_table(history.evaluations, title, options.eval_protocol))
-    console.print(f"{last.round} rounds in {duration(last.seconds)}; results in {folder.path}", soft_wrap=True)
-
-
-def _log(experiment: Experiment, folder: RunFolder, console: Console, stop: Stop) -> History:
-    """Run all rounds and log each evaluation."""
-    options, history, began = experiment.request.options, History(), time.perf_counter()
-    sent, epochs = traffic(experiment.method, experiment.data), experiment.request.hyper_parameters["epochs"]
-    accuracy: float | None = None
-    test_counts = np.asarray(experiment.data.test_count)
-    with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
-        for number, (state, cohort, info, received) in enumerate(rounds(experiment), start=1):
-            clients, visits = np.asarray(cohort.clients), int(np.sum(np.asarray(cohort.counts))) * epochs
-            seconds = time.perf_counter() - began - history.elapsed
-            history.visits += visits
-            history.seconds += seconds
-            history.elapsed += seconds
-            history.bytes_up += sent.up * len(clients)
-            history.bytes_down += sent.down * len(clients)
-            if received is not None:
-                evaluation = history.evaluate(number, received, jax.tree.map(np.array, state.trained), test_counts)
-                further: dict[str, Any] = {"cohort": clients.tolist(), "info": info_record(info)}
-                folder.log(evaluation, **further)
-                accuracy = evaluation.summary(options.eval_protocol).mean
-            progress.update(number, seconds, accuracy, visits / seconds)
-            if stop.asked:
-                raise KeyboardInterrupt(f"interrupted after round {number} of {options.rounds}; no summary was written")
-    return history
+    execution.run(request, console, procedure=execution.Procedure(PROCEDURE, "fedas-released", rounds))
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -8,14 +8,16 @@ states of all clients, the server's own, and what a round sends. With the model 
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import tyro
 from rich.console import Console
 
 from experiments import DATASETS, unknown_dataset
-from experiments.commands import batch
+from experiments.commands import parser
 from experiments.config.exit_codes import exit_code
 from experiments.config.presets import DEFAULT_PRESET
 from experiments.config.request import parse
@@ -43,6 +45,21 @@ class Sizes(NamedTuple):
     up: int
     down: int
     server: int
+
+
+@dataclass(frozen=True)
+class Words:
+    """Command line."""
+
+    dataset: Annotated[str, tyro.conf.arg(help=", ".join(DATASETS))] = "fashion_mnist"
+    method: parser.Names = ()
+    """By default all."""
+    num_clients: int = 1000
+    """N."""
+    cohort: parser.Number = None
+    """Clients of a round; by default a hundredth of all."""
+    train_size: int = 50
+    """Examples of a client."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,20 +112,13 @@ def _shapes(spec: DatasetSpec, num_clients: int, train_size: int) -> FederatedDa
 
 
 def _print(words: Sequence[str], console: Console) -> None:
-    parser = batch.Parser("experiments.sizes", __doc__)
-    parser.add_argument("--dataset", default="fashion_mnist", help=", ".join(DATASETS))
-    parser.add_argument("--method", nargs="+", default=list(METHODS), metavar="NAME", help="by default all")
-    parser.add_argument("--num-clients", type=int, default=1000, metavar="N", help="default 1000")
-    parser.add_argument("--cohort", type=int, metavar="M", help="clients of a round; default a hundredth of all")
-    parser.add_argument("--train-size", type=int, default=50, metavar="n", help="examples of a client, default 50")
-    own = parser.parse_args(list(words))
+    own, _ = parser.parse(Words, "experiments.sizes", __doc__, words)
     if own.dataset not in DEFAULT_PRESET:
         raise InvalidInput(unknown_dataset(own.dataset))
-    batch.choose("method", own.method, METHODS)
+    methods = parser.flat(own.method) or tuple(METHODS)
+    parser.choose("method", methods, METHODS)
     cohort = max(1, own.num_clients // 100) if own.cohort is None else own.cohort
-    for name, value in (("--num-clients", own.num_clients), ("--train-size", own.train_size), ("--cohort", cohort)):
-        if value < 1:
-            raise InvalidInput(f"{name} must be at least 1, not {value}")
+    parser.at_least_one(num_clients=own.num_clients, train_size=own.train_size, cohort=cohort)
     if cohort > own.num_clients:
         raise InvalidInput(f"--cohort {cohort} is more than the {own.num_clients} clients")
 
@@ -117,7 +127,7 @@ def _print(words: Sequence[str], console: Console) -> None:
 
     say("method", "a client's state", "sent by it", "sent to it", "server", f"{own.num_clients:,} states", "a round")
     say(*["---"] * 7)
-    for method in own.method:
+    for method in methods:
         found = sizes(own.dataset, method, own.num_clients, own.train_size)
         of_round = cohort * (found.up + found.down)
         amounts = (*found, own.num_clients * found.client, of_round)

@@ -1,95 +1,82 @@
-"""Benchmark of this machine in some minutes: tables on the terminal, JSON with --out; --only selects sections."""
+"""Benchmark of this machine in some minutes: tables on the terminal, a file with --out; --only selects sections."""
 
-import argparse
 import datetime
-import json
 import os
 import platform
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any
 
+import tyro
 from rich.console import Console
 
-from experiments.config.exit_codes import INTERRUPTED, INVALID
+from experiments.commands.parser import Switch, choose, parse
+from experiments.config.exit_codes import exit_code
 from experiments.runtime.signals import interruptible
 from pfl_jax.atomic_write import write_whole
 from pfl_jax.errors import InvalidInput
 
 SECTIONS = (
-    "training",
-    "methods",
-    "waste",
-    "growth",
-    "memory_growth",
-    "optimizations",
-    "variants",
-    "chunks",
-    "many_clients",
-    "sweep",
-    "overhead",
+    *("training", "methods", "waste", "growth", "memory_growth"),
+    *("optimizations", "variants", "chunks", "many_clients", "sweep", "overhead"),
 )
 USUAL = SECTIONS[:5]
 """Without --only."""
 
-NO_GPU = "no GPU: GPU rows need one, same command"
+HELP_ONLY = f"Some of {', '.join(SECTIONS)}; those after {USUAL[-1]} are measured only if they are named."
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InvalidInput(f"{message}; see --help")
+@dataclass(frozen=True)
+class Options:
+    """Command line of the benchmark."""
+
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """New file for all figures: .md is Markdown, else JSON."""
+    quick: Switch = False
+    """Tiny sizes: shows that it runs, its figures mean nothing."""
+    chunks: Annotated[tuple[int, ...], tyro.conf.arg(metavar="M...")] = ()
+    """Clients under one vmap to compare, the first one everywhere."""
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SECTION...", help=HELP_ONLY)] = ()
+
+    def check(self) -> None:
+        """Raise InvalidInput for values that cannot be used."""
+        choose("section", self.only, SECTIONS)
+        if self.chunks and min(self.chunks) < 1:
+            raise InvalidInput(f"--chunks must be at least 1, not {min(self.chunks)}")
+        if self.out is None:
+            return
+        if self.out.exists():
+            raise InvalidInput(f"{self.out} is there already: name a new file, or remove it")
+        if not os.access(self.out.absolute().parent, os.W_OK):
+            raise InvalidInput(f"the folder of {self.out} is not there or cannot be written")
 
 
-def _parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog="python -m experiments.benchmark", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="new file for all figures")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, its figures mean nothing")
-    parser.add_argument(
-        "--chunks", type=int, nargs="+", metavar="M", help="clients under one vmap to compare, the first one everywhere"
-    )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=SECTIONS,
-        metavar="SECTION",
-        help=f"some of {', '.join(SECTIONS)}; those after growth are measured only if they are named",
-    )
-    request = parser.parse_args(words)
-    if request.chunks and min(request.chunks) < 1:
-        raise InvalidInput(f"--chunks must be at least 1, not {min(request.chunks)}")
-    if request.out is not None:
-        if request.out.exists():
-            raise InvalidInput(f"{request.out} is there already: name a new file, or remove it")
-        if not os.access(request.out.absolute().parent, os.W_OK):
-            raise InvalidInput(f"the folder of {request.out} is not there or cannot be written")
-    return request
+def _parse(words: Sequence[str] | None) -> Options:
+    options, _ = parse(Options, "experiments.benchmark", __doc__, sys.argv[1:] if words is None else words)
+    options.check()
+    return options
 
 
 def _machine() -> dict[str, Any]:
     import jax
 
+    packages = ("jax", "jaxlib", "torch", "numpy")
+    there = {found.metadata["Name"]: found.version for found in metadata.distributions()}
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
     devices = jax.local_devices()
-    found = {"python": platform.python_version()}
-    for package in ("jax", "jaxlib", "torch", "numpy"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    cpu = platform.processor()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), cpu)
     return {
         "devices": f"{devices[0].device_kind} x {len(devices)}",
         "backend": jax.default_backend(),
-        "cpu": cpu,
+        "cpu": models[0] if models else platform.processor(),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
-        "gpu": devices[0].device_kind if jax.default_backend() == "gpu" else None,
-        "versions": found,
+        "versions": {"python": platform.python_version()} | {name: there[name] for name in packages if name in there},
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
@@ -98,52 +85,42 @@ def _headline(machine: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     load = f"load {machine['load']:.1f} before" + (": BUSY, figures are too low" if machine["load"] > 1 else "")
     torch = "" if "torch" in machine["versions"] else "; no PyTorch: pip install -r requirements-bench.txt to compare"
-    return f"{machine['cpu']}, {machine['cores']} cores, {load}; {versions}{torch}\n{machine['gpu'] or NO_GPU}"
+    gpu = machine["devices"] if machine["backend"] == "gpu" else "no GPU: GPU rows need one, same command"
+    return f"{machine['cpu']}, {machine['cores']} cores, {load}; {versions}{torch}\n{gpu}"
 
 
-def benchmark(request: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Run the benchmark and print its progress.
+def benchmark(request: Options, console: Console) -> None:
+    """Run the benchmark, print its progress and its tables, and write the file.
 
     Args:
       request: the parsed command line.
       console: for progress and tables.
-
-    Returns:
-      All figures, for JSON.
     """
     began = time.perf_counter()
     # Imported now, so that errors and --help do not wait for it.
-    from experiments.benchmark import report, sections, workload
-    from experiments.benchmark.overhead import overhead
+    from experiments.benchmark import records, sections, workload
     from experiments.runtime import jax_config
+
+    def say(words: str, style: str | None = None) -> None:
+        console.print(words, style=style, soft_wrap=True, highlight=False, markup=False)
+
+    def notify(what: str) -> None:
+        say(f"[{time.perf_counter() - began:4.0f} s] {what}", "dim")
 
     jax_config.prepare_jax()
     machine = _machine()
-    console.print(_headline(machine), soft_wrap=True, highlight=False, markup=False)
-
-    def notify(what: str) -> None:
-        elapsed = time.perf_counter() - began
-        console.print(f"[{elapsed:4.0f} s] {what}", style="dim", soft_wrap=True, highlight=False, markup=False)
-
-    scale = workload.QUICK if request.quick else workload.FULL
-    setup, peak = sections.setup(scale, request.chunks, notify)
-    results: dict[str, Any] = {"machine": machine, "quick": request.quick, "peak": peak}
-    results["operations"] = workload.operations()
-    wanted = request.only or USUAL
-    if "training" in wanted:
-        notify("local training" + (" beside PyTorch" if sections.has_torch() else ""))
-        results["training"] = sections.training(setup)
-        notify("FedPAC rounds" + (" beside PyTorch" if sections.has_torch() else ""))
-        results["round"] = sections.fedpac_round(setup)
-    for name in SECTIONS[1:]:
-        if name in wanted:
-            results[name] = overhead(setup) if name == "overhead" else getattr(sections, name)(setup)
-    if "memory_growth" in wanted:
-        results["second_start"] = sections.second_start(setup)
-    results["seconds"] = time.perf_counter() - began
-    report.show(console, results)
-    console.print(f"{results['seconds']:.0f} s in all", highlight=False)
-    return results
+    say(_headline(machine))
+    setup = workload.setup(workload.QUICK if request.quick else workload.FULL, request.chunks, notify)
+    found = {name: getattr(sections, name)(setup) for name in SECTIONS if name in (request.only or USUAL)}
+    for section in found.values():
+        console.print(records.table(section))
+    seconds = time.perf_counter() - began
+    say(f"{seconds:.0f} s in all")
+    if request.out is not None:
+        machine |= {"quick": request.quick, "peak": setup.peak, "operations": workload.operations(), "seconds": seconds}
+        is_markdown = request.out.suffix == ".md"
+        text = records.markdown(list(found.values())) if is_markdown else records.as_json(machine, found)
+        write_whole(request.out, text if not is_markdown else f"{_headline(machine)}\n\n{text}")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -153,21 +130,17 @@ def main(words: Sequence[str] | None = None) -> int:
       words: after the module's name; by default those of this process.
 
     Returns:
-      The exit code: 0, 2 for input that cannot be used, 130 after SIGINT.
+      The exit code, see `exit_codes.exit_code`.
     """
-    try:
-        request = _parse(words)
-        with interruptible():
-            results = benchmark(request, Console())
-        if request.out is not None:
-            write_whole(request.out, json.dumps(results, indent=2) + "\n")
-    except InvalidInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return INVALID
-    except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)
-        return INTERRUPTED
-    return 0
+
+    def work() -> None:
+        try:
+            with interruptible():
+                benchmark(_parse(words), Console())
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("interrupted: nothing was written") from None
+
+    return exit_code(work)
 
 
 if __name__ == "__main__":

@@ -47,20 +47,10 @@ def local_training(
     form: str = "auto",
     model: Model | None = None,
 ) -> Callable[[], Params]:
-    """Local training alone: the first clients train the whole network from the same weights.
+    """Local training alone: the first clients train the whole network, by default the workload's, from equal weights.
 
-    Args:
-      data: the federation.
-      scale: batch and rates.
-      clients: how many train.
-      epochs: E.
-      chunk: clients under one vmap on a device.
-      mesh: the devices.
-      form: of the convolutions.
-      model: by default the workload's network.
-
-    Returns:
-      Compiled; each call trains anew and returns when the weights [M, ...] are there.
+    Each call of what is returned, which is compiled, trains anew and ends when the weights [M, ...] are there. The
+    chunk is of clients under one vmap on a device of the mesh, the form that of the convolutions.
     """
     model = workload.network() if model is None else model
     training = LocalSGD(scale.lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs)
@@ -83,14 +73,7 @@ def local_training(
 class Rounds:
     """Rounds of a method over a federation, compiled; every call of `round` runs the next one.
 
-    Args:
-      method: what clients and server do.
-      data: the federation.
-      participation: share of the clients in a cohort.
-      chunk: clients under one vmap on a device.
-      mesh: the devices.
-      state: to begin with, by default a new one; it is copied.
-      evaluation: whether `evaluate` shall be there.
+    The state to begin with is by default a new one; it is copied. `evaluate` is there with `evaluation`.
     """
 
     def __init__(

@@ -26,12 +26,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def interleaved(repetitions: int, contestants: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    """Seconds of every call of each contestant, in turn, so that a disturbance of the machine affects all of them.
-
-    Args:
-      repetitions: calls of each.
-      contestants: name -> work.
-    """
+    """Seconds of every call of each contestant, in turn, so that a disturbance of the machine affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for repetition in range(repetitions):
         # Reversed every time, so that no contestant always follows the same one.
@@ -40,9 +35,10 @@ def interleaved(repetitions: int, contestants: Mapping[str, Callable[[], Any]]) 
     return times
 
 
-def median(times: list[float]) -> float:
-    """Median of the repetitions."""
-    return statistics.median(times)
+def medians(repetitions: int, contestants: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """Median seconds of each contestant, see `interleaved`."""
+    times = interleaved(repetitions, contestants)
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def matmul_peak(size: int, mesh: Mesh, repetitions: int = 5) -> dict[str, float]:
@@ -57,22 +53,21 @@ def matmul_peak(size: int, mesh: Mesh, repetitions: int = 5) -> dict[str, float]
       "one_device": one product, which a CPU splits over its cores. "every_device": one product on each device at
       once. "peak": the larger.
     """
-    operations = 2 * size**3
     matrix = jax.random.normal(jax.random.key(0), (size, size), jnp.float32)
-    stack = jax.device_put(
-        jnp.broadcast_to(matrix, (mesh.size, size, size)), NamedSharding(mesh, PartitionSpec("clients"))
-    )
-    one = jax.jit(jnp.matmul)
     sharded = PartitionSpec("clients")
+    stack = jax.device_put(jnp.broadcast_to(matrix, (mesh.size, size, size)), NamedSharding(mesh, sharded))
     each = jax.jit(jax.shard_map(lambda a: (a[0] @ a[0])[None], mesh=mesh, in_specs=sharded, out_specs=sharded))
 
-    def best(work: Callable[[], Any]) -> float:
-        jax.block_until_ready(work())
-        return min(seconds(lambda: jax.block_until_ready(work())) for _ in range(repetitions))
+    def rate(product: Callable[[jax.Array], jax.Array], operand: jax.Array, products: int) -> float:
+        jax.block_until_ready(product(operand))
+        best = min(seconds(lambda: jax.block_until_ready(product(operand))) for _ in range(repetitions))
+        return products * 2 * size**3 / best
 
-    alone = operations / best(lambda: one(matrix, matrix))
-    together = mesh.size * operations / best(lambda: each(stack))
-    return {"one_device": alone, "every_device": together, "peak": max(alone, together)}
+    rates = {
+        "one_device": rate(jax.jit(lambda a: a @ a), matrix, 1),
+        "every_device": rate(each, stack, mesh.size),
+    }
+    return rates | {"peak": max(rates.values())}
 
 
 def peak_memory() -> int:
@@ -98,27 +93,20 @@ def _status(name: str) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
 
 
-def in_process(module: str, *words: str, **environment: str) -> dict[str, Any]:
-    """JSON that `python -m MODULE WORDS` prints as its last line.
+def in_process(kind: str, request: dict[str, Any], **environment: str) -> dict[str, Any]:
+    """JSON that `python -m experiments.benchmark.children KIND REQUEST` prints as its last line.
 
-    A separate process, for its own peak memory and a cold start.
-
-    Args:
-      module: to run.
-      words: its arguments.
-      **environment: variables to set on top.
-
-    Raises:
-      RuntimeError: with what it wrote to stderr, if it fails.
+    A separate process, for its own peak memory and a cold start, with these environment variables on top; RuntimeError
+    with what it wrote to stderr, if it fails.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     finished = subprocess.run(
-        [sys.executable, "-m", module, *words],
+        [sys.executable, "-m", "experiments.benchmark.children", kind, json.dumps(request)],
         env=os.environ | {"PYTHONPATH": path} | environment,
         capture_output=True,
         text=True,
         check=False,
     )
     if finished.returncode:
-        raise RuntimeError(f"{module} failed:\n{finished.stderr}")
+        raise RuntimeError(f"{kind} failed:\n{finished.stderr}")
     return json.loads(finished.stdout.splitlines()[-1])

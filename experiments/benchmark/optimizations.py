@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -11,7 +11,8 @@ import numpy as np
 
 from experiments.benchmark import measure, workload
 from experiments.benchmark.jax_rounds import convolutions
-from experiments.benchmark.workload import Scale
+from experiments.benchmark.records import Section
+from experiments.benchmark.workload import Scale, Setup
 from pfl_jax.base import ClientData, PyTree
 from pfl_jax.data.federated import client_data
 from pfl_jax.networks.convolution import conv2d
@@ -19,50 +20,25 @@ from pfl_jax.networks.pooling import max_pool
 from pfl_jax.primitives.feature_statistics import class_centroids
 from pfl_jax.primitives.fisher import MICROBATCH, fisher_trace, squared_gradient_norms
 from pfl_jax.primitives.local_sgd import LocalSGD, map_examples
-from pfl_jax.primitives.losses import cross_entropy, feature_alignment
+from pfl_jax.primitives.losses import cross_entropy, feature_alignment, supervised_loss
+
+Ways: TypeAlias = tuple[Callable[[], PyTree], Callable[[], PyTree]]
+"""The plain way to compute something, and ours; both are compiled."""
 
 
-class Optimization(NamedTuple):
-    """Two ways to compute the same result.
-
-    Attributes:
-      name: what is computed.
-      before: the plain way, in words.
-      after: ours.
-      plain: computes it the plain way; compiled, as is `ours`.
-      ours: computes it our way.
-    """
-
-    name: str
-    before: str
-    after: str
-    plain: Callable[[], PyTree]
-    ours: Callable[[], PyTree]
-
-
-def compare(scale: Scale, notify: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Medians of interleaved repetitions of both ways, and the difference between their results.
-
-    Args:
-      scale: how large everything is.
-      notify: called with what is measured next.
-
-    Returns:
-      For each: name, before, after, before_seconds, after_seconds, ratio, and difference: the largest one between
-      both results, relative to the largest entry.
-    """
+def optimizations(setup: Setup) -> Section:
+    """Medians of interleaved repetitions of both ways, and the difference between their results."""
     rows = []
-    for build in BUILDERS:
-        optimization = build(scale)
-        notify(f"{optimization.name}: before and after")
-        apart = difference(optimization.plain(), optimization.ours())
-        times = measure.interleaved(scale.repetitions[0], {"before": optimization.plain, "after": optimization.ours})
-        before, after = measure.median(times["before"]), measure.median(times["after"])
-        rows.append(
-            {"name": optimization.name, "before": optimization.before, "after": optimization.after}
-            | {"before_seconds": before, "after_seconds": after, "ratio": before / after, "difference": apart}
-        )
-    return rows
+    for name, (build, before, after) in BUILDERS.items():
+        setup.notify(f"{name}: before and after")
+        plain, ours = build(setup.scale)
+        apart = difference(plain(), ours())
+        times = measure.medians(setup.scale.repetitions[0], {"before, ms": plain, "after, ms": ours})
+        milliseconds = {heading: 1e3 * seconds for heading, seconds in times.items()}
+        ratio = times["before, ms"] / times["after, ms"]
+        rows.append({"what": name, "before": before, "after": after, **milliseconds, "ratio": ratio, "apart": apart})
+    note = "one client, one device; medians of interleaved repetitions; apart: largest relative difference of results"
+    return Section("Optimisations", rows, note)
 
 
 def difference(left: PyTree, right: PyTree) -> float:
@@ -83,36 +59,32 @@ def _client(scale: Scale) -> ClientData:
     return jax.tree.map(jnp.asarray, client_data(data, 0, "train"))
 
 
+def _recipe(scale: Scale, lr: float) -> LocalSGD:
+    return LocalSGD(lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs=1)
+
+
+def _classification(logits: Callable[[PyTree, jax.Array], jax.Array]) -> Callable[[PyTree, ClientData], jax.Array]:
+    """Cross-entropy of a batch under some way to compute logits."""
+    return lambda params, batch: cross_entropy(logits(params, batch.x), batch.y, batch.mask)
+
+
 def _trained_epoch(scale: Scale, features: Callable[[PyTree, jax.Array], jax.Array]) -> Callable[[], PyTree]:
     """One epoch of the whole network with this backbone."""
     model = workload.network()
-
-    def loss(params, batch):
-        logits = model.classify(params["head"], features(params["backbone"], batch.x))
-        return cross_entropy(logits, batch.y, batch.mask)
-
-    def train(params, data):
-        training = LocalSGD(scale.lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs=1)
-        return training.fit(jax.random.key(1), params, data, loss)
-
+    loss = _classification(lambda params, x: model.classify(params["head"], features(params["backbone"], x)))
+    train = functools.partial(_recipe(scale, scale.lr).fit, jax.random.key(1), loss=loss)
     return _compiled(train, model.init(jax.random.key(0)), _client(scale))
 
 
-def _convolution(scale: Scale) -> Optimization:
+def _convolution(scale: Scale) -> Ways:
     features = workload.network().features
     with convolutions("lax"):
         plain = _trained_epoch(scale, features)
-    return Optimization(
-        "convolutions in training",
-        "lax.conv_general_dilated and its gradients",
-        "the form of conv2d for this backend",
-        plain,
-        _trained_epoch(scale, features),
-    )
+    return plain, _trained_epoch(scale, features)
 
 
-def _handwritten(block: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[[PyTree, jax.Array], jax.Array]:
-    """Backbone of the network with another order or kind of pooling: block(convolved, bias)."""
+def _handwritten(scale: Scale, block: Callable[[jax.Array, jax.Array], jax.Array]) -> Ways:
+    """The network with another order or kind of pooling, block(convolved, bias), and as it is."""
 
     def features(backbone, x):
         for name, padding in (("conv1", 0), ("conv2", 1)):
@@ -120,44 +92,25 @@ def _handwritten(block: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable
         x = x.reshape(x.shape[0], -1) @ backbone["fc1"]["kernel"] + backbone["fc1"]["bias"]
         return nn.leaky_relu(x)
 
-    return features
+    return _trained_epoch(scale, features), _trained_epoch(scale, workload.network().features)
 
 
-def _pooling_order(scale: Scale) -> Optimization:
-    return Optimization(
-        "order of pooling in training",
-        "bias, activation, then pooling",
-        "pooling first: the same function, on a quarter of the entries",
-        _trained_epoch(scale, _handwritten(lambda x, bias: max_pool(nn.leaky_relu(x + bias)))),
-        _trained_epoch(scale, workload.network().features),
-    )
+def _pooling_order(scale: Scale) -> Ways:
+    return _handwritten(scale, lambda x, bias: max_pool(nn.leaky_relu(x + bias)))
 
 
-def _pooling_gradient(scale: Scale) -> Optimization:
-    def library(x, bias):
-        return nn.leaky_relu(nn.max_pool(x, (2, 2), (2, 2)) + bias)
-
-    return Optimization(
-        "pooling in training",
-        "flax's max_pool and its gradient",
-        "max_pool, which keeps each winner's place",
-        _trained_epoch(scale, _handwritten(library)),
-        _trained_epoch(scale, workload.network().features),
-    )
+def _pooling_gradient(scale: Scale) -> Ways:
+    return _handwritten(scale, lambda x, bias: nn.leaky_relu(nn.max_pool(x, (2, 2), (2, 2)) + bias))
 
 
-def _fedpac_features(scale: Scale) -> Optimization:
+def _fedpac_features(scale: Scale) -> Ways:
     model = workload.network()
 
     def extract(backbone, x):
         return map_examples(lambda rows: model.features(backbone, rows), x, jnp.ones(x.shape[0], bool))
 
     def head_epoch(head, data, classify):
-        def loss(head, batch):
-            return cross_entropy(classify(head, batch.x), batch.y, batch.mask)
-
-        training = LocalSGD(scale.head_lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs=1)
-        return training.fit(jax.random.key(1), head, data, loss)
+        return _recipe(scale, scale.head_lr).fit(jax.random.key(1), head, data, _classification(classify))
 
     def statistics(features, data):
         return class_centroids(features, data.y, data.mask, model.num_classes)[0]
@@ -173,25 +126,18 @@ def _fedpac_features(scale: Scale) -> Optimization:
         return head, statistics(features, data)
 
     arguments = model.init(jax.random.key(0)), _client(scale)
-    return Optimization(
-        "FedPAC's statistics and head epoch",
-        "each with its own pass over the fixed backbone",
-        "one pass for both",
-        _compiled(separate, *arguments),
-        _compiled(shared, *arguments),
-    )
+    return _compiled(separate, *arguments), _compiled(shared, *arguments)
 
 
-def _fedas_targets(scale: Scale) -> Optimization:
+def _fedas_targets(scale: Scale) -> Ways:
     model = workload.network()
-    batch_size = 16  # FedAS, Section 4.1.
 
     def epoch(backbone, data, target):
         def loss(backbone, batch):
             return feature_alignment(model.features(backbone, batch.x), target(batch), batch.mask)
 
-        training = LocalSGD(scale.lr, 0.0, 0.0, batch_size, epochs=1)
-        return training.fit(jax.random.key(1), backbone, data, loss)
+        # FedAS, Section 4.1.
+        return LocalSGD(scale.lr, 0.0, 0.0, batch_size=16, epochs=1).fit(jax.random.key(1), backbone, data, loss)
 
     def in_steps(backbone, previous, data):
         return epoch(backbone, data, lambda batch: model.features(previous, batch.x))
@@ -201,20 +147,12 @@ def _fedas_targets(scale: Scale) -> Optimization:
         return epoch(backbone, data._replace(y=targets), lambda batch: batch.y)
 
     backbones = [model.init(jax.random.key(seed))["backbone"] for seed in (0, 1)]
-    return Optimization(
-        "FedAS's alignment epoch",
-        "embeddings of the previous backbone in each step",
-        "once, in large batches",
-        _compiled(in_steps, *backbones, _client(scale)),
-        _compiled(once, *backbones, _client(scale)),
-    )
+    return _compiled(in_steps, *backbones, _client(scale)), _compiled(once, *backbones, _client(scale))
 
 
-def _fisher(scale: Scale) -> Optimization:
+def _fisher(scale: Scale) -> Ways:
     model = workload.network()
-
-    def loss(params, batch):
-        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+    loss = supervised_loss(model)
 
     def one_by_one(params, data):
         def norms(rows):
@@ -224,16 +162,10 @@ def _fisher(scale: Scale) -> Optimization:
         return jnp.mean(map_examples(norms, (data.x, data.y), data.mask, batch_size=MICROBATCH))
 
     arguments = model.init(jax.random.key(0)), _client(scale)
-    return Optimization(
-        "FedAS's Fisher trace",
-        "vmap of grad: one gradient per example",
-        "closed forms of the squared norms",
-        _compiled(one_by_one, *arguments),
-        _compiled(functools.partial(fisher_trace, model), *arguments),
-    )
+    return _compiled(one_by_one, *arguments), _compiled(functools.partial(fisher_trace, model), *arguments)
 
 
-def _gram(scale: Scale) -> Optimization:
+def _gram(scale: Scale) -> Ways:
     model = workload.network()
     generator = np.random.default_rng(0)
     shape = (scale.clients, model.num_classes * model.num_features)
@@ -247,22 +179,16 @@ def _gram(scale: Scale) -> Optimization:
         products = means @ means.T
         return jnp.diagonal(products)[:, None, None] - products[:, :, None] - products[:, None, :] + products[None]
 
-    return Optimization(
-        f"FedPAC's {scale.clients} quadratic programmes, their matrices",
-        "inner products of all differences",
-        "one Gram matrix",
-        _compiled(differences, means),
-        _compiled(gram, means),
-    )
+    return _compiled(differences, means), _compiled(gram, means)
 
 
-BUILDERS: tuple[Callable[[Scale], Optimization], ...] = (
-    _convolution,
-    _pooling_order,
-    _pooling_gradient,
-    _fedpac_features,
-    _fedas_targets,
-    _fisher,
-    _gram,
-)
-"""All optimisations."""
+BUILDERS: dict[str, tuple[Callable[[Scale], Ways], str, str]] = {
+    "convolutions in training": (_convolution, "lax.conv_general_dilated and its gradients", "conv2d's form here"),
+    "order of pooling in training": (_pooling_order, "bias, activation, pooling", "pooling first, the same function"),
+    "pooling in training": (_pooling_gradient, "flax's max_pool and its gradient", "each winner's place is kept"),
+    "FedPAC's statistics and head epoch": (_fedpac_features, "a pass over the fixed backbone each", "one for both"),
+    "FedAS's alignment epoch": (_fedas_targets, "previous embeddings in each step", "once, in large batches"),
+    "FedAS's Fisher trace": (_fisher, "vmap of grad: one gradient per example", "closed forms of the squared norms"),
+    "matrices of FedPAC's quadratic programs": (_gram, "inner products of all differences", "one Gram matrix"),
+}
+"""All optimisations: what is computed, and how the plain way and ours compute it."""

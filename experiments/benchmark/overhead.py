@@ -13,7 +13,8 @@ import numpy as np
 
 from experiments.benchmark import measure, workload
 from experiments.benchmark.jax_rounds import Rounds
-from experiments.benchmark.sections import Record, Setup
+from experiments.benchmark.records import Row, Section
+from experiments.benchmark.workload import Setup
 from experiments.execution.records import info_record
 from experiments.execution.resume import History
 from experiments.results.run_folder import Evaluation
@@ -23,7 +24,7 @@ from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.primitives.local_sgd import map_examples
 
 
-def overhead(setup: Setup) -> Record:
+def overhead(setup: Setup) -> Section:
     """Time of FedPAC rounds with accuracies alone and with all scores, and of the files written after each."""
     scale = setup.scale
     data = workload.federation(scale.clients, scale.examples)
@@ -36,18 +37,13 @@ def overhead(setup: Setup) -> Record:
     with mock.patch.object(engine, "score", _accuracy_alone):
         plain = rounds()
     full = rounds()
-    times = measure.interleaved(scale.repetitions[1], {"accuracies": plain.both, "scores": full.both})
-    medians = {name: measure.median(seconds) for name, seconds in times.items()}
+    times = measure.medians(scale.repetitions[1], {"plain": plain.both, "full": full.both})
     setup.notify("lines of the log and checkpoints")
     written = _writing(full, np.asarray(data.test_count), scale.repetitions[0])
-    return {
-        "clients": scale.clients,
-        "round_seconds": medians["accuracies"],
-        "scores_share": medians["scores"] / medians["accuracies"] - 1,
-        **{f"{name}_seconds": seconds for name, seconds in written.items()},
-        **{f"{name}_share": seconds / medians["accuracies"] for name, seconds in written.items()},
-        "repetitions": times,
-    }
+    parts = {"loss, macro-F1 and AUC in addition": times["full"] - times["plain"], **written}
+    rows: list[Row] = [{"what": "round and both evaluations, accuracies alone", "s": times["plain"]}]
+    rows += [{"what": what, "s": s, "of the round %": 100 * s / times["plain"]} for what, s in parts.items()]
+    return Section(f"Overhead of a run beside its rounds, FedPAC, {scale.clients} clients", rows)
 
 
 def _writing(rounds: Rounds, counts: np.ndarray, repetitions: int) -> dict[str, float]:
@@ -71,8 +67,7 @@ def _writing(rounds: Rounds, counts: np.ndarray, repetitions: int) -> dict[str, 
         # Not timed: the first checkpoint imports orbax.
         line()
         save()
-        times = measure.interleaved(repetitions, {"line": line, "checkpoint": save})
-    return {name: measure.median(seconds) for name, seconds in times.items()}
+        return measure.medians(repetitions, {"a line of the log": line, "a checkpoint": save})
 
 
 def _accuracy_alone(predict: Any, personal: Any, data: ClientData) -> Scores:

@@ -1,49 +1,28 @@
-"""Measurements of the benchmark, one function for each section of the report; each returns plain data for JSON."""
+"""Sections of the benchmark, one function for each name of --only."""
 
 import dataclasses
 import functools
 import importlib.util
-import json
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from experiments.benchmark import measure, workload
 from experiments.benchmark.jax_rounds import Rounds, local_training
-from experiments.benchmark.optimizations import compare
-from experiments.benchmark.workload import Scale
+from experiments.benchmark.optimizations import optimizations as optimizations
+from experiments.benchmark.overhead import overhead as overhead
+from experiments.benchmark.records import Row, Section
+from experiments.benchmark.workload import Setup
 from experiments.config.options import MATMUL_PRECISION
-from pfl_jax import models, simulate
+from pfl_jax import models
 from pfl_jax.engine import chunking
 
-Record: TypeAlias = dict[str, Any]
-
 COMPARED = ("fedavg", "fedpac", "fedas")
-
-
-class Setup(NamedTuple):
-    """Data shared by all sections.
-
-    Attributes:
-      scale: how large everything is.
-      mesh: of all devices.
-      chunk: the one of `--chunk auto` for clients of equal size, None for all at once.
-      chunks: those that are compared.
-      peak: floating-point operations per second of the machine's matrix products.
-      notify: called with what is measured next.
-    """
-
-    scale: Scale
-    mesh: Mesh
-    chunk: int | None
-    chunks: Sequence[int | None]
-    peak: float
-    notify: Callable[[str], None]
 
 
 def has_torch() -> bool:
@@ -51,283 +30,214 @@ def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def _compare(setup: Setup, repetitions: int, ours: Callable[[], Any], theirs: Callable[[], Any] | None) -> Record:
-    """Medians of interleaved repetitions, and the ratio of PyTorch's time to ours."""
-    contestants = {"jax": ours} | ({} if theirs is None else {"torch": theirs})
-    times = measure.interleaved(repetitions, contestants)
-    medians = {f"{name}_seconds": measure.median(values) for name, values in times.items()}
-    record: Record = medians | {"repetitions": times}
+def _rate(setup: Setup, visits: int, seconds: float) -> Row:
+    """Training examples visited per second, and the share of the machine's peak that their operations are."""
+    rate = visits / seconds
+    return {"examples/s": rate, "of peak %": 100 * rate * workload.operations()["training"] / setup.peak["peak"]}
+
+
+def training(setup: Setup) -> Section:
+    """Local training of all clients, and whole FedPAC rounds, beside the same work in PyTorch."""
+    scale = setup.scale
+    rows = _beside("local training, E = 1", scale.repetitions[0], *_training(setup))
+    for row in rows:
+        row |= _rate(setup, scale.clients * scale.examples, row["s"])
+    rows += _beside(f"FedPAC round, E = {scale.epochs}, both evaluations", scale.repetitions[1], *_round(setup))
+    note = (
+        f"{scale.clients} clients of {scale.examples} examples, chunk {setup.chunk or 'all'}; medians of interleaved "
+        f"repetitions; float32 matrix-product peak {setup.peak['peak'] / 1e9:.0f} GFLOP/s"
+    )
+    return Section("Beside plain PyTorch", rows, note)
+
+
+def _beside(work: str, repetitions: int, ours: Callable[[], Any], theirs: Callable[[], Any] | None) -> list[Row]:
+    times = measure.interleaved(repetitions, {"pfl_jax": ours} | ({} if theirs is None else {"PyTorch": theirs}))
+    medians = {by: statistics.median(seconds) for by, seconds in times.items()}
+    rows: list[Row] = [{"work": work, "by": by, "s": medians[by], "repetitions": times[by]} for by in times]
     if theirs is not None:
-        record["ratio"] = medians["torch_seconds"] / medians["jax_seconds"]
-    return record
-
-
-def training(setup: Setup) -> Record:
-    """Local training of all clients beside the plain PyTorch loop, one epoch of it at a time.
-
-    Short repetitions, and many of them, say more on a disturbed machine than few long ones.
-    """
-    scale = setup.scale
-    data = workload.federation(scale.clients, scale.examples)
-    ours = local_training(data, scale, clients=scale.clients, epochs=1, chunk=setup.chunk, mesh=setup.mesh)
-    ours()
-    theirs: Callable[[], Any] | None = None
-    if has_torch():
-        from experiments.benchmark import torch_rounds
-
-        network = torch_rounds.Network(workload.network().init(jax.random.key(0)))
-        start = torch_rounds.weights(network)
-        examples = [train for train, _ in torch_rounds.clients(data)]
-        torch_rounds.train_clients(network, start, examples[:1], 1, scale)
-
-        theirs = functools.partial(torch_rounds.train_clients, network, start, examples, 1, scale)
-
-    record = _compare(setup, scale.repetitions[0], ours, theirs)
-    visits = scale.clients * scale.examples
-    for name in ("jax", "torch"):
-        if f"{name}_seconds" in record:
-            rate = visits / record[f"{name}_seconds"]
-            record[f"{name}_examples_per_second"] = rate
-            record[f"{name}_fraction_of_peak"] = rate * workload.operations()["training"] / setup.peak
-    return {"clients": scale.clients, "examples": scale.examples, "epochs": 1, "chunk": setup.chunk} | record
-
-
-def fedpac_round(setup: Setup) -> Record:
-    """Whole FedPAC round with both evaluations beside the same round in PyTorch."""
-    scale = setup.scale
-    data = workload.federation(scale.clients, scale.examples)
-    ours = Rounds(workload.method("fedpac", scale), data, participation=1.0, chunk=setup.chunk, mesh=setup.mesh)
-    theirs = None
-    if has_torch():
-        from experiments.benchmark import torch_rounds
-
-        params = workload.network().init(jax.random.key(0))
-        classes = workload.dataset().num_classes
-        federation = torch_rounds.FedPAC(params, torch_rounds.clients(data), classes, scale)
-        # Not timed; from here on there are centroids to align to.
-        federation.round(range(min(2, scale.clients)))
-        theirs = federation.round
-    record = _compare(setup, scale.repetitions[1], ours.both, theirs)
-    return {"clients": scale.clients, "examples": scale.examples, "epochs": scale.epochs, "chunk": setup.chunk} | record
-
-
-def methods(setup: Setup) -> list[Record]:
-    """Rounds of the methods by number of clients and chunk."""
-    scale, rows = setup.scale, []
-    on_cpu = jax.default_backend() == "cpu"
-    for clients, participation in scale.populations:
-        data = workload.federation(clients, scale.examples)
-        first = (clients, participation) == scale.populations[0]
-        for name in COMPARED:
-            state = None
-            # On a CPU other chunks only lose: one method is enough to show it, with one epoch.
-            by_chunk = first and (name == COMPARED[0] or not on_cpu)
-            for chunk in setup.chunks if by_chunk else setup.chunks[:1]:
-                epochs = scale.epochs if chunk == setup.chunks[0] or not on_cpu else 1
-                setup.notify(f"{name}, {clients} clients, chunk {chunk or 'all'}")
-                method = workload.method(name, scale, epochs)
-                rounds = Rounds(
-                    method,
-                    data,
-                    participation=participation,
-                    chunk=chunk,
-                    mesh=setup.mesh,
-                    state=state,
-                    evaluation=first and state is None,
-                )
-                seconds = measure.seconds(rounds.round)
-                evaluation = measure.seconds(rounds.evaluate) if first and state is None else None
-                state = rounds.state
-                visits = rounds.cohort_size * scale.examples * epochs
-                rows.append(
-                    {
-                        "method": name,
-                        "clients": clients,
-                        "cohort": rounds.cohort_size,
-                        "chunk": chunk,
-                        "epochs": epochs,
-                        "round_seconds": seconds,
-                        "evaluation_seconds": evaluation,
-                        "examples_per_second": visits / seconds,
-                        "fraction_of_peak": visits / seconds * workload.operations()["training"] / setup.peak,
-                    }
-                )
+        rows[0]["speed-up"] = medians["PyTorch"] / medians["pfl_jax"]
     return rows
 
 
-def variants(setup: Setup) -> list[Record]:
-    """Local training by form of the convolutions, chunk, devices and, on a GPU, precision."""
+def _training(setup: Setup) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
+    """One epoch at a time: short repetitions, and many of them, say more on a disturbed machine than few long ones."""
     scale = setup.scale
+    setup.notify("local training")
+    data = workload.federation(scale.clients, scale.examples)
+    ours = local_training(data, scale, clients=scale.clients, epochs=1, chunk=setup.chunk, mesh=setup.mesh)
+    ours()
+    if not has_torch():
+        return ours, None
+    from experiments.benchmark import torch_rounds
+
+    network = torch_rounds.Network(workload.network().init(jax.random.key(0)))
+    start = torch_rounds.weights(network)
+    examples = [train for train, _ in torch_rounds.clients(data)]
+    torch_rounds.train_clients(network, start, examples[:1], 1, scale)
+    return ours, functools.partial(torch_rounds.train_clients, network, start, examples, 1, scale)
+
+
+def _round(setup: Setup) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
+    scale = setup.scale
+    setup.notify("FedPAC rounds")
+    data = workload.federation(scale.clients, scale.examples)
+    ours = Rounds(workload.method("fedpac", scale), data, participation=1.0, chunk=setup.chunk, mesh=setup.mesh)
+    if not has_torch():
+        return ours.both, None
+    from experiments.benchmark import torch_rounds
+
+    params = workload.network().init(jax.random.key(0))
+    theirs = torch_rounds.FedPAC(params, torch_rounds.clients(data), workload.dataset().num_classes, scale)
+    # Not timed; from here on there are centroids to align to.
+    theirs.round(range(min(2, scale.clients)))
+    return ours.both, theirs.round
+
+
+def methods(setup: Setup) -> Section:
+    """Rounds of the methods by number of clients and chunk."""
+    rows = []
+    for clients, participation in setup.scale.populations:
+        for name in COMPARED:
+            rows += _method(setup, name, clients, participation)
+    note = "examples/s: training examples visited in local epochs; of peak: of these alone"
+    return Section("Rounds", rows, note)
+
+
+def _method(setup: Setup, name: str, clients: int, participation: float) -> list[Row]:
+    scale, rows, state = setup.scale, [], None
+    on_cpu = jax.default_backend() == "cpu"
+    data = workload.federation(clients, scale.examples)
+    first = (clients, participation) == scale.populations[0]
+    # On a CPU other chunks only lose: one method is enough to show it, with one epoch.
+    for chunk in setup.chunks if first and (name == COMPARED[0] or not on_cpu) else setup.chunks[:1]:
+        epochs = scale.epochs if chunk == setup.chunks[0] or not on_cpu else 1
+        setup.notify(f"{name}, {clients} clients, chunk {chunk or 'all'}")
+        method, evaluated = workload.method(name, scale, epochs), first and state is None
+        rounds = Rounds(
+            method, data, participation=participation, chunk=chunk, mesh=setup.mesh, state=state, evaluation=evaluated
+        )
+        seconds = measure.seconds(rounds.round)
+        evaluation = measure.seconds(rounds.evaluate) if evaluated else None
+        state = rounds.state
+        row = {"method": name, "clients": clients, "cohort": rounds.cohort_size, "chunk": chunk or "all", "E": epochs}
+        row |= {"s/round": seconds, "s/evaluation": evaluation}
+        rows.append(row | _rate(setup, rounds.cohort_size * scale.examples * epochs, seconds))
+    return rows
+
+
+def variants(setup: Setup) -> Section:
+    """Local training by form of the convolutions, chunk, devices and, on a GPU, precision."""
+    scale, rows = setup.scale, []
     on_cpu = jax.default_backend() == "cpu"
     clients = min(4, scale.clients) if on_cpu else scale.clients
     data = workload.federation(clients, scale.examples)
     together = -(-clients // setup.mesh.size)
     every = [("lax", 1, True), ("matmul", 1, True), ("matmul", together, True), ("direct", together, True)]
-    if on_cpu:
-        every += [("direct", 1, False), ("direct", 1, True)]
-    else:
-        every.append(("lax", together, True))
-    rows = []
+    every += [("direct", 1, False), ("direct", 1, True)] if on_cpu else [("lax", together, True)]
     for precision in ("float32",) if on_cpu else MATMUL_PRECISION:
         for form, chunk, all_devices in every:
             setup.notify(f"local training, {form} convolutions, chunk {chunk}")
+            mesh = setup.mesh if all_devices else None
             with jax.default_matmul_precision(MATMUL_PRECISION[precision]):
-                mesh = setup.mesh if all_devices else None
                 train = local_training(data, scale, clients=clients, epochs=1, chunk=chunk, mesh=mesh, form=form)
-            times = [measure.seconds(train) for _ in range(scale.repetitions[1])]
-            rate = clients * scale.examples / measure.median(times)
-            devices = setup.mesh.size if all_devices else 1
-            rows.append(
-                {"form": form, "chunk": chunk, "devices": devices, "precision": precision, "clients": clients}
-                | {"examples_per_second": rate}
-            )
-    return rows
+            seconds = statistics.median(measure.seconds(train) for _ in range(scale.repetitions[1]))
+            row = {"form": form, "chunk": chunk, "devices": mesh.size if mesh else 1, "precision": precision}
+            rows.append(row | {"examples/s": clients * scale.examples / seconds})
+    return Section("Convolutions, chunks and devices", rows, f"{clients} clients, local training")
 
 
-def chunks(setup: Setup) -> list[Record]:
+def chunks(setup: Setup) -> Section:
     """Local training of each of the papers' networks by clients under one vmap: the basis of `--chunk auto`."""
     scale, rows = setup.scale, []
-    clients = min(8, scale.clients)
+    clients, examples = min(8, scale.clients), min(100, scale.examples)  # The digits are few.
     for name, network in workload.NETWORKS:
-        # The digits are few.
-        data = workload.federation(clients, min(100, scale.examples), name)
-        source = workload.dataset(name)
-        model = models.MODELS[network](source.input_shape, source.num_classes)
-        sizes = sorted({1, 2, -(-clients // setup.mesh.size)})
         setup.notify(f"{network} on pictures like {name}, by chunk")
-        contestants = {
-            str(chunk): local_training(
-                data, scale, clients=clients, epochs=1, chunk=chunk, mesh=setup.mesh, model=model
-            )
-            for chunk in sizes
-        }
-        for train in contestants.values():
-            train()
-        times = measure.interleaved(scale.repetitions[1], contestants)
-        visits = clients * min(100, scale.examples)
-        rates = {chunk: visits / measure.median(values) for chunk, values in times.items()}
-        rows.append({"dataset": name, "model": network, "clients": clients, "examples_per_second": rates})
-    return rows
+        data, source = workload.federation(clients, examples, name), workload.dataset(name)
+        model = models.MODELS[network](source.input_shape, source.num_classes)
+        train = functools.partial(local_training, data, scale, clients=clients, epochs=1, mesh=setup.mesh, model=model)
+        sizes = sorted({1, 2, -(-clients // setup.mesh.size)})
+        contestants = {f"chunk {chunk}, examples/s": train(chunk=chunk) for chunk in sizes}
+        for work in contestants.values():
+            work()
+        times = measure.medians(scale.repetitions[1], contestants)
+        rates = {heading: clients * examples / seconds for heading, seconds in times.items()}
+        rows.append({"model": network, "pictures like": name, **rates})
+    note = f"local training of {clients} clients, {jax.default_backend()} x {setup.mesh.size}"
+    return Section("Clients under one vmap on a device", rows, note)
 
 
-def optimizations(setup: Setup) -> list[Record]:
-    """Time before and after each optimization inside a client's round."""
-    return compare(setup.scale, setup.notify)
-
-
-def waste(setup: Setup) -> list[Record]:
+def waste(setup: Setup) -> Section:
     """Share of gradient steps wasted on clients of unequal size, Dirichlet 0.1, by chunk."""
-    devices, batch = setup.mesh.size, setup.scale.batch_size
-    rows = []
+    devices, batch, rows = setup.mesh.size, setup.scale.batch_size, []
     for clients in (20, 100):
         counts = workload.dirichlet_sizes(clients)
-        record: Record = {
-            "clients": clients,
-            "smallest": int(counts.min()),
-            "largest": int(counts.max()),
-            "devices": devices,
-        }
-        record["by_chunk"] = {
-            str(chunk or "all"): chunking.wasted_step_share(counts, batch_size=batch, chunk=chunk, devices=devices)
-            for chunk in (1, 2, 3, 5, 10, None)
-        }
-        record["auto"] = {
-            kind: chunking.choose_chunk(counts, batch_size=batch, devices=number, backend=kind)
-            for kind, number in (("cpu", devices), ("gpu", 1))
-        }
-        rows.append(record)
-    return rows
+        row: Row = {"clients": clients, "fewest examples": int(counts.min()), "most": int(counts.max())}
+        for chunk in (1, 2, 3, 5, 10, None):
+            share = chunking.wasted_step_share(counts, batch_size=batch, chunk=chunk, devices=devices)
+            row[f"chunk {chunk or 'all'}, %"] = 100 * share
+        for kind, number in (("cpu", devices), ("gpu", 1)):
+            chosen = chunking.choose_chunk(counts, batch_size=batch, devices=number, backend=kind)
+            row[f"auto: {number} {kind}"] = chosen or "all"
+        rows.append(row)
+    return Section(f"Wasted gradient steps by chunk, Dirichlet 0.1, {devices} devices", rows)
 
 
-def growth(setup: Setup) -> Record:
+def _child(setup: Setup, kind: str, **request: Any) -> Row:
+    return measure.in_process(kind, {"scale": dataclasses.asdict(setup.scale)} | request)
+
+
+def growth(setup: Setup) -> Section:
     """Time and peak memory from few to many clients, a process for each, and a line fitted to the cohorts' times."""
-    scale = setup.scale
     rows = []
-    for clients, participation in scale.growth:
+    for clients, participation in setup.scale.growth:
         setup.notify(f"{clients} clients, participation {participation:g}, in a process of its own")
-        request = {"scale": dataclasses.asdict(scale), "clients": clients, "participation": participation}
-        request["repetitions"] = scale.repetitions[1]
-        rows.append(measure.in_process("experiments.benchmark.children", "growth", json.dumps(request)))
-    cohorts = np.array([row["cohort"] for row in rows], np.float64)
-    times = np.array([row["round_seconds"] for row in rows])
+        rows.append(_child(setup, "growth", clients=clients, participation=participation))
+    cohorts, times = (np.array([row[heading] for row in rows], np.float64) for heading in ("cohort", "s/round"))
     slope, intercept = np.polyfit(cohorts, times, 1)
-    return {
-        "rows": rows,
-        "examples": scale.growth_examples,
-        "seconds_per_client": float(slope),
-        "seconds_at_no_client": float(intercept),
-        "largest_deviation": float(np.max(np.abs(times / (slope * cohorts + intercept) - 1))),
-    }
+    apart = np.max(np.abs(times / (slope * cohorts + intercept) - 1))
+    note = (
+        f"{setup.scale.growth_examples} examples each; a round takes {slope * 1e3:.1f} ms for each client of the "
+        f"cohort and {intercept * 1e3:.1f} ms once, to within {apart:.0%}"
+    )
+    return Section("FedPAC from few to many clients", rows, note)
 
 
-def memory_growth(setup: Setup) -> Record:
-    """Memory over many rounds."""
+def memory_growth(setup: Setup) -> Section:
+    """Memory over many rounds, and programs compiled by two starts with an initially empty cache."""
     setup.notify(f"{setup.scale.memory_growth[0]} small rounds")
-    request = json.dumps({"scale": dataclasses.asdict(setup.scale)})
-    return measure.in_process("experiments.benchmark.children", "memory_growth", request)
-
-
-def many_clients(setup: Setup) -> list[Record]:
-    """Thousands of clients with states of their own, a process for each method."""
-    rows = []
-    for method in ("fedpac", "fedas"):
-        setup.notify(f"{method}, {setup.scale.many_clients[0]} clients, in a process of its own")
-        request = json.dumps({"scale": dataclasses.asdict(setup.scale), "method": method})
-        rows.append(measure.in_process("experiments.benchmark.children", "many_clients", request))
-    return rows
-
-
-def sweep(setup: Setup) -> Record:
-    """Time of a sweep and of its runs one after another in one process, compilation included in both."""
-    rows = {}
-    for together in (False, True):
-        setup.notify(f"{setup.scale.sweep[0]} runs {'together' if together else 'one after another'}")
-        request = json.dumps({"scale": dataclasses.asdict(setup.scale), "together": together})
-        rows["together" if together else "alone"] = measure.in_process(
-            "experiments.benchmark.children", "sweep", request
-        )
-    ratios = {name: rows["alone"][name] / rows["together"][name] for name in ("seconds", "round_seconds")}
-    return rows | {"ratio": ratios["seconds"], "round_ratio": ratios["round_seconds"]}
-
-
-def second_start(setup: Setup) -> list[Record]:
-    """Programs compiled by two starts of the same small experiment, with an initially empty cache."""
+    held = _child(setup, "memory_growth")
+    rows: list[Row] = [{"what": f"memory after round {number}", "MiB": mib} for number, mib in held.items()]
     setup.notify("two starts of the same experiment")
     with tempfile.TemporaryDirectory() as folder:
-        return [start(folder, str(number)) for number in (1, 2)]
+        rows += [{"what": f"start {number}"} | start(folder, str(number)) for number in (1, 2)]
+    return Section("Many rounds, second start", rows)
 
 
-def start(folder: str, name: str, method: str = "fedpac") -> Record:
-    """One start of a small experiment: programs needed, programs compiled, and seconds.
-
-    Args:
-      folder: of the cache, and for the results.
-      name: of the results' folder.
-      method: that is run.
-    """
+def start(folder: str, name: str, method: str = "fedpac") -> Row:
+    """One start of a small experiment, in a folder that has the cache too: programs needed and compiled, seconds."""
     words = ["digits", "--method", method, "--rounds", "2", "--num-clients", "4", "--out", f"{folder}/{name}"]
-    request = json.dumps({"words": words})
     began = time.perf_counter()
-    record = measure.in_process("experiments.benchmark.children", "start", request, PFL_JAX_CACHE=f"{folder}/cache")
-    return record | {"seconds": time.perf_counter() - began}
+    counted = measure.in_process("start", {"words": words}, PFL_JAX_CACHE=f"{folder}/cache")
+    return counted | {"s": time.perf_counter() - began}
 
 
-def setup(scale: Scale, chunks: Sequence[int] | None, notify: Callable[[str], None]) -> tuple[Setup, Record]:
-    """Measure the machine and build the data shared by the sections.
+def many_clients(setup: Setup) -> Section:
+    """Thousands of clients with states of their own, a process for each method."""
+    clients, participation, rounds = setup.scale.many_clients
+    rows = []
+    for method in ("fedpac", "fedas"):
+        setup.notify(f"{method}, {clients} clients, in a process of its own")
+        rows.append(_child(setup, "many_clients", method=method))
+    note = f"trained: cohorts of the first three and the last three of {rounds} rounds; received: everyone at the end"
+    return Section(f"{clients:,} clients, participation {participation:g}, states on the host", rows, note)
 
-    Args:
-      scale: how large everything is.
-      chunks: to compare, the first one everywhere; None is the default of the backend.
-      notify: called with what is measured next.
 
-    Returns:
-      The setup, and its peak as a record.
-    """
-    mesh = simulate.client_mesh()
-    notify("the peak of matrix products")
-    peak = measure.matmul_peak(scale.matmul, mesh)
-    if chunks is None:
-        compared: Sequence[int | None] = (1, 5) if jax.default_backend() == "cpu" else (None, 1, 5)
-    else:
-        compared = chunks
-    return Setup(scale, mesh, compared[0], compared, peak["peak"], notify), peak
+def sweep(setup: Setup) -> Section:
+    """Time of a sweep and of its runs one after another in one process, compilation included in both."""
+    rows: list[Row] = []
+    for together, words in ((False, "one after another"), (True, "as a sweep")):
+        setup.notify(f"{setup.scale.sweep[0]} runs {words}")
+        rows.append({"runs": words} | _child(setup, "sweep", together=together))
+    alone, swept = rows
+    ratios = {heading.replace("s,", "ratio,"): alone[heading] / swept[heading] for heading in list(alone)[1:]}
+    return Section(f"{setup.scale.sweep[0]} runs of FedPAC", [alone, swept | ratios])

@@ -41,10 +41,10 @@ class Examples(NamedTuple):
 
 
 class Server(NamedTuple):
-    """State of FedPAC's server and clients: backbone, a head for each client, centroids [K, d] or None at first."""
+    """State of FedPAC's server and clients: backbone [P], a head for each client [N, H], centroids [K, d] or None."""
 
-    backbone: list[Any]
-    heads: list[list[Any]]
+    backbone: Any
+    heads: Any
     centroids: Any
 
 
@@ -95,14 +95,15 @@ def _assign(layer: Any, weight: np.ndarray, bias: np.ndarray) -> None:
     layer.bias.data.copy_(torch.from_numpy(np.array(bias)))
 
 
-def weights(module: Any) -> list[Any]:
-    """Current parameters of a module."""
-    return [parameter.detach().clone() for parameter in module.parameters()]
+def weights(module: Any) -> Any:
+    """Copy of the parameters of a module, as one vector."""
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
-def _load(module: Any, weights: list[Any]) -> None:
-    for parameter, value in zip(module.parameters(), weights, strict=True):
-        parameter.data.copy_(value)
+def _load(module: Any, vector: Any) -> None:
+    sizes = [parameter.numel() for parameter in module.parameters()]
+    for parameter, part in zip(module.parameters(), vector.split(sizes), strict=True):
+        parameter.data.copy_(part.view_as(parameter))
 
 
 def _train(parameters: Any, loss: Any, size: int, epochs: int, lr: float, scale: Scale) -> None:
@@ -115,18 +116,15 @@ def _train(parameters: Any, loss: Any, size: int, epochs: int, lr: float, scale:
             optimizer.step()
 
 
-def train_clients(network: Network, start: list[Any], examples: Sequence[Examples], epochs: int, scale: Scale) -> None:
+def train_clients(network: Network, start: Any, examples: Sequence[Examples], epochs: int, scale: Scale) -> None:
     """Local training alone: every client trains the whole network from the same weights."""
     for x, y in examples:
         _load(network, start)
-        _train(
-            network.parameters(),
-            lambda rows, x=x, y=y: functional.cross_entropy(network(x[rows]), y[rows]),
-            len(y),
-            epochs,
-            scale.lr,
-            scale,
-        )
+
+        def loss(rows: Any, x: Any = x, y: Any = y) -> Any:
+            return functional.cross_entropy(network(x[rows]), y[rows])
+
+        _train(network.parameters(), loss, len(y), epochs, scale.lr, scale)
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
 
@@ -187,27 +185,23 @@ class FedPAC:
     def __init__(self, params: Params, examples: Sequence[tuple[Examples, Examples]], num_classes: int, scale: Scale):
         self.network, self.examples = Network(params), examples
         self.num_classes, self.scale = num_classes, scale
-        head = weights(self.network.head)
-        self.server = Server(weights(self.network.backbone), [head] * len(examples), None)
+        heads = weights(self.network.head).repeat(len(examples), 1)
+        self.server = Server(weights(self.network.backbone), heads, None)
 
     def _local(self, client: int) -> tuple[Any, Any, np.ndarray, float, float]:
         """Train the network for one client; return its centroids and counts, mu, V, and accuracy."""
         network, scale, (x, y) = self.network, self.scale, self.examples[client][0]
-        _load(network.backbone, self.server.backbone)
-        _load(network.head, self.server.heads[client])
+        self._deploy(client)
         # Once, for the statistics and the head alike.
         features = _features(network, x)
         means, counts = _centroids(features, y, self.num_classes)
         mu = means * (counts / len(y))[:, None]
         variance = (features.square().sum(1).mean() - mu.square().sum()).item()
-        _train(
-            network.head.parameters(),
-            lambda rows: functional.cross_entropy(network.head(features[rows]), y[rows]),
-            len(y),
-            1,
-            scale.head_lr,
-            scale,
-        )
+
+        def head_loss(rows: Any) -> Any:
+            return functional.cross_entropy(network.head(features[rows]), y[rows])
+
+        _train(network.head.parameters(), head_loss, len(y), 1, scale.head_lr, scale)
         targets = None if self.server.centroids is None else self.server.centroids[y]
         network.head.requires_grad_(False)
 
@@ -219,40 +213,28 @@ class FedPAC:
         _train(network.backbone.parameters(), loss, len(y), scale.epochs, scale.lr, scale)
         network.head.requires_grad_(True)
         centroids = _centroids(_features(network, x), y, self.num_classes)
-        return centroids, weights(network), mu.cpu().numpy(), variance, _accuracy(network, self.examples[client][1])
+        trained = weights(network.backbone), weights(network.head)
+        return centroids, trained, mu.cpu().numpy(), variance, _accuracy(network, self.examples[client][1])
 
-    def round(self, cohort: Sequence[int] | None = None) -> tuple[float, float]:
-        """One round with both evaluations.
-
-        Args:
-          cohort: clients that take part, by default all.
-
-        Returns:
-          Mean accuracies over the cohort: received and trained.
-        """
-        cohort = range(len(self.examples)) if cohort is None else cohort
-        results = [self._local(client) for client in cohort]
-        counts = np.array([len(self.examples[client][0].y) for client in cohort], np.float64)
-        share = torch.from_numpy(counts / counts.sum()).float().to(DEVICE)
-        size = len(self.server.backbone)
-        stacked = [torch.stack(leaves) for leaves in zip(*(result[1] for result in results), strict=True)]
-        backbone = [torch.tensordot(share, leaf, 1) for leaf in stacked[:size]]
-        class_counts = torch.stack([result[0][1] for result in results])
-        sums = sum(result[0][0] * result[0][1][:, None] for result in results)
-        centroids = sums / class_counts.sum(0).clamp(min=1)[:, None]
-        rows = head_weights(
-            np.stack([result[2] for result in results]), np.array([result[3] for result in results]), counts
-        )
-        alpha = torch.from_numpy(rows).float().to(DEVICE)
-        mixed = [torch.tensordot(alpha, leaf, 1) for leaf in stacked[size:]]
-        heads = list(self.server.heads)
-        for place, client in enumerate(cohort):
-            heads[client] = [leaf[place] for leaf in mixed]
-        self.server = Server(backbone, heads, centroids)
-        received = [self._received(client) for client in cohort]
-        return float(np.mean(received)), float(np.mean([result[4] for result in results]))
-
-    def _received(self, client: int) -> float:
+    def _deploy(self, client: int) -> None:
         _load(self.network.backbone, self.server.backbone)
         _load(self.network.head, self.server.heads[client])
-        return _accuracy(self.network, self.examples[client][1])
+
+    def round(self, cohort: Sequence[int] | None = None) -> tuple[float, float]:
+        """One round of a cohort, by default of all: mean accuracies over it, received and trained."""
+        cohort = range(len(self.examples)) if cohort is None else cohort
+        centroids, trained, mu, variance, accuracies = zip(*map(self._local, cohort), strict=True)
+        counts = np.array([len(self.examples[client][0].y) for client in cohort], np.float64)
+        alpha = head_weights(np.stack(mu), np.array(variance), counts)
+        share, alpha = (torch.from_numpy(rows).float().to(DEVICE) for rows in (counts / counts.sum(), alpha))
+        backbones, heads = (torch.stack(vectors) for vectors in zip(*trained, strict=True))
+        sums = sum(means * number[:, None] for means, number in centroids)
+        members = torch.stack([number for _, number in centroids]).sum(0).clamp(min=1)
+        every = self.server.heads.clone()
+        every[list(cohort)] = alpha @ heads
+        self.server = Server(share @ backbones, every, sums / members[:, None])
+        received = []
+        for client in cohort:
+            self._deploy(client)
+            received.append(_accuracy(self.network, self.examples[client][1]))
+        return float(np.mean(received)), float(np.mean(accuracies))

@@ -1,12 +1,16 @@
 """Workload of the benchmark: sizes, the federation, the network and its operations."""
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
-from pfl_jax import models
+from experiments.benchmark import measure
+from pfl_jax import models, simulate
 from pfl_jax.base import Method, Model
 from pfl_jax.data import federated, partition, sources
 from pfl_jax.data.federated import FederatedData
@@ -16,34 +20,28 @@ from pfl_jax.methods import make_method
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes of the measurements; the defaults are FedPAC's setting on Fashion-MNIST.
-
-    Attributes:
-      clients: N where everyone takes part.
-      populations: (N, participation) of the methods' rounds.
-      examples: training and as many test examples of a client.
-      epochs: E.
-      repetitions: of what is compared, interleaved; of short work, and of whole rounds.
-      growth: (N, participation) of the runs that show how time and memory grow.
-      growth_examples: of a client there.
-      memory_growth: rounds over which memory must not grow, and the round it is first measured after.
-      many_clients: clients, participation and rounds of the largest federations.
-      sweep: runs, clients of each, examples of a client, and rounds of the sweep.
-      matmul: rows of the square matrices whose product gives the machine's peak.
-      batch_size, lr, head_lr, lam, momentum, weight_decay: of training.
-    """
+    """Sizes of the measurements; the defaults are FedPAC's setting on Fashion-MNIST."""
 
     clients: int = 20
+    """Where everyone takes part."""
     populations: tuple[tuple[int, float], ...] = ((20, 1.0), (100, 0.1))
+    """Clients and participation of the methods' rounds."""
     examples: int = 600
-    epochs: int = 5
+    """Training and as many test examples of a client."""
     repetitions: tuple[int, int] = (5, 3)
+    """Of what is compared, interleaved: of short work, and of whole rounds."""
     growth: tuple[tuple[int, float], ...] = ((10, 1.0), (1000, 0.03), (1000, 0.1))
+    """Clients and participation of the runs that show how time and memory grow."""
     growth_examples: int = 50
     memory_growth: tuple[int, int] = (200, 20)
+    """Rounds over which memory must not grow, and the round it is first measured after."""
     many_clients: tuple[int, float, int] = (10_000, 0.003, 20)
+    """Clients, participation and rounds of the largest federations."""
     sweep: tuple[int, int, int, int] = (8, 10, 200, 5)
+    """Runs, clients of each, examples of a client, and rounds."""
     matmul: int = 2048
+    """Rows of the square matrices whose product gives the machine's peak."""
+    epochs: int = 5
     batch_size: int = 50
     lr: float = 0.01
     head_lr: float = 0.1
@@ -67,6 +65,36 @@ QUICK = Scale(
     matmul=128,
 )
 """For tests: every measurement in seconds, its figures mean nothing."""
+
+
+class Setup(NamedTuple):
+    """Data shared by all sections.
+
+    Attributes:
+      scale: how large everything is.
+      mesh: of all devices.
+      chunks: clients under one vmap that are compared, None for all at once; the first one is used everywhere.
+      peak: see `measure.matmul_peak`.
+      notify: called with what is measured next.
+    """
+
+    scale: Scale
+    mesh: Mesh
+    chunks: Sequence[int | None]
+    peak: dict[str, float]
+    notify: Callable[[str], None]
+
+    @property
+    def chunk(self) -> int | None:
+        return self.chunks[0]
+
+
+def setup(scale: Scale, chunks: Sequence[int] | None, notify: Callable[[str], None]) -> Setup:
+    """Setup with the machine's peak measured; chunks are by default those of the backend."""
+    mesh = simulate.client_mesh()
+    notify("the peak of matrix products")
+    usual = (1, 5) if jax.default_backend() == "cpu" else (None, 1, 5)
+    return Setup(scale, mesh, chunks or usual, measure.matmul_peak(scale.matmul, mesh), notify)
 
 
 @functools.cache
@@ -93,19 +121,13 @@ def network() -> Model:
     return models.fedpac_cnn(dataset().input_shape, dataset().num_classes)
 
 
-def method(name: str, scale: Scale, epochs: int | None = None) -> Method:
-    """A method over the network with the scale's hyper-parameters; FedPAC's and FedAS's own are their defaults."""
-    own: dict[str, Any] = {"head_lr": scale.head_lr, "lam": scale.lam} if name == "fedpac" else {}
-    return make_method(
-        name,
-        network(),
-        lr=scale.lr,
-        momentum=scale.momentum,
-        weight_decay=scale.weight_decay,
-        batch_size=scale.batch_size,
-        epochs=scale.epochs if epochs is None else epochs,
-        **own,
-    )
+def method(name: str, scale: Scale, epochs: int | None = None, **own: Any) -> Method:
+    """A method over the network with the scale's hyper-parameters, and its own; FedAS's own are their defaults."""
+    if name == "fedpac":
+        own = {"head_lr": scale.head_lr, "lam": scale.lam} | own
+    rates = {"lr": scale.lr, "momentum": scale.momentum, "weight_decay": scale.weight_decay}
+    epochs = scale.epochs if epochs is None else epochs
+    return make_method(name, network(), batch_size=scale.batch_size, epochs=epochs, **rates, **own)
 
 
 NETWORKS = (

@@ -1,114 +1,252 @@
-"""Shared parts of the commands of many runs: parsers, folder names, start and end."""
+"""Commands of many runs: their common options, and the driver that runs what is missing and makes what is asked of it.
 
-import argparse
+A command is a subclass of `Batch`: its fields are its options, its methods are its plan and what is made of the runs.
+"""
+
+import contextlib
 import sys
-import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
+import tyro
 from rich.console import Console
 
+from experiments.commands.parser import Folder, Switch, choose, parse
+from experiments.config.cell import Cell
 from experiments.config.exit_codes import exit_code
-from experiments.config.request import RESULT_NEUTRAL
+from experiments.execution import cached_runs
+from experiments.execution.committed import ROOT
+from experiments.execution.estimate import Speeds, examples_visited
+from experiments.results.load import Result, read_summary
 from experiments.runtime.locks import lock_folder
+from experiments.runtime.progress import duration
 from experiments.runtime.signals import interruptible
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import CannotWrite, InvalidInput
+
+__all__ = ["Batch", "Job", "choose", "command", "drive", "read", "say"]
 
 
-class _BatchRequest(typing.Protocol):
-    """Parsed arguments of a command of many runs."""
+class Job(NamedTuple):
+    """One run of a plan.
 
-    @property
-    def dry_run(self) -> bool: ...
-
-    @property
-    def out(self) -> Path: ...
-
-
-_Request = TypeVar("_Request", bound=_BatchRequest)
-
-
-class Parser(argparse.ArgumentParser):
-    """Argument parser of a command of many runs, whose errors are InvalidInput.
-
-    Args:
-      module: the command's, as after `python -m`.
-      description: its docstring.
+    Attributes:
+      cell: what is run.
+      folder: of its results.
+      title: for people.
     """
 
-    def __init__(self, module: str, description: str | None):
-        super().__init__(
-            prog=f"python -m {module}",
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
+    cell: Cell
+    folder: Path
+    title: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Command of many runs."""
+
+    out: Folder = None
+    """Folder of the runs and of what is made of them; by default one in runs/."""
+    dry_run: Switch = False
+    """Say each command and what is there, and run nothing."""
+    words: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """Words for every run."""
+
+    name: ClassVar[str]
+    """The command, as after `python -m experiments.`"""
+    takes_words: ClassVar[bool] = True
+    """Whether unknown words are options of the runs."""
+    goes_on: ClassVar[bool] = False
+    """Whether a run that is refused is left out."""
+
+    def check(self) -> None:
+        """Raise InvalidInput for options that cannot be used."""
+
+    def usual_folder(self) -> Path:
+        """Folder without --out."""
+        raise NotImplementedError
+
+    def jobs(self, console: Console) -> list[Job]:
+        """All runs in their order."""
+        raise NotImplementedError
+
+    def together(self, jobs: Sequence[Job]) -> list[list[Job]]:
+        """Jobs that are run at once."""
+        return [[job] for job in jobs]
+
+    def run(self, jobs: Sequence[Job], console: Console) -> None:
+        """Run unfinished jobs of one group."""
+        for job in jobs:
+            cached_runs.run_cell(job.cell, job.folder, console)
+
+    def kept(self, job: Job) -> Result | None:
+        """Committed result of a job, which makes its folder unnecessary."""
+        return None
+
+    def seconds(self, job: Job) -> float | None:
+        """Seconds that a finished job took; None if it is not finished.
+
+        Raises:
+          InvalidInput: its folder holds something else.
+        """
+        if cached_runs.inspect(job.cell, job.folder) == "finished":
+            return read_summary(job.folder).get("seconds", 0.0)
+        kept = self.kept(job)
+        return None if kept is None else kept.seconds
+
+    def state(self, job: Job) -> tuple[str, float]:
+        """State of a job in words, such as "round 120 of 200", and the share of it that is still to be done."""
+        try:
+            state, kept = cached_runs.inspect(job.cell, job.folder), self.kept(job)
+            if kept is not None:
+                return f"finished, in {kept.path}", 0.0
+            if state != "unfinished":
+                return state, float(state == "absent")
+            done, rounds = cached_runs.rounds_done(job.folder), job.cell.request().options.rounds
+            return f"round {done} of {rounds}", 1 - done / rounds
+        except InvalidInput as error:
+            return str(error), 1.0
+
+    def command(self, job: Job) -> str:
+        """Shell command that makes a job's run."""
+        return job.cell.command(job.folder)
+
+    def update(self) -> None:
+        """Write what the finished runs give, after each of them."""
+
+    def finish(self, console: Console) -> None:
+        """Write and print what the runs give, when all are finished."""
+
+    @property
+    def runs_nothing(self) -> bool:
+        """Whether only `preview` is wanted."""
+        return self.dry_run
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the runs."""
+        return (self.out or self.usual_folder()).expanduser()
+
+    def preview(self, console: Console) -> None:
+        """Print every run's command and state, and how much work is left."""
+        jobs = self.jobs(console)
+        for group in self.together(jobs):
+            if len(group) > 1:
+                say(console, f"{len(group)} runs together:", style="bold")
+            for job in group:
+                say(console, f"{self.command(job)}  # {self.state(job)[0]}")
+        shares, left = [self.state(job)[1] for job in jobs], self.left(jobs)
+        examples = sum(examples_visited(job.cell.request()) * share for job, share in zip(jobs, shares, strict=True))
+        say(
+            console,
+            f"{len(jobs)} runs, {shares.count(0.0)} of them finished; {examples / 1e6:,.1f} million training examples "
+            f"are left, about {duration(sum(left))} on two cores",
         )
 
-    def error(self, message: str) -> NoReturn:
-        raise InvalidInput(f"{message}; see --help")
+    def left(self, jobs: Sequence[Job]) -> list[float]:
+        """Estimated seconds that each job will still take."""
+        speeds = Speeds()
+        for job in jobs:
+            with contextlib.suppress(InvalidInput):
+                speeds.add(job.cell.request(), self.seconds(job) or 0.0)
+        return [speeds.seconds(job.cell.request()) * self.state(job)[1] for job in jobs]
 
 
-def command(
-    words: Sequence[str] | None,
-    parse: Callable[[Sequence[str]], _Request],
-    say: Callable[[_Request, Console], None],
-    make: Callable[[_Request, Console], None],
-) -> int:
+_Batch = TypeVar("_Batch", bound=Batch)
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """Print a line as it is, however long."""
+    console.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
+
+
+def read(kind: type[_Batch], words: Sequence[str]) -> _Batch:
+    """Checked command line; InvalidInput if it cannot be used."""
+    description = sys.modules[kind.__module__].__doc__
+    own, rest = parse(kind, f"experiments.{kind.name}", description, words, more=kind.takes_words)
+    batch = replace(own, words=rest)
+    batch.check()
+    return batch
+
+
+def command(kind: type[Batch], words: Sequence[str] | None) -> int:
     """Run a command of many runs.
 
     Args:
+      kind: the command.
       words: command-line arguments; None takes those of this process.
-      parse: turns the arguments into a request with `dry_run` and `out`.
-      say: prints the commands, for --dry-run.
-      make: does it, while no other process is at work in `out`.
 
     Returns:
       The exit code, see `exit_codes.exit_code`.
     """
 
     def work() -> None:
-        request = parse(sys.argv[1:] if words is None else words)
-        console = Console()
-        if request.dry_run:
-            say(request, console)
+        batch, console = read(kind, sys.argv[1:] if words is None else words), Console()
+        if batch.runs_nothing:
+            batch.preview(console)
         else:
-            with interruptible(), lock_folder(request.out):
-                make(request, console)
+            with interruptible(), lock_folder(batch.folder):
+                drive(batch, console)
 
     return exit_code(work)
 
 
-def slug(text: str) -> str:
-    """Text as a file name: letters, digits, "=" and "." as they are, the rest as single hyphens."""
-    kept = "".join(character if character.isalnum() or character in "=._" else "-" for character in text)
-    return "-".join(filter(None, kept.split("-")))
+def drive(batch: Batch, console: Console) -> None:
+    """Run what is missing, then make what is asked of the runs.
 
-
-def given(words: Iterable[str]) -> set[str]:
-    """Names of the options among the arguments; switches by the name of what they switch."""
-    heads = (word.partition("=")[0] for word in words if word.startswith("--"))
-    return {head.removeprefix("--").replace("-", "_").removeprefix("no_") for head in heads}
-
-
-def folder_name(name: str, number: int, words: Sequence[str]) -> str:
-    """Folder for each set of options that affect results, so that a trial run does not block the full one."""
-    parts: list[list[str]] = []
-    for word in words:
-        if word.startswith("--") or not parts:
-            parts.append([])
-        parts[-1].append(word)
-    without = RESULT_NEUTRAL - {"source"}
-    # One protocol of evaluation is measured by request only.
-    relevant = sorted(
-        " ".join(part) for part in parts if not given(part) & without or "before_aggregation" in " ".join(part)
+    Raises:
+      InvalidInput: a folder holds something else, or a run is refused.
+      KeyboardInterrupt: after SIGINT or SIGTERM; the same command goes on.
+    """
+    jobs, speeds = batch.jobs(console), Speeds()
+    # All folders first: what is refused is refused before hours of work.
+    done = {job.folder: seconds for job in jobs if (seconds := batch.seconds(job)) is not None}
+    for job in jobs:
+        speeds.add(job.cell.request(), done.get(job.folder, 0.0))
+    elsewhere = sum(job.folder in done and not job.folder.exists() for job in jobs)
+    say(
+        console,
+        f"{len(done)} of {len(jobs)} runs are there, in {batch.folder}"
+        + (f" and {ROOT.name} ({elsewhere})" if elsewhere else ""),
     )
-    return slug(" ".join([f"{name}-{number}", *relevant]))
+    refused = 0
+    try:
+        for group in batch.together(jobs):
+            # Another machine may have finished some since.
+            missing = [job for job in group if job.folder not in done and batch.seconds(job) is None]
+            if not missing:
+                continue
+            left = [speeds.seconds(job.cell.request()) for job in jobs if job.folder not in done]
+            title = f"run {jobs.index(missing[0]) + 1} of {len(jobs)}: {missing[0].title}"
+            title += f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            say(console, title + (f"; about {duration(sum(left))} left" if done else ""), style="bold")
+            if not _run(batch, missing, console):
+                refused += 1
+                continue
+            for job in missing:
+                done[job.folder] = batch.seconds(job) or 0.0
+                speeds.add(job.cell.request(), done[job.folder])
+            batch.update()
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(
+            f"{stop or 'interrupted'}; {len(done)} of {len(jobs)} runs are finished and stay in {batch.folder}: the "
+            "same command goes on"
+        ) from None
+    if refused:
+        raise InvalidInput(f"{len(done)} of {len(jobs)} runs are finished, {refused} could not be: see above")
+    batch.finish(console)
 
 
-def choose(name: str, asked: Iterable[str], choices: Iterable[str], where: str = "") -> None:
-    """Raise InvalidInput for the first word that is not a choice, with all choices."""
-    choices = list(choices)
-    for word in asked:
-        if word not in choices:
-            raise InvalidInput(f"unknown {name} '{word}'{where} (there are {', '.join(choices)})")
+def _run(batch: Batch, jobs: Sequence[Job], console: Console) -> bool:
+    """Run some jobs; False if they were refused and are left out."""
+    try:
+        batch.run(jobs, console)
+    except CannotWrite:
+        raise
+    except InvalidInput as error:
+        if not batch.goes_on:
+            raise
+        say(console, f"left out: {error}", style="bold yellow")
+        return False
+    return True

@@ -18,7 +18,7 @@ from experiments.config.hyper_parameters import method_config
 from experiments.config.options import Options, flag
 from experiments.config.request import Request, filled, relevant_options
 from experiments.execution import trackers
-from experiments.results.load import read_config, read_summary
+from experiments.results.load import read_config, read_metrics, read_summary
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY
 from experiments.runtime.locks import lock_run
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
@@ -94,15 +94,10 @@ def inspect(cell: Cell, folder: str | Path) -> State:
     return "finished" if (folder / SUMMARY).exists() else "unfinished"
 
 
-def print_state(cell: Cell, folder: Path, console: Console, kept: Path | None = None) -> None:
-    """Print a cell's command and the state of its folder, or where its result is stored instead."""
-    try:
-        state: str = inspect(cell, folder)
-        if kept is not None and state != "finished":
-            state = f"in {kept}"
-    except InvalidInput as error:
-        state = str(error)
-    console.print(f"{cell.command(folder)}  # {state}", soft_wrap=True, highlight=False, markup=False)
+def rounds_done(folder: Path) -> int:
+    """Last evaluated round of a run; InvalidInput if its log cannot be read."""
+    lines = read_metrics(folder) if (folder / METRICS).exists() else []
+    return lines[-1]["round"] if lines else 0
 
 
 def difference(request: Request, config: dict[str, Any]) -> str:

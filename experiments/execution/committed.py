@@ -9,16 +9,15 @@ and seed; its name only helps people to find it.
 
 import functools
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments.config.cell import Cell
-from experiments.config.measures import FIELD, Average, Protocol, Score
 from experiments.config.options import flag
 from experiments.config.request import RESULT_NEUTRAL, Request
 from experiments.execution.cached_runs import difference, unmeasured
 from experiments.results import load
+from experiments.results.load import Result
 from experiments.results.run_folder import strict_json
 from experiments.results.version import commit_of
 from pfl_jax.atomic_write import cannot_write, write_whole
@@ -30,51 +29,8 @@ ROOT = Path(__file__).parents[2] / "results"
 LEFT_OUT = ("class_table", "train_examples", "test_examples")
 """Of the configuration: as long as there are clients; the partition is a function of options and seed."""
 
-COUNTERS = ("bytes_up", "bytes_down", "seconds")
-"""Of an evaluation, beside its scores."""
-
-
-class Committed(NamedTuple):
-    """Committed result of a finished run.
-
-    Attributes:
-      path: its file.
-      command: that makes the same run, for a shell.
-      commit: whose sources made it, see `commit_of`; None if it is not known.
-      config: content of config.json without what is as long as there are clients.
-      summary: content of summary.json, likewise.
-      rounds: "round" -> numbers of the evaluated rounds [R]; each protocol's name -> name -> [R], see
-        `pfl_jax.primitives.metrics.Summary`; "bytes_up", "bytes_down" and "seconds" -> [R].
-    """
-
-    path: Path
-    command: str
-    commit: str | None
-    config: dict[str, Any]
-    summary: dict[str, Any]
-    rounds: dict[str, Any]
-
-    @property
-    def seconds(self) -> float:
-        """Run time in seconds."""
-        return self.summary["seconds"]
-
-    def accuracy(self, protocol: Protocol, score: Score = "last", average: Average = "clients") -> float | None:
-        """Mean accuracy, see `load.accuracy`."""
-        name = FIELD[average]
-        if name not in self.rounds.get(protocol, {}):
-            raise InvalidInput(
-                f"{self.path} has no accuracies {protocol}, {name}: remove it, and collect its run again"
-            )
-        means = self.rounds[protocol][name]
-        if score == "last":
-            return means[-1]
-        return max((mean for mean in means if mean is not None), default=None)
-
-    def after(self, number: int, protocol: Protocol) -> float | None:
-        """Mean over clients after a round; None if the round was not evaluated."""
-        rounds = self.rounds["round"]
-        return self.rounds[protocol]["mean"][rounds.index(number)] if number in rounds else None
+FIELDS = ("command", "commit", "config", "summary", "rounds")
+"""What a file has."""
 
 
 class Library:
@@ -89,12 +45,12 @@ class Library:
 
     def __init__(self, root: Path = ROOT):
         self.root = root
-        self._by_kind: dict[tuple[Any, ...], list[Committed]] = {}
+        self._by_kind: dict[tuple[Any, ...], list[Result]] = {}
         self.all = [_read(path) for path in sorted(root.glob("*/*/seed-*.json"))]
         for one in self.all:
             self._by_kind.setdefault(_kind(one.config["dataset"], one.config["options"]), []).append(one)
 
-    def find(self, cell: Cell) -> Committed | None:
+    def find(self, cell: Cell) -> Result | None:
         """Result of a cell; None if there is none."""
         # Before the arguments are parsed, which takes its time for the hundred places of a table.
         if not any(dataset == cell.dataset and seed == cell.seed for dataset, *_, seed in self._by_kind):
@@ -104,7 +60,7 @@ class Library:
         return next((one for one in there if _is_of(request, one)), None)
 
 
-def _is_of(request: Request, one: Committed) -> bool:
+def _is_of(request: Request, one: Result) -> bool:
     return not (difference(request, one.config) or unmeasured(request, one.config, finished=True))
 
 
@@ -132,7 +88,7 @@ def keep(folder: Path, place: Path, root: Path = ROOT) -> Path:
 
 
 def distilled(folder: Path) -> dict[str, Any]:
-    """Committed result of a finished run, see `Committed`.
+    """Committed result of a finished run, see `load.Result`.
 
     Raises:
       InvalidInput: its files cannot be read.
@@ -145,7 +101,7 @@ def distilled(folder: Path) -> dict[str, Any]:
             "commit": commit_of(config["versions"]["pfl_jax"]),
             "config": {name: value for name, value in config.items() if name not in LEFT_OUT} | {"options": options},
             "summary": {name: value for name, value in summary.items() if not _is_of_clients(name)},
-            "rounds": _columns(lines),
+            "rounds": load.columns(lines),
         }
     except (KeyError, TypeError, IndexError) as error:
         raise InvalidInput(f"{folder} is not the folder of a finished run: {error!r}") from None
@@ -171,27 +127,19 @@ def _is_of_clients(name: str) -> bool:
     return name.endswith(("_per_client", "per_client_accuracy"))
 
 
-def _columns(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Evaluations as lists, each on one line in JSON."""
-    columns: dict[str, Any] = {"round": [line["round"] for line in lines]}
-    for protocol in load.measured(lines[-1]):
-        columns[protocol] = {name: [line[protocol][name] for line in lines] for name in lines[-1][protocol]}
-    return columns | {name: [line[name] for line in lines] for name in COUNTERS if name in lines[-1]}
-
-
 def _kind(dataset: str, options: dict[str, Any]) -> tuple[Any, ...]:
     """Key that is compared first, because it is quick to compare."""
     return dataset, options["method"], options["num_clients"], options["seed"]
 
 
 @functools.lru_cache(maxsize=4096)
-def _parsed(path: Path, changed: int) -> Committed:
+def _parsed(path: Path, changed: int) -> Result:
     content = load.read_json(path)
     try:
-        return Committed(path, *(content[name] for name in Committed._fields[1:]))
+        return Result(path, **{name: content[name] for name in FIELDS})
     except KeyError as error:
         raise InvalidInput(f"{path} has no {error}: remove it, and collect its run again") from None
 
 
-def _read(path: Path) -> Committed:
+def _read(path: Path) -> Result:
     return _parsed(path, path.stat().st_mtime_ns)

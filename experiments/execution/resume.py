@@ -17,6 +17,7 @@ from experiments.results.load import read_config
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, Newcomers
 from pfl_jax.base import Scores, State
 from pfl_jax.engine.checkpoint import Checkpoints
+from pfl_jax.engine.communication import Traffic
 from pfl_jax.errors import InvalidInput
 
 CONTINUING = {"resume", "out", "checkpoint_every", "keep_checkpoints", "eval_protocol"}
@@ -51,6 +52,17 @@ class History:
     def round(self) -> int:
         """Last completed round."""
         return len(self.wasted)
+
+    def add(self, visits: float, seconds: float, elapsed: float) -> None:
+        """Count a round: examples visited, its wall time, and the time since the run began."""
+        self.visits += visits
+        self.seconds += seconds
+        self.elapsed = elapsed
+
+    def send(self, sent: Traffic, arrived: np.ndarray) -> None:
+        """Count what a round's clients [M] were sent, and what those sent that arrived."""
+        self.bytes_up += sent.up * int(arrived.sum())
+        self.bytes_down += sent.down * len(arrived)
 
     def evaluate(
         self,

@@ -3,17 +3,17 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from rich.console import Console
 
 from experiments.config.exit_codes import INTERRUPTED, INVALID
-from experiments.config.options import Options, flag
+from experiments.config.options import Options
 from experiments.config.request import Request
-from experiments.execution import build
+from experiments.execution import build, outcome
 from experiments.execution.experiment import Experiment
 from experiments.execution.memory import advice, is_shortage, state_place
 from experiments.execution.records import (
@@ -26,17 +26,16 @@ from experiments.execution.records import (
 )
 from experiments.execution.resume import History, check_data, refuse_finished
 from experiments.execution.trackers import check, open_trackers
-from experiments.papers import published, settings
-from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, Newcomers, RunFolder, results_table
+from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, Newcomers, RunFolder
 from experiments.runtime.compilation_cache import repair_cache
 from experiments.runtime.devices import devices
 from experiments.runtime.distributed import Processes
 from experiments.runtime.jax_config import prepare
 from experiments.runtime.locks import lock_run
-from experiments.runtime.progress import RoundProgress, duration
+from experiments.runtime.progress import RoundProgress
 from experiments.runtime.signals import Stop, interruptible, stoppable
 from pfl_jax import simulate
-from pfl_jax.base import Scores
+from pfl_jax.base import Scores, State
 from pfl_jax.engine import host_state
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.engine.communication import traffic
@@ -46,7 +45,27 @@ Observe: TypeAlias = Callable[[Experiment, simulate.RoundResult], None]
 """Sees every round of a run, before the next one begins and, after the last, before the summary is written."""
 
 
-def run(request: Request, console: Console, observe: Observe | None = None, processes: Processes | None = None) -> None:
+class Procedure(NamedTuple):
+    """Another way to make the rounds of an experiment than `simulate.run`; it has no checkpoints.
+
+    Attributes:
+      name: in the configuration and the summary.
+      folder: in the place of the method, in names of folders.
+      rounds: makes the rounds.
+    """
+
+    name: str
+    folder: str
+    rounds: Callable[[Experiment], Iterator[simulate.RoundResult]]
+
+
+def run(
+    request: Request,
+    console: Console,
+    observe: Observe | None = None,
+    processes: Processes | None = None,
+    procedure: Procedure | None = None,
+) -> None:
     """Run an experiment and write its folder.
 
     Args:
@@ -54,6 +73,7 @@ def run(request: Request, console: Console, observe: Observe | None = None, proc
       console: for notices, progress and results; stderr is left to errors.
       observe: for what is wanted of the rounds beyond their accuracies.
       processes: that share the run, see `distributed.start`; the first one writes.
+      procedure: what makes the rounds in place of `simulate.run`.
 
     Raises:
       InvalidInput: the data cannot serve the request, or the folder cannot be written.
@@ -64,8 +84,10 @@ def run(request: Request, console: Console, observe: Observe | None = None, proc
     prepare(options)
     with processes.together():
         check(options)
-    folder = _folder(request, processes)
-    work = _Work(request, folder, Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints), processes)
+    folder = _folder(request, processes, options.method if procedure is None else procedure.folder)
+    work = _Work(
+        request, folder, Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints), processes, procedure
+    )
     try:
         with interruptible():
             _run_to_end(work, console, observe)
@@ -90,6 +112,7 @@ class _Work:
       request: with the reductions for embedded data, once that is known.
       folder, checkpoints: its own.
       processes: that share it.
+      procedure: see `run`.
       history: its rounds so far.
       experiment: None until its data is loaded.
     """
@@ -98,8 +121,14 @@ class _Work:
     folder: RunFolder
     checkpoints: Checkpoints
     processes: Processes
+    procedure: Procedure | None = None
     history: History = field(default_factory=History)
     experiment: Experiment | None = None
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Entry of the configuration and the summary for another procedure."""
+        return {} if self.procedure is None else {"procedure": self.procedure.name}
 
 
 def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
@@ -130,12 +159,12 @@ def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
                     cut=processes.reports,
                 )
             elif processes.reports:
-                folder.write(CONFIG, configuration(experiment))
+                folder.write(CONFIG, configuration(experiment) | work.named)
         history = work.history
         if options.resume:
             processes.check_round(history.round)
             console.print(f"continuing {folder.path} after round {history.round}", soft_wrap=True)
-        console.print(headline(experiment), soft_wrap=True, highlight=False)
+        console.print("; ".join([headline(experiment), *work.named.values()]), soft_wrap=True, highlight=False)
         with stoppable(console) as stop, contextlib.ExitStack() as stack:
             track = None
             with processes.together():
@@ -148,9 +177,9 @@ def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
             wasted = math.fsum(history.wasted) / len(history.wasted)
             with processes.together():
                 if processes.reports:
-                    folder.write(SUMMARY, summary(experiment, history.evaluations, wasted))
+                    folder.write(SUMMARY, summary(experiment, history.evaluations, wasted) | work.named)
     if processes.reports:
-        _show(experiment, folder, console, history)
+        outcome.show(experiment, folder, console, history)
 
 
 def _user_error(error: BaseException, work: _Work) -> BaseException:
@@ -158,7 +187,7 @@ def _user_error(error: BaseException, work: _Work) -> BaseException:
     saved = work.checkpoints.rounds()
     go_on = f"; --resume {work.folder.path} goes on after round {saved[-1]}" if saved else ""
     if isinstance(error, Diverged):
-        return InvalidInput(_diverged(error, work.request, work.checkpoints, work.folder))
+        return InvalidInput(outcome.diverged(error, work.request, work.checkpoints, work.folder))
     if isinstance(error, CannotWrite):
         return CannotWrite(f"{error}{go_on}")
     if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
@@ -174,7 +203,7 @@ def _user_error(error: BaseException, work: _Work) -> BaseException:
     )
 
 
-def _folder(request: Request, processes: Processes) -> RunFolder:
+def _folder(request: Request, processes: Processes, name: str) -> RunFolder:
     """Folder of the run: the first process claims it, the others are told its path."""
     options = request.options
     if options.resume:
@@ -182,7 +211,7 @@ def _folder(request: Request, processes: Processes) -> RunFolder:
     folder = None
     with processes.together():
         if processes.reports:
-            folder = RunFolder.claim(options.out, f"{request.dataset}-{options.method}-seed{options.seed}")
+            folder = RunFolder.claim(options.out, f"{request.dataset}-{name}-seed{options.seed}")
     (path, *_) = processes.exchange(str(folder.path) if folder else "")
     return folder or RunFolder.reopen(path)
 
@@ -204,34 +233,18 @@ def _rounds(
 ) -> None:
     """Run the remaining rounds; log each evaluation and add it to the history."""
     request, options, history = experiment.request, experiment.request.options, work.history
-    folder, checkpoints, processes = work.folder, work.checkpoints, work.processes
-    mesh = simulate.client_mesh(devices(options))
+    folder, processes = work.folder, work.processes
     epochs = request.hyper_parameters.get("epochs", 1)
-    results = simulate.run(
-        experiment.method,
-        experiment.data,
-        experiment.settings,
-        jax.random.key(options.seed),
-        state=history.state,
-        mesh=mesh,
-        # The same in all processes, however full their machines are.
-        state_on="host" if processes.agree(state_place(experiment) == "host") else "device",
-        on_nan=options.on_nan,
-        newcomers=experiment.newcomers,
-    )
     if history.evaluations and _reached(options, history.evaluations[-1]):
         # All that was missing was the summary.
         return
-    sent = traffic(experiment.method, experiment.data)
+    sent, results = traffic(experiment.method, experiment.data), _results(work, experiment)
     before, every = history.elapsed, options.checkpoint_every
     with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
         for result in results:
-            history.visits += result.examples * epochs
-            history.seconds += result.seconds
-            history.elapsed = before + time.perf_counter() - began
+            history.add(result.examples * epochs, result.seconds, before + time.perf_counter() - began)
             history.wasted.append(wasted_step_share(experiment, result.cohort))
-            history.bytes_up += sent.up * int(result.arrived.sum())
-            history.bytes_down += sent.down * len(result.cohort)
+            history.send(sent, result.arrived)
             history.diverged += len(result.diverged)
             if len(result.diverged):
                 console.print(f"round {result.round}: left out as diverged: clients {result.diverged.tolist()}")
@@ -251,15 +264,39 @@ def _rounds(
             due = every is not None and (result.round % every == 0 or is_last)
             # A signal reaches one process or all, before or after the end of a round.
             stopping = processes.agree(stop.asked) and not is_last
-            if due or stopping:
-                state = host_state.whole(result.state, experiment.data)
-                with processes.together():
-                    if state is not None:
-                        history.save(checkpoints, state, folder.path / METRICS, identity(experiment))
+            if (due or stopping) and work.procedure is None:
+                _save(work, experiment, result.state)
             if stopping:
                 raise KeyboardInterrupt
             if is_last:
                 break
+
+
+def _results(work: _Work, experiment: Experiment) -> Iterator[simulate.RoundResult]:
+    """The rounds that are left, one by one."""
+    if work.procedure is not None:
+        return work.procedure.rounds(experiment)
+    options = experiment.request.options
+    return simulate.run(
+        experiment.method,
+        experiment.data,
+        experiment.settings,
+        jax.random.key(options.seed),
+        state=work.history.state,
+        mesh=simulate.client_mesh(devices(options)),
+        # The same in all processes, however full their machines are.
+        state_on="host" if work.processes.agree(state_place(experiment) == "host") else "device",
+        on_nan=options.on_nan,
+        newcomers=experiment.newcomers,
+    )
+
+
+def _save(work: _Work, experiment: Experiment, state: State) -> None:
+    """Write a checkpoint after a round."""
+    whole = host_state.whole(state, experiment.data)
+    with work.processes.together():
+        if whole is not None:
+            work.history.save(work.checkpoints, whole, work.folder.path / METRICS, identity(experiment))
 
 
 def _evaluate(history: History, experiment: Experiment, result: simulate.RoundResult, received: Scores) -> Evaluation:
@@ -290,41 +327,4 @@ def _reached(options: Options, evaluation: Evaluation) -> bool:
     return (
         options.target_accuracy is not None
         and evaluation.summary(options.eval_protocol).mean >= options.target_accuracy
-    )
-
-
-def _diverged(error: Diverged, request: Request, checkpoints: Checkpoints, folder: RunFolder) -> str:
-    """Message on a diverged run, with the likely cause and what can be done."""
-    saved = checkpoints.rounds()
-    kept = f"; the checkpoint of round {saved[-1]} stays in {folder.path}" if saved else ""
-    rates = [f"{flag(name)} {value:g}" for name, value in request.hyper_parameters.items() if name.endswith("lr")]
-    skip = ", or leave such clients out with --on-nan skip-client"
-    return (
-        f"{request.options.method}: {error}; most likely {' or '.join(rates)} is too large: use a smaller one"
-        f"{skip if error.clients and request.options.on_nan == 'stop' else ''}{kept}"
-    )
-
-
-def _show(experiment: Experiment, folder: RunFolder, console: Console, history: History) -> None:
-    """Print the table of a finished run, and draw its curves if requested."""
-    request, options, evaluations = experiment.request, experiment.request.options, history.evaluations
-    figure = published.find(request, is_real=experiment.dataset.is_real)
-    beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
-    title = f"{options.method} on {experiment.dataset.description}"
-    pooled = figure is not None and settings.MEASURES[figure.paper].average == "examples"
-    paper_is = "best pooled" if pooled else "last"
-    console.print(results_table(evaluations, title, options.eval_protocol, beside, paper_is=paper_is))
-    if evaluations[-1].round < options.rounds:
-        console.print(f"reached --target-accuracy {options.target_accuracy:g} in round {evaluations[-1].round}")
-    if history.diverged:
-        console.print(f"clients were left out {history.diverged} times because they had diverged", style="bold yellow")
-    if options.plot:
-        # Imported now: matplotlib takes seconds.
-        from experiments.plots.curves import save_curves
-
-        save_curves(folder.path)
-    console.print(
-        f"{evaluations[-1].round} rounds in {duration(evaluations[-1].seconds)}; results in {folder.path}",
-        soft_wrap=True,
-        highlight=False,
     )

@@ -8,93 +8,105 @@ results/fedas_study; from these files the page docs/fedas.md and its figure are 
 command is stopped. --page only makes them; --dry-run says which runs are missing.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, ClassVar
 
+import tyro
 from rich.console import Console
 
-from experiments.commands import batch
+from experiments.commands import batch, parser
+from experiments.commands.parser import Folder, Names, Switch, choose, flat
 from experiments.execution import cached_runs
 from experiments.fedas_study import ladder, page, records
-from experiments.fedas_study.ladder import Place
-from pfl_jax.errors import InvalidInput
+from experiments.fedas_study.ladder import LADDER, SOURCES, Place
 
 ROOT = Path(__file__).parents[2]
+SHARES = {f"{share:g}": share for share in ladder.PARTICIPATION}
+STEPS = {step.name: step for step in LADDER}
 
 
-class StudyRequest(NamedTuple):
-    """Checked command line.
+@dataclass(frozen=True, kw_only=True)
+class Study(batch.Batch):
+    """Command line of the study."""
 
-    Attributes:
-      places: the runs that are wanted, in their order.
-      out: folder of the runs.
-      results: folder of the records.
-      page: the page that is made from them.
-      dry_run: only say what is missing.
-      only_page: run nothing.
-    """
+    dataset: Annotated[Names, tyro.conf.arg(help=f"Only these of {', '.join(SOURCES)}.")] = ()
+    participation: Annotated[Names, tyro.conf.arg(help=f"Only these of {', '.join(SHARES)}.")] = ()
+    step: Annotated[Names, tyro.conf.arg(help=f"Only these of {', '.join(STEPS)}.")] = ()
+    seeds: int = 3
+    """How many, from 0."""
+    results: Folder = None
+    """Folder of the records; by default results/fedas_study."""
+    write: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """The page; by default docs/fedas.md."""
+    page: Switch = False
+    """Only make the page and its figure."""
 
-    places: list[Place]
-    out: Path
-    results: Path
-    page: Path
-    dry_run: bool
-    only_page: bool
+    name: ClassVar = "fedas_study"
+    takes_words: ClassVar = False
 
+    def check(self) -> None:
+        choose("dataset", flat(self.dataset), SOURCES)
+        choose("participation", flat(self.participation), SHARES)
+        choose("step", flat(self.step), STEPS)
+        parser.at_least_one(seeds=self.seeds)
 
-def parse(words: Sequence[str]) -> StudyRequest:
-    """Check a command line.
+    def usual_folder(self) -> Path:
+        return Path("runs/fedas_study")
 
-    Raises:
-      InvalidInput: an unknown option, data set, step or number.
-    """
-    parser = batch.Parser("experiments.fedas_study", __doc__)
-    steps = [step.name for step in ladder.LADDER]
-    parser.add_argument("--dataset", nargs="+", default=list(ladder.SOURCES), help=", ".join(ladder.SOURCES))
-    parser.add_argument("--participation", nargs="+", default=[f"{share:g}" for share in ladder.PARTICIPATION])
-    parser.add_argument("--step", nargs="+", default=steps, help=", ".join(steps))
-    parser.add_argument("--seeds", type=int, default=3, metavar="K", help="seeds 0 to K - 1 (default 3)")
-    parser.add_argument("--out", type=Path, default=Path("runs/fedas_study"), metavar="DIR", help="folder of the runs")
-    parser.add_argument("--results", type=Path, default=ROOT / "results/fedas_study", metavar="DIR", help="the records")
-    parser.add_argument("--write", type=Path, default=ROOT / "docs/fedas.md", metavar="FILE", help="the page")
-    parser.add_argument("--page", action="store_true", help="only make the page and its figure")
-    parser.add_argument("--dry-run", action="store_true", help="only say which runs are missing")
-    own: argparse.Namespace = parser.parse_args(list(words))
-    shares = {f"{share:g}": share for share in ladder.PARTICIPATION}
-    batch.choose("dataset", own.dataset, ladder.SOURCES)
-    batch.choose("participation", own.participation, shares)
-    batch.choose("step", own.step, steps)
-    if own.seeds < 1:
-        raise InvalidInput(f"--seeds must be at least 1, not {own.seeds}")
-    chosen = [step for step in ladder.LADDER if step.name in own.step]
-    places = ladder.places(own.dataset, [shares[word] for word in own.participation], own.seeds, chosen)
-    return StudyRequest(places, own.out.expanduser(), own.results, own.write, own.dry_run, own.page)
+    @property
+    def runs_nothing(self) -> bool:
+        return self.dry_run or self.page
 
+    @property
+    def root(self) -> Path:
+        """Folder of the records."""
+        return self.results or ROOT / "results/fedas_study"
 
-def _say(request: StudyRequest, console: Console) -> None:
-    for place in request.places:
-        state = "missing" if records.read(place, request.results) is None else "there"
-        console.print(f"{place.command(request.out / place.name)}  # {state}", soft_wrap=True, highlight=False)
+    @property
+    def places(self) -> list[Place]:
+        """The wanted runs in their order."""
+        shares = [SHARES[word] for word in flat(self.participation) or SHARES]
+        steps = [step for step in LADDER if not self.step or step.name in flat(self.step)]
+        return ladder.places(flat(self.dataset) or list(SOURCES), shares, self.seeds, steps)
 
+    def jobs(self, console: Console) -> list[batch.Job]:
+        return [batch.Job(place.cell, self.folder / place.name, place.name) for place in self.places]
 
-def _make(request: StudyRequest, console: Console) -> None:
-    """Run what is missing, and write the page."""
-    missing = [place for place in request.places if records.read(place, request.results) is None]
-    if not request.only_page:
-        there = len(request.places) - len(missing)
-        console.print(f"{there} of {len(request.places)} runs are there, in {request.results}", highlight=False)
+    def _place(self, job: batch.Job) -> Place:
+        return next(place for place in self.places if place.name == job.title)
+
+    def seconds(self, job: batch.Job) -> float | None:
+        record = records.read(self._place(job), self.root)
+        return None if record is None else record.get("seconds", 0.0)
+
+    def state(self, job: batch.Job) -> tuple[str, float]:
+        return ("missing", 1.0) if self.seconds(job) is None else ("there", 0.0)
+
+    def command(self, job: batch.Job) -> str:
+        return self._place(job).command(job.folder)
+
+    def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
         try:
-            for number, place in enumerate(missing, start=1):
-                console.print(f"run {number} of {len(missing)}: {place.name}", style="bold", highlight=False)
-                records.write(place, measure(place, request.out / place.name, console), request.results)
+            for job in jobs:
+                place = self._place(job)
+                records.write(place, measure(place, job.folder, console), self.root)
         except KeyboardInterrupt:
-            page.write(request.results, request.page)
-            raise KeyboardInterrupt("interrupted; finished runs stay, the same command goes on") from None
-    page.write(request.results, request.page)
-    console.print(f"saved in {request.page}", soft_wrap=True, highlight=False)
+            self.finish(console)
+            raise
+
+    def finish(self, console: Console) -> None:
+        path = self.write or ROOT / "docs/fedas.md"
+        page.write(self.root, path)
+        batch.say(console, f"saved in {path}")
+
+    def preview(self, console: Console) -> None:
+        if self.page:
+            self.finish(console)
+        else:
+            super().preview(console)
 
 
 def measure(place: Place, folder: Path, console: Console) -> records.Record:
@@ -122,7 +134,7 @@ def measure(place: Place, folder: Path, console: Console) -> records.Record:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the study; return the exit code, see `exit_codes.exit_code`."""
-    return batch.command(words, parse, _say, _make)
+    return batch.command(Study, words)
 
 
 if __name__ == "__main__":

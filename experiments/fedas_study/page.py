@@ -1,11 +1,10 @@
 """docs/fedas.md and its figure, written from the study's records alone: no number is typed."""
 
-import re
+import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from string import Template
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.config import presets
 from experiments.fedas_study import ladder, records
@@ -13,14 +12,18 @@ from experiments.fedas_study.ladder import LADDER, PARTICIPATION, SOURCES, Place
 from experiments.papers import published
 from experiments.plots import drawing
 from experiments.plots.pictures import ACCURACY, Lines, Picture, Series, over_seeds
+from experiments.results import tables
+from experiments.results.tables import NOTHING, number
 from pfl_jax.atomic_write import cannot_write, write_whole
 
-TEMPLATE = Path(__file__).with_name("page.md")
+TEMPLATE = Path(__file__).with_name("page.md.jinja")
 """The page's sentences; their numbers come from the records."""
 
 SEEDS = 3
-NOTHING = "—"
 FIGURE = "fedas-ladder"
+
+WHERE = tuple(itertools.product(SOURCES, PARTICIPATION))
+"""Each dataset with each participation."""
 
 FEDPER, FEDPER_BATCHES, PRINTED, *_, RELEASED = LADDER
 
@@ -101,43 +104,53 @@ def write(folder: Path, path: Path) -> None:
 def text(study: Study) -> str:
     """Text of the page."""
     total = len(ladder.places(list(SOURCES), PARTICIPATION, SEEDS))
-    missing = total - len(study.found)
     request = Place("fashion_mnist", PARTICIPATION[0], RELEASED, 0).cell.request()
-    options = request.options
-    ladders = []
-    for dataset in SOURCES:
-        for share in PARTICIPATION:
-            ladders += [f"### {TITLES[dataset]}, participation {share:g}", _table(study, dataset, share)]
-            ladders += _step_sentences(study, dataset, share)
-    values = {
-        "paper_lead": _papers_lead(),
-        "paper_rounds": presets.PRESETS["fedas"]["rounds"],
-        "paper_lr": presets.HYPER_PARAMETERS["fedas"]["lr"],
-        "lr": request.hyper_parameters["lr"],
-        **{name: getattr(options, name) for name in ("beta", "num_clients", "rounds", "train_size")},
-        "state": f"**{missing} of {total} runs are missing**; a dash stands for them."
-        if missing
-        else "All runs are there.",
-        "seeds": SEEDS,
-        "figure": f"![The ladder](figures/{FIGURE}.png)" if study.found else "",
-        "lead_table": _lead(study),
-        "lead_sentences": _lead_sentences(study),
-        "ladders": "\n\n".join(ladders),
-        "commands": _commands(),
-    }
-    page = Template(TEMPLATE.read_text()).substitute(values)
-    return re.sub(r"\n{3,}", "\n\n", page)
+    commands = ladder.places(["fashion_mnist"], [0.2], 1, (FEDPER, RELEASED))
+    leads = {where: _leads(study, *where) for where in WHERE}
+    return tables.page(
+        TEMPLATE,
+        paper_lead=_papers_lead(),
+        paper_rounds=presets.PRESETS["fedas"]["rounds"],
+        paper_lr=presets.HYPER_PARAMETERS["fedas"]["lr"],
+        lr=request.hyper_parameters["lr"],
+        options=request.options,
+        total=total,
+        missing=total - len(study.found),
+        there=study.found,
+        seeds=SEEDS,
+        figure=FIGURE,
+        lead_columns=list(leads[WHERE[0]]),
+        leads=[
+            [TITLES[dataset], f"{share:g}", *(number(_mean(lead), "+.1f") for lead in leads[dataset, share].values())]
+            for dataset, share in WHERE
+        ],
+        splits=[_split(title(*where), leads[where]) for where in WHERE if leads[where][_BOTH[0]]],
+        columns=list(COLUMNS.values()),
+        ladders=[
+            {"title": title(*where), "rows": _rows(study, *where), "largest": _largest_changes(study, *where)}
+            for where in WHERE
+        ],
+        commands=[place.command(Path("runs") / place.name) for place in commands],
+    )
+
+
+def title(dataset: str, share: float) -> str:
+    """Dataset and participation in words."""
+    return f"{TITLES[dataset]}, participation {share:g}"
+
+
+def _mean(values: Mapping[int, float]) -> float | None:
+    """Mean over seeds; None without any."""
+    return statistics.fmean(values.values()) if values else None
 
 
 def _papers_lead() -> str:
     """FedAS minus FedPer in the paper's Table 2, from the smallest to the largest."""
     rows = [row for row in published.load() if (row.paper, row.table, row.dataset) == ("fedas", 2, "cifar100")]
-    both = {
-        name: {row.setting: row.accuracy_percent for row in rows if row.method == name} for name in ("fedas", "fedper")
-    }
-    leads = [
-        both["fedas"][setting] - both["fedper"][setting] for setting in both["fedas"].keys() & both["fedper"].keys()
-    ]
+    fedas, fedper = (
+        {row.setting: row.accuracy_percent for row in rows if row.method == name} for name in ("fedas", "fedper")
+    )
+    leads = [fedas[setting] - fedper[setting] for setting in fedas.keys() & fedper.keys()]
     return f"{min(leads):.1f} to {max(leads):.1f}"
 
 
@@ -155,49 +168,25 @@ def _leads(study: Study, dataset: str, share: float) -> dict[str, dict[int, floa
     }
 
 
-def _lead(study: Study) -> str:
-    rows: list[list[str]] = []
-    names: list[str] = []
-    for dataset in SOURCES:
-        for share in PARTICIPATION:
-            leads = _leads(study, dataset, share)
-            names = list(leads)
-            rows.append([TITLES[dataset], f"{share:g}", *(_signed(list(lead.values())) for lead in leads.values())])
-    return _markdown(["data", "participation", *names], rows)
+def _split(where: str, leads: dict[str, dict[int, float]]) -> dict[str, Any]:
+    """Parts of a lead: that of the measure, and that of the method."""
+    released, equal = (_mean(leads[name]) for name in _BOTH)
+    return {"title": where, "released": released, "equal": equal, "spread": _spread(leads[_BOTH[1]])}
 
 
-def _lead_sentences(study: Study) -> str:
-    """Sentences on the lead, place by place."""
-    lines = []
-    for dataset in SOURCES:
-        for share in PARTICIPATION:
-            leads = _leads(study, dataset, share)
-            released, equal = (statistics.fmean(leads[name].values()) if leads[name] else None for name in _BOTH)
-            if released is None or equal is None:
-                continue
-            lines.append(
-                f"- {TITLES[dataset]}, participation {share:g}: of {released:+.1f} points as released, "
-                f"{released - equal:+.1f} are the measure and {equal:+.1f} the method "
-                f"({_spread(list(leads[_BOTH[1]].values()))})."
-            )
-    return "\n".join(lines)
-
-
-def _table(study: Study, dataset: str, share: float) -> str:
+def _rows(study: Study, dataset: str, share: float) -> list[list[str]]:
+    """Each step by each measure, with the change that it makes."""
     rows = []
     for step in LADDER:
         seeds = sorted(seed for seed in range(SEEDS) if Place(dataset, share, step, seed) in study.found)
         cells = []
         for measure in COLUMNS:
-            values = list(study.values(dataset, share, step, measure).values())
-            change = _change(study, dataset, share, step, measure)
-            shown = f"{statistics.fmean(values):.1f}" if values else NOTHING
-            cells.append(f"{shown} ({statistics.fmean(change):+.1f})" if change else shown)
-        last = list(study.values(dataset, share, step, "trained", "mean", "last").values())
-        cells.append(f"{statistics.fmean(last):.1f}" if last else NOTHING)
-        rows.append([step.letter, step.title, *cells, ", ".join(map(str, seeds)) or NOTHING])
-    heading = ["", "procedure", *COLUMNS.values(), "trained, mean over clients, last round", "seeds"]
-    return _markdown(heading, rows)
+            change = _mean(_change(study, dataset, share, step, measure))
+            shown = number(_mean(study.values(dataset, share, step, measure)), ".1f")
+            cells.append(shown if change is None else f"{shown} ({change:+.1f})")
+        last = number(_mean(study.values(dataset, share, step, "trained", "mean", "last")), ".1f")
+        rows.append([step.letter, step.title, *cells, last, ", ".join(map(str, seeds)) or NOTHING])
+    return rows
 
 
 def _before(step: Step) -> Step | None:
@@ -208,62 +197,42 @@ def _before(step: Step) -> Step | None:
     return FEDPER if step is PRINTED else LADDER[position - 1]
 
 
-def _change(study: Study, dataset: str, share: float, step: Step, measure: str) -> list[float]:
+def _change(study: Study, dataset: str, share: float, step: Step, measure: str) -> dict[int, float]:
     """Change made by a step, for each seed that it shares with the step before."""
     before = _before(step)
-    if before is None:
-        return []
-    return list(study.differences(dataset, share, (step, measure), (before, measure)).values())
+    return {} if before is None else study.differences(dataset, share, (step, measure), (before, measure))
 
 
-def _step_sentences(study: Study, dataset: str, share: float) -> list[str]:
-    """Sentences on the choice with the largest effect, and on those with the same sign in all seeds."""
-    lines = []
+def _largest_changes(study: Study, dataset: str, share: float) -> list[dict[str, Any]]:
+    """The choice with the largest effect by some measures."""
+    found = []
     for measure in ("trained", "received_of_trained", "received"):
         changes = {step: _change(study, dataset, share, step, measure) for step in LADDER[1:]}
-        means = {step: statistics.fmean(change) for step, change in changes.items() if change}
-        if len(means) < len(LADDER) - 1:
+        if not all(changes.values()):
             continue
+        means = {step: statistics.fmean(change.values()) for step, change in changes.items()}
         most = max(means, key=lambda step: abs(means[step]))
-        lines.append(
-            f"- By *{COLUMNS[measure]}* the largest change is that of ({most.letter}) {most.title.removeprefix('+ ')}: "
-            f"{means[most]:+.1f} ({_spread(changes[most])}); all others stay within "
-            f"{max(abs(value) for step, value in means.items() if step is not most):.1f}."
-        )
-    return ["\n".join(lines)] if lines else []
+        record = {"measure": COLUMNS[measure], "letter": most.letter, "title": most.title.removeprefix("+ ")}
+        record |= {"change": means[most], "spread": _spread(changes[most])}
+        found.append(record | {"others": max(abs(mean) for step, mean in means.items() if step is not most)})
+    return found
 
 
-def _spread(values: Sequence[float]) -> str:
+def _spread(values: Mapping[int, float]) -> str:
     """Range over seeds, in words."""
     if len(values) < 2:
         return "one seed"
-    return f"{min(values):+.1f} to {max(values):+.1f} over {len(values)} seeds"
-
-
-def _signed(values: Sequence[float]) -> str:
-    return f"{statistics.fmean(values):+.1f}" if values else NOTHING
-
-
-def _markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _commands() -> str:
-    places = ladder.places(["fashion_mnist"], [0.2], 1, (FEDPER, RELEASED))
-    return "\n\n".join(f"    {place.command(Path('runs') / place.name)}" for place in places)
+    return f"{min(values.values()):+.1f} to {max(values.values()):+.1f} over {len(values)} seeds"
 
 
 def picture(study: Study) -> Picture:
     """Each measure over the steps, one panel for each dataset and participation with a run."""
     panels = []
     positions = [float(position) for position in range(1, len(LADDER) + 1)]
-    for dataset in SOURCES:
-        for share in PARTICIPATION:
-            series = [_series(study, dataset, share, measure, positions) for measure in COLUMNS]
-            if any(one.y for one in series):
-                title = f"{TITLES[dataset]}, participation {share:g}"
-                panels.append(Lines(title, "rung", f"{ACCURACY}, pooled, best round", series, x_ticks=positions))
+    for where in WHERE:
+        series = [_series(study, *where, measure, positions) for measure in COLUMNS]
+        if any(one.y for one in series):
+            panels.append(Lines(title(*where), "rung", f"{ACCURACY}, pooled, best round", series, x_ticks=positions))
     names = "; ".join(f"{number}: {step.title.removeprefix('+ ')}" for number, step in enumerate(LADDER, start=1))
     return Picture("From FedPer to FedAS as released", f"{names}. Bands: range over seeds.", panels, 2)
 

@@ -10,71 +10,100 @@ On embedded data the runs are small and a figure takes some minutes on two cores
 hours where methods are compared over 200 rounds; --dry-run estimates how many.
 """
 
+import functools
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, ClassVar
 
+import tyro
 from rich.console import Console
 
 from experiments import DATASETS
-from experiments.commands import batch
+from experiments.commands import batch, parser
+from experiments.commands.parser import Names, Number, choose, flat
 from experiments.config.cell import Cell
 from experiments.config.options import flag
 from experiments.config.request import relevant_options
-from experiments.execution import cached_runs
-from experiments.figures.catalogue import PLANS, numbers
+from experiments.figures import runs
+from experiments.figures.catalogue import PLANS
 from experiments.figures.plan import Key, Plan, Results, Scope, arrays_path
-from experiments.figures.runs import examples_visited, is_real, run_with_arrays
 from experiments.results.run_folder import RunFolder
-from experiments.runtime.progress import duration
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
-ROOT = Path("runs/figures")
-SPEED = 11_000
-"""Training examples a second, see docs/performance.md."""
+FIGURES = "; ".join(f"{paper}: {', '.join(plans)}" for paper, plans in PLANS.items())
 
 
-class FigureRequest(NamedTuple):
-    """Checked command line.
+@dataclass(frozen=True, kw_only=True)
+class Figures(batch.Batch):
+    """Command line of a figure."""
 
-    Attributes:
-      plan: the figure.
-      datasets: that it shows.
-      methods: compared instead of the figure's own; empty for its own.
-      seeds: how many, from 0.
-      rounds: of each run; None as the figure has it.
-      source, data_dir: origin of the data, as `python -m experiments.DATASET` has them.
-      words: for every run.
-      out: folder of runs and pictures.
-      dry_run: only print the commands.
-    """
+    paper: Annotated[str, tyro.conf.arg(help=", ".join(PLANS))]
+    figure: Annotated[str, tyro.conf.arg(help=FIGURES, metavar="NUMBER")]
+    dataset: Names = ()
+    """Instead of the figure's datasets."""
+    method: Names = ()
+    """Instead of the methods that the figure compares."""
+    rounds: Number = None
+    """Of each run, instead of the figure's."""
+    seeds: int = 1
+    """How many, from 0."""
+    source: str = "auto"
+    """Origin of the data: auto, tfds, files or embedded."""
+    data_dir: str | None = None
+    """Folder of the data."""
 
-    plan: Plan
-    datasets: tuple[str, ...]
-    methods: tuple[str, ...]
-    seeds: int
-    rounds: int | None
-    source: str
-    data_dir: str | None
-    words: tuple[str, ...]
-    out: Path
-    dry_run: bool
+    name: ClassVar = "figures"
+
+    def check(self) -> None:
+        choose("paper", [self.paper], PLANS)
+        choose("figure", [self.figure], PLANS[self.paper], f" in {self.paper}")
+        choose("source", [self.source], ("auto", "tfds", "files", "embedded"))
+        choose("dataset", flat(self.dataset), DATASETS)
+        choose("method", flat(self.method), METHODS)
+        if self.method and not self.plan.methods:
+            raise InvalidInput(f"--method has no effect: {self.plan.title} compares no methods")
+        parser.at_least_one(seeds=self.seeds, rounds=self.rounds)
+        for dataset in self.datasets:
+            scope = self.scope(dataset, real=True)
+            own = self.plan.varied(scope) | {"seed", "out", "resume", "method", "preset"}
+            if fixed := sorted(parser.given(self.words) & own):
+                raise InvalidInput(f"{flag(fixed[0])} cannot be given for {self.plan.title}, which sets it itself")
+            # What a word means depends on the dataset and the method, not on what else the runs differ in.
+            variants = self.plan.variants(scope)
+            for key in {own["method"]: key for key, own in variants.items()}.values():
+                self.plan.cells(scope)[key][0].request()
+
+    def usual_folder(self) -> Path:
+        rounds = () if self.rounds is None else ("--rounds", str(self.rounds))
+        source = () if self.source == "auto" else ("--source", self.source)
+        return Path("runs/figures") / parser.folder_name(self.paper, self.figure, (*rounds, *source, *self.words))
+
+    @property
+    def plan(self) -> Plan:
+        """What the figure is."""
+        return PLANS[self.paper][self.figure]
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """Datasets that it shows."""
+        return flat(self.dataset) or self.plan.datasets
 
     def scope(self, dataset: str, *, real: bool) -> Scope:
         """Runs on a dataset, given whether the real dataset is available."""
         source = self.source if real else "embedded"
-        words = ["--source", source] if source != "auto" else []
-        words += [] if self.data_dir is None else ["--data-dir", self.data_dir]
+        words = () if source == "auto" else ("--source", source)
+        words += () if self.data_dir is None else ("--data-dir", self.data_dir)
         return self.plan.scope(
             dataset,
             short=not real,
             seeds=self.seeds,
-            methods=self.methods,
+            methods=flat(self.method),
             rounds=self.rounds,
-            words=[*words, *self.words],
+            words=(*words, *self.words),
         )
 
     def runs(self, scope: Scope) -> dict[Key, list[tuple[Cell, Path]]]:
@@ -83,178 +112,57 @@ class FigureRequest(NamedTuple):
         found = {}
         for key, cells in self.plan.cells(scope).items():
             relevant = json.dumps(relevant_options(cells[0].request()), sort_keys=True)
-            folder = folders.setdefault(relevant, self.out / batch.slug(" ".join([scope.dataset, *key])))
+            folder = folders.setdefault(relevant, self.folder / parser.slug(" ".join([scope.dataset, *key])))
             found[key] = [(cell, folder / f"seed-{cell.seed}") for cell in cells]
         return found
 
+    @functools.cache  # noqa: B019 - one for a process, and asked for twice.
+    def scopes(self, console: Console) -> list[Scope]:
+        """Runs on each dataset, the smaller ones where the real data is not available."""
+        notify = functools.partial(batch.say, console, style="bold yellow")
+        real = {
+            dataset: runs.is_real(dataset, self.source, self.data_dir, notify, download=not self.dry_run)
+            for dataset in self.datasets
+        }
+        return [self.scope(dataset, real=real[dataset]) for dataset in self.datasets]
+
+    def jobs(self, console: Console) -> list[batch.Job]:
+        scopes = [self.runs(scope) for scope in self.scopes(console)]
+        folders = {folder: cell for of_scope in scopes for of_key in of_scope.values() for cell, folder in of_key}
+        return [batch.Job(cell, folder, f"{folder.parent.name}, seed {cell.seed}") for folder, cell in folders.items()]
+
+    def seconds(self, job: batch.Job) -> float | None:
+        seconds, path = super().seconds(job), arrays_path(job.folder)
+        if seconds is None or self.plan.observe is None or path.exists():
+            return seconds
+        raise InvalidInput(
+            f"{job.folder} holds the run but {path} is gone: remove {job.folder}, and the run is made again"
+        )
+
+    def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
+        for job in jobs:
+            runs.run_with_arrays(job.cell, job.folder, console, self.plan.observe)
+
+    def finish(self, console: Console) -> None:
+        # Imported now, so that errors and --help do not wait for matplotlib.
+        from experiments.figures.compose import compose
+        from experiments.plots import drawing
+
+        results = [
+            Results(scope, {key: [folder for _, folder in of_key] for key, of_key in self.runs(scope).items()})
+            for scope in self.scopes(console)
+        ]
+        picture, name = compose(self.plan, results), f"{self.paper}-figure-{self.figure}"
+        paths = drawing.save(picture, self.folder, name)
+        data = [one.config(one.keys[0])["data"] for one in results]
+        RunFolder(self.folder, []).write(f"{name}.json", picture.record() | {"data": data})
+        for path in (*paths, self.folder / f"{name}.json"):
+            batch.say(console, f"saved {path}")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make a figure.
-
-    Args:
-      arguments: command-line arguments; by default those of this process.
-
-    Returns:
-      The exit code, see `exit_codes.exit_code`.
-    """
-    return batch.command(arguments, parse, _dry_run, _make)
-
-
-def _parser() -> batch.Parser:
-    parser = batch.Parser("experiments.figures", __doc__)
-    figures = "; ".join(f"{paper}: {', '.join(numbers(paper))}" for paper in PLANS)
-    parser.add_argument("--paper", required=True, help=", ".join(PLANS))
-    parser.add_argument("--figure", required=True, metavar="NUMBER", help=figures)
-    parser.add_argument("--dataset", nargs="+", action="extend", help="instead of the figure's datasets")
-    parser.add_argument("--method", nargs="+", action="extend", help="instead of the methods that the figure compares")
-    parser.add_argument("--rounds", type=int, help="of each run, instead of the figure's")
-    parser.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds 0 to K - 1 (default 1)")
-    parser.add_argument("--source", default="auto", help="auto (default), tfds, files or embedded")
-    parser.add_argument("--data-dir", metavar="DIR", help="folder of the data")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder of runs and pictures; by default in runs/figures"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="say each command and what is there, and run nothing")
-    return parser
-
-
-def parse(words: Sequence[str]) -> FigureRequest:
-    """Check a command line.
-
-    Raises:
-      InvalidInput: an unknown paper, figure, dataset, method or option, or one that the figure cannot take.
-    """
-    own, rest = _parser().parse_known_args(words)
-    batch.choose("paper", [own.paper], PLANS)
-    batch.choose("figure", [own.figure], numbers(own.paper), f" in {own.paper}")
-    batch.choose("source", [own.source], ("auto", "tfds", "files", "embedded"))
-    batch.choose("dataset", own.dataset or [], DATASETS)
-    batch.choose("method", own.method or [], METHODS)
-    plan = PLANS[own.paper][own.figure]
-    if own.method and not plan.methods:
-        raise InvalidInput(f"--method has no effect: {plan.title} compares no methods")
-    for name in ("seeds", "rounds"):
-        if getattr(own, name) is not None and getattr(own, name) < 1:
-            raise InvalidInput(f"{flag(name)} must be at least 1, not {getattr(own, name)}")
-    rounds = [] if own.rounds is None else ["--rounds", str(own.rounds)]
-    source = [] if own.source == "auto" else ["--source", own.source]
-    request = FigureRequest(
-        plan=plan,
-        datasets=tuple(dict.fromkeys(own.dataset or plan.datasets)),
-        methods=tuple(dict.fromkeys(own.method or ())),
-        seeds=own.seeds,
-        rounds=own.rounds,
-        source=own.source,
-        data_dir=own.data_dir,
-        words=tuple(rest),
-        out=(own.out or ROOT / batch.folder_name(own.paper, int(own.figure), [*rounds, *source, *rest])).expanduser(),
-        dry_run=own.dry_run,
-    )
-    _check_words(request)
-    return request
-
-
-def _check_words(request: FigureRequest) -> None:
-    """Refuse options that would change the runs of the figure, or that a method does not accept."""
-    if {"-h", "--help"} & set(request.words):
-        raise InvalidInput("--help stands alone")
-    for dataset in request.datasets:
-        scope = request.scope(dataset, real=True)
-        own = request.plan.varied(scope) | {"seed", "out", "resume", "method", "preset"}
-        fixed = sorted(batch.given(request.words) & own)
-        if fixed:
-            raise InvalidInput(f"{flag(fixed[0])} cannot be given for {request.plan.title}, which sets it itself")
-        # What a word means depends on the dataset and the method, not on what else the runs differ in.
-        variants = request.plan.variants(scope)
-        for key in {own["method"]: key for key, own in variants.items()}.values():
-            request.plan.cells(scope)[key][0].request()
-
-
-def _scopes(request: FigureRequest, console: Console) -> list[Scope]:
-    """Runs on each dataset, the smaller ones where the real data is not available."""
-
-    def notify(message: str) -> None:
-        console.print(message, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
-
-    real = {
-        dataset: is_real(dataset, request.source, request.data_dir, notify, download=not request.dry_run)
-        for dataset in request.datasets
-    }
-    return [request.scope(dataset, real=real[dataset]) for dataset in request.datasets]
-
-
-def _dry_run(request: FigureRequest, console: Console) -> None:
-    examples, count = 0, 0
-    for cell, folder in _distinct(request.runs(scope) for scope in _scopes(request, console)):
-        cached_runs.print_state(cell, folder, console)
-        examples, count = examples + examples_visited(cell.request()), count + 1
-    console.print(
-        f"{count} runs, {examples / 1e6:,.1f} million training examples: {duration(examples / SPEED)} at {SPEED:,} a "
-        "second, which two cores reach with FedPAC's smaller network",
-        soft_wrap=True,
-        highlight=False,
-    )
-
-
-def _make(request: FigureRequest, console: Console) -> None:
-    """Run what is missing, draw the figure and save it."""
-    # All folders first: what is refused is refused before hours of work.
-    scopes = _scopes(request, console)
-    everything = [(scope, request.runs(scope)) for scope in scopes]
-    cells = _distinct(runs for _, runs in everything)
-    missing = [run for run in cells if not _is_there(request.plan, *run)]
-    finished = len(cells) - len(missing)
-    console.print(f"{finished} of {len(cells)} runs are there, in {request.out}", soft_wrap=True, highlight=False)
-    try:
-        for cell, folder in missing:
-            console.print(
-                f"run {finished + 1} of {len(cells)}: {folder.parent.name}, seed {cell.seed}",
-                style="bold",
-                soft_wrap=True,
-                highlight=False,
-            )
-            run_with_arrays(cell, folder, console, request.plan.observe)
-            finished += 1
-    except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(
-            f"{stop or 'interrupted'}; {finished} of {len(cells)} runs are finished and stay in {request.out}: the "
-            "same command goes on"
-        ) from None
-    # Imported now, so that errors and --help do not wait for matplotlib.
-    from experiments.figures.compose import compose
-    from experiments.plots import drawing
-
-    results = [
-        Results(scope, {key: [folder for _, folder in of_key] for key, of_key in runs.items()})
-        for scope, runs in everything
-    ]
-    picture = compose(request.plan, results)
-    name = f"{request.plan.paper}-figure-{request.plan.number}"
-    paths = drawing.save(picture, request.out, name)
-    RunFolder(request.out, []).write(f"{name}.json", picture.record() | {"data": _data(results)})
-    for path in (*paths, request.out / f"{name}.json"):
-        console.print(f"saved {path}", soft_wrap=True, highlight=False)
-
-
-def _distinct(scopes: Iterable[dict[Key, list[tuple[Cell, Path]]]]) -> list[tuple[Cell, Path]]:
-    """All cells, each folder once."""
-    folders = {folder: cell for runs in scopes for of_key in runs.values() for cell, folder in of_key}
-    return [(cell, folder) for folder, cell in folders.items()]
-
-
-def _is_there(plan: Plan, cell: Cell, folder: Path) -> bool:
-    """Whether a run is finished and its arrays are stored."""
-    if cached_runs.inspect(cell, folder) != "finished":
-        return False
-    path = arrays_path(folder)
-    if plan.observe is None or path.exists():
-        return True
-    raise InvalidInput(f"{folder} holds the run but {path} is gone: remove {folder}, and the run is made again")
-
-
-def _data(results: Sequence[Results]) -> list[dict[str, Any]]:
-    """Full description of each dataset as it was used."""
-    return [one.config(one.keys[0])["data"] for one in results]
+    """Make a figure with command-line arguments, by default those of this process; return the exit code."""
+    return batch.command(Figures, arguments)
 
 
 if __name__ == "__main__":

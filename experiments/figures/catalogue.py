@@ -8,8 +8,3 @@ PLANS: dict[str, dict[str, Plan]] = {"fedpac": {}, "fedas": {}, "fedpac_replicat
 
 for _plan in (*fedpac.FIGURES, *fedas.FIGURES):
     PLANS[_plan.paper][str(_plan.number)] = _plan
-
-
-def numbers(paper: str) -> list[str]:
-    """Figures of a paper."""
-    return list(PLANS[paper])

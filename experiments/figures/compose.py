@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.commands import batch
+from experiments.commands.parser import given
 from experiments.config import presets
 from experiments.config.options import PARTITION_OPTIONS
 from experiments.figures.plan import Panel, Plan, Results, arguments_of
@@ -71,7 +71,7 @@ def _shortening(plan: Plan, results: Results) -> str:
     scope = results.scope
     usual = {**presets.values(plan.preset, scope.dataset), **plan.values, "preset": plan.preset}
     # Words count more than values; how often a run is evaluated changes nothing; the data is named elsewhere.
-    silent = batch.given(scope.words) | {"eval_every"}
+    silent = given(scope.words) | {"eval_every"}
     changed = {name: value for name, value in scope.values.items() if usual.get(name) != value and name not in silent}
     source = [index for index, word in enumerate(scope.words) if word in ("--source", "--data-dir")]
     words = [word for index, word in enumerate(scope.words) if index not in source and index - 1 not in source]

@@ -1,10 +1,12 @@
 """Figures of FedAS (Yang, Huang, Ye. CVPR 2024)."""
 
+import functools
+
 import jax
 import numpy as np
 
 from experiments.execution.experiment import Experiment
-from experiments.figures.fedpac import line
+from experiments.figures.fedpac import curves, line, of_methods
 from experiments.figures.plan import Key, Panel, Plan, Results, Scope, Values
 from experiments.figures.substitution import accuracies_after_replacement
 from experiments.plots.pictures import ACCURACY, ROUND, Bars, Lines, Series, over_seeds
@@ -41,16 +43,7 @@ CHANNEL_METHODS = {"cd2pfed": "CD2-pFed", "fedas_cd2": "CD2-pFed with parameter 
 BATCH_SIZES, EPOCHS = (8, 16, 32, 64), (1, 2, 5, 10)
 
 COMPARED = (
-    "fedavg_ft",
-    "fedprox_ft",
-    "fedper",
-    "ditto",
-    "lg_fedavg",
-    "fedbabu",
-    "fedproto_g",
-    "fedala",
-    "fedpac",
-    "fedas",
+    *("fedavg_ft", "fedprox_ft", "fedper", "ditto", "lg_fedavg", "fedbabu", "fedproto_g", "fedala", "fedpac", "fedas"),
 )
 FEW = ("fedavg_ft", "fedper", "fedbabu", "fedala", "fedpac", "fedas")
 
@@ -141,11 +134,6 @@ def _discussion_variants(scope: Scope) -> dict[Key, Values]:
     return aligned | {("stragglers",): {"method": "fedas", **stragglers}}
 
 
-def _curves(results: Results) -> list[Panel]:
-    series = [line(results, method, (method,), is_main=method == "fedas") for method in results.scope.methods]
-    return [Lines(results.data, ROUND, ACCURACY, series)]
-
-
 def _compatibility(results: Results) -> list[Panel]:
     normalizations = [
         line(results, label, ("normalization", name), is_main=name == "proportional")
@@ -207,70 +195,36 @@ def _hyper_parameters(results: Results) -> list[Panel]:
 
 
 _NO_SETTING = "The text gives this figure no setting: Figure 5's is taken."
+_plan = functools.partial(Plan, "fedas", preset="fedas", values=SETTING, short=SHORT)
 
 FIGURES = (
-    Plan(
-        "fedas",
-        3,
-        "Fisher information as a measure of what parameters hold",
-        "fedas",
-        ("cifar10",),
-        lambda scope: {("fedas",): {"method": "fedas"}},
-        _fisher,
-        values=SETTING,
-        short=SHORT,
+    _plan(
+        *(3, "Fisher information as a measure of what parameters hold"),
+        *(lambda scope: {("fedas",): {"method": "fedas"}}, _fisher),
         note=f"(a) {_NO_SETTING} Models are the clients' own after their last training; the paper replaces 5 %.",
         observe=keep_traces_and_replacements,
     ),
-    Plan(
-        "fedas",
-        4,
-        "aggregation weights with half the clients stragglers, and other ways to align",
-        "fedas",
-        ("cifar10",),
-        _discussion_variants,
-        _discussion,
-        values=SETTING,
-        short=SHORT,
+    _plan(
+        *(4, "aggregation weights with half the clients stragglers, and other ways to align"),
+        *(_discussion_variants, _discussion),
         note=f"{_NO_SETTING} (a) participation 0.4, a straggler is drawn a tenth as often as an online client. "
         "(b) the text names a parallel manner and global features, without equations.",
         observe=keep_traces,
     ),
-    Plan(
-        "fedas",
-        5,
-        "accuracy over rounds",
-        "fedas",
-        ("cifar10", "cifar100"),
-        lambda scope: {(method,): {"method": method} for method in scope.methods},
-        _curves,
+    _plan(
+        *(5, "accuracy over rounds", of_methods, functools.partial(curves, main="fedas")),
+        datasets=("cifar10", "cifar100"),
         methods=COMPARED,
         short_methods=FEW,
-        values=SETTING,
-        short=SHORT,
     ),
-    Plan(
-        "fedas",
-        6,
-        "other normalisations of the weights, and another split of the parameters",
-        "fedas",
-        ("cifar10",),
-        _compatibility_variants,
-        _compatibility,
-        values=SETTING,
-        short=SHORT,
+    _plan(
+        *(6, "other normalisations of the weights, and another split of the parameters"),
+        *(_compatibility_variants, _compatibility),
         note=_NO_SETTING,
     ),
-    Plan(
-        "fedas",
-        7,
-        "batch size and local epochs at equal numbers of gradient steps",
-        "fedas",
-        ("cifar10",),
-        _hyper_parameter_variants,
-        _hyper_parameters,
-        values=SETTING,
-        short=SHORT,
+    _plan(
+        *(7, "batch size and local epochs at equal numbers of gradient steps"),
+        *(_hyper_parameter_variants, _hyper_parameters),
         note=f"{_NO_SETTING} Rounds are such that all runs take equally many steps; accuracy after the last round.",
     ),
 )

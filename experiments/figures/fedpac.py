@@ -1,5 +1,8 @@
 """Figures of FedPAC (Xu, Tong, Huang. ICLR 2023) and of its replication (Ding 2025)."""
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 
 from experiments.execution.experiment import Experiment
@@ -14,6 +17,9 @@ HETEROGENEITY = (0, 20, 40, 60, 80)
 SIZES, SHORT_SIZES = (150, 300, 600, 1200), (25, 50, 100, 200)
 """Training examples of a client."""
 
+LABELS = {"s": "examples spread over all classes, s in %", "train_size": "training examples of a client"}
+"""Option that is varied -> its axis."""
+
 HEAT_HETEROGENEITY = (0, 20, 40, 80)
 
 EPOCHS = (1, 5, 10, 20)
@@ -21,15 +27,8 @@ EPOCHS = (1, 5, 10, 20)
 COMPARED = ("local", "fedavg", "fedavg_ft", "fedrep", "fedbabu", "ditto", "fedpac")
 FEW = ("local", "fedavg_ft", "fedrep", "fedpac")
 
-SHORT = {
-    "num_clients": 10,
-    "rounds": 12,
-    "train_size": 100,
-    "test_size": 100,
-    "batch_size": 10,
-    "lr": 0.05,
-    "eval_every": 2,
-}
+_FEW_EXAMPLES = {"num_clients": 10, "rounds": 12, "train_size": 100, "test_size": 100}
+SHORT = _FEW_EXAMPLES | {"batch_size": 10, "lr": 0.05, "eval_every": 2}
 """So that a figure ends within minutes on embedded data: few examples, and steps that make up for it."""
 
 
@@ -39,77 +38,41 @@ def line(results: Results, label: str, key: Key, *, is_main: bool = False) -> Se
     return over_seeds(label, rounds, rows, is_main=is_main)
 
 
-def sweep(name: str, steps: tuple[float, ...], scope: Scope) -> dict[Key, Values]:
-    """Runs of every method at every step of an option."""
-    return {(f"{name}={step:g}", method): {"method": method, name: step} for step in steps for method in scope.methods}
+def curves(results: Results, main: str) -> list[Panel]:
+    """Accuracy over rounds, a line for each method."""
+    series = [line(results, method, (method,), is_main=method == main) for method in results.scope.methods]
+    return [Lines(results.data, ROUND, ACCURACY, series)]
 
 
-def sweep_panel(results: Results, name: str, steps: tuple[float, ...], title: str, x_label: str, main: str) -> Lines:
-    """Accuracy after the last round over the steps of an option, a line for each method."""
-    series = []
-    for method in results.scope.methods:
-        seeds = zip(*[results.final((f"{name}={step:g}", method)) for step in steps], strict=True)
-        series.append(over_seeds(method, steps, [list(row) for row in seeds], is_main=method == main))
-    return Lines(title, x_label, ACCURACY, series, x_ticks=steps)
+def of_methods(scope: Scope) -> dict[Key, Values]:
+    """A run of every method."""
+    return {(method,): {"method": method} for method in scope.methods}
 
 
-def _sizes(scope: Scope) -> tuple[int, ...]:
-    return SHORT_SIZES if scope.short else SIZES
+def _steps(name: str, scope: Scope) -> tuple[int, ...]:
+    """Values of an option that is varied."""
+    sizes = SHORT_SIZES if scope.short else SIZES
+    return HETEROGENEITY if name == "s" else sizes
 
 
-def heterogeneity(paper: str, number: int, methods: tuple[str, ...], few: tuple[str, ...]) -> Plan:
-    """Accuracy over s."""
+def _sweep(paper: str, number: int, subject: str, *names: str) -> Callable[..., Plan]:
+    """Accuracy of each method after the last round over some options: the plan without what it leaves open."""
 
-    def panels(results: Results) -> list[Panel]:
-        return [_heterogeneity_panel(results)]
+    def variants(scope: Scope) -> dict[Key, Values]:
+        steps = [(name, step) for name in names for step in _steps(name, scope)]
+        return {(f"{name}={step}", own): {"method": own, name: step} for name, step in steps for own in scope.methods}
 
-    return Plan(
-        paper,
-        number,
-        "effect of data heterogeneity",
-        "fedpac",
-        ("cifar10",),
-        lambda scope: sweep("s", HETEROGENEITY, scope),
-        panels,
-        methods=methods,
-        short_methods=few,
-        short=SHORT,
-        note="The paper's text does not name the methods compared nor all values of s.",
-    )
-
-
-def data_size(paper: str, number: int, methods: tuple[str, ...]) -> Plan:
-    """Accuracy over the training examples of a client."""
+    def panel(results: Results, name: str) -> Panel:
+        series, steps = [], _steps(name, results.scope)
+        for method in results.scope.methods:
+            seeds = zip(*[results.final((f"{name}={step}", method)) for step in steps], strict=True)
+            series.append(over_seeds(method, steps, [list(row) for row in seeds], is_main=method == "fedpac"))
+        return Lines(results.data, LABELS[name], ACCURACY, series, x_ticks=steps)
 
     def panels(results: Results) -> list[Panel]:
-        return [_size_panel(results)]
+        return [panel(results, name) for name in names]
 
-    return Plan(
-        paper,
-        number,
-        "effect of local data size",
-        "fedpac",
-        ("cifar10",),
-        lambda scope: sweep("train_size", _sizes(scope), scope),
-        panels,
-        methods=methods,
-        short=SHORT,
-        note="The paper's text does not name the sizes.",
-    )
-
-
-def _heterogeneity_panel(results: Results) -> Lines:
-    label = "examples spread over all classes, s in %"
-    return sweep_panel(results, "s", HETEROGENEITY, results.data, label, "fedpac")
-
-
-def _size_panel(results: Results) -> Lines:
-    label = "training examples of a client"
-    return sweep_panel(results, "train_size", _sizes(results.scope), results.data, label, "fedpac")
-
-
-def _both_sweeps(scope: Scope) -> dict[Key, Values]:
-    return sweep("s", HETEROGENEITY, scope) | sweep("train_size", _sizes(scope), scope)
+    return functools.partial(_plan, paper, number, f"effect of {subject}", variants, panels)
 
 
 def heat_rounds(rounds: int) -> tuple[int, ...]:
@@ -137,6 +100,10 @@ def by_group(matrix: np.ndarray, num_groups: int) -> tuple[np.ndarray, list[int]
     return matrix[np.ix_(order, order)], np.bincount(groups).tolist()
 
 
+def _heat_variants(scope: Scope) -> dict[Key, Values]:
+    return {(f"s={s}", "fedpac"): {"method": "fedpac", "s": s} for s in HEAT_HETEROGENEITY}
+
+
 def _heat_panels(results: Results) -> list[Panel]:
     panels: list[Panel] = []
     for s in HEAT_HETEROGENEITY:
@@ -150,30 +117,8 @@ def _heat_panels(results: Results) -> list[Panel]:
     return panels
 
 
-def _heat(number: int, dataset: str) -> Plan:
-    def variants(scope: Scope) -> dict[Key, Values]:
-        return {(f"s={s}", "fedpac"): {"method": "fedpac", "s": s} for s in HEAT_HETEROGENEITY}
-
-    return Plan(
-        "fedpac",
-        number,
-        "weights of the classifier combination",
-        "fedpac",
-        (dataset,),
-        variants,
-        _heat_panels,
-        values={"rounds": 50, "eval_every": 50},
-        # Twenty clients, so that a group of EMNIST's has as many as in the paper.
-        short=SHORT | {"num_clients": 20, "rounds": 20, "eval_every": 20},
-        note="Clients are ordered by group (lines divide the groups). The paper's text does not name the values of s.",
-        columns=3,
-        observe=keep_head_weights,
-    )
-
-
-def _curves(results: Results) -> list[Panel]:
-    series = [line(results, method, (method,), is_main=method == "fedpac") for method in results.scope.methods]
-    return [Lines(results.data, ROUND, ACCURACY, series)]
+def _epochs(scope: Scope) -> dict[Key, Values]:
+    return {(f"epochs={e}", "fedpac"): {"method": "fedpac", "epochs": e} for e in EPOCHS}
 
 
 def _epoch_curves(results: Results) -> list[Panel]:
@@ -181,49 +126,46 @@ def _epoch_curves(results: Results) -> list[Panel]:
     return [Lines(results.data, ROUND, ACCURACY, series)]
 
 
+_plan = functools.partial(Plan, preset="fedpac", short=SHORT)
+_heat = functools.partial(
+    _plan,
+    subject="weights of the classifier combination",
+    variants=_heat_variants,
+    panels=_heat_panels,
+    values={"rounds": 50, "eval_every": 50},
+    # Twenty clients, so that a group of EMNIST's has as many as in the paper.
+    short=SHORT | {"num_clients": 20, "rounds": 20, "eval_every": 20},
+    note="Clients are ordered by group (lines divide the groups). The paper's text does not name the values of s.",
+    columns=3,
+    observe=keep_head_weights,
+)
+_UNSAID = "The paper's text does not name"
+_S_UNSAID, _SIZES_UNSAID = f"{_UNSAID} the methods compared nor all values of s.", f"{_UNSAID} the sizes."
+_OVER_S, _OVER_SIZE = ("data heterogeneity", "s"), ("local data size", "train_size")
+_REPLICATION = "fedpac_replication"
+
 FIGURES = (
-    Plan(
-        "fedpac",
-        1,
-        "effect of data heterogeneity and of local data size",
-        "fedpac",
-        ("cifar10",),
-        _both_sweeps,
-        lambda results: [_heterogeneity_panel(results), _size_panel(results)],
+    _sweep("fedpac", 1, "data heterogeneity and of local data size", "s", "train_size")(
         methods=COMPARED,
         short_methods=FEW,
-        short=SHORT,
         note="The paper's text names neither all methods and values of s nor the sizes.",
     ),
-    _heat(2, "emnist"),
-    _heat(3, "cifar10"),
-    Plan(
-        "fedpac",
-        4,
-        "accuracy over rounds",
-        "fedpac",
-        ("emnist", "fashion_mnist", "cifar10"),
-        lambda scope: {(method,): {"method": method} for method in scope.methods},
-        _curves,
+    _heat("fedpac", 2, datasets=("emnist",)),
+    _heat("fedpac", 3),
+    _plan(
+        *("fedpac", 4, "accuracy over rounds", of_methods, functools.partial(curves, main="fedpac")),
+        datasets=("emnist", "fashion_mnist", "cifar10"),
         methods=COMPARED,
         short_methods=FEW,
-        short=SHORT,
-        note="The paper's text does not name the methods.",
+        note=f"{_UNSAID} the methods.",
         columns=3,
     ),
-    Plan(
-        "fedpac",
-        5,
-        "effect of the number E of local epochs",
-        "fedpac",
-        ("cifar10",),
-        lambda scope: {(f"epochs={e}", "fedpac"): {"method": "fedpac", "epochs": e} for e in EPOCHS},
-        _epoch_curves,
-        short=SHORT,
-        note="The paper's text does not name the values of E.",
+    _plan(
+        *("fedpac", 5, "effect of the number E of local epochs", _epochs, _epoch_curves),
+        note=f"{_UNSAID} the values of E.",
     ),
-    heterogeneity("fedpac_replication", 1, COMPARED, FEW),
-    heterogeneity("fedpac_replication", 2, ("local", "fedavg_ft", "fedpac_proto", "fedpac"), ()),
-    data_size("fedpac_replication", 3, ("local", "fedavg", "fedpac")),
-    data_size("fedpac_replication", 4, ("local", "fedavg", "fedpac_proto", "fedpac")),
+    _sweep(_REPLICATION, 1, *_OVER_S)(methods=COMPARED, short_methods=FEW, note=_S_UNSAID),
+    _sweep(_REPLICATION, 2, *_OVER_S)(methods=("local", "fedavg_ft", "fedpac_proto", "fedpac"), note=_S_UNSAID),
+    _sweep(_REPLICATION, 3, *_OVER_SIZE)(methods=("local", "fedavg", "fedpac"), note=_SIZES_UNSAID),
+    _sweep(_REPLICATION, 4, *_OVER_SIZE)(methods=("local", "fedavg", "fedpac_proto", "fedpac"), note=_SIZES_UNSAID),
 )

@@ -14,6 +14,7 @@ from experiments.config import presets
 from experiments.config.cell import Cell
 from experiments.config.measures import Protocol
 from experiments.config.options import flag
+from experiments.papers.settings import PAPERS
 from experiments.plots.pictures import Bars, Heat, Lines
 from experiments.results import load
 from pfl_jax.errors import InvalidInput
@@ -26,6 +27,9 @@ Key: TypeAlias = tuple[str, ...]
 """Key of a run within a figure and dataset, without the seed; also the name of its folder."""
 
 Panel: TypeAlias = Lines | Bars | Heat
+
+Keep: TypeAlias = "Callable[[Experiment, RoundResult], dict[str, np.ndarray]]"
+"""Arrays to keep of a round, by name."""
 
 Values: TypeAlias = dict[str, Any]
 """Options of a run, by the names they have in Python."""
@@ -65,39 +69,38 @@ class Plan:
       paper: fedpac, fedas or fedpac_replication.
       number: of the figure.
       subject: what it shows.
-      preset: whose settings are the runs' defaults.
-      datasets: by default.
       variants: the runs: what each one adds to the shared options, its method included.
       panels: from results to what is drawn, for one dataset.
+      preset: whose settings are the runs' defaults.
+      datasets: by default.
       methods: that are compared by default; empty if the figure compares none.
       short_methods: those of the shorter runs, if they are fewer.
       values: options of all runs beyond the preset.
       short: what is smaller on embedded data.
       note: what the paper leaves open, for the caption.
       columns: panels side by side.
-      observe: arrays to keep of a round, by name; None where accuracies suffice.
+      observe: arrays to keep of each round; None where accuracies suffice.
     """
 
     paper: str
     number: int
     subject: str
-    preset: str
-    datasets: tuple[str, ...]
     variants: Callable[[Scope], dict[Key, Values]]
     panels: "Callable[[Results], list[Panel]]"
+    preset: str
+    datasets: tuple[str, ...] = ("cifar10",)
     methods: tuple[str, ...] = ()
     short_methods: tuple[str, ...] = ()
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     short: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     note: str = ""
     columns: int = 2
-    observe: "Callable[[Experiment, RoundResult], dict[str, np.ndarray]] | None" = None
+    observe: "Keep | None" = None
 
     @property
     def title(self) -> str:
         """Title for people: "FedPAC, Figure 4"."""
-        names = {"fedpac": "FedPAC", "fedas": "FedAS", "fedpac_replication": "FedPAC replication"}
-        return f"{names[self.paper]}, Figure {self.number}"
+        return f"{PAPERS[self.paper]}, Figure {self.number}"
 
     def scope(
         self,
@@ -170,8 +173,7 @@ class Results:
 
     def curve(self, key: Key, protocol: Protocol = "received") -> tuple[list[int], list[list[float]]]:
         """Rounds [R] of a run's evaluations, and mean accuracy over clients in percent for each seed [R]."""
-        metrics = [load.read_metrics(folder) for folder in self._folders[key]]
-        return [line["round"] for line in metrics[0]], [[line[protocol]["mean"] for line in run] for run in metrics]
+        return load.curves(self._folders[key], protocol)
 
     def final(self, key: Key, protocol: Protocol = "received") -> list[float]:
         """Mean accuracy over clients in percent after the last round, for each seed."""

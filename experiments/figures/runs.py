@@ -1,4 +1,4 @@
-"""Runs of a figure: available data, amount of work, and the arrays stored of their rounds."""
+"""Runs of a figure: available data, and the arrays stored of their rounds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +8,8 @@ import numpy as np
 from rich.console import Console
 
 from experiments.config.cell import Cell
-from experiments.config.request import Request
 from experiments.execution import cached_runs
-from experiments.figures.plan import arrays_path
+from experiments.figures.plan import Keep, arrays_path
 from pfl_jax.atomic_write import write_binary_whole
 from pfl_jax.data.specs import SPECS
 
@@ -50,24 +49,7 @@ def is_real(
     return False
 
 
-def examples_visited(request: Request) -> int:
-    """Training examples that a run visits, counted once in each epoch of each round."""
-    options = request.options
-    size = options.train_size
-    if size is None:
-        # The whole dataset, training and test examples together, three quarters of it for training.
-        spec = SPECS[request.dataset]
-        size = round(0.75 * sum(spec.published or (0, 0)) / options.num_clients)
-    cohort = max(1, round(options.participation * options.num_clients))
-    return options.rounds * cohort * size * request.hyper_parameters.get("epochs", 1)
-
-
-def run_with_arrays(
-    cell: Cell,
-    folder: Path,
-    console: Console,
-    keep: "Callable[[Experiment, RoundResult], dict[str, np.ndarray]] | None",
-) -> None:
+def run_with_arrays(cell: Cell, folder: Path, console: Console, keep: "Keep | None") -> None:
     """Run a cell, and store arrays of its rounds in the file `arrays_path(folder)`.
 
     Args:

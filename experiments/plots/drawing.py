@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.plots.palette import COLOURS, DASHES
-from experiments.plots.pictures import Bars, Heat, Lines, Picture, Series
+from experiments.plots.pictures import Bars, Heat, Histograms, Lines, Panel, Picture, Series
 from pfl_jax.errors import InvalidInput
 
 MAIN = {"color": "black", "linestyle": "-", "marker": "o", "linewidth": 2.0, "zorder": 5}
@@ -28,7 +28,7 @@ _MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "*")
 _HATCHES = ("", "///", "...", "xxx")
 _GREYS = ("#555555", "#ffffff", "#bbbbbb", "#ffffff")
 
-_SETTINGS: dict[Any, Any] = {
+SETTINGS: dict[Any, Any] = {
     "font.size": 8.5,
     "axes.titlesize": 9,
     "axes.spines.top": False,
@@ -39,45 +39,43 @@ _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "pfl_jax",
 }
-_PANEL = {Lines: (4.0, 2.9), Bars: (4.8, 2.9), Heat: (2.3, 2.35)}
+_PANEL = {Lines: (4.0, 2.9), Bars: (4.8, 2.9), Heat: (2.3, 2.35), Histograms: (4.0, 2.9)}
 _LINE = 0.16
 """Inches of a line of text."""
 
 
 def draw(picture: Picture) -> Figure:
     """Draw the picture as a matplotlib figure."""
-    with mpl.rc_context(_SETTINGS):
+    with mpl.rc_context(SETTINGS):
         columns = min(picture.columns, len(picture.panels))
         rows = -(-len(picture.panels) // columns)
         sizes = [_PANEL[type(panel)] for panel in picture.panels]
         widths = [max(size[0] for size in sizes[column::columns]) for column in range(columns)]
-        heat = all(isinstance(panel, Heat) for panel in picture.panels)
-        width = sum(widths) + (0.7 if heat else 0.0)
+        heats = [panel for panel in picture.panels if isinstance(panel, Heat)]
+        with_bar = len(heats) == len(sizes)
+        width = sum(widths) + (0.7 if with_bar else 0.0)
         title = textwrap.wrap(picture.title, int(width * 11))
         caption = textwrap.wrap(picture.caption, int(width * 17), break_on_hyphens=False)
-        shared = _shared_legend(picture)
-        legend_columns = max(1, int(width / 1.5))
-        legend = _LINE * 1.25 * -(-len(shared) // legend_columns) if shared else 0.0
+        shared, legend_columns = _shared_legend(picture), max(1, int(width / 1.5))
+        legend = _LINE * 1.25 * -(-len(shared) // legend_columns)
         above, below = 0.15 + 1.35 * _LINE * len(title), 0.15 + legend + _LINE * len(caption)
         height = above + below + rows * max(size[1] for size in sizes)
         figure = Figure(figsize=(width, height), layout="constrained")
         figure.get_layout_engine().set(rect=(0, below / height, 1, 1 - (above + below) / height))  # pyright: ignore
         figure.text(0.5, 1 - 0.1 / height, "\n".join(title), ha="center", va="top", fontsize=10.5, fontweight="bold")
-        figure.text(
-            0.1 / width, 0.06 / height, "\n".join(caption), ha="left", va="bottom", fontsize=7.5, color="#333333"
-        )
+        place = {"x": 0.1 / width, "y": 0.06 / height, "ha": "left", "va": "bottom"}
+        figure.text(s="\n".join(caption), fontsize=7.5, color="#333333", **place)
         grid = figure.subplots(rows, columns, squeeze=False, width_ratios=widths)
         # One scale of greys for all matrices; equal weights of many clients would be all but white on one up to 1.
-        matrices = [np.asarray(panel.matrix) for panel in picture.panels if isinstance(panel, Heat)]
-        greys = Normalize(0, max(map(np.max, matrices), default=1))
+        greys = Normalize(0, max((np.max(panel.matrix) for panel in heats), default=1))
         for position, axes in enumerate(grid.flat):
             if position < len(picture.panels):
-                _draw_panel(axes, picture.panels[position], greys, own_legend=not shared)
+                draw_panel(axes, picture.panels[position], greys, own_legend=not shared)
             else:
                 axes.set_axis_off()
-        if heat:
-            bar = figure.colorbar(ScalarMappable(greys, "Greys"), ax=grid, shrink=0.6, aspect=30)
-            bar.set_label("weight")
+        if with_bar:
+            shades = ScalarMappable(greys, "Greys")
+            figure.colorbar(shades, ax=grid, shrink=0.6, aspect=30, label=heats[0].unit)
         if shared:
             handles, labels = grid[0, 0].get_legend_handles_labels()
             place = (0.5, (0.1 + _LINE * len(caption)) / height)
@@ -112,7 +110,7 @@ def save_as(picture: Picture, *paths: Path, description: str | None = None) -> N
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         kind = path.suffix[1:]
         try:
-            with mpl.rc_context(_SETTINGS):
+            with mpl.rc_context(SETTINGS):
                 figure.savefig(temporary, format=kind, dpi=200, metadata=_metadata(kind, description))
             os.replace(temporary, path)
         except OSError as error:
@@ -137,7 +135,15 @@ def _shared_legend(picture: Picture) -> list[str]:
     return labels[0] if same and len(labels[0]) > 1 and (len(labels) > 1 or len(labels[0]) > 4) else []
 
 
-def _draw_panel(axes: Axes, panel: Lines | Bars | Heat, greys: Normalize, *, own_legend: bool) -> None:
+def draw_panel(axes: Axes, panel: Panel, greys: Normalize, *, own_legend: bool) -> None:
+    """Draw a panel.
+
+    Args:
+      axes: empty ones.
+      panel: what is drawn.
+      greys: scale of a matrix.
+      own_legend: whether lines and bars get a legend here, where they are several.
+    """
     axes.set_title("\n".join(textwrap.wrap(panel.title, 30 if isinstance(panel, Heat) else 52)))
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
@@ -145,8 +151,10 @@ def _draw_panel(axes: Axes, panel: Lines | Bars | Heat, greys: Normalize, *, own
         _draw_lines(axes, panel)
     elif isinstance(panel, Bars):
         _draw_bars(axes, panel)
-    else:
+    elif isinstance(panel, Heat):
         _draw_heat(axes, panel, greys)
+    else:
+        _draw_histograms(axes, panel)
     if own_legend and axes.get_legend_handles_labels()[1][1:]:
         axes.legend(handlelength=3.2)
 
@@ -166,7 +174,8 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
             others += 1
         _draw_series(axes, series, _places(series.x, panel.x_ticks), look)
     if panel.x_ticks is None:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        whole = all(float(x).is_integer() for series in panel.series for x in series.x)
+        axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=whole, min_n_ticks=1))
     else:
         axes.set_xticks(range(len(panel.x_ticks)), [f"{tick:g}" for tick in panel.x_ticks])
     axes.margins(x=0.04, y=0.08)
@@ -201,22 +210,44 @@ def _draw_bars(axes: Axes, panel: Bars) -> None:
         start += len(values) + 1.0
         places += at.tolist()
         names += labels
-    axes.axhline(panel.level, color="#D55E00", linestyle="--", linewidth=1.3, label=panel.level_label)
-    axes.set_xticks(places, names, fontsize=7)
+    highest = max(value for values in panel.values for value in values)
+    if panel.level is not None:
+        axes.axhline(panel.level, color="#D55E00", linestyle="--", linewidth=1.3, label=panel.level_label)
+        # Room for the legend above the bars.
+        axes.set_ylim(0, 1.35 * max(panel.level, highest))
+    every = -(-len(names) // 24)
+    axes.set_xticks(places[::every], names[::every], fontsize=7)
     axes.margins(x=0.02)
-    # Room for the legend above the bars.
-    axes.set_ylim(0, 1.35 * max(panel.level, *(value for values in panel.values for value in values)))
 
 
 def _draw_heat(axes: Axes, panel: Heat, greys: Normalize) -> None:
     matrix = np.asarray(panel.matrix)
-    axes.imshow(matrix, cmap="Greys", norm=greys, interpolation="nearest")
+    rows, columns = matrix.shape
+    axes.imshow(matrix, "Greys", norm=greys, interpolation="none", aspect="equal" if rows == columns else "auto")
     for side in axes.spines.values():
         side.set_visible(True)
     for border in np.cumsum(panel.blocks)[:-1] - 0.5:
         axes.axhline(border, color="#D55E00", linewidth=0.6)
         axes.axvline(border, color="#D55E00", linewidth=0.6)
-    ticks = range(0, len(matrix), max(1, len(matrix) // 4))
-    axes.set_xticks(ticks)
-    axes.set_yticks(ticks)
+    for count, names, set_ticks in ((columns, panel.columns, axes.set_xticks), (rows, panel.rows, axes.set_yticks)):
+        ticks = range(0, count, -(-count // 12) if names else max(1, count // 4))
+        set_ticks(ticks, [names[tick] if names else str(tick) for tick in ticks])
     axes.tick_params(labelsize=7)
+    if panel.totals:
+        above = axes.inset_axes((0, 1.03, 1, 0.22), sharex=axes)
+        above.bar(range(columns), panel.totals, color="#bbbbbb")
+        above.set_axis_off()
+
+
+def _draw_histograms(axes: Axes, panel: Histograms) -> None:
+    for place, label in enumerate(panel.labels):
+        base, counts = len(panel.labels) - place, np.asarray(panel.counts[place])
+        colour = COLOURS[place % len(COLOURS)] if panel.labels[1:] else "#888888"
+        axes.stairs(base + 0.55 * counts / (counts.max() or 1), panel.edges, baseline=base, fill=True, color=colour)
+        axes.plot([panel.means[place]] * 2, [base, base + 0.62], color="black", linewidth=1.3)
+        name = textwrap.shorten(label, 40, placeholder=" ...")
+        axes.text(panel.edges[0], base + 0.62, name, va="bottom")
+        axes.text(panel.edges[-1], base + 0.62, f"mean {panel.means[place]:.1f}", va="bottom", ha="right")
+    axes.set_ylim(0.9, len(panel.labels) + 1.05)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)

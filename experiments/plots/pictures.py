@@ -1,9 +1,10 @@
 """Content of a picture as plain data: the numbers that are drawn and saved beside the drawing."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -68,7 +69,7 @@ class Bars:
       groups: name of each group.
       labels: for each group, the names of its bars.
       values: for each group, their heights.
-      level: a horizontal line to compare with, and level_label its name.
+      level: a horizontal line to compare with, and level_label its name; None for none.
     """
 
     title: str
@@ -77,26 +78,58 @@ class Bars:
     groups: Sequence[str]
     labels: Sequence[Sequence[str]]
     values: Sequence[Sequence[float]]
-    level: float
-    level_label: str
+    level: float | None = None
+    level_label: str = ""
 
 
 @dataclass(frozen=True)
 class Heat:
-    """A square matrix of weights in [0, 1].
+    """A matrix of numbers that are not negative.
 
     Attributes:
       title: above the panel.
       x_label, y_label: what columns and rows are.
-      matrix: [N, N].
-      blocks: lengths of runs of rows that belong together; they sum to N.
+      matrix: [R, C].
+      blocks: lengths of runs of rows, and of columns, that belong together; they sum to N.
+      rows, columns: their names; none are their numbers.
+      totals: [C], bars above the columns; none for no bars.
+      unit: of the numbers.
     """
 
     title: str
     x_label: str
     y_label: str
     matrix: Sequence[Sequence[float]]
-    blocks: Sequence[int]
+    blocks: Sequence[int] = ()
+    rows: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    totals: Sequence[float] = ()
+    unit: str = "weight"
+
+
+@dataclass(frozen=True)
+class Histograms:
+    """Histograms one below the other, on one axis.
+
+    Attributes:
+      title: above the panel.
+      x_label, y_label: what is counted, and how often; the heights have no axis, each is up to its own highest bar.
+      labels: [H] their names.
+      edges: [B + 1] of the bins.
+      counts: [H, B].
+      means: [H], marked.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    labels: Sequence[str]
+    edges: Sequence[float]
+    counts: Sequence[Sequence[float]]
+    means: Sequence[float]
+
+
+Panel: TypeAlias = Lines | Bars | Heat | Histograms
 
 
 @dataclass(frozen=True)
@@ -112,7 +145,7 @@ class Picture:
 
     title: str
     caption: str
-    panels: Sequence[Lines | Bars | Heat]
+    panels: Sequence[Panel]
     columns: int
 
     def record(self) -> dict[str, Any]:
@@ -120,7 +153,8 @@ class Picture:
         content = dataclasses.asdict(self)
         for panel, kept in zip(self.panels, content["panels"], strict=True):
             kept["kind"] = type(panel).__name__.lower()
-        return _plain(content)
+        # NumPy's arrays and numbers as lists and Python's.
+        return json.loads(json.dumps(content, default=lambda value: value.tolist()))
 
 
 def over_seeds(label: str, x: Sequence[float], runs: Sequence[Sequence[float]], *, is_main: bool = False) -> Series:
@@ -133,19 +167,5 @@ def over_seeds(label: str, x: Sequence[float], runs: Sequence[Sequence[float]], 
       is_main: see `Series`.
     """
     values = np.asarray(runs, np.float64)
-    if len(values) == 1:
-        return Series(label, list(x), values[0].tolist(), is_main=is_main)
-    return Series(
-        label, list(x), values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist(), is_main=is_main
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Value with NumPy types replaced by lists and Python numbers."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value.item() if isinstance(value, np.generic) else value
+    edges = (values.min(0).tolist(), values.max(0).tolist()) if len(values) > 1 else (None, None)
+    return Series(label, list(x), values.mean(0).tolist(), *edges, is_main=is_main)

@@ -14,126 +14,148 @@ whatever machine it was. --collect does the same with folders of runs that other
 those of experiments.tables. Afterwards `python -m experiments.results_page` makes docs/results.md anew.
 """
 
-import dataclasses
+import functools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, ClassVar
 
+import tyro
 from rich.console import Console
 
 from experiments.commands import batch
+from experiments.commands.batch import say
+from experiments.commands.parser import Folder, Names, Switch, choose, flat
 from experiments.config.cell import Cell
 from experiments.execution import cached_runs, committed
 from experiments.execution.committed import Library
 from experiments.queue.jobs import BLOCKS, Job, jobs
-from experiments.queue.plan import JobStatus, job_statuses, seconds_left
-from experiments.results.load import read_config
+from experiments.results.load import Result, read_config
 from experiments.results.run_folder import SUMMARY
-from experiments.runtime.progress import duration
-from pfl_jax.errors import CannotWrite, InvalidInput
+from pfl_jax.errors import InvalidInput
 
-OUT = Path("runs/queue")
 NICENESS = 19
 CHECKPOINTS = ("--checkpoint-every", "20")
 
-
-class QueueRequest(NamedTuple):
-    """Checked command line.
-
-    Attributes:
-      jobs: which runs.
-      out: their folder.
-      results: folder of the committed results.
-      data: options that locate the dataset.
-      collect: folders whose finished runs are collected; None runs the queue.
-      dry_run: whether nothing is run.
-    """
-
-    jobs: list[Job]
-    out: Path
-    results: Path
-    data: tuple[str, ...]
-    collect: list[Path] | None
-    dry_run: bool
+_BLOCKS = "; ".join(f"{name}: {words}" for name, words in BLOCKS.items())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the queue.
+@dataclass(frozen=True, kw_only=True)
+class Queue(batch.Batch):
+    """Command line of the queue."""
 
-    Args:
-      arguments: command-line arguments; by default those of this process.
+    only: Annotated[Names, tyro.conf.arg(help=f"Only these blocks ({_BLOCKS}) or methods.")] = ()
+    listing: Annotated[Switch, tyro.conf.arg(name="list")] = False
+    """Say what is finished and what is left, and run nothing."""
+    collect: Names = ()
+    """Collect the finished runs below these folders, and run nothing."""
+    data_dir: str | None = None
+    """Folder of Fashion-MNIST's files; by default where Debian has it."""
+    results: Folder = None
+    """Folder of the committed results; by default results/."""
 
-    Returns:
-      The exit code, see `main.exit_code`.
-    """
-    return batch.command(arguments, parse, _without_running, _run)
+    name: ClassVar = "queue"
+    takes_words: ClassVar = False
+    goes_on: ClassVar = True
 
+    def check(self) -> None:
+        every = jobs()
+        choose("block or method", flat(self.only), dict.fromkeys([*BLOCKS, *(job.method for job in every)]))
+        for folder in flat(self.collect):
+            if not Path(folder).is_dir():
+                raise InvalidInput(f"--collect {folder}: there is no such folder")
 
-def parse(words: Sequence[str]) -> QueueRequest:
-    """Check a command line.
+    def usual_folder(self) -> Path:
+        return Path("runs/queue")
 
-    Raises:
-      InvalidInput: an unknown option, block or method, or a folder that is not there.
-    """
-    parser = batch.Parser("experiments.queue", __doc__)
-    blocks = "; ".join(f"{name}: {words}" for name, words in BLOCKS.items())
-    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"only these blocks ({blocks}) or methods")
-    parser.add_argument("--list", action="store_true", help="say what is finished and what is left, and run nothing")
-    parser.add_argument("--collect", nargs="+", type=Path, metavar="DIR", help="collect the finished runs below DIR")
-    parser.add_argument("--data-dir", metavar="DIR", help="of Fashion-MNIST's files; by default where Debian has it")
-    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="of the runs; by default runs/queue")
-    parser.add_argument(
-        "--results", type=Path, default=committed.ROOT, metavar="DIR", help="of committed results; by default results/"
-    )
-    own = parser.parse_args(words)
-    every = jobs()
-    if own.only is not None:
-        batch.choose("block or method", own.only, dict.fromkeys([*BLOCKS, *(job.method for job in every)]))
-        every = [job for job in every if {job.block, job.method} & set(own.only)]
-    for folder in own.collect or ():
-        if not folder.is_dir():
-            raise InvalidInput(f"--collect {folder}: there is no such folder")
-    data = ("--source", "files", *(() if own.data_dir is None else ("--data-dir", own.data_dir)))
-    dry_run = own.list or own.collect is not None
-    return QueueRequest(every, own.out.expanduser(), own.results, data, own.collect, dry_run)
+    @property
+    def runs_nothing(self) -> bool:
+        return self.dry_run or self.listing or bool(self.collect)
 
+    @property
+    def root(self) -> Path:
+        """Folder of the committed results."""
+        return self.results or committed.ROOT
 
-def _without_running(request: QueueRequest, console: Console) -> None:
-    """Carry out --collect, then --list."""
-    if request.collect is not None:
-        _collect(request, console)
-    found = job_statuses(request.jobs, Library(request.results), request.out)
-    for block, title in BLOCKS.items():
-        there = [one for one in found if one.job.block == block]
-        if there:
-            left = seconds_left(there)
-            done = sum(one.is_finished for one in there)
-            _say(console, f"{block}: {title}; {done} of {len(there)} finished, {_hours(left)} left", style="bold")
-        for one in there:
-            _say(console, f"  {_hours(one.seconds):>7}  {one.state:<18}  {one.job.label}")
-    done = sum(one.is_finished for one in found)
-    _say(console, f"{done} of {len(found)} runs are finished; about {_hours(seconds_left(found))} left", style="bold")
+    @functools.cached_property
+    def entries(self) -> list[Job]:
+        """The wanted entries of the queue."""
+        only = set(flat(self.only))
+        return [job for job in jobs() if not only or {job.block, job.method} & only]
 
+    def jobs(self, console: Console) -> list[batch.Job]:
+        if not self.runs_nothing:
+            os.nice(NICENESS)
+            say(console, f"process {os.getpid()}")
+        return [batch.Job(job.cell, self.folder / job.place, job.label) for job in self.entries]
 
-def _collect(request: QueueRequest, console: Console) -> None:
-    """Store the committed results of the queue's finished runs that are found in folders."""
-    library = Library(request.results)
-    missing = [job for job in request.jobs if library.find(job.cell) is None]
-    for folder in _finished(request.collect or ()):
-        job = next((job for job in missing if _holds(job.cell, folder)), None)
-        if job is None:
-            _say(console, f"{folder}: not of the queue, or there already")
-            continue
-        missing.remove(job)
-        _say(console, f"{folder}: {committed.keep(folder, job.place, request.results)}")
+    def _cell(self, job: batch.Job) -> Cell:
+        """With checkpoints, and never on embedded data."""
+        data = ("--source", "files", *(() if self.data_dir is None else ("--data-dir", self.data_dir)))
+        return replace(job.cell, arguments=(*job.cell.arguments, *CHECKPOINTS, *data))
 
+    def command(self, job: batch.Job) -> str:
+        return self._cell(job).command(job.folder)
 
-def _finished(roots: Sequence[Path]) -> Iterator[Path]:
-    """Folders of finished runs below some folders."""
-    for root in roots:
-        yield from (path.parent for path in sorted(root.rglob(SUMMARY)))
+    def kept(self, job: batch.Job) -> Result | None:
+        # Read again each time: another machine may have finished it.
+        return Library(self.root).find(job.cell)
+
+    def seconds(self, job: batch.Job) -> float | None:
+        kept = self.kept(job)
+        return None if kept is None else kept.seconds
+
+    def state(self, job: batch.Job) -> tuple[str, float]:
+        state, share = super().state(job)
+        if self.kept(job) is not None:
+            return "finished", 0.0
+        return ("finished, not collected" if state == "finished" else state), share
+
+    def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
+        for job in jobs:
+            cached_runs.run_cell(self._cell(job), job.folder, console)
+            place = job.folder.relative_to(self.folder)
+            say(console, f"kept as {committed.keep(job.folder, place, self.root)}")
+
+    def finish(self, console: Console) -> None:
+        say(console, f"all runs are finished, in {self.root}")
+
+    def preview(self, console: Console) -> None:
+        if self.dry_run:
+            super().preview(console)
+            return
+        if self.collect:
+            self._collect(console)
+        jobs = self.jobs(console)
+        left = self.left(jobs)
+        found = [
+            (entry.block, self.kept(job), seconds, f"{self.state(job)[0]:<18}  {job.title}")
+            for entry, job, seconds in zip(self.entries, jobs, left, strict=True)
+        ]
+        for block, title in BLOCKS.items():
+            there = [one for one in found if one[0] == block]
+            if there:
+                done, hours = sum(kept is not None for _, kept, *_ in there), _hours(sum(one[2] for one in there))
+                say(console, f"{block}: {title}; {done} of {len(there)} finished, {hours} left", style="bold")
+            for _, kept, seconds, text in there:
+                say(console, f"  {_hours(seconds if kept is None else kept.seconds):>7}  {text}")
+        done = sum(kept is not None for _, kept, *_ in found)
+        say(console, f"{done} of {len(found)} runs are finished; about {_hours(sum(left))} left", style="bold")
+
+    def _collect(self, console: Console) -> None:
+        """Store the committed results of the queue's finished runs that are found in folders."""
+        library = Library(self.root)
+        missing = [job for job in self.entries if library.find(job.cell) is None]
+        for root in flat(self.collect):
+            for folder in (path.parent for path in sorted(Path(root).rglob(SUMMARY))):
+                job = next((job for job in missing if _holds(job.cell, folder)), None)
+                if job is None:
+                    say(console, f"{folder}: not of the queue, or there already")
+                    continue
+                missing.remove(job)
+                say(console, f"{folder}: {committed.keep(folder, job.place, self.root)}")
 
 
 def _holds(cell: Cell, folder: Path) -> bool:
@@ -144,54 +166,13 @@ def _holds(cell: Cell, folder: Path) -> bool:
         return False
 
 
-def _cell(job: Job, request: QueueRequest) -> Cell:
-    """Cell as the queue runs it: with checkpoints, and never on embedded data."""
-    return dataclasses.replace(job.cell, arguments=(*job.cell.arguments, *CHECKPOINTS, *request.data))
-
-
-def _run(request: QueueRequest, console: Console) -> None:
-    """Run the unfinished jobs. A job with an error is reported and skipped, so that the others still run."""
-    os.nice(NICENESS)
-    found = job_statuses(request.jobs, Library(request.results), request.out)
-    done, refused = sum(one.is_finished for one in found), 0
-    _say(console, f"process {os.getpid()}: {done} of {len(found)} runs are finished")
-    try:
-        for number, one in enumerate(found, start=1):
-            # Another machine may have finished it since.
-            if Library(request.results).find(one.job.cell) is not None:
-                continue
-            left = seconds_left(job_statuses(request.jobs, Library(request.results), request.out))
-            title = f"run {number} of {len(found)}: {one.job.label}; about {duration(left)} left for all"
-            _say(console, title, style="bold")
-            try:
-                _run_one(one, request, console)
-                done += 1
-            except CannotWrite:
-                raise
-            except InvalidInput as error:
-                refused += 1
-                _say(console, f"left out: {error}", style="bold yellow")
-    except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(
-            f"{stop or 'interrupted'}; {done} of {len(found)} runs are finished: the same command goes on"
-        ) from None
-    if refused:
-        raise InvalidInput(f"{done} of {len(found)} runs are finished, {refused} could not be: see above")
-    _say(console, f"all {len(found)} runs are finished, in {request.results}")
-
-
-def _run_one(one: JobStatus, request: QueueRequest, console: Console) -> None:
-    folder = request.out / one.job.place
-    cached_runs.run_cell(_cell(one.job, request), folder, console)
-    _say(console, f"kept as {committed.keep(folder, one.job.place, request.results)}")
-
-
 def _hours(seconds: float) -> str:
     return f"{seconds / 3600:.2f} h"
 
 
-def _say(console: Console, text: str, style: str | None = None) -> None:
-    console.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the queue with command-line arguments, by default those of this process; return the exit code."""
+    return batch.command(Queue, arguments)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.commands.batch import slug
+from experiments.commands.parser import slug
 from experiments.config.cell import Cell
 from experiments.config.request import relevant_options
 from experiments.papers import published, settings
@@ -40,6 +40,7 @@ BLOCKS = {
     "seeds": "seeds 1 and 2 of what is compared most, 20 clients",
     "100-clients": "FedPAC's Table 1 and its replication's, 100 clients, seed 0",
     "fedas": "FedAS's Dirichlet partitions and participations, which its tables have for CIFAR only",
+    "tables-4-6": "FedPAC's Tables 4 (global models), 5 (FedProto) and 6 (clients of different sizes), seed 0",
 }
 """Block -> what it holds."""
 
@@ -84,6 +85,8 @@ def _all() -> Iterator[Job]:
         yield from _of("seeds", repeated, seed)
     yield from _of("100-clients", sorted(_rows(main, 100), key=_turn), 0)
     yield from fedas_jobs()
+    for clients in (20, 100):
+        yield from _of("tables-4-6", _rows([("fedpac", 4), ("fedpac", 5), ("fedpac", 6)], clients), 0)
 
 
 def fedas_jobs() -> Iterator[Job]:

@@ -10,11 +10,14 @@ seed are one line with a band. The page is one file that needs no network.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, cast
 
+import tyro
 from rich.console import Console
 
-from experiments.commands.batch import Parser, choose
+from experiments.commands.parser import choose, parse
 from experiments.config.exit_codes import exit_code
 from experiments.config.measures import PROTOCOLS, Protocol
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, write_whole
@@ -24,6 +27,20 @@ PICTURES = (".png", ".svg", ".pdf")
 
 OURS = "pfl_jax · report".encode()
 """Text contained in every page."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Command line of the report."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN...")] = ()
+    """Folders of runs, or folders above runs."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """The page; None writes report.html."""
+    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """A picture of the curves, .png, .svg or .pdf, and no page."""
+    eval_protocol: Annotated[str | None, tyro.conf.arg(metavar="PROTOCOL")] = None
+    """Accuracy that comes first: received, trained or before_aggregation; None is that of most of the runs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,24 +54,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
 
     def work() -> None:
-        parser = Parser("experiments.report", __doc__)
-        parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or one above runs")
-        parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default report.html)")
-        parser.add_argument(
-            "--plot", type=Path, metavar="FILE", help="a picture of the curves, .png, .svg or .pdf, and no page"
-        )
-        parser.add_argument(
-            "--eval-protocol",
-            metavar="PROTOCOL",
-            help=f"which accuracy comes first: {', '.join(PROTOCOLS)}; by default that of most of the runs",
-        )
-        words = parser.parse_args(arguments)
-        if words.out is not None and words.plot is not None:
+        options, _ = parse(Options, "experiments.report", __doc__, sys.argv[1:] if arguments is None else arguments)
+        if not options.runs:
+            raise InvalidInput("missing: RUN, the folder of a run or one above runs; see --help")
+        if options.out is not None and options.plot is not None:
             raise InvalidInput("--out is for the page and --plot for a picture: give one of them")
-        if words.eval_protocol is not None:
-            choose("eval-protocol", [words.eval_protocol], PROTOCOLS)
-        _check(words.out or Path("report.html"), words.plot)
-        _write(words.runs, words.out or Path("report.html"), words.plot, words.eval_protocol, Console())
+        if options.eval_protocol is not None:
+            choose("eval-protocol", [options.eval_protocol], PROTOCOLS)
+        out = options.out or Path("report.html")
+        _check(out, options.plot)
+        # One of PROTOCOLS, as checked.
+        _write(options.runs, out, options.plot, cast(Protocol | None, options.eval_protocol), Console())
 
     return exit_code(work)
 

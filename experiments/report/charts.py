@@ -1,105 +1,110 @@
-"""Charts of a page: curves, clients, Info of rounds, partitions."""
+"""Charts of a page: curves, clients, Info of rounds, partitions; the drawing is that of the figures."""
 
+import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from experiments.config.measures import Protocol
+from experiments.plots.pictures import ACCURACY, ROUND, Bars, Heat, Histograms, Lines, Panel, Series, over_seeds
 from experiments.plots.selection import headline, ordered, shown
-from experiments.report import svg
-from experiments.report.markup import Markup, tag
 from experiments.results.gather import Group, Run
 
 MOST_PARTITIONS = 4
 MOST_CLIENTS = 200
 """Columns of a partition's picture."""
-_AFTER: dict[Protocol, str] = {
-    "received": "after aggregation (received)",
-    "trained": "after own training (trained)",
-    "before_aggregation": "before the round's aggregation (before_aggregation)",
+MOST_CELLS = 2000
+"""Numbers of a matrix that are listed below it."""
+PROTOCOL_TITLES: dict[Protocol, str] = {
+    "received": "After aggregation (received)",
+    "trained": "After own training (trained)",
+    "before_aggregation": "Between the round's training and its aggregation (before_aggregation)",
 }
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 
-
-class _Kind(NamedTuple):
-    """Description of an entry of a method's Info."""
-
-    title: str
-    words: str
-
-
 INFO = {
-    "head_weights": _Kind("Head weights", "What each client's new head (row) takes of every client's head (column)."),
-    "weights": _Kind("Aggregation weights", "What each client's model counts; the line: if all counted the same."),
-    "trace": _Kind("Fisher traces", "Of each client's trained model on its own examples."),
-    "mixture": _Kind("Mixture weights", "What each client (row) takes of every model (column)."),
-    "alpha": _Kind("Share of the own model", "In each client's mixture of its own model with the common one."),
+    "head_weights": ("Head weights", "What each client's new head (row) takes of every client's head (column)."),
+    "weights": ("Aggregation weights", "What each client's model counts."),
+    "trace": ("Fisher traces", "Of each client's trained model on its own examples."),
+    "mixture": ("Mixture weights", "What each client (row) takes of every model (column)."),
+    "alpha": ("Share of the own model", "In each client's mixture of its own model with the common one."),
 }
-"""Name in Info -> how it is shown. Other entries are in the metrics log only."""
+"""Name in Info -> title and caption. Other entries are in the metrics log only."""
 
 
-def styles(groups: Sequence[Group]) -> dict[str, int]:
-    """Label -> style, for the groups that charts show."""
-    return {group.label: style for style, group in shown(groups)}
+class Chart(NamedTuple):
+    """Panel with a caption in sentences."""
+
+    panel: Panel
+    caption: str = ""
+
+    @property
+    def values(self) -> list[str]:
+        """The numbers that are drawn, a line for each series, row or bar."""
+        panel = self.panel
+        if isinstance(panel, Lines):
+            return [f"{series.label}: {'; '.join(_points(series))}" for series in panel.series if series.x]
+        if isinstance(panel, Bars):
+            bars = zip(panel.labels[0], panel.values[0], strict=True)
+            return [f"{panel.x_label} {label}: {value:.4g}" for label, value in bars]
+        if isinstance(panel, Histograms):
+            return [
+                f"{label}: {start:g} to {end:g} %: {count:g}"
+                for label, counts in zip(panel.labels, panel.counts, strict=True)
+                for start, end, count in zip(panel.edges, panel.edges[1:], counts, strict=False)
+                if count
+            ]
+        rows = panel.matrix if np.size(panel.matrix) <= MOST_CELLS else ()
+        return [
+            f"{panel.y_label} {name}: {', '.join(f'{value:.3g}' for value in row)}"
+            for name, row in zip(panel.rows, rows, strict=False)
+        ]
 
 
-def legend(groups: Sequence[Group]) -> Markup:
-    """Names of the lines; shared by all charts on the same data."""
-    items = [tag("li", key(style), group.label) for style, group in shown(groups)]
-    return tag("ul", items, class_="legend")
+def _points(series: Series) -> list[str]:
+    words = [f"{y:.2f} at {x:g}" for x, y in zip(series.x, series.y, strict=True)]
+    if series.low is not None and series.high is not None:
+        edges = zip(words, series.low, series.high, strict=True)
+        words = [f"{point} ({low:.2f} to {high:.2f})" for point, low, high in edges]
+    return words if series.mark is None else [*words, f"paper: {series.mark[1]:.2f}"]
 
 
-def key(style: int) -> Markup:
-    """Short sample of a line."""
-    piece = tag("line", x1=1, x2=27, y1=5, y2=5, class_=f"line s{style}")
-    return tag("svg", piece, viewBox="0 0 28 10", class_="key", aria_hidden="true")
-
-
-def curves(groups: Sequence[Group]) -> list[Markup]:
+def curves(groups: Sequence[Group]) -> list[Chart]:
     """Mean accuracy of each group: against rounds, and against bytes where runs count them, for each protocol."""
-    some = shown(groups)
-    charts = []
+    some = [group for _, group in shown(groups)]
+    by_round = []
     for protocol in ordered(groups):
-        made = [_curve(group, style, protocol) for style, group in some]
-        kept = [line for line in made if line is not None]
-        if kept:
-            charts.append(svg.lines(f"Accuracy in % {_AFTER[protocol]}", kept, x_label="round", whole=True))
-    for protocol in ordered(groups):
-        chart = _by_bytes(some, protocol)
-        if chart is not None:
-            charts.append(chart)
-    return charts
+        lines = [_curve(group, protocol, alone=len(some) == 1) for group in some]
+        by_round.append(Lines(PROTOCOL_TITLES[protocol], ROUND, ACCURACY, lines))
+    panels = [*by_round, *(_by_bytes(some, panel) for panel in by_round)]
+    return [Chart(panel) for panel in panels if panel is not None and any(line.x for line in panel.series)]
 
 
-def _curve(group: Group, style: int, protocol: Protocol) -> svg.Line | None:
+def _curve(group: Group, protocol: Protocol, *, alone: bool) -> Series:
+    """Line of a group; without points where it has no values, so that the others keep their colours."""
     rounds, table = group.curve(protocol)
     if not rounds:
-        return None
-    line = svg.Line(group.label, style, rounds, table.mean(0).tolist())
-    if len(table) > 1:
-        line = line._replace(low=table.min(0).tolist(), high=table.max(0).tolist())
+        return Series(group.label, [], [], is_main=alone)
+    line = over_seeds(group.label, rounds, table.tolist(), is_main=alone)
     published = group.published
-    return line if published is None else line._replace(level=published.accuracy_percent)
+    return line if published is None else line.with_mark(rounds[-1], published.accuracy_percent)
 
 
-def _by_bytes(some: Iterable[tuple[int, Group]], protocol: Protocol) -> Markup | None:
+def _by_bytes(groups: Sequence[Group], panel: Lines) -> Lines | None:
     made = []
-    for style, group in some:
-        line = _curve(group, style, protocol)
-        if line is None:
-            continue
+    for group, line in zip(groups, panel.series, strict=True):
         sent = [[_bytes(one) for one in group.lines(int(number))] for number in line.x]
-        if all(value is not None for row in sent for value in row):
-            made.append(line._replace(x=[float(np.mean([value or 0 for value in row])) for row in sent], level=None))
-    most = max((line.x[-1] for line in made), default=0.0)
+        known = bool(sent) and all(value is not None for row in sent for value in row)
+        x = [float(np.mean([value or 0 for value in row])) for row in sent]
+        made.append(dataclasses.replace(line, x=x, mark=None) if known else Series(line.label, [], []))
+    most = max((line.x[-1] for line in made if line.x), default=0.0)
     if not most:
         return None
     size, unit = next(pair for pair in _UNITS if most >= pair[0])
-    scaled = [line._replace(x=[value / size for value in line.x]) for line in made]
-    title = f"Accuracy in % {_AFTER[protocol]}, by bytes sent"
-    return svg.lines(title, scaled, x_label=f"{unit} up and down, all clients together")
+    scaled = [dataclasses.replace(line, x=[value / size for value in line.x]) for line in made]
+    return Lines(f"{panel.title}, by bytes sent", f"{unit} up and down, all clients together", ACCURACY, scaled)
 
 
 def _bytes(line: dict[str, Any]) -> float | None:
@@ -107,42 +112,47 @@ def _bytes(line: dict[str, Any]) -> float | None:
     return None if up is None or down is None else float(up + down)
 
 
-def clients(groups: Sequence[Group]) -> list[Markup]:
+def clients(groups: Sequence[Group]) -> list[Chart]:
     """Distribution of the clients' accuracies after the last round: sorted, and as histograms."""
     protocol = headline(groups)
-    rows = [(style, group, group.per_client(group.rounds[-1], protocol)) for style, group in shown(groups)]
-    rows = [row for row in rows if row[2]]
-    if not rows:
+    some = [(group, group.per_client(group.rounds[-1], protocol)) for _, group in shown(groups)]
+    if not any(runs for _, runs in some):
         return []
-    title = f"Clients in order of their accuracy in %, {_AFTER[protocol]}"
-    in_order = svg.lines(title, [_in_order(*row) for row in rows], x_label="share of the clients in %")
-    least = min(values[0] for _, _, runs in rows for values in runs)
-    low = min(90, 10 * int(least // 10))
+    lines = [_in_order(group, runs, alone=len(some) == 1) for group, runs in some]
+    title = f"Clients in order of their accuracy ({protocol})"
+    in_order = Lines(title, "share of the clients in %", ACCURACY, lines)
+    low = min(90, 10 * int(min(values[0] for _, runs in some for values in runs) // 10))
     step = next(width for width in (1, 2, 2.5, 5) if (100 - low) / width <= 28)
     edges = np.arange(low, 100 + step / 2, step)
-    histograms = []
-    for style, group, runs in rows:
-        counts = np.mean([np.histogram(values, edges)[0] for values in runs], axis=0)
-        mean = float(np.mean([values.mean() for values in runs]))
-        histograms.append(svg.Row(group.label, style, counts.tolist(), mean))
-    title = f"How many clients have which accuracy, {_AFTER[protocol]}"
-    return [in_order, svg.histograms(title, histograms, edges.tolist(), x_label="accuracy in %")]
+    counts = [np.mean([np.histogram(values, edges)[0] for values in runs or [[]]], axis=0) for _, runs in some]
+    means = [float(np.mean([values.mean() for values in runs])) if runs else low for _, runs in some]
+    histograms = Histograms(
+        f"How many clients have which accuracy ({protocol})",
+        ACCURACY,
+        "",
+        [group.label for group, _ in some],
+        edges.tolist(),
+        [row.tolist() for row in counts],
+        means,
+    )
+    return [Chart(in_order), Chart(histograms)]
 
 
-def _in_order(style: int, group: Group, runs: Sequence[np.ndarray]) -> svg.Line:
+def _in_order(group: Group, runs: Sequence[np.ndarray], *, alone: bool) -> Series:
     """Sorted accuracies, mean and range over runs; at 101 places where clients are many or not equally many."""
     sizes = {len(values) for values in runs}
+    if not sizes:
+        return Series(group.label, [], [], is_main=alone)
     if len(sizes) == 1 and max(sizes) <= 101:
         count = sizes.pop()
         x, table = 100 * (np.arange(count) + 0.5) / count, np.stack(runs)
     else:
         x = np.linspace(0, 100, 101)
         table = np.stack([np.quantile(values, x / 100) for values in runs])
-    line = svg.Line(group.label, style, x.tolist(), table.mean(0).tolist())
-    return line if len(runs) == 1 else line._replace(low=table.min(0).tolist(), high=table.max(0).tolist())
+    return over_seeds(group.label, x.tolist(), table.tolist(), is_main=alone)
 
 
-def information(groups: Sequence[Group]) -> list[Markup]:
+def information(groups: Sequence[Group]) -> list[Chart]:
     """Head weights, aggregation weights and the like, the latest of each group."""
     charts = []
     for group in groups:
@@ -150,40 +160,44 @@ def information(groups: Sequence[Group]) -> list[Markup]:
         if found is None:
             continue
         run, line = found
-        for name, kind in INFO.items():
+        for name, (title, caption) in INFO.items():
             values = np.asarray(line["info"].get(name, 0.0), np.float64)
             if values.ndim in (1, 2) and values.size and np.isfinite(values).all():
-                where = f"{group.label}, round {line['round']}, seed {run.seed}"
-                charts.append(_information(f"{kind.title}: {where}", name, kind, values, line))
+                where = f"{title}: {group.label}, round {line['round']}, seed {run.seed}"
+                charts.append(Chart(_information(where, name, values, line.get("cohort") or []), caption))
     return charts
 
 
-def _information(title: str, name: str, kind: _Kind, values: np.ndarray, line: dict[str, Any]) -> Markup:
-    cohort = line.get("cohort") or []
+def _information(title: str, name: str, values: np.ndarray, cohort: Sequence[int]) -> Panel:
     known = np.asarray(cohort if len(cohort) == len(values) else range(len(values)), np.int64)
     order, square = np.argsort(known), values.ndim == 2 and values.shape[0] == values.shape[1]
     values = values[order][:, order] if square else values[order]
     rows = [str(client) for client in known[order]]
     if values.ndim == 1:
-        level = float(values.sum() / len(values)) if name == "weights" else None
-        return svg.bars(title, rows, values.tolist(), x_label="client", level=level, caption=kind.words)
+        level = float(values.mean()) if name == "weights" else None
+        return Bars(title, "client", name, [name], [rows], [values.tolist()], level, "if all counted the same")
     columns = rows if square else [str(place) for place in range(values.shape[1])]
     other = "client" if square else "model"
-    return svg.heat(
-        title, values, rows, columns, row_label="client", column_label=other, square=square, caption=kind.words
-    )
+    return Heat(title, other, "client", values.tolist(), rows=rows, columns=columns)
 
 
-def partitions(groups: Sequence[Group]) -> tuple[list[Markup], int]:
-    """Classes by clients, each partition once: the pictures, and the number of those not shown."""
+def partitions(groups: Sequence[Group]) -> list[Chart]:
+    """Classes by clients, each partition once, and no more than a few."""
+    return [_partition(run) for run in _divided(groups)[:MOST_PARTITIONS]]
+
+
+def more_partitions(groups: Sequence[Group]) -> int:
+    """Number of partitions that are not shown."""
+    return max(0, len(_divided(groups)) - MOST_PARTITIONS)
+
+
+def _divided(groups: Sequence[Group]) -> list[Run]:
+    """A run of each partition."""
+    runs = [run for group in groups for run in group.runs if run.config.get("class_table")]
     found: dict[str, Run] = {}
-    for group in groups:
-        for run in group.runs:
-            table = run.config.get("class_table")
-            if table:
-                found.setdefault(json.dumps(table), run)
-    pictures = [_partition(run) for run in list(found.values())[:MOST_PARTITIONS]]
-    return pictures, max(0, len(found) - MOST_PARTITIONS)
+    for run in runs:
+        found.setdefault(json.dumps(run.config["class_table"]), run)
+    return list(found.values())
 
 
 def _division(run: Run) -> str:
@@ -198,17 +212,15 @@ def _division(run: Run) -> str:
     return words if options.shift == "none" else f"{words}, shift of {options.shift}"
 
 
-def _partition(run: Run) -> Markup:
-    table = np.asarray(run.config["class_table"], np.float64)
+def _partition(run: Run) -> Chart:
+    table = np.asarray(run.config["class_table"], np.int64)
     sizes, some = table.sum(1), table[:MOST_CLIENTS]
-    names, columns = [str(label) for label in range(table.shape[1])], [str(client) for client in range(len(some))]
-    sizes_words = f"{sizes.min():g}" if sizes.min() == sizes.max() else f"{sizes.min():g} to {sizes.max():g}"
-    words = f"{len(table)} clients with {sizes_words} training examples, shaded by examples of each class"
-    words += "." if sizes.min() == sizes.max() else "; bars above: all of a client's examples."
+    equal = bool(sizes.min() == sizes.max())
+    words = f"{len(table)} clients with {sizes.min()}{'' if equal else f' to {sizes.max()}'} training examples, shaded "
+    words += "by examples of each class" + ("." if equal else "; bars above: all of a client's examples.")
     if len(some) < len(table):
         words += f" The first {len(some)} clients."
+    names, columns = ([str(place) for place in range(size)] for size in some.T.shape)
+    totals = () if equal else some.sum(1).tolist()
     title = f"{_division(run)}, seed {run.seed}"
-    totals = None if sizes.min() == sizes.max() else some.sum(1).tolist()
-    return svg.heat(
-        title, some.T, names, columns, row_label="class", column_label="client", totals=totals, caption=words
-    )
+    return Chart(Heat(title, "client", "class", some.T.tolist(), (), names, columns, totals, "examples"), words)

@@ -1,8 +1,9 @@
 """Reading of a run's files."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from experiments.config.measures import FIELD, PROTOCOLS, Average, Protocol, Sco
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, rounded
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import pooled
+
+COUNTERS = ("bytes_up", "bytes_down", "seconds")
+"""Of an evaluation, beside its scores."""
 
 
 def read_summary(folder: str | Path) -> dict[str, Any]:
@@ -63,31 +67,72 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return _parse_json(_text(Path(path)), Path(path))
 
 
-def accuracy(
-    folder: str | Path, protocol: Protocol, score: Score = "last", average: Average = "clients"
-) -> float | None:
-    """Mean accuracy of a finished run, in percent.
+class Result(NamedTuple):
+    """Result of a finished run, from its folder or from its committed file.
 
-    Args:
-      folder: of the run.
-      protocol: one that the run was evaluated by.
-      score: at the last evaluation, or at that with the highest mean.
-      average: over clients, or over their test examples.
-
-    Returns:
-      None where no client has an accuracy.
-
-    Raises:
-      InvalidInput: the run was not evaluated so.
+    Attributes:
+      path: the file with its evaluations.
+      config: content of config.json; of a committed file without what is as long as there are clients.
+      summary: content of summary.json, likewise.
+      rounds: "round" -> numbers of the evaluated rounds [R]; each protocol's name -> name -> [R], see
+        `pfl_jax.primitives.metrics.Summary`; "bytes_up", "bytes_down" and "seconds" -> [R].
+      command: that makes the same run, for a shell; "" of a folder.
+      commit: whose sources made it, see `experiments.results.version.commit_of`; None if it is not known.
     """
-    name, lines = FIELD[average], read_evaluations(folder)
-    if not all(name in line.get(protocol, {}) for line in lines):
-        what = f"{protocol}, {name}" if all(protocol in line for line in lines) else protocol
-        raise InvalidInput(f"{Path(folder) / METRICS} has no accuracies {what}: remove the folder, and run it anew")
-    means = [line[protocol][name] for line in lines]
-    if score == "last":
-        return means[-1]
-    return max((mean for mean in means if mean is not None), default=None)
+
+    path: Path
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    rounds: dict[str, Any]
+    command: str = ""
+    commit: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Run time in seconds."""
+        return self.summary["seconds"]
+
+    def accuracy(self, protocol: Protocol, score: Score = "last", average: Average = "clients") -> float | None:
+        """Mean accuracy in percent; None where no client has an accuracy.
+
+        Args:
+          protocol: one that the run was evaluated by.
+          score: at the last evaluation, or at that with the highest mean.
+          average: over clients, or over their test examples.
+
+        Raises:
+          InvalidInput: the run was not evaluated so.
+        """
+        means = self.rounds.get(protocol, {}).get(FIELD[average])
+        if means is None:
+            what = f"{protocol}, {FIELD[average]}" if protocol in self.rounds else protocol
+            raise InvalidInput(f"{self.path} has no accuracies {what}: remove it, with its folder, and run it again")
+        return means[-1] if score == "last" else max((mean for mean in means if mean is not None), default=None)
+
+    def after(self, number: int, protocol: Protocol) -> float | None:
+        """Mean over clients after a round; None if the round was not evaluated."""
+        rounds = self.rounds["round"]
+        return self.rounds[protocol]["mean"][rounds.index(number)] if number in rounds else None
+
+
+def read_result(folder: Path) -> Result:
+    """Result of a finished run in its folder; InvalidInput if it cannot be read."""
+    return Result(folder / METRICS, read_config(folder), read_summary(folder), columns(read_evaluations(folder)))
+
+
+def columns(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Evaluations as `Result.rounds` has them: what all of them have."""
+    found: dict[str, Any] = {"round": [line["round"] for line in lines]}
+    for protocol in measured(lines[-1]):
+        names = [name for name in lines[-1][protocol] if all(name in line.get(protocol, {}) for line in lines)]
+        found[protocol] = {name: [line[protocol][name] for line in lines] for name in names}
+    return found | {name: [line[name] for line in lines] for name in COUNTERS if name in lines[-1]}
+
+
+def curves(folders: Sequence[Path], protocol: Protocol) -> tuple[list[int], list[list[float]]]:
+    """Rounds [R] of the evaluations of some seeds, and for each its accuracies [R] in percent, means over clients."""
+    metrics = [read_metrics(folder) for folder in folders]
+    return [line["round"] for line in metrics[0]], [[line[protocol]["mean"] for line in run] for run in metrics]
 
 
 def _text(path: Path) -> str:

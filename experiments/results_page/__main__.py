@@ -7,16 +7,17 @@ In README the lines between <!-- results:start --> and <!-- results:end --> are 
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 
-from experiments.commands import batch
-from experiments.commands.main import exit_code
+from experiments.commands.parser import Switch, parse
+from experiments.config.exit_codes import exit_code
 from experiments.execution import committed
 from experiments.execution.committed import Library
+from experiments.plots.pictures import Picture
 from experiments.results_page import places
 from experiments.results_page.page import Content, page, readme_table
 from experiments.results_page.picture import digest, picture
@@ -25,105 +26,71 @@ from pfl_jax.errors import InvalidInput
 
 ROOT = committed.ROOT.parent
 START, END = "<!-- results:start -->\n", "<!-- results:end -->\n"
+FIGURES = tuple(Path("docs/figures") / name for name in ("results.svg", "results.png"))
 
 
-class Files(NamedTuple):
-    """Generated files, below a root."""
+@dataclass(frozen=True)
+class Options:
+    """Command line."""
 
-    page: Path
-    readme: Path
-    figures: tuple[Path, Path]
-
-    @classmethod
-    def below(cls, root: Path) -> "Files":
-        """Their paths in a checkout."""
-        figures = root / "docs" / "figures"
-        return cls(root / "docs" / "results.md", root / "README.md", (figures / "results.svg", figures / "results.png"))
+    check: Switch = False
+    """Write nothing, and say what is not up to date."""
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Write the page, or check it.
-
-    Args:
-      arguments: command-line arguments; by default those of this process.
-      root: of the checkout.
-
-    Returns:
-      The exit code, see `main.exit_code`.
-    """
+    """Write the page of the checkout at root, or check it, by default with this process's arguments; return the exit
+    code."""
 
     def work() -> None:
-        parser = batch.Parser("experiments.results_page", __doc__)
-        parser.add_argument("--check", action="store_true", help="write nothing, and say what is not up to date")
-        own = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
-        if own.check:
-            outdated = differing(root)
-            if outdated:
-                names = ", ".join(str(path.relative_to(root)) for path in outdated)
-                raise InvalidInput(f"not what {committed.ROOT.name}/ gives: {names}; run experiments.results_page")
-        else:
-            write(root, Console().print)
+        own, _ = parse(Options, "experiments.results_page", __doc__, sys.argv[1:] if arguments is None else arguments)
+        if not own.check:
+            write(root, Console())
+        elif names := ", ".join(str(path.relative_to(root)) for path in differing(root)):
+            raise InvalidInput(f"not what {committed.ROOT.name}/ gives: {names}; run experiments.results_page")
 
     return exit_code(work)
 
 
-def write(root: Path, say: Callable[[str], object]) -> None:
-    """Write all files.
-
-    Args:
-      root: of the checkout.
-      say: receives the names of the written files.
+def made(root: Path) -> tuple[dict[Path, str], Picture]:
+    """Texts and figure that the committed results of a checkout give.
 
     Raises:
-      InvalidInput: a result is damaged, or a file cannot be written.
+      InvalidInput: a result is damaged, or README has no marks.
     """
-    # Imported now: matplotlib takes seconds.
-    from experiments.plots.drawing import save_as
-
-    files, library, content = _gather(root)
-    shown = picture(library)
-    files.figures[0].parent.mkdir(parents=True, exist_ok=True)
-    save_as(shown, *files.figures, description=digest(shown))
-    write_whole(files.page, page(content))
-    write_whole(files.readme, with_table(files.readme.read_text(), readme_table(content)))
-    for path in (files.page, files.readme, *files.figures):
-        say(str(path.relative_to(root)))
-
-
-def differing(root: Path) -> list[Path]:
-    """Files that differ from what the committed results give.
-
-    A drawing counts by the digest of what it shows, since versions of matplotlib draw differently.
-
-    Args:
-      root: of the checkout.
-
-    Raises:
-      InvalidInput: a result is damaged.
-    """
-    files, library, content = _gather(root)
-    readme, mark = files.readme.read_text(), digest(picture(library)).encode()
-    right = {
-        files.page: files.page.is_file() and files.page.read_text() == page(content),
-        files.readme: readme == with_table(readme, readme_table(content)),
-        **{path: path.is_file() and mark in path.read_bytes() for path in files.figures},
-    }
-    return [path for path, is_right in right.items() if not is_right]
-
-
-def with_table(readme: str, table: str) -> str:
-    """README with the table between its two marks; InvalidInput if it has not got them."""
-    before, start, rest = readme.partition(START)
+    kept, readme = root / committed.ROOT.name, root / "README.md"
+    content = Content(Library(kept), places.load_causes(kept), places.load_released(kept))
+    before, start, rest = readme.read_text().partition(START)
     _, end, after = rest.partition(END)
     if not start or not end:
         raise InvalidInput(f"README.md has no lines {START.strip()} and {END.strip()}")
-    return f"{before}{start}\n{table}\n{end}{after}"
+    table = f"{before}{start}\n{readme_table(content)}\n{end}{after}"
+    return {root / "docs/results.md": page(content), readme: table}, picture(content.library)
 
 
-def _gather(root: Path) -> tuple[Files, Library, Content]:
-    kept = root / committed.ROOT.name
-    library = Library(kept)
-    return Files.below(root), library, Content(library, places.load_causes(kept), places.load_released(kept))
+def write(root: Path, console: Console) -> None:
+    """Write all files; InvalidInput if one cannot be made or written."""
+    # Imported now: matplotlib takes seconds.
+    from experiments.plots.drawing import save_as
+
+    texts, shown = made(root)
+    figures = [root / path for path in FIGURES]
+    figures[0].parent.mkdir(parents=True, exist_ok=True)
+    save_as(shown, *figures, description=digest(shown))
+    for path, text in texts.items():
+        write_whole(path, text)
+    for path in (*texts, *figures):
+        console.print(str(path.relative_to(root)), soft_wrap=True, highlight=False)
+
+
+def differing(root: Path) -> list[Path]:
+    """Files that differ from what the committed results give; InvalidInput if a result is damaged.
+
+    A drawing counts by the digest of what it shows, since versions of matplotlib draw differently.
+    """
+    texts, shown = made(root)
+    mark, figures = digest(shown).encode(), [root / path for path in FIGURES]
+    other = [path for path, text in texts.items() if not path.is_file() or path.read_text() != text]
+    return other + [path for path in figures if not path.is_file() or mark not in path.read_bytes()]
 
 
 if __name__ == "__main__":

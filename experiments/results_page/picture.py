@@ -4,9 +4,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from experiments.execution.committed import Committed, Library
+from experiments.execution.committed import Library
 from experiments.papers.published import Published
 from experiments.plots.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
+from experiments.results.load import Result
 from experiments.results_page.places import SECTIONS, rows, runs
 
 METHODS = ("fedpac", "fedavg_ft", "ditto", "fedbabu", "fedrep", "fedper", "local", "fedavg")
@@ -33,11 +34,12 @@ def picture(library: Library) -> Picture:
     """
     found = [(row, runs(row, library)) for row in chosen()]
     series = [_series(row, there) for row, there in found if there]
-    seeds = sorted({len(there) for _, there in found if there})
-    numbers = " to ".join(str(number) for number in dict.fromkeys((seeds or [0])[:1] + seeds[-1:]))
+    seeds = [len(there) for _, there in found if there] or [0]
+    numbers = " to ".join(map(str, dict.fromkeys((min(seeds), max(seeds)))))
+    words = f"{numbers} {'seed' if numbers == '1' else 'seeds'}"
     caption = (
         "Mean accuracy over clients of what each deploys after aggregation (received): Fashion-MNIST, 20 clients of "
-        f"600 examples, s = 20 %; {numbers} seeds. Filled marks at the right: FedPAC's Table 1, after its last round."
+        f"600 examples, s = 20 %; {words}. Filled marks at the right: FedPAC's Table 1, after its last round."
     )
     panel = Lines("", ROUND, ACCURACY, series, least=LEAST)
     return Picture("Accuracy over rounds, pfl_jax beside FedPAC's paper", caption, [panel], 1)
@@ -48,7 +50,7 @@ def digest(shown: Picture) -> str:
     return hashlib.sha256(json.dumps(shown.record(), sort_keys=True).encode()).hexdigest()
 
 
-def _series(row: Published, there: Sequence[Committed]) -> Series:
+def _series(row: Published, there: Sequence[Result]) -> Series:
     common = set.intersection(*(set(one.rounds["round"]) for one in there))
     numbers = sorted(common)
     curves = [[one.after(number, "received") for number in numbers] for one in there]

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.config.cell import Cell
-from experiments.config.measures import ALWAYS, Protocol, Score
-from experiments.execution.committed import Committed, Library
+from experiments.config.measures import ALWAYS, Protocol
+from experiments.execution.committed import Library
 from experiments.papers import published, settings
 from experiments.papers.published import Published
 from experiments.queue.jobs import DATASET
-from experiments.results.load import read_json
+from experiments.results.load import Result, read_json
 from experiments.tables import comparison
 from experiments.tables.comparison import Figure
 from pfl_jax.errors import InvalidInput
@@ -40,6 +40,7 @@ class Section(NamedTuple):
 SECTIONS = (
     *(Section("fedpac", 1, 20), Section("fedpac", 2, 20), Section("fedpac", 3, 20)),
     *(Section("fedpac_replication", 1, 20), Section("fedpac", 1, 100), Section("fedpac_replication", 1, 100)),
+    *(Section("fedpac", 4, 20), Section("fedpac", 5, 20), Section("fedpac", 6, 20), Section("fedpac", 4, 100)),
 )
 
 
@@ -114,23 +115,17 @@ def rows(section: Section) -> list[Published]:
     return [row for row in published.load() if (row.paper, row.table, row.dataset, row.clients) == where]
 
 
-def runs(row: Published, library: Library) -> list[Committed]:
+def runs(row: Published, library: Library) -> list[Result]:
     """Finished runs of a place, by seed."""
     found = (library.find(Cell(row.dataset, row.arguments, seed)) for seed in SEEDS)
     return [one for one in found if one is not None]
 
 
-def mean_after(there: Sequence[Committed], number: int, protocol: Protocol) -> float | None:
+def mean_after(there: Sequence[Result], number: int, protocol: Protocol) -> float | None:
     """Mean over runs after a round; None unless all of them were evaluated there."""
     values = [one.after(number, protocol) for one in there]
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known and len(known) == len(values) else None
-
-
-def best_mean(cell: Cell, library: Library, protocol: Protocol, score: Score) -> float | None:
-    """Best mean of one run; None if it is not finished."""
-    found = library.find(cell)
-    return None if found is None else found.accuracy(protocol, score)
 
 
 def _place(row: Published, library: Library, causes: Sequence[Cause]) -> Place:

@@ -9,131 +9,133 @@ interrupted goes on from its last checkpoint (--checkpoint-every writes them mea
 `python -m experiments.DATASET`, and go to every run.
 """
 
+import functools
+import itertools
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar
 
+import tyro
 from rich.console import Console
 
 from experiments import DATASETS, unknown_dataset
-from experiments.commands import batch
+from experiments.commands import batch, parser
+from experiments.commands.parser import Names
+from experiments.config.cell import Cell
 from experiments.config.options import flag
-from experiments.config.presets import DEFAULT_PRESET
-from experiments.execution import cached_runs
-from experiments.sweep.plan import SweepRequest, groups
+from experiments.sweep.plan import groups
 from pfl_jax.errors import InvalidInput
-
-ROOT = Path("runs/sweeps")
 
 GROUPS = "groups"
 """Folder of the checkpoints, in that of the sweep."""
 
+REFUSED = {
+    "seed": "use --seeds",
+    "out": "every run has its folder in the sweep's --out",
+    "resume": "the same command goes on where it was stopped",
+    "distributed": "a command of many runs has one process",
+    "wandb": "its runs go side by side in one process, where W&B has one run at a time",
+    "held_out_clients": "newcomers are measured in single runs",
+    "target_accuracy": "its runs end together",
+    "on_nan": "a run that diverges is told, and the others go on",
+    "state_on": "its runs keep their clients' states on the devices",
+}
+"""Options of single runs -> why a sweep has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(batch.Batch):
+    """Command line of a sweep."""
+
+    dataset: Annotated[str, tyro.conf.arg(help=", ".join(DATASETS))]
+    seeds: int = 1
+    """How many, from 0."""
+    grid: Annotated[Names, tyro.conf.arg(metavar="NAME=V,V,...")] = ()
+    """Values of an option; may be repeated."""
+
+    name: ClassVar = "sweep"
+
+    def check(self) -> None:
+        if self.dataset not in DATASETS:
+            raise InvalidInput(unknown_dataset(self.dataset))
+        parser.at_least_one(seeds=self.seeds)
+        asked = parser.given(self.words)
+        for name, hint in REFUSED.items():
+            if name in self.values or name in asked:
+                raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {hint}")
+        if "eval_protocol" in self.values:
+            raise InvalidInput("--eval-protocol cannot be in the grid: it is what all settings are compared by")
+        if twice := sorted(asked & set(self.values)):
+            raise InvalidInput(f"{flag(twice[0])} is in the grid already")
+        for setting in self.settings():
+            self.runs(setting)[0][0].request()
+
+    def usual_folder(self) -> Path:
+        values = (f"--grid {name}={','.join(values)}" for name, values in self.values.items())
+        return Path("runs/sweeps") / parser.slug(" ".join([self.dataset, *self.words, *values]))
+
+    @functools.cached_property
+    def values(self) -> dict[str, tuple[str, ...]]:
+        """Option -> its values, as given; their product gives the sweep's settings."""
+        found: dict[str, tuple[str, ...]] = {}
+        for text in itertools.chain.from_iterable(self.grid):
+            name, equals, values = text.partition("=")
+            name = name.removeprefix("--").replace("-", "_")
+            parts = tuple(dict.fromkeys(filter(None, values.split(","))))
+            if not equals or not name or not parts:
+                raise InvalidInput(f"--grid {text}: give a name and its values, such as --grid lam=0.1,1,10")
+            if name in found:
+                raise InvalidInput(f"--grid {name} is there twice: give all its values at once")
+            found[name] = parts
+        return found
+
+    def settings(self) -> list[tuple[str, ...]]:
+        """All combinations of the grid's values."""
+        return list(itertools.product(*self.values.values()))
+
+    def title(self, setting: tuple[str, ...]) -> str:
+        """Name of a setting: its values, or the method if there is no grid."""
+        words = " ".join(f"{option}={value}" for option, value in zip(self.values, setting, strict=True))
+        return words or self.runs(setting)[0][0].request().options.method
+
+    def runs(self, setting: tuple[str, ...]) -> list[tuple[Cell, Path]]:
+        """Cells of a setting, one for each seed, and their folders."""
+        pairs = list(zip(self.values, setting, strict=True))
+        words = [word for option, value in pairs for word in (flag(option), value)]
+        folder = self.folder / parser.slug(" ".join(f"{option}={value}" for option, value in pairs) or "runs")
+        cells = [Cell(self.dataset, (*self.words, *words), seed) for seed in range(self.seeds)]
+        return [(cell, folder / f"seed-{cell.seed}") for cell in cells]
+
+    def jobs(self, console: Console) -> list[batch.Job]:
+        return [
+            batch.Job(cell, folder, f"{self.title(setting)}, seed {cell.seed}")
+            for setting in self.settings()
+            for cell, folder in self.runs(setting)
+        ]
+
+    def together(self, jobs: Sequence[batch.Job]) -> list[list[batch.Job]]:
+        return [[jobs[index] for index in group] for group in groups([job.cell for job in jobs])]
+
+    def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
+        # Imported now, so that errors and --help do not wait for it.
+        from experiments.sweep import execute
+
+        group = next(group for group in self.together(self.jobs(console)) if jobs[0] in group)
+        whole, missing = ([(job.cell, job.folder) for job in some] for some in (group, jobs))
+        execute.run(whole, missing, self.folder / GROUPS, console)
+
+    def finish(self, console: Console) -> None:
+        from experiments.sweep.results import save
+
+        runs = {self.title(setting): self.runs(setting) for setting in self.settings()}
+        save(runs, self.folder, console)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a sweep.
-
-    Args:
-      arguments: command-line arguments; by default those of this process.
-
-    Returns:
-      The exit code, see `exit_codes.exit_code`.
-    """
-    return batch.command(arguments, parse, _dry_run, _run)
-
-
-def _parser() -> batch.Parser:
-    parser = batch.Parser("experiments.sweep", __doc__)
-    parser.add_argument("--dataset", required=True, help=", ".join(DATASETS))
-    parser.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds 0 to K - 1 (default 1)")
-    parser.add_argument(
-        "--grid", action="append", default=[], metavar="NAME=V,V,...", help="values of an option; may be repeated"
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the runs; by default in runs/sweeps")
-    parser.add_argument("--dry-run", action="store_true", help="say each command and what is there, and run nothing")
-    return parser
-
-
-def parse(words: Sequence[str]) -> SweepRequest:
-    """Check a command line, and that of every run.
-
-    Raises:
-      InvalidInput: an unknown dataset, option or value, or an option that a sweep cannot take.
-    """
-    own, rest = _parser().parse_known_args(words)
-    if own.dataset not in DEFAULT_PRESET:
-        raise InvalidInput(unknown_dataset(own.dataset))
-    if own.seeds < 1:
-        raise InvalidInput(f"--seeds must be at least 1, not {own.seeds}")
-    if {"-h", "--help"} & set(rest):
-        raise InvalidInput("--help stands alone")
-    grid: dict[str, tuple[str, ...]] = {}
-    for text in own.grid:
-        name, equals, values = text.partition("=")
-        name = name.removeprefix("--").replace("-", "_")
-        parts = tuple(dict.fromkeys(filter(None, values.split(","))))
-        if not equals or not name or not parts:
-            raise InvalidInput(f"--grid {text}: give a name and its values, such as --grid lam=0.1,1,10")
-        if name in grid:
-            raise InvalidInput(f"--grid {name} is there twice: give all its values at once")
-        grid[name] = parts
-    hints = {
-        "seed": "use --seeds",
-        "out": "every run has its folder in the sweep's --out",
-        "resume": "the same command goes on where it was stopped",
-        "distributed": "a command of many runs has one process",
-        "wandb": "its runs go side by side in one process, where W&B has one run at a time",
-        "held_out_clients": "newcomers are measured in single runs",
-        "target_accuracy": "its runs end together",
-        "on_nan": "a run that diverges is told, and the others go on",
-        "state_on": "its runs keep their clients' states on the devices",
-    }
-    for name, hint in hints.items():
-        if name in grid or name in batch.given(rest):
-            raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {hint}")
-    if "eval_protocol" in grid:
-        raise InvalidInput("--eval-protocol cannot be in the grid: it is what all settings are compared by")
-    twice = sorted(batch.given(rest) & set(grid))
-    if twice:
-        raise InvalidInput(f"{flag(twice[0])} is in the grid already")
-    named = [own.dataset, *rest, *(f"--grid {name}={','.join(values)}" for name, values in grid.items())]
-    out = (own.out or ROOT / batch.slug(" ".join(named))).expanduser()
-    request = SweepRequest(own.dataset, grid, own.seeds, tuple(rest), out, own.dry_run)
-    for setting in request.settings():
-        request.runs(setting)[0][0].request()
-    return request
-
-
-def _dry_run(request: SweepRequest, console: Console) -> None:
-    runs = [run for setting in request.settings() for run in request.runs(setting)]
-    for number, group in enumerate(groups([cell for cell, _ in runs]), start=1):
-        console.print(f"group {number}: {len(group)} runs together", style="bold", highlight=False)
-        for index in group:
-            cached_runs.print_state(*runs[index], console)
-
-
-def _run(request: SweepRequest, console: Console) -> None:
-    """Run what is missing, group by group, and save the table and the picture."""
-    runs = [run for setting in request.settings() for run in request.runs(setting)]
-    # All folders first: what is refused is refused before hours of work.
-    states = [cached_runs.inspect(*run) for run in runs]
-    missing = [run for run, state in zip(runs, states, strict=True) if state != "finished"]
-    console.print(f"{len(runs) - len(missing)} of {len(runs)} runs are there, in {request.out}", soft_wrap=True)
-    # Imported now, so that errors and --help do not wait for them.
-    from experiments.sweep import execute
-    from experiments.sweep.results import save
-
-    if missing:
-        try:
-            for group in groups([cell for cell, _ in runs]):
-                of_group = [runs[index] for index in group]
-                unfinished = [run for run in of_group if run in missing]
-                if unfinished:
-                    execute.run(of_group, unfinished, request.out / GROUPS, console)
-        except KeyboardInterrupt as stop:
-            raise KeyboardInterrupt(
-                f"{stop or 'interrupted'}; finished runs stay in {request.out}: the same command goes on"
-            ) from None
-    save(request, console)
+    """Run a sweep with command-line arguments, by default those of this process; return the exit code."""
+    return batch.command(Sweep, arguments)
 
 
 if __name__ == "__main__":

@@ -230,11 +230,8 @@ def _rounds(
             told |= ~result.finite
             elapsed = before + time.perf_counter() - began
             for index, (folder, history, track) in enumerate(zip(folders, histories, trackers, strict=True)):
-                history.visits += float(result.examples[index]) * epochs
-                history.seconds += result.seconds
-                history.elapsed = elapsed
-                history.bytes_up += sent.up * int(result.arrived[index].sum())
-                history.bytes_down += sent.down * result.cohorts.shape[1]
+                history.add(float(result.examples[index]) * epochs, result.seconds, elapsed)
+                history.send(sent, result.arrived[index])
                 history.wasted.append(wasted_step_share(group.experiments[index], result.cohorts[index]))
                 if result.received is not None:
                     scores = (result.received, result.trained, result.before_aggregation)

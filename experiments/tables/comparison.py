@@ -3,12 +3,14 @@
 Results on embedded data are never compared with the paper's, and deviations from the paper are noted below.
 """
 
+import contextlib
+import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.commands.batch import slug
+from experiments.commands.parser import slug
 from experiments.config.cell import Cell
 from experiments.config.measures import Average, Protocol, Score
 from experiments.config.options import flag
@@ -19,7 +21,8 @@ from experiments.execution.committed import Library
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
-from experiments.results.load import accuracy, read_config
+from experiments.results.load import Result, read_result
+from experiments.results.tables import NOTHING
 from pfl_jax.errors import InvalidInput
 
 PROTOCOL_WORDS: dict[Protocol, str] = {
@@ -29,7 +32,6 @@ PROTOCOL_WORDS: dict[Protocol, str] = {
 }
 SCORE_WORDS: dict[Score, str] = {"last": "in the last round", "best": "in the best evaluated round"}
 AVERAGE_WORDS: dict[Average, str] = {"clients": "mean over clients", "examples": "pooled over all test examples"}
-NOTHING = "—"
 
 
 class Column(NamedTuple):
@@ -40,17 +42,10 @@ class Column(NamedTuple):
     setting: str
 
 
-def column(row: Published) -> Column:
-    """Column of a published accuracy."""
-    return Column(row.dataset, row.clients, row.setting)
-
-
 def place(row: Published) -> Path:
     """Folder of a place of a table, relative to the table's folder; it has a folder for each seed."""
-    return Path(
-        slug(f"{row.dataset} {row.clients} clients {row.setting}"),
-        slug(row.method.replace(" -", " no-")),
-    )
+    where = slug(f"{row.dataset} {row.clients} clients {row.setting}")
+    return Path(where, slug(row.method.replace(" -", " no-")))
 
 
 class Figure(NamedTuple):
@@ -72,7 +67,7 @@ class Figure(NamedTuple):
 
     @property
     def column(self) -> Column:
-        return column(self.row)
+        return Column(self.row.dataset, self.row.clients, self.row.setting)
 
     @property
     def mean(self) -> float | None:
@@ -157,26 +152,31 @@ def figure(
     Raises:
       InvalidInput: a result cannot be read, or some are on the dataset and some on a stand-in.
     """
-    accuracies, configs = {}, []
-    for cell, folder in runs:
-        committed = None if library is None else library.find(cell)
-        if folder is not None and _is_finished(cell, folder):
-            mean, config = accuracy(folder, *measure), read_config(folder)
-        elif committed is not None:
-            mean, config = committed.accuracy(*measure), committed.config
-        else:
-            continue
-        if mean is not None:
-            accuracies[cell.seed] = mean
-        configs.append((cell, config))
-    if not configs:
+    results = {cell: result for cell, folder in runs if (result := _finished(cell, folder, library)) is not None}
+    if not results:
         return Figure(row, {}, None, None, {})
-    descriptions = dict.fromkeys(config["data"]["description"] for _, config in configs)
+    means = {cell.seed: result.accuracy(*measure) for cell, result in results.items()}
+    data = [result.config["data"] for result in results.values()]
     deviations: dict[str, tuple[Any, Any]] = {}
-    for cell, config in configs:
-        deviations |= _deviations(row, cell, config)
-    real = {config["data"]["is_real"] for _, config in configs}
-    return Figure(row, accuracies, "; ".join(descriptions), _one_kind(real, row), deviations)
+    for cell, result in results.items():
+        deviations |= _deviations(row, cell, result.config)
+    return Figure(
+        row,
+        {seed: mean for seed, mean in means.items() if mean is not None},
+        "; ".join(dict.fromkeys(one["description"] for one in data)),
+        _one_kind({one["is_real"] for one in data}, row),
+        deviations,
+    )
+
+
+def _finished(cell: Cell, folder: Path | None, library: Library | None) -> Result | None:
+    """Result of a cell in its folder, or else a committed one."""
+    state = "absent"
+    with contextlib.suppress(InvalidInput):
+        state = "absent" if folder is None else inspect(cell, folder)
+    if folder is not None and state == "finished":
+        return read_result(folder)
+    return None if library is None else library.find(cell)
 
 
 def compare(paper: str, number: int, figures: Sequence[Figure], measure: Measure, seeds: int) -> Comparison:
@@ -204,13 +204,6 @@ def _one_kind(kinds: set[Any], where: Published | Column) -> bool:
     return next(iter(kinds), True)
 
 
-def _is_finished(cell: Cell, folder: Path) -> bool:
-    try:
-        return inspect(cell, folder) == "finished"
-    except InvalidInput:
-        return False
-
-
 def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Deviations of a finished run from the paper's setting."""
     had = filled(config["options"] | config["hyper_parameters"])
@@ -218,12 +211,9 @@ def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str,
     # How often matters where the best round counts, and FedPAC does not say it.
     silent = set() if settings.MEASURES[row.paper].score == "best" else {"eval_every"}
     names = (name for name in paper if name in had and name not in silent)
-    return {name: (had[name], paper[name]) for name in names if not _equal(had[name], paper[name])}
-
-
-def _equal(stored: Any, value: Any) -> bool:
-    """Whether a value stored as JSON equals this one."""
-    return stored == (list(value) if isinstance(value, tuple) else value)
+    # As JSON: tuples come back as lists.
+    same = json.loads(json.dumps(paper))
+    return {name: (had[name], paper[name]) for name in names if had[name] != same[name]}
 
 
 def notes(comparison: Comparison) -> list[str]:

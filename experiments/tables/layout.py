@@ -1,16 +1,14 @@
 """Layout of a comparison: for the terminal, and as Markdown, CSV and JSON."""
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 
 from experiments.results.run_folder import rounded, strict_json
-from experiments.tables.comparison import NOTHING, Column, Comparison, Figure, notes
+from experiments.results.tables import comma_separated, markdown, number, terminal
+from experiments.tables.comparison import Column, Comparison, Figure, notes
 from pfl_jax.atomic_write import write_whole
 
 MARKDOWN, CSV, JSON = "table.md", "table.csv", "table.json"
@@ -26,13 +24,11 @@ def show(comparison: Comparison, console: Console) -> None:
     most = max(1, (console.width - first) // (WIDTH + 3))
     blocks = []
     for start in range(0, len(columns), most):
-        table = Table(show_lines=True)
-        table.add_column("method", no_wrap=True)
-        for column in columns[start : start + most]:
-            table.add_column(Text(_heading(comparison, column, "\n")), justify="right", max_width=WIDTH)
-        for method in comparison.methods:
-            places = (comparison.at(column, method) for column in columns[start : start + most])
-            table.add_row(method, *(_place(place, comparison.seeds, "\n") for place in places))
+        part = columns[start : start + most]
+        heads = ["method", *(Text(_heading(comparison, column, "\n")) for column in part)]
+        table = terminal(heads, _rows(comparison, part, "\n"), show_lines=True)
+        for column in table.columns[1:]:
+            column.max_width = WIDTH
         blocks.append(table)
     text = [Text(line) for line in notes(comparison)]
     console.print(Group(Text(comparison.title, style="bold"), *blocks, *text), highlight=False)
@@ -44,9 +40,25 @@ def save(comparison: Comparison, folder: Path) -> None:
     Raises:
       InvalidInput: the folder cannot be written.
     """
-    write_whole(folder / MARKDOWN, _markdown(comparison))
-    write_whole(folder / CSV, _csv(comparison))
-    write_whole(folder / JSON, strict_json(_record(comparison)))
+    columns, extra = comparison.columns, comparison.measure._asdict()
+    heads = ["method", *(_heading(comparison, column, ", ") for column in columns)]
+    rows = [[f"`{method}`", *places] for method, *places in _rows(comparison, columns, " / ")]
+    lines = "\n".join(f"- {note}" for note in notes(comparison))
+    write_whole(folder / MARKDOWN, f"**{comparison.title}**\n\n{markdown(heads, rows)}\n{lines}\n")
+    records = [_figure(figure) for figure in comparison.figures]
+    write_whole(folder / CSV, comma_separated([record | extra for record in records]))
+    places = [record | _details(figure) for record, figure in zip(records, comparison.figures, strict=True)]
+    record = {"paper": comparison.paper, "table": comparison.number, "title": comparison.title, **extra}
+    record |= {"seeds": comparison.seeds, "notes": notes(comparison), "places": places}
+    write_whole(folder / JSON, strict_json(record))
+
+
+def _rows(comparison: Comparison, columns: list[Column], line: str) -> list[list[str]]:
+    """Each method and its places."""
+    return [
+        [method, *(_place(comparison.at(column, method), comparison.seeds, line) for column in columns)]
+        for method in comparison.methods
+    ]
 
 
 def _heading(comparison: Comparison, column: Column, line: str) -> str:
@@ -60,74 +72,26 @@ def _place(figure: Figure | None, seeds: int, line: str) -> str:
     """Our accuracy, the paper's and the difference."""
     if figure is None:
         return ""
-    ours = NOTHING if figure.mean is None else f"{figure.mean:.2f}"
-    if figure.std is not None:
-        ours += f" ± {figure.std:.2f}"
+    ours = number(figure.mean) + ("" if figure.std is None else f" ± {figure.std:.2f}")
     if 0 < len(figure.accuracies) < seeds:
         ours += f" ({len(figure.accuracies)} of {seeds})"
-    paper = NOTHING if figure.published is None else f"{figure.published:.2f}"
-    return f"{ours}{line}{paper} / {NOTHING if figure.difference is None else f'{figure.difference:+.2f}'}"
+    return f"{ours}{line}{number(figure.published)} / {number(figure.difference, '+.2f')}"
 
 
-def _markdown(comparison: Comparison) -> str:
-    columns = comparison.columns
-    rows = [["method", *(_heading(comparison, column, ", ") for column in columns)], ["---"] + ["---:"] * len(columns)]
-    for method in comparison.methods:
-        places = (_place(comparison.at(column, method), comparison.seeds, " / ") for column in columns)
-        rows.append([f"`{method}`", *places])
-    lines = [f"**{comparison.title}**", "", *(f"| {' | '.join(row)} |" for row in rows), ""]
-    return "\n".join([*lines, *(f"- {note}" for note in notes(comparison))]) + "\n"
-
-
-def _records(comparison: Comparison) -> list[dict[str, Any]]:
-    """Entries one by one."""
-    return [
-        {
-            "dataset": figure.row.dataset,
-            "clients": figure.row.clients,
-            "setting": figure.row.setting,
-            "method": figure.row.method,
-            "data": figure.description,
-            "seeds": len(figure.accuracies),
-            "mean": _rounded(figure.mean),
-            "std": _rounded(figure.std),
-            "paper": figure.published,
-            "difference": _rounded(figure.difference),
-        }
-        for figure in comparison.figures
-    ]
-
-
-def _csv(comparison: Comparison) -> str:
-    text = io.StringIO()
-    records = _records(comparison)
-    extra = comparison.measure._asdict()
-    writer = csv.DictWriter(text, [*records[0], *extra], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(record | extra for record in records)
-    return text.getvalue()
-
-
-def _record(comparison: Comparison) -> dict[str, Any]:
-    places = [
-        record
-        | {
-            "accuracies": {str(seed): rounded(value) for seed, value in figure.accuracies.items()},
-            "deviations": {name: {"here": had, "paper": paper} for name, (had, paper) in figure.deviations.items()},
-            "arguments": figure.row.arguments,
-        }
-        for record, figure in zip(_records(comparison), comparison.figures, strict=True)
-    ]
+def _figure(figure: Figure) -> dict[str, Any]:
+    """Record of one place."""
+    values = {"mean": figure.mean, "std": figure.std, "paper": figure.published, "difference": figure.difference}
     return {
-        "paper": comparison.paper,
-        "table": comparison.number,
-        "title": comparison.title,
-        **comparison.measure._asdict(),
-        "seeds": comparison.seeds,
-        "notes": notes(comparison),
-        "places": places,
+        **{name: getattr(figure.row, name) for name in ("dataset", "clients", "setting", "method")},
+        "data": figure.description,
+        "seeds": len(figure.accuracies),
+        **{name: None if value is None else rounded(value) for name, value in values.items()},
     }
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else rounded(value)
+def _details(figure: Figure) -> dict[str, Any]:
+    return {
+        "accuracies": {str(seed): rounded(value) for seed, value in figure.accuracies.items()},
+        "deviations": {name: {"here": had, "paper": paper} for name, (had, paper) in figure.deviations.items()},
+        "arguments": figure.row.arguments,
+    }

@@ -141,7 +141,7 @@ def test_the_released_choices_against_numpy():
         server = {name: mean[name] if name.startswith("backbone") else start[name] for name in start}
         previous = trained
         np.testing.assert_allclose(np.asarray(result.info["trace"])[np.argsort(result.cohort)], traces, rtol=2e-3)
-    got = reference.to_numpy({name: results[-1].state.server[name] for name in ("backbone", "head")})
+    got = reference.to_numpy({name: results[-1].state.server._asdict()[name] for name in ("backbone", "head")})
     for name, value in got.items():
         np.testing.assert_allclose(value, server[name], rtol=5e-4, atol=5e-5)
 

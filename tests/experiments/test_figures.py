@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from problems import tiny_federation, tiny_model
 
-from experiments.commands import batch
+from experiments.commands import batch, parser
 from experiments.config import presets
 from experiments.execution import run
-from experiments.figures.__main__ import main, parse
+from experiments.execution.estimate import examples_visited
+from experiments.figures.__main__ import Figures, main
 from experiments.figures.catalogue import PLANS
 from experiments.figures.compose import compose
 from experiments.figures.fedas import SHARES, equal_steps
 from experiments.figures.fedpac import by_group, heat_rounds
 from experiments.figures.plan import Results, arguments_of, arrays_path
-from experiments.figures.runs import examples_visited
 from experiments.figures.substitution import accuracies_after_replacement, replace_first
 from experiments.plots import drawing
 from experiments.plots.pictures import Bars, Heat, Lines, Picture, Series, over_seeds
@@ -65,7 +65,7 @@ def test_the_runs_of_every_figure_parse_and_differ(paper, number, short):
 
 
 def test_a_run_that_two_places_show_is_made_once(tmp_path):
-    order = parse(["--paper", "fedas", "--figure", "7", "--out", str(tmp_path)])
+    order = batch.read(Figures, ["--paper", "fedas", "--figure", "7", "--out", str(tmp_path)])
     runs = order.runs(order.scope("cifar10", real=True))
     assert runs["batch_size=16",] == runs["epochs=5",]
     assert len({folder for of_key in runs.values() for _, folder in of_key}) == len(runs) - 1
@@ -131,7 +131,7 @@ def made_up_results(plan, folder, dataset, *, short=True, seeds=1):
         folders[key] = []
         options = presets.values(plan.preset, dataset) | scope.values | own
         for seed in range(seeds):
-            path = folder / dataset / batch.slug(" ".join(key)) / f"seed-{seed}"
+            path = folder / dataset / parser.slug(" ".join(key)) / f"seed-{seed}"
             path.mkdir(parents=True)
             data = {"source": "embedded digit pairs" if short else "files", "num_classes": 10}
             config = {"data": data, "options": options, "train_examples": [50] * options["num_clients"]}
@@ -354,10 +354,10 @@ def test_a_dry_run_says_every_command_and_runs_nothing(capsys, tmp_path, monkeyp
 
 def test_folders_are_apart_for_other_options():
     plain = ["--paper", "fedas", "--figure", "3"]
-    assert parse(plain).out.as_posix() == "runs/figures/fedas-3"
-    assert parse([*plain, "--rounds", "5"]).out != parse(plain).out
-    assert parse([*plain, "--num-clients", "5"]).out != parse(plain).out
-    assert parse([*plain, "--chunk", "5"]).out == parse(plain).out
+    assert batch.read(Figures, plain).folder.as_posix() == "runs/figures/fedas-3"
+    assert batch.read(Figures, [*plain, "--rounds", "5"]).folder != batch.read(Figures, plain).folder
+    assert batch.read(Figures, [*plain, "--num-clients", "5"]).folder != batch.read(Figures, plain).folder
+    assert batch.read(Figures, [*plain, "--chunk", "5"]).folder == batch.read(Figures, plain).folder
 
 
 @pytest.mark.slow

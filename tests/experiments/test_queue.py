@@ -3,19 +3,18 @@
 import dataclasses
 import json
 import shutil
-import statistics
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from experiments.commands import batch
 from experiments.config.request import parse, relevant_options
 from experiments.execution import cached_runs, committed, run
 from experiments.execution.committed import Library
-from experiments.figures.runs import examples_visited
+from experiments.execution.estimate import EXAMPLES_PER_SECOND, examples_visited
 from experiments.queue import __main__ as queue
 from experiments.queue.jobs import BLOCKS, SEVERAL_SEEDS, jobs
-from experiments.queue.plan import EXAMPLES_PER_SECOND, job_statuses, seconds_left
 from experiments.results import version
 from experiments.results.run_folder import CONFIG, SUMMARY, Evaluation, RunFolder
 from experiments.tables import __main__ as tables
@@ -40,6 +39,9 @@ class Runs:
         if options.method == self.refused:
             raise InvalidInput("--lr 0.01 is too large")
         self.done.append(request)
+        if options.source == "embedded":
+            request, _ = request.on_embedded_data()
+            options = request.options
         folder = RunFolder.claim(options.out, "never")
         data = {"description": "fashion_mnist (files)", "is_real": options.source != "embedded"}
         folder.write(
@@ -113,6 +115,8 @@ def test_the_most_wanted_come_first_and_nothing_comes_twice():
         ("seeds", 2 * len(SEVERAL_SEEDS), 200),
         ("100-clients", 16, 200),
         ("fedas", 3 * 4 * 4, 40),
+        # Tables 1 and 5 share local, fedavg_ft and fedpac.
+        ("tables-4-6", 2 * 8 + 2 + 9, 200),
     ],
 )
 def test_every_block_has_its_runs(block, count, rounds):
@@ -155,7 +159,7 @@ def test_it_stops_and_goes_on(runs, words, capsys):
     assert queue.main([*words, "--only", "lg_fedavg"]) == 130
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert "2 of 4 runs are finished: the same command goes on" in err
+    assert "2 of 4 runs are finished and stay in" in err
     runs.stop_at = None
     assert queue.main([*words, "--only", "lg_fedavg"]) == 0
     assert [(one.options.num_clients, one.options.seed) for one in runs.done] == [(20, 0), (20, 1), (20, 2), (100, 0)]
@@ -189,20 +193,20 @@ def test_the_list_says_what_is_left_and_runs_nothing(runs, words, tmp_path, nice
 
 
 def test_the_time_left_follows_what_has_finished(runs, words, tmp_path):
-    job = PLACES[f"{MAIN}/fedper/seed-1"]
-    library = Library(tmp_path / "results")
-    visited = examples_visited(job.cell.request())
-    usual = visited / EXAMPLES_PER_SECOND["fedpac_cnn"]
-    assert seconds_left(job_statuses([job], library, tmp_path)) == pytest.approx(usual)
+    console = Console(quiet=True)
+
+    def left(*names):
+        asked = batch.read(queue.Queue, [*words, "--list"])
+        found = {job.title: job for job in asked.jobs(console)}
+        return asked.left([found[name] for name in names])
+
+    column = "fashion_mnist-100-clients-grouped-s=20-participation=0.3"
+    names = [f"{MAIN} local seed 1", f"{MAIN} fedper seed 1", f"{column} ditto seed 0"]
+    usual = examples_visited(PLACES[f"{MAIN}/fedper/seed-1"].cell.request()) / EXAMPLES_PER_SECOND["fedpac_cnn"]
+    assert left(*names)[:2] == pytest.approx([usual, usual])
     assert queue.main([*words, "--only", "local"]) == 0
-    finished = PLACES[f"{MAIN}/local/seed-1"]
-    wider = PLACES["fashion_mnist-100-clients-grouped-s=20-participation=0.3/ditto/seed-0"]
-    there = job_statuses([finished, job, wider], Library(tmp_path / "results"), tmp_path)
-    assert [one.is_finished for one in there] == [True, False, False]
     # Other methods with the same network are as fast as what has finished with it; 30 clients of 100 are more than 20.
-    seconds = statistics.median([7200.0] * 3 + [4800.0])
-    assert [one.seconds for one in there] == pytest.approx([7200.0, seconds, 1.5 * seconds])
-    assert seconds_left(there) == pytest.approx(2.5 * seconds)
+    assert left(*names) == pytest.approx([0.0, 7200.0, 1.5 * 7200.0])
 
 
 # Committed results.
@@ -268,7 +272,7 @@ def test_a_table_takes_committed_results(runs, words, tmp_path, monkeypatch, cap
     (place,) = [place for place in places if (place["dataset"], place["clients"]) == ("fashion_mnist", 20)]
     assert (place["mean"], place["paper"]) == (pytest.approx(85.0), 85.68)
     assert tables.main([*table, "--out", str(tmp_path / "table"), "--dry-run"]) == 0
-    assert f"# in {tmp_path / 'results'}" in capsys.readouterr().out
+    assert f"# finished, in {tmp_path / 'results'}" in capsys.readouterr().out
     assert tables.main([*table, "--out", str(tmp_path / "again"), "--anew"]) == 0
     assert len(runs.done) == done + 1
 

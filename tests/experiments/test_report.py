@@ -1,5 +1,7 @@
 """`python -m experiments.report`: what the page says is what the folders hold, and it needs nothing else."""
 
+import base64
+import io
 import json
 import re
 import shutil
@@ -10,14 +12,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pytest
 from run_folders import SMALL, write_run
 
 from experiments.plots.curves import picture
+from experiments.plots.inline import inline
+from experiments.plots.pictures import Bars, Heat, Histograms, Lines, Series
 from experiments.plots.selection import shown
-from experiments.report import charts, page, svg, tables
+from experiments.report import charts, page, tables
 from experiments.report.__main__ import main
-from experiments.report.markup import Markup, join, tag
 from experiments.results import gather
 from pfl_jax.errors import InvalidInput
 
@@ -59,20 +63,14 @@ class Reader(HTMLParser):
         self.links += [attributes[key] for key in ("href", "src", "xlink:href", "data", "srcset") if key in attributes]
 
     def handle_startendtag(self, name, attributes):
-        self.links += [value for key, value in attributes if key in ("href", "src")]
+        self.ids += [value for key, value in attributes if key == "id"]
+        self.links += [value for key, value in attributes if key in ("href", "src", "xlink:href")]
 
     def handle_endtag(self, name):
         assert self.open.pop() == name
 
     def handle_data(self, data):
         self.texts.append(data)
-
-
-def test_text_is_escaped_and_markup_is_not():
-    made = tag("p", "<b>&", [tag("br"), None, Markup("<i/>")], class_="x", title='"', hidden=True, lang=None, x=1.5)
-    assert made == '<p class="x" title="&quot;" hidden x="1.5">&lt;b&gt;&amp;<br/><i/></p>'
-    assert tag("rect", tag("title", "a"), stroke_width=2) == '<rect stroke-width="2"><title>a</title></rect>'
-    assert join("<", [Markup("<"), ">"]) == "&lt;<&gt;"
 
 
 def test_runs_are_found_below_the_folders_given(runs):
@@ -111,6 +109,17 @@ def test_labels_tell_settings_apart(tmp_path):
     assert "eval_every=2" in labels[5]
 
 
+def test_settings_of_one_label_on_different_data_are_told_apart(tmp_path):
+    for name, lam in (("a", "0.5"), ("b", "0.25")):
+        write_run(tmp_path / name, (*SMALL, "--lam", lam), description=f"digits {name}")
+    write_run(tmp_path / "c", ("--method", "fedper", *SMALL[2:]), description="digits a")
+    _, own, _ = tables.options(groups_of(tmp_path)[0])
+    assert {label: [word for word in words if "--lam" in word] for label, words in own.items()} == {
+        "fedpac, digits a": ["--lam 0.5"],
+        "fedpac, digits b": ["--lam 0.25"],
+    }
+
+
 def test_the_command_repeats_the_run(tmp_path):
     words = (*SMALL, "--no-alignment", "--size-choices", "10", "20")
     write_run(tmp_path / "a", words, seed=3)
@@ -131,29 +140,35 @@ def test_half_a_line_is_left_out_and_damage_is_not(runs):
         gather.read(runs / "b")
 
 
+def shown_results(folder):
+    """The page's tables of results."""
+    section = re.search('<section id="results">.*?</section>', page.page(groups_of(folder)[0]), re.DOTALL)[0]
+    return "".join(re.findall("<table.*?</table>", section, re.DOTALL))
+
+
 def test_results_are_the_figures_of_the_runs(tmp_path):
     values = [write_run(tmp_path / str(seed), seed=seed, rich=True)[-1].mean() for seed in range(3)]
-    text = str(join(tables.results(groups_of(tmp_path)[0])))
+    text = shown_results(tmp_path)
     assert f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}" in text
     for words in ("0.987", "0.432", "71.50", "96.25", "55.50", "44.50"):
         assert f"<span>{words}</span>" in text
     # Older runs have less, and so has their table.
     write_run(tmp_path / "older" / "0")
-    text = str(join(tables.results(groups_of(tmp_path / "older")[0])))
+    text = shown_results(tmp_path / "older")
     assert not any(words in text for words in ("Jain", "AUC", "new clients", "paper"))
 
 
 def test_pooled_accuracies_stand_beside_the_means(tmp_path):
     values = write_run(tmp_path / "a", rich=True)[-1]
-    text = str(join(tables.results(groups_of(tmp_path)[0])))
+    text = shown_results(tmp_path)
     assert "pooled" in text
     assert f"{values.mean() + 0.5:.2f}" in text
     # Of an older run they are computed, where it is known how many test examples each client has.
     values = write_run(tmp_path / "old" / "b")[-1]
-    assert "pooled" not in str(join(tables.results(groups_of(tmp_path / "old")[0])))
+    assert "pooled" not in shown_results(tmp_path / "old")
     path, counts = tmp_path / "old" / "b" / "config.json", [1, 2, 3, 4, 50]
     path.write_text(json.dumps(json.loads(path.read_text()) | {"test_examples": counts}))
-    text = str(join(tables.results(groups_of(tmp_path / "old")[0])))
+    text = shown_results(tmp_path / "old")
     assert f"<span>{np.average(values, weights=counts):.2f}</span>" in text
 
 
@@ -207,7 +222,7 @@ def test_the_papers_figure_stands_beside_its_setting_on_the_dataset_itself_only(
     text = page.page(groups)
     assert "87.43<small>FedPAC, Table 1</small>" in text
     assert f"{mean - 87.43:+.2f}".replace("-", "\N{MINUS SIGN}") in text
-    assert text.count("fedper lr=0.01, paper: 87.43") == 2
+    assert len(re.findall("<li>fedper lr=0.01: .*; paper: 87.43</li>", text)) == 2
     (drawn,) = (panel for panel in picture(groups[1:]).panels if panel.title == "received")
     assert drawn.series[1].label == "FedPAC, Table 1: 87.43"
     assert set(drawn.series[1].y) == {87.43}
@@ -223,9 +238,10 @@ def test_the_page_is_whole_escaped_and_needs_nothing_else(runs):
     groups, repeated = groups_of(runs)
     text = page.page(groups, repeated)
     read = Reader(text)
-    assert read.ids == SECTIONS
-    assert [link for link in read.links if not link.startswith("#")] == []
-    assert "url(" not in text
+    assert [name for name in read.ids if not name.startswith("chart")] == SECTIONS
+    assert len(read.ids) == len(set(read.ids))
+    assert [link for link in read.links if not link.startswith(("#", "data:image/png;base64,"))] == []
+    assert "url(" not in text.replace("url(#", "")
     assert "@import" not in text
     assert "<script" not in text
     assert escape("digits <script>alert(1)</script>") in text
@@ -247,61 +263,70 @@ def test_runs_without_evaluations_and_without_seconds_apart_have_a_page(tmp_path
     Reader(page.page(groups_of(tmp_path)[0]))
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (81.3, 94.2), (-3, 2e6), (0.0031, 0.0042), (5, 5)])
-def test_ticks_are_few_round_numbers_within(low, high):
-    found = svg.ticks(low, high)
-    assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in found)
-    assert 1 <= len(found) <= 7
-    steps = np.diff(found)
-    if len(steps):
-        mantissa = steps[0] / 10 ** np.floor(np.log10(steps[0]) + 1e-9)
-        assert min(abs(mantissa - np.array([1, 2, 2.5, 5]))) < 1e-6
-        np.testing.assert_allclose(steps, steps[0], rtol=1e-6)
+def drawn_lines(drawn, colour):
+    """Points [R, 2] of each line of a colour, in pixels."""
+    paths = re.findall(rf'<path d="([^"]*)"[^>]*style="fill: none;[^"]*stroke: {colour}', drawn)
+    return [np.array(re.findall(r"[ML] ([\d.]+) ([\d.]+)", path), float) for path in paths]
 
 
-def path_points(drawn, kind):
-    (path,) = re.findall(rf'<path d="M([^"Z]*)Z?" class="{kind}', drawn)
-    return np.array([[float(number) for number in point.split()] for point in path.split("L")])
-
-
-def test_lines_are_drawn_to_scale():
+def test_lines_are_drawn_to_scale_in_the_colours_of_the_page():
     x, y = [1.0, 2.0, 4.0], [50.0, 80.0, 60.0]
-    drawn = svg.lines("t", [svg.Line("a", 3, x, y, [45.0, 79.0, 60.0], [55.0, 81.0, 60.0], 90.0)], x_label="round")
-    points = path_points(drawn, "line s3")
+    series = [Series("none", [], []), Series("a", x, y, [45.0, 79.0, 60.0], [55.0, 81.0, 60.0]).with_mark(4.0, 90.0)]
+    drawn = inline(Lines("t", "round", "%", series), "c7", "a <title>", "words")
+    # The first has no points, and the second keeps its colour.
+    (points,) = (line for line in drawn_lines(drawn, re.escape("var(--s1)")) if len(line) == 3)
     right, down = np.polyfit(x, points[:, 0], 1), np.polyfit(y, points[:, 1], 1)
-    np.testing.assert_allclose(np.polyval(right, x), points[:, 0], atol=0.11)
-    np.testing.assert_allclose(np.polyval(down, y), points[:, 1], atol=0.11)
+    np.testing.assert_allclose(np.polyval(right, x), points[:, 0], atol=0.01)
+    np.testing.assert_allclose(np.polyval(down, y), points[:, 1], atol=0.01)
     assert right[0] > 0 > down[0]
-    band = path_points(drawn, "band f3")
-    np.testing.assert_allclose(np.polyval(down, [55, 81, 60, 60, 79, 45]), band[:, 1], atol=0.2)
-    mark = path_points(drawn, "f3")
-    np.testing.assert_allclose(mark[0, 1], np.polyval(down, 90.0), atol=0.2)
-    assert "a: 80.00 at 2 (79.00 to 81.00)" in drawn
+    assert "fill: var(--s1); fill-opacity" in drawn
+    assert "<title>a &lt;title&gt;</title>" in drawn
+    assert set(re.findall('#[0-9a-f]{6}(?=[;"])', drawn)) == set()
+    names = re.findall(r'\bid="(.*?)"', drawn)
+    assert len(names) == len(set(names))
+    assert {name[:3] for name in names} == {"c7-"}
+    assert {name[:3] for name in re.findall(r"url\(#(.*?)\)", drawn) + re.findall('href="#(.*?)"', drawn)} == {"c7-"}
 
 
 def test_matrices_are_drawn_cell_by_cell():
-    rng = np.random.default_rng(0)
-    chosen = rng.random((7, 9)) < 0.5
-    found = np.zeros_like(chosen)
-    for start, row, length, back in re.findall(r"M(\d+) (\d+)h(\d+)v1h-(\d+)z", svg._cells(chosen)):
-        assert length == back
-        found[int(row), int(start) : int(start) + int(length)] ^= True
-    np.testing.assert_array_equal(found, chosen)
-    matrix = np.array([[0.0, 0.5], [1.0, 0.01]])
-    drawn = svg.heat("t", matrix, ["a", "b"], ["c", "d"], row_label="r", column_label="k", square=True)
-    # Zero has no cell, everything else has.
-    assert len(re.findall(r"M\d+ \d+h1v1h-1z", drawn)) == 3
-    assert 'fill-opacity="1"' in drawn
+    matrix = np.random.default_rng(0).random((7, 9))
+    drawn = inline(Heat("t", "k", "r", matrix.tolist()), "c", "t", "")
+    picture, _ = re.findall('<image[^>]*href="data:image/png;base64,([^"]*)"', drawn)
+    greys = np.asarray(PIL.Image.open(io.BytesIO(base64.b64decode(picture))).convert("L"), float)
+    assert greys.shape == matrix.shape
+    # Flipped, as the whole picture is in SVG; the darker, the more.
+    order = np.argsort(matrix.ravel())
+    assert min(np.max(np.diff(shades.ravel()[order])) for shades in (greys, greys[::-1])) <= 0
+    assert greys.min() == 0
+
+
+def test_bars_and_totals_are_drawn_to_scale():
+    def heights(drawn, colour):
+        shapes = re.findall(rf'<path d="([^"]*)"[^>]*style="fill: {re.escape(colour)}', drawn)
+        return [np.ptp(np.array(re.findall(r"[ML] [\d.]+ ([\d.]+)", shape), float)) for shape in shapes]
+
+    bars = Bars("t", "client", "share", ["share"], [["0", "1"]], [[0.2, 0.1]], 0.15, "equal")
+    first, second, _ = heights(inline(bars, "c", "t", ""), "var(--soft)")  # and the legend
+    assert first == pytest.approx(2 * second)
+    assert "equal" in inline(bars, "c", "t", "")
+    unequal = Heat("t", "client", "class", [[1, 5], [2, 7]], rows=("0", "1"), columns=("0", "1"), totals=(3, 12))
+    first, second = heights(inline(unequal, "c", "t", ""), "var(--soft)")
+    assert second == pytest.approx(4 * first)
+    drawn = inline(Histograms("t", "%", "", ["a"], [0, 1, 2], [[4, 1]], [0.5]), "c", "t", "")
+    (steps,) = re.findall(r'<path d="([^"]*)"[^>]*style="fill: var\(--soft\)', drawn)
+    top, middle, base = sorted({float(y) for y in re.findall(r"[ML] [\d.]+ ([\d.]+)", steps)})
+    assert base - top == pytest.approx(4 * (base - middle), rel=1e-4)
+    assert "mean 0.5" in drawn
 
 
 def test_clients_are_shown_in_order_whatever_their_number(tmp_path):
     values = write_run(tmp_path / "a")[-1]
     (group,), _ = groups_of(tmp_path)
-    line = charts._in_order(0, group, group.per_client(4, "received"))
+    line = charts._in_order(group, group.per_client(4, "received"), alone=True)
     assert line.y == sorted(values)
     assert line.x == [10, 30, 50, 70, 90]
     many = [np.sort(np.random.default_rng(seed).normal(size=size)) for seed, size in ((0, 150), (1, 400))]
-    line = charts._in_order(0, group, many)
+    line = charts._in_order(group, many, alone=True)
     assert len(line.x) == 101
     assert line.y[50] == pytest.approx(np.mean([np.median(values) for values in many]))
     assert line.low[0] == min(values[0] for values in many)
@@ -313,22 +338,21 @@ def test_what_a_round_knew_is_shown_by_client(tmp_path):
     _, line = group.last_info()
     assert line["round"] == 4
     (chart,) = charts.information([group])
-    assert "Head weights: fedpac, round 4, seed 0" in chart
-    # The darkest cells are the largest weights', by client numbers.
-    weights, cohort = np.array(line["info"]["head_weights"]), np.array(line["cohort"])
-    (path,) = re.findall(r'<path d="([^"]*)" fill-opacity="1"', chart)
-    darkest = {
-        (int(row), int(start) + more)
-        for start, row, length in re.findall(r"M(\d+) (\d+)h(\d+)", path)
-        for more in range(int(length))
-    }
-    places = np.argwhere(weights > weights.max() * (1 - 1 / svg.LEVELS))
-    assert darkest == {(cohort[row], cohort[column]) for row, column in places}
+    assert chart.panel.title == "Head weights: fedpac, round 4, seed 0"
+    # By client numbers.
+    weights, cohort = np.array(line["info"]["head_weights"]), line["cohort"]
+    by_client = {(a, b): weights[i, j] for i, a in enumerate(cohort) for j, b in enumerate(cohort)}
+    np.testing.assert_array_equal(chart.panel.matrix, [[by_client[i, j] for j in range(5)] for i in range(5)])
+    assert list(chart.panel.rows) == list(chart.panel.columns) == list("01234")
+    assert chart.values[2].startswith(f"client 2: {by_client[2, 0]:.3g}, {by_client[2, 1]:.3g}, ")
     line["info"] = {"weights": [0.1, 0.2, 0.3, 0.4, 0.0], "trace": [1, 2, 3, 4, 5], "share": 0.5}
-    assert [re.search("<figcaption>([^:]*)", drawn)[1] for drawn in charts.information([group])] == [
+    first, second = charts.information([group])
+    assert (first.panel.title.partition(":")[0], second.panel.title.partition(":")[0]) == (
         "Aggregation weights",
         "Fisher traces",
-    ]
+    )
+    assert (first.panel.level, second.panel.level) == (pytest.approx(0.2), None)
+    assert second.values[cohort[0]] == f"client {cohort[0]}: 1"
 
 
 def test_equal_partitions_are_one_picture(tmp_path):
@@ -336,10 +360,11 @@ def test_equal_partitions_are_one_picture(tmp_path):
         write_run(tmp_path / name, ("--method", method, *SMALL[2:]), rich=True)
     for seed in range(1, 6):
         write_run(tmp_path / f"c{seed}", seed=seed, rich=True)
-    pictures, more = charts.partitions(groups_of(tmp_path)[0])
+    groups, _ = groups_of(tmp_path)
+    pictures, more = charts.partitions(groups), charts.more_partitions(groups)
     # Seeds 0 to 5 have a table each.
     assert (len(pictures), more) == (4, 2)
-    assert "grouped, s = 20, seed 0" in pictures[0]
+    assert pictures[0].panel.title == "grouped, s = 20, seed 0"
 
 
 def test_start_and_pace_come_from_the_log(tmp_path):

@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 
+from experiments.commands import batch
 from experiments.config.cell import Cell
 from experiments.execution.cached_runs import run_cell
 from experiments.sweep import execute
-from experiments.sweep.__main__ import main, parse
+from experiments.sweep.__main__ import Sweep, main
 from experiments.sweep.plan import groups
 from pfl_jax.errors import InvalidInput
 
@@ -35,7 +36,7 @@ def test_a_sweep_is_its_runs_and_goes_on(tmp_path, capsys, monkeypatch):
     assert {"sweep.png", "sweep.svg"} <= {path.name for path in out.iterdir()}
 
     # A run alone leaves the same results.
-    order = parse(words)
+    order = batch.read(Sweep, words)
     cell, folder = order.runs(("0.1",))[1]
     alone = tmp_path / "alone"
     run_cell(cell, alone, execute.Console())
@@ -112,8 +113,9 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
 
 
 def test_runs_of_one_shape_are_a_group():
-    order = parse(
-        ["--dataset", "digits", "--method", "fedpac", "--seeds", "2", "--grid", "lam=0.1,1", "--grid", "epochs=1,2"]
+    order = batch.read(
+        Sweep,
+        ["--dataset", "digits", "--method", "fedpac", "--seeds", "2", "--grid", "lam=0.1,1", "--grid", "epochs=1,2"],
     )
     cells = [cell for setting in order.settings() for cell, _ in order.runs(setting)]
     assert groups(cells) == [[0, 1, 4, 5], [2, 3, 6, 7]]
@@ -150,4 +152,4 @@ def test_the_dry_run_says_what_there_is_to_do(tmp_path, capsys):
     assert out.count("4 runs together") == 2
     assert out.count("# absent") == 8
     with pytest.raises(InvalidInput, match="cannot be given"):
-        parse([*SWEEP, "--grid", "out=a,b"])
+        batch.read(Sweep, [*SWEEP, "--grid", "out=a,b"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from experiments.commands import batch
 from experiments.config.cell import Cell
 from experiments.config.request import parse
 from experiments.execution import cached_runs, committed, run
@@ -337,7 +338,7 @@ def test_tables_of_best_rounds_are_of_all_rounds(runs, tmp_path):
 
 
 def test_the_third_protocol_is_measured_by_request(runs, tmp_path, capsys):
-    assert tables.parse([*FEDAS, *MIDDLE]).out.name == "fedas-4-eval-protocol-before_aggregation"
+    assert batch.read(tables.Tables, [*FEDAS, *MIDDLE]).folder.name == "fedas-4-eval-protocol-before_aggregation"
     usual, asked = tmp_path / "usual", tmp_path / "asked"
     assert tables.main([*FEDAS, "--out", str(usual)]) == 0
     before = contents(usual)
@@ -383,7 +384,7 @@ def test_what_the_project_has_not_got_is_shown_as_missing(runs, monkeypatch, tmp
 
 
 def test_a_table_too_wide_for_the_terminal_comes_in_blocks(runs, tmp_path):
-    order = tables.parse(["--paper", "fedas", "--table", "2", "--out", str(tmp_path)])
+    order = batch.read(tables.Tables, ["--paper", "fedas", "--table", "2", "--out", str(tmp_path)])
     shown, _ = order.compare()
     console = Console(width=100)
     with console.capture() as text:
@@ -402,7 +403,8 @@ def test_a_dry_run_says_the_commands_and_leaves_nothing(runs, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert not out.exists()
     assert runs.done == []
-    assert len(lines) == 4
+    assert len(lines) == 5
+    assert lines[4].startswith("4 runs, ")
     python, module, name, *arguments = shlex.split(lines[3], comments=True)
     assert (python, module, name) == ("python", "-m", "experiments.fashion_mnist")
     options = parse("fashion_mnist", arguments).options
@@ -416,7 +418,7 @@ def test_a_dry_run_says_the_commands_and_leaves_nothing(runs, tmp_path, capsys):
 
 def test_a_trial_has_a_folder_of_its_own():
     def folder(*words):
-        return tables.parse([*TABLE, *words]).out.name
+        return batch.read(tables.Tables, [*TABLE, *words]).folder.name
 
     assert folder() == folder("--chunk", "2", "--devices=1") == "fedpac-5"
     assert folder("--rounds", "5", "--train-size", "20") == folder("--train-size", "20", "--rounds", "5")

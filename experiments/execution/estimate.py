@@ -1,0 +1,46 @@
+"""Work and time of runs, from their command lines and the speed of finished ones."""
+
+import statistics
+
+from experiments.config.request import Request
+from pfl_jax.data.specs import SPECS
+
+EXAMPLES_PER_SECOND = {"fedpac_cnn": 12_000.0, "fedavg_cnn": 8_000.0}
+"""Network -> training examples per second on two quiet cores, until a run with it has finished."""
+
+OTHERWISE = 11_000.0
+
+
+def examples_visited(request: Request) -> int:
+    """Training examples that a run visits, counted once in each epoch of each round."""
+    options = request.options
+    size = options.train_size
+    if size is None:
+        # The whole dataset, training and test examples together, three quarters of it for training.
+        spec = SPECS[request.dataset]
+        size = round(0.75 * sum(spec.published or (0, 0)) / options.num_clients)
+    cohort = max(1, round(options.participation * options.num_clients))
+    return options.rounds * cohort * size * request.hyper_parameters.get("epochs", 1)
+
+
+class Speeds:
+    """Training examples per second of finished runs: with the same method and network, else with the network."""
+
+    def __init__(self):
+        self._seen: dict[tuple[str, ...], list[float]] = {}
+
+    def add(self, request: Request, seconds: float) -> None:
+        """Count a finished run."""
+        for kind in _kinds(request) if seconds > 0 else ():
+            self._seen.setdefault(kind, []).append(examples_visited(request) / seconds)
+
+    def seconds(self, request: Request) -> float:
+        """Estimated seconds of a run."""
+        seen = next((self._seen[kind] for kind in _kinds(request) if kind in self._seen), None)
+        usual = EXAMPLES_PER_SECOND.get(request.options.model, OTHERWISE)
+        return examples_visited(request) / (usual if seen is None else statistics.median(seen))
+
+
+def _kinds(request: Request) -> list[tuple[str, ...]]:
+    """Groups of runs of similar speed, the most similar first."""
+    return [(request.options.model, request.options.method), (request.options.model,)]

@@ -1,0 +1,50 @@
+"""What is said of a run at its end: its results, or why it diverged."""
+
+from rich.console import Console
+
+from experiments.config.options import flag
+from experiments.config.request import Request
+from experiments.execution.experiment import Experiment
+from experiments.execution.resume import History
+from experiments.papers import published, settings
+from experiments.results.run_folder import RunFolder, results_table
+from experiments.runtime.progress import duration
+from pfl_jax.engine.checkpoint import Checkpoints
+from pfl_jax.errors import Diverged
+
+
+def diverged(error: Diverged, request: Request, checkpoints: Checkpoints, folder: RunFolder) -> str:
+    """Message on a diverged run, with the likely cause and what can be done."""
+    saved = checkpoints.rounds()
+    kept = f"; the checkpoint of round {saved[-1]} stays in {folder.path}" if saved else ""
+    rates = [f"{flag(name)} {value:g}" for name, value in request.hyper_parameters.items() if name.endswith("lr")]
+    skip = ", or leave such clients out with --on-nan skip-client"
+    return (
+        f"{request.options.method}: {error}; most likely {' or '.join(rates)} is too large: use a smaller one"
+        f"{skip if error.clients and request.options.on_nan == 'stop' else ''}{kept}"
+    )
+
+
+def show(experiment: Experiment, folder: RunFolder, console: Console, history: History) -> None:
+    """Print the table of a finished run, and draw its curves if requested."""
+    request, options, evaluations = experiment.request, experiment.request.options, history.evaluations
+    figure = published.find(request, is_real=experiment.dataset.is_real)
+    beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
+    title = f"{options.method} on {experiment.dataset.description}"
+    pooled = figure is not None and settings.MEASURES[figure.paper].average == "examples"
+    paper_is = "best pooled" if pooled else "last"
+    console.print(results_table(evaluations, title, options.eval_protocol, beside, paper_is=paper_is))
+    if evaluations[-1].round < options.rounds:
+        console.print(f"reached --target-accuracy {options.target_accuracy:g} in round {evaluations[-1].round}")
+    if history.diverged:
+        console.print(f"clients were left out {history.diverged} times because they had diverged", style="bold yellow")
+    if options.plot:
+        # Imported now: matplotlib takes seconds.
+        from experiments.plots.curves import save_curves
+
+        save_curves(folder.path)
+    console.print(
+        f"{evaluations[-1].round} rounds in {duration(evaluations[-1].seconds)}; results in {folder.path}",
+        soft_wrap=True,
+        highlight=False,
+    )

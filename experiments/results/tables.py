@@ -1,0 +1,61 @@
+"""Tables from rows of text, in Markdown, CSV and for the terminal, and pages from templates with such tables."""
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from rich.table import Table
+
+NOTHING = "—"
+"""In the place of a number that is not there."""
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    """A number for people; a dash for None."""
+    return NOTHING if value is None else f"{value:{form}}"
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] | None = (0,)) -> str:
+    """Table in Markdown.
+
+    Args:
+      heads: of the columns.
+      rows: the places of each.
+      words: columns that are words, not numbers; None for all.
+    """
+    under = ["---" if words is None or index in words else "---:" for index in range(len(heads))]
+    return "".join(f"| {' | '.join(row)} |\n" for row in [heads, under, *rows])
+
+
+def comma_separated(records: Sequence[Mapping[str, Any]]) -> str:
+    """Records of the same fields as CSV."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def terminal(heads: Sequence[Any], rows: Iterable[Sequence[str]], **options: Any) -> Table:
+    """Table for rich: words on the left, then numbers; `options` as `rich.table.Table` has them."""
+    table = Table(**options)
+    for index, head in enumerate(heads):
+        table.add_column(head, justify="right" if index else "left", no_wrap=not index)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def page(template: Path, **values: Any) -> str:
+    """Text of a jinja2 template, in which `table(heads, rows, words)` and `number(value, form)` are at hand.
+
+    No line ends in a blank, and no two blank lines follow each other.
+    """
+    loader = jinja2.FileSystemLoader(template.parent)
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    text = environment.get_template(template.name).render(table=markdown, number=number, **values)
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r" +$", "", text, flags=re.MULTILINE)).strip() + "\n"
