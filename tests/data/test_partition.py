@@ -254,7 +254,7 @@ def test_dirichlet_beta_sets_the_heterogeneity():
 def test_dirichlet_proportions_have_the_moments_of_the_dirichlet():
     """Mean 1/N and variance (1/N)(1 - 1/N) / (N beta + 1) of a client's share of a class."""
     totals = np.full(2000, 10_000)
-    counts = dirichlet_counts.by_set(np.random.default_rng(0), totals, totals, 4, 0.5, 1)
+    counts = dirichlet_counts.separate_sets(np.random.default_rng(0), totals, totals, 4, 0.5, 1)
     shares = counts.train / 10_000
     np.testing.assert_allclose(shares.mean(axis=1), 0.25, atol=0.02)
     np.testing.assert_allclose(shares.var(axis=1), 0.25 * 0.75 / 3, rtol=0.1)
