@@ -169,7 +169,7 @@ def _tyro(dataset: str, arguments: Sequence[str], common: Options, config: Any) 
 
 def _description(dataset: str, preset: str, columns: int) -> str:
     text = (
-        f"Personalized federated learning on {dataset}. The defaults are those of the {preset} preset; "
+        f"Personalized federated learning on {dataset}. The defaults are the settings of the {preset} preset; "
         "the default of --method is that paper's own method."
     )
     smaller = presets.EMBEDDED.get((preset, dataset))

@@ -125,7 +125,7 @@ TINY = CropAndFlip((2, 3, 1), (-2.0,), border=1)
 
 
 @pytest.mark.parametrize("name", ["fedpac", "fedem"])
-def test_it_reaches_methods_that_know_nothing_of_it(name):
+def test_augmentation_applies_to_every_method(name):
     """FedPAC's backbone, but not its head, whose inputs are features; FedEM's labels come with responsibilities."""
     key = jax.random.key(3)
 

@@ -28,7 +28,7 @@ def test_shapes_and_balance(name):
         np.testing.assert_array_equal(np.bincount(y), np.full(spec.num_classes, size // spec.num_classes))
 
 
-def test_the_seed_decides_every_byte():
+def test_the_seed_determines_every_byte():
     spec = SPECS["fashion_mnist"]
     assert digest(embedded.compose_images(spec, 3)) == digest(embedded.compose_images(spec, 3))
     assert digest(embedded.compose_images(spec, 3)) != digest(embedded.compose_images(spec, 4))
@@ -77,7 +77,7 @@ def test_digits_are_scikit_learns_own():
     np.testing.assert_array_equal(np.round(whole / 255 * 16), original)
 
 
-def test_neither_trivial_nor_hopeless():
+def test_accuracy_is_far_from_chance_and_from_perfect():
     """Nearest neighbors among the gray ten-class pictures are far from both chance and the ceiling."""
     arrays = embedded.compose_images(SPECS["fashion_mnist"])
     flat = [x[:2000].reshape(2000, -1) / 255 for x in arrays[::2]]

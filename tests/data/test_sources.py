@@ -214,7 +214,7 @@ def test_truncated_archive(tmp_path):
 # Choosing
 
 
-def test_embedded_says_what_it_is():
+def test_embedded_data_names_its_source():
     dataset = load("cifar100", "embedded")
     assert dataset.description == "cifar100 (embedded digit pairs)"
     assert not dataset.is_real
@@ -226,7 +226,7 @@ def test_embedded_says_what_it_is():
     assert digits.keep_split
 
 
-def test_the_seed_reaches_the_pictures():
+def test_the_seed_changes_the_embedded_images():
     assert (load("emnist", "embedded", seed=1).train_x != load("emnist", "embedded", seed=2).train_x).any()
 
 
@@ -256,7 +256,7 @@ def test_the_default_notice_goes_to_stderr(tmp_path, capsys):
         ("cifar10", "files", "no files of cifar10 found.*cifar-10-binary.tar.gz"),
     ],
 )
-def test_refusals(tmp_path, name, source, message):
+def test_invalid_input_is_rejected(tmp_path, name, source, message):
     fails(message, name, source, tmp_path)
 
 
@@ -265,7 +265,7 @@ def test_data_dir_that_is_a_file(tmp_path):
     fails("is not a folder", "cifar10", "auto", tmp_path / "file")
 
 
-def test_a_silent_host_is_given_up_in_time(monkeypatch):
+def test_a_host_that_does_not_answer_times_out(monkeypatch):
     """A server that accepts the connection and never answers."""
     import socket
     import time

@@ -91,7 +91,7 @@ def test_settings_out_of_range(changes):
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 2, 3, None])
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_map_clients_is_a_map(devices, chunk, size):
+def test_map_clients_equals_a_loop(devices, chunk, size):
     mesh = simulate.client_mesh() if devices == 2 else None
     clients = (jnp.arange(size), {"rows": jnp.arange(3.0 * size).reshape(size, 3)})
 

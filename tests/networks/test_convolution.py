@@ -184,7 +184,7 @@ def test_unused_input_gradient_is_not_computed():
     assert count_convolutions(jax.grad(loss, argnums=(0, 1)), x, kernel) == 2
 
 
-def test_rejects_what_does_not_fit():
+def test_rejects_kernels_larger_than_the_image():
     with pytest.raises(InvalidInput, match="does not fit a 4x6 image"):
         conv2d(jnp.zeros((1, 4, 6, 1)), jnp.zeros((5, 5, 1, 2)))
     with pytest.raises(InvalidInput, match="no convolution form 'fft'"):

@@ -129,7 +129,7 @@ def test_smallest_picture_works():
         fedpac_cnn((11, 12, 1), 10)
 
 
-def test_rejects_nonsense():
+def test_rejects_invalid_arguments():
     with pytest.raises(InvalidInput, match="at least one class"):
         mlp(DIGITS, 0)
     with pytest.raises(InvalidInput, match="at least one hidden layer"):
