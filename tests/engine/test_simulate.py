@@ -146,8 +146,8 @@ def test_nothing_is_compiled_after_the_first_round(name, devices):
     method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
 
     def local(key, server, client, data):
-        # The smallest client diverges in about half of the rounds.
-        result, broken = method.local(key, server, client, data), (jnp.sum(data.mask) == 5) & jax.random.bernoulli(key)
+        # The smallest client diverges in some of the rounds.
+        result, broken = method.local(key, server, client, data), (jnp.sum(data.mask) == 5) & jax.random.bernoulli(key, 0.6)
         return jax.tree.map(lambda leaf: jnp.where(broken, jnp.nan, leaf).astype(leaf.dtype), result)
 
     settings = Settings(rounds=6, drop_rate=0.4)
