@@ -177,7 +177,7 @@ def _start(
 def _check_finite(number: int, clients: np.ndarray, outcome: Outcome, on_nan: OnNaN) -> None:
     """Raise Diverged where the next round must not continue from this one."""
     broken = clients[~np.asarray(outcome.finite)]
-    if broken.size and (on_nan == "stop" or not np.any(outcome.cohort.present)):
+    if broken.size and (on_nan == "stop" or not np.asarray(outcome.cohort.present).any()):
         raise Diverged(number, sorted(broken.tolist()))
     if not bool(outcome.server_finite):
         raise Diverged(number, [])
