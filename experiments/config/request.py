@@ -20,6 +20,7 @@ import tyro
 from experiments.config import presets
 from experiments.config.help_groups import grouped, limited_columns, ungrouped
 from experiments.config.hyper_parameters import method_config, real_numbers
+from experiments.config.no_effect import synonym
 from experiments.config.options import (
     PARTITION_OPTIONS,
     PROCESSES,
@@ -244,9 +245,12 @@ def _unknown(word: str, known: Iterable[str], method: str) -> str:
     """Error message for an argument that is not an option, or not an option of this method."""
     if not word.startswith("-"):
         return f"unexpected word '{word}': options start with --, see --help"
+    dirichlet = ", or --beta for the concentration of --partition dirichlet" if word == "--alpha" else ""
     owners = [name for name in METHODS if word in map(flag, get_type_hints(method_config(name)))]
     if owners:
-        return f"{word} is an option of {_listed(owners, 'and')}, not of {method}"
+        return f"{word} is an option of {_listed(owners, 'and')}, not of {method}{dirichlet}"
+    if here := synonym(word):
+        return f"unknown option {word}: here it is {here}"
     near = _hint(word, list(known)) if word.startswith("--") else ""
     return f"unknown option {word}{near or ': see --help'}"
 

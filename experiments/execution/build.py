@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
+from experiments.config.no_effect import unread
 from experiments.config.options import PARTITION_OPTIONS, Options, without_effect
 from experiments.config.request import Request, assignments
 from experiments.config.schedules import scheduled
@@ -86,7 +87,9 @@ def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
             notify(
                 f"Smaller defaults on {dataset.description}: {assignments(changes)}. Options given stay as they are."
             )
-    for note in without_effect(request.dataset, request.options, request.given, jax.default_backend()):
+    notes = without_effect(request.dataset, request.options, request.given, jax.default_backend())
+    notes += unread(request.options.method, request.hyper_parameters, request.given)
+    for note in notes:
         notify(f"Note: {note}.")
     return request, dataset
 

@@ -179,7 +179,7 @@ def _start(
 def _check_finite(number: int, clients: np.ndarray, outcome: Outcome, on_nan: OnNaN) -> None:
     """Raise Diverged if the run cannot continue after this round."""
     diverged = clients[~np.asarray(outcome.finite)]
-    if diverged.size and (on_nan == "stop" or not np.any(outcome.cohort.present)):
+    if diverged.size and (on_nan == "stop" or not np.asarray(outcome.cohort.present).any()):
         raise Diverged(number, sorted(diverged.tolist()))
     if not bool(outcome.server_finite):
         raise Diverged(number, [])
