@@ -10,7 +10,7 @@ from pfl_jax.errors import InvalidInput
 
 
 def _squares(x: jax.Array, window: int) -> jax.Array:
-    """x [B, H, W, C] as disjoint squares [B, H // window, window, W // window, window, C], cropped to fit."""
+    """View of x [B, H, W, C] as disjoint squares [B, H // window, window, W // window, window, C], cropped to fit."""
     batch, height, width, channels = x.shape
     rows, columns = height // window, width // window
     x = x[:, : rows * window, : columns * window]

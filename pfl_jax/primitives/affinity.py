@@ -47,7 +47,7 @@ def add_affinity(affinity: Affinity, peers: jax.Array, weights: jax.Array) -> Af
 
 
 def choose_peers(
-    key: PRNGKey, affinity: jax.Array, own: jax.Array, epsilon: jax.Array, count: int
+    key: PRNGKey, affinity: jax.Array, excluded: jax.Array, epsilon: jax.Array, count: int
 ) -> tuple[jax.Array, jax.Array]:
     """Epsilon-greedy choice, without replacement, of the clients to download from.
 
@@ -57,7 +57,7 @@ def choose_peers(
     Args:
       key: key of the random choices.
       affinity: p_ij [M] for the clients of the cohort.
-      own: [M], bool; True for clients that must not be chosen, such as the client itself.
+      excluded: [M], bool; True for clients that must not be chosen, such as the client itself.
       epsilon: probability of a random choice, in [0, 1].
       count: number of choices.
 
@@ -72,5 +72,5 @@ def choose_peers(
         index = jnp.argmax(jnp.where(eligible, jax.random.uniform(draw_key, left.shape), -1.0)).astype(jnp.int32)
         return left.at[index].set(False), (index, jnp.any(left))
 
-    _, choices = jax.lax.scan(pick, ~own, jax.random.split(key, count))
+    _, choices = jax.lax.scan(pick, ~excluded, jax.random.split(key, count))
     return choices
