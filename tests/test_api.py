@@ -26,7 +26,7 @@ INTERNAL = {
 
 PUBLIC = [
     *(name for name in pfl_jax.__all__ if isinstance(getattr(pfl_jax, name), types.ModuleType)),
-    *(f"engine.{name}" for name in ("checkpoint", "chunking", "communication", "simulate", "sweep")),
+    *(f"engine.{name}" for name in ("checkpoint", "chunking", "communication", "final_state", "simulate", "sweep")),
     *(f"networks.{name}" for name in ("convolution", "flax_modules", "layers", "models", "pooling", "resnet", "text")),
     *(f"testing.{name}" for name in ("conformance", "problems")),
     *(f"primitives.{name}" for name in ("aggregation", "ensembles", "feature_statistics", "features", "fingerprint")),

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
+from experiments.config.no_effect import unread
 from experiments.config.options import PARTITION_OPTIONS, Options, without_effect
 from experiments.config.own_code import is_own, label, make_model, method_factory, said
 from experiments.config.request import Request, assignments
@@ -87,7 +88,9 @@ def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
             notify(
                 f"Smaller defaults on {dataset.description}: {assignments(changes)}. Options given stay as they are."
             )
-    for note in without_effect(request.dataset, request.options, request.given, jax.default_backend()):
+    notes = without_effect(request.dataset, request.options, request.given, jax.default_backend())
+    notes += unread(request.options.method, request.hyper_parameters, request.given)
+    for note in notes:
         notify(f"Note: {note}.")
     return request, dataset
 
@@ -180,7 +183,7 @@ def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
 
 def training_of(options: Options, dataset: Dataset) -> dict[str, Any]:
     """Fields of the recipe of local training that are options of every method."""
-    augment = CropAndFlip.normalised(dataset.input_shape, dataset.mean, dataset.std) if options.augment else None
+    augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if options.augment else None
     names = ("optimizer", "clip_norm", "drop_last", "shuffle")
     return {"augment": augment} | {name: getattr(options, name) for name in names}
 

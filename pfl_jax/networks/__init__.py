@@ -1,3 +1,3 @@
-"""Networks, with their convolution and pooling; `from_flax` takes any Flax module."""
+"""Networks, and their convolution and pooling operations; `from_flax` takes any Flax module."""
 
 from pfl_jax.networks.flax_modules import from_flax as from_flax

@@ -15,13 +15,13 @@ from pfl_jax.networks.convolution import conv2d
 from pfl_jax.networks.pooling import max_pool
 
 Activation = Callable[[jax.Array], jax.Array]
-"""An activation function, entry by entry."""
+"""Elementwise activation function."""
 
 leaky_relu: Activation = functools.partial(nn.leaky_relu, negative_slope=0.01)
 
 
 def torch_uniform(fan_in: int) -> nn.initializers.Initializer:
-    """PyTorch's default initialisation of weights and biases: uniform in (-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    """PyTorch's default initialization of weights and biases: uniform in (-1/sqrt(fan_in), 1/sqrt(fan_in))."""
     bound = 1.0 / math.sqrt(fan_in)
 
     def init(key, shape, dtype=jnp.float32, out_sharding=None):
@@ -31,10 +31,10 @@ def torch_uniform(fan_in: int) -> nn.initializers.Initializer:
 
 
 class Layer(nn.Module):
-    """Layer whose parameters each act on the input in one method, which interceptors can hook.
+    """Layer in which each parameter is used in one method that interceptors can observe.
 
-    `flax.linen.intercept_methods` sees every call of `multiply`, `convolve` and `add_bias` with its input and its
-    parameter as arguments; `pfl_jax.primitives.fisher` takes per-example gradient norms there.
+    With `flax.linen.intercept_methods` an interceptor gets every call of `multiply`, `convolve` and `add_bias`, with
+    the input and the parameter as arguments; `pfl_jax.primitives.fisher` computes per-example gradient norms from them.
     """
 
     def multiply(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -51,7 +51,7 @@ class Layer(nn.Module):
 
 
 class Dense(Layer):
-    """Affine layer x W + b for inputs [B, d], PyTorch's default initialisation."""
+    """Affine layer x W + b for inputs [B, d], with PyTorch's default initialization."""
 
     features: int
 
@@ -68,9 +68,9 @@ class ConvBlock(Layer):
 
     Attributes:
       features: output channels.
-      size: side of the square kernel.
-      padding: zeros added around the picture.
-      activation: a non-decreasing function, or pooling before it would change the result.
+      size: side length of the square kernel.
+      padding: rows and columns of zeros added on each side of the image.
+      activation: must be non-decreasing, because pooling comes before it.
     """
 
     features: int

@@ -1,9 +1,9 @@
-"""The networks of the papers and others by name, as `Model(init, features, classify)` of pure functions.
+"""Networks of the papers and others by name, as `Model(init, features, classify)` of pure functions.
 
-ResNets are in `pfl_jax.networks.resnet`, networks for tokens in `pfl_jax.networks.text`; other Flax modules become
-models by `pfl_jax.networks.from_flax`. The features are what the head sees: the activations of the last hidden layer.
-Convolution blocks pool before they add the bias and apply the activation: maxima commute with both (the activations are
-monotone), and a quarter of the elements are touched.
+ResNets are in `pfl_jax.networks.resnet`, networks for tokens in `pfl_jax.networks.text`; `pfl_jax.networks.from_flax`
+makes models from other Flax modules. The features, which are the input of the head, are the activations of the last
+hidden layer. Convolution blocks pool before they add the bias and apply the activation: the result is the same because
+the activations are monotone, and only a quarter of the elements are processed.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ class Backbone(nn.Module):
     Attributes:
       blocks: (features, size, padding) of each convolution block.
       hidden: widths of the dense layers; the last is d.
-      activation: after every layer, the last included.
+      activation: activation after every layer, including the last.
     """
 
     blocks: Sequence[tuple[int, int, int]]
@@ -42,15 +42,15 @@ class Backbone(nn.Module):
 
 
 def _check_size(input_shape: Sequence[int], blocks: Sequence[tuple[int, int, int]], name: str) -> None:
-    """Raise InvalidInput unless a picture of this shape is large enough for all blocks."""
+    """Raise InvalidInput unless images of this shape are large enough for all blocks."""
     if len(input_shape) != 3:
-        raise InvalidInput(f"{name} needs pictures (height, width, channels), not shape {tuple(input_shape)}")
+        raise InvalidInput(f"{name} needs images (height, width, channels), not shape {tuple(input_shape)}")
     sides = input_shape[:2]
     for _, size, padding in blocks:
         sides = [(side + 2 * padding - size + 1) // 2 for side in sides]
         if min(sides) < 1:
             raise InvalidInput(
-                f"pictures of {input_shape[0]}x{input_shape[1]} are too small for {name}: "
+                f"images of {input_shape[0]}x{input_shape[1]} are too small for {name}: "
                 "use larger ones or the model mlp"
             )
 
@@ -60,21 +60,21 @@ def _model(backbone: Backbone, input_shape: Sequence[int], num_classes: int) -> 
 
 
 def fedpac_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
-    """The networks of FedPAC: leaky ReLU (slope 0.01) after every layer, 128 features.
+    """Networks of FedPAC: leaky ReLU (slope 0.01) after every layer, 128 features.
 
-    Grey pictures: convolutions of 16 (5x5) and 32 (5x5, padding 1), each with pooling, then 128 units. Colour ones
-    have a third convolution, of 64 (3x3, padding 1).
+    Gray images: convolutions with 16 (5x5) and 32 (5x5, padding 1) channels, each with pooling, then 128 units. Color
+    images: a third convolution with 64 channels (3x3, padding 1).
 
     Args:
-      input_shape: (height, width, channels) of the pictures.
+      input_shape: (height, width, channels) of the images.
       num_classes: K.
 
     Raises:
-      InvalidInput: if the pictures are too small.
+      InvalidInput: if the images are too small.
 
     Reference:
       Xu, Tong, Huang. Personalized Federated Learning with Feature Alignment and Classifier Collaboration. ICLR 2023,
-      Appendix B.1, and the released code where the paper leaves a choice (the features are taken after the activation).
+      Appendix B.1. What the paper leaves open follows the released code (features are taken after the activation).
     """
     blocks = [(16, 5, 0), (32, 5, 1)]
     if len(input_shape) == 3 and input_shape[2] > 1:
@@ -84,18 +84,18 @@ def fedpac_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
 
 
 def fedavg_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
-    """The network of FedAS's experiments: convolutions of 32 and 64 (5x5) with pooling, 512 units, ReLU.
+    """Network of FedAS's experiments: convolutions with 32 and 64 channels (5x5) and pooling, 512 units, ReLU.
 
     Args:
-      input_shape: (height, width, channels) of the pictures.
+      input_shape: (height, width, channels) of the images.
       num_classes: K.
 
     Raises:
-      InvalidInput: if the pictures are too small.
+      InvalidInput: if the images are too small.
 
     Reference:
       McMahan, Moore, Ramage, Hampson, Aguera y Arcas. Communication-Efficient Learning of Deep Networks from
-      Decentralized Data. AISTATS 2017, Section 3; without its padding, as FedAS (Yang, Huang, Ye. CVPR 2024) ran it.
+      Decentralized Data. AISTATS 2017, Section 3; without padding, as in FedAS (Yang, Huang, Ye. CVPR 2024).
     """
     blocks = ((32, 5, 0), (64, 5, 0))
     _check_size(input_shape, blocks, "fedavg_cnn")
@@ -103,12 +103,12 @@ def fedavg_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
 
 
 def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (64, 32)) -> Model:
-    """Perceptron with ReLU, for small pictures such as the 8x8 digits.
+    """Multilayer perceptron with ReLU, for small images such as the 8x8 digits.
 
     Args:
-      input_shape: shape of one input; it is flattened.
+      input_shape: shape of one input, which is flattened.
       num_classes: K.
-      hidden: widths of the hidden layers, at least one; the last is d.
+      hidden: widths of the hidden layers, at least one; the last width is d.
 
     Example:
       >>> import jax
@@ -118,7 +118,7 @@ def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (6
       {'backbone': {'fc1': {'bias': (16,), 'kernel': (64, 16)}}, 'head': {'bias': (10,), 'kernel': (16, 10)}}
     """
     if not hidden:
-        raise InvalidInput("an mlp needs at least one hidden layer: its last one holds the features")
+        raise InvalidInput("an mlp needs at least one hidden layer, because the last one gives the features")
     return _model(Backbone((), tuple(hidden), nn.relu), input_shape, num_classes)
 
 

@@ -42,7 +42,7 @@ class Subject:
         self._engines: dict[tuple[int, bool], Engine] = {}
 
     def build(self, **changes: Any) -> Method:
-        """The method, with other hyper-parameters where some are given."""
+        """The method, with changes of its hyper-parameters where some are given."""
         return make_method(self.factory, tiny_model(), **self.values | changes)
 
     def compiled(self, chunk: int = 1, *, shared: bool = False) -> Engine:
@@ -105,17 +105,21 @@ def play(
 
 
 def rows(tree: PyTree, indices: Any) -> PyTree:
-    """`tree.gather` in NumPy, which compiles nothing."""
+    """Rows of a tree's leaves at these indices, in NumPy, which compiles nothing."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[indices], tree)
 
 
 def assert_close(left: State, right: State) -> None:
-    """Raise AssertionError unless two states agree up to rounding, their keys apart."""
+    """Raise AssertionError unless the states left and right agree up to rounding, except for their keys."""
     chex.assert_trees_all_close(left._replace(key=()), right._replace(key=()), **TOLERANCE)
 
 
 def check_structure(subject: Subject) -> None:
-    """A round keeps structure, shapes and types of the state, and everything is finite."""
+    """A round keeps structure, shapes and types of the state, and everything is finite.
+
+    Args:
+      subject: method under test.
+    """
     data, engine = tiny_federation(), subject.compiled()
     state = engine.init(data, jax.random.key(0))
     before, structure = _kinds(state), jax.tree.structure(state._replace(key=()))
@@ -142,7 +146,11 @@ def _kinds(state: State) -> dict[str, Any]:
 
 
 def check_one_trace(subject: Subject) -> None:
-    """A round is traced once, whatever the state and the seed."""
+    """A round is traced once, whatever the state and the seed.
+
+    Args:
+      subject: method under test.
+    """
     engine = subject.compiled()
     state = play(engine, rounds=1)
     before = subject.traces
@@ -153,7 +161,11 @@ def check_one_trace(subject: Subject) -> None:
 
 
 def check_chunks_and_padding(subject: Subject) -> None:
-    """Neither clients under one vmap nor more padding change anything."""
+    """Neither clients under one vmap nor more padding change anything.
+
+    Args:
+      subject: method under test.
+    """
     engine, data, want = subject.compiled(chunk=3), tiny_federation(pad=11), subject.reference
     got = play(engine, data, state=subject.start)
     assert_close(got, want)
@@ -162,7 +174,11 @@ def check_chunks_and_padding(subject: Subject) -> None:
 
 
 def check_devices(subject: Subject) -> None:
-    """Several devices that share the clients change nothing; without several there is nothing to check."""
+    """Several devices that share the clients change nothing; without several there is nothing to check.
+
+    Args:
+      subject: method under test.
+    """
     if jax.device_count() < 2:
         return
     data, alone, shared = tiny_federation(), subject.compiled(), subject.compiled(shared=True)
@@ -173,7 +189,11 @@ def check_devices(subject: Subject) -> None:
 
 
 def check_order_of_clients(subject: Subject) -> None:
-    """Clients in another order have the same results."""
+    """Clients in another order have the same results.
+
+    Args:
+      subject: method under test.
+    """
     # Clients of one batch each, in arrays of the usual shapes: no random number is left but the initial model.
     data = tiny_federation()
     data = data._replace(train_count=jnp.minimum(data.train_count, jnp.array([7, 8, 6, 5])))
@@ -190,7 +210,11 @@ def check_order_of_clients(subject: Subject) -> None:
 
 
 def check_clients_outside(subject: Subject) -> None:
-    """Clients outside a round's cohort stay as they were."""
+    """Clients outside a round's cohort stay as they were.
+
+    Args:
+      subject: method under test.
+    """
     data, engine = tiny_federation(), subject.compiled()
     state = engine.init(data, jax.random.key(3))
     for _ in range(2):
@@ -203,7 +227,11 @@ def check_clients_outside(subject: Subject) -> None:
 
 
 def check_resumption(subject: Subject) -> None:
-    """A run that goes on from a saved state equals the uninterrupted one."""
+    """A run that goes on from a saved state equals the uninterrupted one.
+
+    Args:
+      subject: method under test.
+    """
     engine = subject.compiled()
     whole, half = play(engine, rounds=4), play(engine, rounds=2)
     # A state that was saved and restored is its arrays and its key's data.
@@ -215,7 +243,11 @@ def check_resumption(subject: Subject) -> None:
 
 
 def check_seeds(subject: Subject) -> None:
-    """The same seed gives the same result, and another one does not."""
+    """The same seed gives the same result, and another one does not.
+
+    Args:
+      subject: method under test.
+    """
     first, again, other = subject.reference, play(subject.compiled()), play(subject.compiled(), seed=1)
     chex.assert_trees_all_equal(first._replace(key=()), again._replace(key=()))
     differences = jax.tree.map(
@@ -227,7 +259,11 @@ def check_seeds(subject: Subject) -> None:
 
 
 def check_vmap(subject: Subject) -> None:
-    """Whole runs under vmap over seeds and learning rates, with every real number an input of the program."""
+    """Whole runs under vmap over seeds and learning rates, with every real number an input of the program.
+
+    Args:
+      subject: method under test.
+    """
     data, settings = tiny_federation(), Settings(rounds=1)
 
     def whole_run(seed, lr, others):

@@ -42,7 +42,7 @@ def assert_same_run(alone, together, index):
         pytest.param("ditto", None, 1, marks=pytest.mark.slow),
     ],
 )
-def test_each_run_is_the_one_alone(name, chunk, devices):
+def test_each_run_equals_the_same_run_alone(name, chunk, devices):
     data = tiny_federation()
 
     def make(**values):
@@ -64,6 +64,7 @@ def test_each_run_is_the_one_alone(name, chunk, devices):
         assert not np.allclose(together[-1].trained.loss[2], together[-1].trained.loss[other])
 
 
+@pytest.mark.slow
 def test_each_run_may_have_its_own_partition():
     dataset = load("digits")
     parts = [

@@ -28,8 +28,10 @@ from experiments.runtime.progress import RoundProgress, duration
 from pfl_jax.data import client_data
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS, hyper_parameters
+from pfl_jax.primitives.local_sgd import LocalSGD
 
 ROOT = Path(__file__).parents[2]
+SLOW = pytest.mark.slow
 SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epochs", "1"]
 
 
@@ -366,7 +368,7 @@ def test_options_reach_where_they_belong():
 
 
 def test_what_a_method_refuses_is_the_users_error(monkeypatch, tmp_path):
-    def picky(model, *, flavour: str = "sweet"):
+    def picky(model, training: LocalSGD = LocalSGD(), *, flavour: str = "sweet"):
         raise ValueError("no such flavour")
 
     monkeypatch.chdir(tmp_path)
@@ -411,7 +413,7 @@ def test_durations(seconds, text):
     ("words", "said"),
     [
         ("--partition pathological --pathological-protocol clustered", "pathological (clustered)"),
-        ("--partition iid --size-choices 10 20 --shift labels", "labels permuted by group"),
+        pytest.param("--partition iid --size-choices 10 20 --shift labels", "labels permuted by group", marks=SLOW),
         ("--shift rotation --num-clients 6", "images rotated by group"),
     ],
 )
@@ -423,6 +425,7 @@ def test_settings_run(tmp_path, capsys, words, said):
     assert set(json.loads((out / "config.json").read_text())["train_examples"]) <= {10, 20}
 
 
+@pytest.mark.slow
 def test_augmentation_runs_on_embedded_cinic10(tmp_path, capsys):
     small = ["--method", "fedavg", "--model", "mlp", "--rounds", "1", *SMALL, "--no-compilation-cache"]
     assert main("cinic10", ["--source", "embedded", "--augment", *small, "--out", str(tmp_path / "run")]) == 0
@@ -431,8 +434,8 @@ def test_augmentation_runs_on_embedded_cinic10(tmp_path, capsys):
     assert "grouped, augmented" in out
 
 
-@pytest.mark.parametrize("paper", ["fedpac", "fedas"])
-def test_pixels_are_normalised_as_the_options_say_and_the_run_says_how(tmp_path, capsys, paper):
+@pytest.mark.parametrize("paper", ["fedpac", pytest.param("fedas", marks=SLOW)])
+def test_pixels_are_normalized_as_the_options_say_and_the_run_says_how(tmp_path, capsys, paper):
     words = ["--source", "embedded", "--method", "fedavg", "--model", "mlp", "--rounds", "1", *SMALL]
     request = parse("cifar10", [*words, "--pixel-normalization", paper])
     data = build.build_experiment(request, Console(quiet=True)).data
@@ -473,7 +476,7 @@ def test_sizes_are_a_list_that_ends_at_the_next_option():
         ("digits", "--shift label", "unknown shift 'label' .*did you mean labels"),
         ("digits", "--partition pathologic", "did you mean pathological"),
         ("digits", "--pathological-protocol cluster", "did you mean clustered"),
-        ("fashion_mnist", "--augment", "--augment is for colour images, and those of fashion_mnist are grey"),
+        ("fashion_mnist", "--augment", "--augment is for color images, and those of fashion_mnist are gray"),
     ],
 )
 def test_settings_that_cannot_be_are_one_line(capsys, tmp_path, dataset, words, message):
@@ -496,7 +499,7 @@ def test_settings_without_effect_are_said():
         "--pathological-protocol has no effect with --partition grouped"
     ]
     assert notes("--pixel-normalization fedas") == [
-        "--pixel-normalization has no effect on digits, which both papers' settings normalise alike"
+        "--pixel-normalization has no effect on digits, which both papers' settings normalize alike"
     ]
     cifar = parse("cifar10", ["--pixel-normalization", "fedas"])
     assert without_effect("cifar10", cifar.options, cifar.given, "gpu") == []

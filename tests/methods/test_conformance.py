@@ -35,8 +35,8 @@ def subject(request):
     return conformance.Subject(METHODS[request.param])
 
 
-REPRESENTATIVES = {"fedavg", "scaffold", "fedfomo", "pfedhn", "fedpac", "fedas"}
-"""Methods of different kinds of state and aggregation."""
+REPRESENTATIVES = {"fedavg", "scaffold", "fedala", "fedfomo", "pfedhn", "fedpac", "fedas"}
+"""Methods of different kinds of state, of loops over examples, and of aggregation."""
 
 representatives = pytest.mark.parametrize(
     "subject",
@@ -54,6 +54,7 @@ def test_a_round_is_traced_once(subject):
     conformance.check_one_trace(subject)
 
 
+@representatives
 def test_chunks_and_padding_change_nothing(subject):
     conformance.check_chunks_and_padding(subject)
 
