@@ -165,8 +165,7 @@ class History:
           like: shapes of its state.
           log: the metrics.
           identity: of the run, see `records.identity`.
-          notify: receives a note if the run begins anew, or if the results may differ in their last bits from those of
-            an uninterrupted run.
+          notify: receives a note if the run begins anew, or its last bits may differ from an uninterrupted run's.
           test_counts, newcomer_counts: see `from_arrays`.
           cut: False leaves the log to the process that writes it.
 
@@ -260,9 +259,9 @@ def resumed(request: Request) -> Request:
         raise InvalidInput(f"--resume {folder}: the run is on {found.dataset}, not {request.dataset}")
     stored = {**vars(found.options), **found.hyper_parameters}
     given = {**vars(options), **request.hyper_parameters}
-    for kind in KINDS:
-        # Wherever the user's own file is: that its text is the same has been checked.
-        stored[kind], given[kind] = label(stored[kind]), label(given[kind])
+    # Wherever the user's own files are: that their text is the same has been checked.
+    for values in (stored, given):
+        values |= {kind: label(values[kind]) for kind in KINDS}
     fixed = request.given - CONTINUING - RESULT_NEUTRAL
     if "before_aggregation" in (found.options.eval_protocol, options.eval_protocol):
         # Whether the evaluations so far include this protocol.
@@ -291,12 +290,10 @@ def request_of(config: dict[str, Any], folder: Path, prefix: str = "--resume ") 
 
     Args:
       config: content of a run's config.json.
-      folder: of the run, for errors.
-      prefix: what stands before the folder in errors.
+      folder, prefix: the run's folder, and what stands before it in errors.
 
     Raises:
-      InvalidInput: the configuration was edited, or is of another version, or a file of the user's own with method or
-        model has another text now; the line says where.
+      InvalidInput: the configuration was edited, or a file of the user's own has another text now; the line says where.
     """
     try:
         dataset, given, _ = config["dataset"], frozenset(config["given"]), config["data"]["description"]
