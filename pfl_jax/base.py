@@ -79,7 +79,7 @@ class ClientData(NamedTuple):
     (features in x to train a head; target embeddings in y to align a backbone).
 
     Attributes:
-      x: inputs [n, ...], float32.
+      x: inputs [n, ...], float32, or the data's own integers.
       y: labels [n], int32.
       mask: [n], bool; True where the row is a real example.
     """

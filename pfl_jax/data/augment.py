@@ -33,15 +33,22 @@ class CropAndFlip:
     border: int = 4
 
     @classmethod
-    def normalised(cls, shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]) -> "CropAndFlip":
+    def normalised(
+        cls, shape: Sequence[int], mean: Sequence[float] | None, std: Sequence[float] | None
+    ) -> "CropAndFlip":
         """Augmentation of images [.., H, W, C] normalised with this mean and deviation of pixels in [0, 1].
 
+        Without them zeros are black.
+
         Raises:
-          InvalidInput: images without colours.
+          InvalidInput: images without colours, or other inputs.
         """
-        if shape[-1] != 3:
-            raise InvalidInput(f"augmentation is for colour images, not for images of shape {shape}")
-        return cls(shape, tuple(-m / s for m, s in zip(mean, std, strict=True)))
+        if len(shape) != 3 or shape[-1] != 3:
+            raise InvalidInput(f"augmentation is for colour images, not for images of shape {tuple(shape)}")
+        height, width, channels = shape
+        if mean is None or std is None:
+            return cls((height, width, channels), (0.0,) * channels)
+        return cls((height, width, channels), tuple(-m / s for m, s in zip(mean, std, strict=True)))
 
     def __call__(self, key: PRNGKey, x: PyTree) -> PyTree:
         """Augment images [B, H, W, C], each with its own draws; other inputs are returned unchanged."""

@@ -24,23 +24,28 @@ SOURCES = ("auto", "tfds", "files", "embedded")
 
 
 class Dataset(NamedTuple):
-    """Labelled images, divided into training and test examples.
+    """Labelled examples, divided into training and test examples.
 
     Attributes:
       name: "cifar100", ...
       source: what kind of data this is: "tfds", "files", "embedded digit pairs", "embedded digits",
-        "scikit-learn digits".
-      origin: where real data was found: a version or a folder, and its size if incomplete. "" for the others.
+        "scikit-learn digits"; for a user's own data "arrays", "npz", "csv", "image folder", "Hugging Face".
+      origin: where real data was found: a version or a folder, and its size if incomplete; of a user's own files the
+        digest. "" for the others.
       is_real: False where the images only stand in for the dataset of that name.
-      train_x: uint8 [P_train, H, W, C].
+      train_x: [P_train, ...], float32 or integers of at most 32 bits; images are uint8 [P_train, H, W, C].
       train_y: int32 [P_train].
-      test_x: uint8 [P_test, H, W, C].
+      test_x: [P_test, ...], of the same type.
       test_y: int32 [P_test].
       num_classes: K.
-      mean: per channel, of pixels in [0, 1].
-      std: per channel.
+      mean: per channel, of uint8 pixels divided by 255; None leaves inputs as they are.
+      std: per channel; None together with the mean.
       keep_split: True where training and test examples must not be mixed: those of scikit-learn's digits are by
         different writers.
+      class_names: what the classes 0 to K - 1 are called; () where the numbers are the names.
+      train_client: int32 [P_train], client of each training example where the data has clients of its own, else None.
+      test_client: int32 [P_test], likewise.
+      client_names: what these clients are called.
     """
 
     name: str
@@ -52,9 +57,13 @@ class Dataset(NamedTuple):
     test_x: np.ndarray
     test_y: np.ndarray
     num_classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
     keep_split: bool
+    class_names: tuple[str, ...] = ()
+    train_client: np.ndarray | None = None
+    test_client: np.ndarray | None = None
+    client_names: tuple[str, ...] = ()
 
     @property
     def description(self) -> str:
@@ -62,10 +71,9 @@ class Dataset(NamedTuple):
         return f"{self.name} ({self.source}: {self.origin})" if self.origin else f"{self.name} ({self.source})"
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Shape (H, W, C) of an image."""
-        height, width, channels = self.train_x.shape[1:]
-        return height, width, channels
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, (H, W, C) for an image."""
+        return self.train_x.shape[1:]
 
 
 def print_to_stderr(message: str) -> None:

@@ -88,11 +88,11 @@ def place(data: FederatedData, mesh: Mesh) -> PlacedData:
 
 
 def without_pixels(dataset: Dataset) -> Dataset:
-    """The dataset with its shapes and labels, but without its images."""
+    """The dataset with its shapes, types and labels, but without its inputs."""
 
-    def none(images: np.ndarray) -> np.ndarray:
+    def none(inputs: np.ndarray) -> np.ndarray:
         # Not a view: that would keep all of them.
-        return np.empty((0, *images.shape[1:]), images.dtype)
+        return np.empty((0, *inputs.shape[1:]), inputs.dtype)
 
     return dataset._replace(train_x=none(dataset.train_x), test_x=none(dataset.test_x))
 
@@ -283,7 +283,7 @@ def _part(
         return np.concatenate([leaf, np.zeros((size - len(leaf), *leaf.shape[1:]), leaf.dtype)])
 
     part = {"x": fill(np.asarray(data.x)[used], pool), "y": fill(np.asarray(data.y)[used], pool)}
-    part |= {"mean": np.asarray(data.mean), "std": np.asarray(data.std)}
+    part |= {name: np.asarray(leaf) for name, leaf in (("mean", data.mean), ("std", data.std)) if leaf is not None}
     for name in PER_CLIENT:
         leaf = getattr(data, name)
         if leaf is None:
