@@ -53,9 +53,9 @@ class Options:
     """Share of each round's clients, drawn anew, that train but drop out before they send, at least 0 and below 1."""
     held_out_clients: int = 0
     """How many of the clients, the last ones, never take part; what the method does for such newcomers is measured."""
-    partition: Literal["grouped", "pathological", "dirichlet", "iid"] = "grouped"
+    partition: Literal["grouped", "pathological", "dirichlet", "iid", "natural"] = "grouped"
     """How examples are divided: groups with common dominant classes, groups with 3/3/5/5/8 classes for a client,
-    Dirichlet proportions, or at random."""
+    Dirichlet proportions, at random, or as --client-column says (natural)."""
     s: float = 20.0
     """Percentage of a client's examples that are spread over all classes, 0 to 100 (grouped)."""
     beta: float = 0.1
@@ -101,6 +101,22 @@ class Options:
     """Origin of the data: embedded is pictures of digits in its shape, auto the first that is there, and says which."""
     data_dir: str | None = None
     """Folder of tensorflow-datasets or of the dataset's files; None looks where they usually are."""
+    data: str | None = None
+    """Your own data (custom): an .npz or .csv file, a folder of images by class, the folder of a Hugging Face dataset,
+    or hf:NAME of the hub."""
+    label: str | None = None
+    """Column of the classes (custom); None is y in .npz files and label elsewhere."""
+    client_column: str | None = None
+    """Column that says whose row it is: the rows of one hospital, user or writer are a client (custom)."""
+    test_data: str | None = None
+    """File or folder with the test rows (custom); None takes those in --data, or a share of its rows."""
+    test_fraction: float | None = None
+    """Share of the rows that become test rows, of each client or else of each class (custom); None is 0.25."""
+    normalize: bool = False
+    """Subtract the mean of the training rows and divide by their deviation, for each feature or colour channel
+    (custom); otherwise inputs are used as they are."""
+    data_digest: str | None = None
+    """Digest that the data must have (custom); None takes it as it is, and the run's config.json keeps what it was."""
     chunk: int | Literal["auto"] = "auto"
     """Clients trained together on a device: 1 is one after another. auto is 1 for convolutions on CPUs,
     elsewhere the most that waste less than a tenth of the steps because their clients differ in size."""
@@ -169,13 +185,16 @@ class Options:
         self._check_processes()
         _require(0 <= self.drop_rate < 1, "drop_rate", "must be at least 0 and below 1", self.drop_rate)
         _require(
-            0 <= self.held_out_clients < self.num_clients,
+            # The data says later how many natural clients there are.
+            self.held_out_clients >= 0 and (self.partition == "natural" or self.held_out_clients < self.num_clients),
             "held_out_clients",
             f"must leave some of the {self.num_clients} clients",
             self.held_out_clients,
         )
         if self.target_accuracy is not None:
             _require(0 < self.target_accuracy <= 100, "target_accuracy", "is a percentage", self.target_accuracy)
+        if self.test_fraction is not None:
+            _require(0 < self.test_fraction < 1, "test_fraction", "must be between 0 and 1", self.test_fraction)
         if self.clip_norm is not None:
             _require(0 < self.clip_norm < math.inf, "clip_norm", "must be positive and finite", self.clip_norm)
         if self.size_choices is not None:
@@ -226,6 +245,7 @@ PARTITION_OPTIONS = {
     "pathological": ("pathological_protocol", "train_size", "size_choices", "test_size"),
     "dirichlet": ("beta", "dirichlet_protocol", "min_size", "train_size", "test_size"),
     "iid": ("train_size", "size_choices", "test_size"),
+    "natural": (),
 }
 """partition -> the options that it reads."""
 
@@ -242,13 +262,17 @@ def without_effect(dataset: str, options: Options, given: frozenset[str], backen
     if backend == "cpu" and options.precision != "float32":
         notes.append(f"--precision {options.precision} has no effect on a CPU, which computes in float32")
     if "pixel_normalization" in given and not reads_pixel_normalization(dataset):
-        notes.append(f"--pixel-normalization has no effect on {dataset}, which both papers' settings normalise alike")
+        notes.append(f"--pixel-normalization has no effect on {dataset}, which {_NORMALISED.get(dataset, _ALIKE)}")
     return notes
+
+
+_ALIKE = "both papers' settings normalise alike"
+_NORMALISED = {"custom": "--normalize normalises"}
 
 
 def reads_pixel_normalization(dataset: str) -> bool:
     """Whether the papers' released code normalises a dataset in different ways."""
-    return SPECS[dataset].fedpac is not None
+    return dataset in SPECS and SPECS[dataset].fedpac is not None
 
 
 def check_hyper_parameters(values: dict[str, Any]) -> None:

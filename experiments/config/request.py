@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
-from experiments.config import presets
+from experiments.config import own_data, presets
 from experiments.config.help_groups import grouped, limited_columns, ungrouped
 from experiments.config.hyper_parameters import method_config, real_numbers
 from experiments.config.options import (
@@ -32,16 +32,19 @@ from experiments.config.options import (
     reads_pixel_normalization,
 )
 from experiments.config.schedules import check_schedules
+from pfl_jax.data.sources import Dataset
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
 RESULT_NEUTRAL = {
     *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"),
+    *("data", "test_data"),
     *("checkpoint_every", "keep_checkpoints", "resume", "mesh", "tensorboard", "wandb", "plot"),
     *PROCESSES,
 }
-"""Options that two runs with the same results may differ in; of the source only what it led to is compared."""
+"""Options that two runs with the same results may differ in; of the source only what it led to is compared,
+of the user's own data its content."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,10 @@ class Request:
     def real_numbers(self) -> dict[str, float]:
         """Hyper-parameters that may be inputs of a compiled program."""
         return real_numbers(self.options.method, self.hyper_parameters)
+
+    def on_own_data(self, dataset: Dataset) -> "Request":
+        """This request with what the user's own data decides; InvalidInput if it says otherwise."""
+        return dataclasses.replace(self, options=own_data.fitted(self.options, self.given, dataset))
 
     def on_embedded_data(self) -> tuple["Request", dict[str, Any]]:
         """This request with the preset's reductions for embedded data, and what they changed."""
@@ -107,6 +114,7 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     parsed = _tyro(dataset, arguments, common, config)
     options = Options(**{name: parsed[name] for name in vars(common)})
     hyper_parameters = {name: parsed[name] for name in vars(config)}
+    options = own_data.checked(dataset, options, frozenset(given))
     options.check()
     if options.mesh is not None:
         # Another word for --devices, and only that is kept.
@@ -115,7 +123,7 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
             raise InvalidInput(f"--mesh {options.mesh} and --devices {options.devices} disagree: give one of them")
         options = dataclasses.replace(options, devices=number, mesh=None)
         given = given - {"mesh"} | {"devices"}
-    if options.augment and SPECS[dataset].shape[-1] != 3:
+    if options.augment and dataset in SPECS and SPECS[dataset].shape[-1] != 3:
         raise InvalidInput(f"--augment is for colour images, and those of {dataset} are grey")
     check_hyper_parameters(hyper_parameters)
     request = Request(dataset, options, hyper_parameters, frozenset(given))
@@ -135,6 +143,13 @@ def relevant_options(request: Request) -> dict[str, Any]:
     if not reads_pixel_normalization(request.dataset):
         unread.add("pixel_normalization")
     every = filled(dataclasses.asdict(request.options) | request.hyper_parameters)
+    if request.dataset == own_data.CUSTOM:
+        every["data_digest"] = own_data.digest(request.options)
+    else:
+        unread |= set(own_data.OWN_DATA)
+    if request.options.partition == "natural":
+        # The data says how many there are.
+        unread.add("num_clients")
     return {name: value for name, value in every.items() if name not in RESULT_NEUTRAL | unread | {"seed"}}
 
 
@@ -167,8 +182,9 @@ def _tyro(dataset: str, arguments: Sequence[str], common: Options, config: Any) 
 
 
 def _description(dataset: str, preset: str, columns: int) -> str:
+    data = "your own data" if dataset == own_data.CUSTOM else dataset
     text = (
-        f"Personalized federated learning on {dataset}. Defaults are the settings of the {preset} preset; "
+        f"Personalized federated learning on {data}. Defaults are the settings of the {preset} preset; "
         "without --method the method is that paper's own."
     )
     smaller = presets.EMBEDDED.get((preset, dataset))

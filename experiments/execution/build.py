@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
+from experiments.config import own_data
 from experiments.config.options import PARTITION_OPTIONS, Options, without_effect
 from experiments.config.request import Request, assignments
 from experiments.config.schedules import scheduled
@@ -57,7 +58,7 @@ def build_experiment(request: Request, console: Console, processes: Processes | 
 
 
 def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
-    """Load the data; return also the request, with the reductions for embedded data if they apply.
+    """Load the data; return also the request as it runs on this data, see `on_data`.
 
     Args:
       request: the checked command line.
@@ -73,22 +74,33 @@ def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
     folder = request.options.data_dir
     if folder is not None and request.options.source == "files" and not Path(folder).expanduser().exists():
         raise InvalidInput(f"the data folder {folder} is not there")
-    dataset = sources.load(
-        request.dataset,
-        request.options.source,
-        request.options.data_dir,
-        notify=notify,
-        normalization=request.options.pixel_normalization,
-    )
-    if not dataset.is_real:
-        request, changes = request.on_embedded_data()
-        if changes:
-            notify(
-                f"Smaller defaults on {dataset.description}: {assignments(changes)}. Options given stay as they are."
-            )
+    if request.dataset == own_data.CUSTOM:
+        dataset = own_data.load(request.options)
+    else:
+        dataset = sources.load(
+            request.dataset,
+            request.options.source,
+            request.options.data_dir,
+            notify=notify,
+            normalization=request.options.pixel_normalization,
+        )
+    request, changes = on_data(request, dataset)
+    if changes:
+        notify(f"Smaller defaults on {dataset.description}: {assignments(changes)}. Options given stay as they are.")
     for note in without_effect(request.dataset, request.options, request.given, jax.default_backend()):
         notify(f"Note: {note}.")
     return request, dataset
+
+
+def on_data(request: Request, dataset: Dataset) -> tuple[Request, dict[str, Any]]:
+    """Request as it runs on this data, and the defaults that are smaller because the data is embedded.
+
+    Raises:
+      InvalidInput: the user's own data has another number of clients than was given.
+    """
+    if request.dataset == own_data.CUSTOM:
+        return request.on_own_data(dataset), {}
+    return (request, {}) if dataset.is_real else request.on_embedded_data()
 
 
 def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, mesh: Mesh | None = None) -> Experiment:

@@ -121,6 +121,8 @@ def difference(request: Request, config: dict[str, Any]) -> str:
     for name, value in wanted.items():
         # As JSON: tuples come back as lists.
         found = stored.get(name, json.loads(json.dumps(usual[name], default=str)))
+        if found != json.loads(json.dumps(value)) and name == "data_digest":
+            return f"on data with the digest {found}, and that of {request.options.data} is {value}"
         if found != json.loads(json.dumps(value)):
             return f"{flag(name)} {found}, not {value}"
     gone = sorted(set(config["hyper_parameters"]) - set(request.hyper_parameters))
