@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import numpy as np
+
 from experiments.config.options import Options, flag
 from pfl_jax.data import own_files
 from pfl_jax.data.sources import Dataset
@@ -102,6 +104,19 @@ def fitted(options: Options, given: frozenset[str], dataset: Dataset) -> Options
     options = dataclasses.replace(options, num_clients=found)
     options.check()
     return options
+
+
+def notes(dataset: Dataset) -> list[str]:
+    """Remarks on data that can be used, and may not be what was meant."""
+    found = []
+    if dataset.mean is None and dataset.train_x.dtype == "uint8" and dataset.train_x.max() > 1:
+        found.append("inputs are bytes from 0 to 255 and stay so; --normalize scales them")
+    if dataset.train_client is not None:
+        pairs = np.unique(np.stack([dataset.train_client, dataset.train_y]), axis=1)[0]
+        alone = int(np.sum(np.bincount(pairs) == 1))
+        if alone:
+            found.append(f"{alone} of {len(dataset.client_names)} clients have training rows of one class only")
+    return found
 
 
 def _data(options: Options) -> str:

@@ -76,6 +76,8 @@ def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
         raise InvalidInput(f"the data folder {folder} is not there")
     if request.dataset == own_data.CUSTOM:
         dataset = own_data.load(request.options)
+        for note in own_data.notes(dataset):
+            notify(f"Note: {note}.")
     else:
         dataset = sources.load(
             request.dataset,
