@@ -53,7 +53,7 @@ def test_natural_clients_from_the_file_to_the_results(wine, capsys):
     assert config["data"]["client_names"] == ["hill", "north", "river", "south"]
     assert config["data"]["class_names"] == ["class_0", "class_1", "class_2"]
     assert (config["options"]["num_clients"], config["options"]["partition"]) == (4, "natural")
-    sizes = [int((GROWER == name).sum()) for name in config["data"]["client_names"]]
+    sizes = [int((name == GROWER).sum()) for name in config["data"]["client_names"]]
     together = np.add(config["train_examples"], config["test_examples"])
     np.testing.assert_array_equal(together, sizes)
     assert summary["received_accuracy"] > 85

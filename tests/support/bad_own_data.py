@@ -28,7 +28,7 @@ def text(content: str | bytes, name: str = "my.csv") -> Prepare:
 
 def table(header: str = "age,dose,label,hospital", row: str = "", rows: int = 12) -> str:
     """A good table, with another header or a last row."""
-    lines = [f"{number},{number / 2},{'no yes'.split()[number % 2]},{'AB'[number % 2]}" for number in range(rows)]
+    lines = [f"{number},{number / 2},{['no', 'yes'][number % 2]},{'AB'[number % 2]}" for number in range(rows)]
     return "\n".join([header, *lines, *filter(None, [row])]) + "\n"
 
 
