@@ -85,6 +85,11 @@ def csv_file(path: Path, label: str | None, client: str | None) -> Columns:
     if label == client:
         raise InvalidInput(f"{path}: the column {label} cannot be both label and client")
     columns = dict(zip(header, zip(*rows, strict=True), strict=True))
+    for name in filter(None, (label, client)):
+        if "" in columns[name]:
+            raise InvalidInput(
+                f"{path}: column {name} is empty in row {columns[name].index('')} (counted from 0): every row needs one"
+            )
     features = tuple(name for name in header if name not in (label, client))
     if not features:
         raise InvalidInput(f"{path} has no features: all of its columns are label and client")
@@ -125,7 +130,15 @@ def _numbers(path: Path, columns: dict[str, np.ndarray]) -> np.ndarray:
     exact = [values for values in whole if values is not None]
     if len(exact) == len(whole):
         return np.stack(exact, axis=1)
-    return np.stack([values.astype(np.float64) for values in columns.values()], axis=1)
+    x = np.stack([values.astype(np.float64) for values in columns.values()], axis=1)
+    bad = np.argwhere(~np.isfinite(x))
+    if len(bad):
+        row, column = bad[0]
+        raise InvalidInput(
+            f"{path}: column {list(columns)[column]} has {x[row, column]} in row {row} (counted from 0; {len(bad)} such "
+            "values): leave these rows out, or fill them in"
+        )
+    return x
 
 
 def _integers(values: tuple[str, ...]) -> np.ndarray:

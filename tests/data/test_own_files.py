@@ -65,12 +65,11 @@ def test_csv(tmp_path):
     dataset = from_file(tmp_path / "my.csv", label="kind", client_column="user")
     check_whole(dataset, np.stack([X[:, 0], X[:, 1], np.arange(24)], axis=1))
     # Whole numbers in all columns stay whole; labels too.
-    write_csv(tmp_path / "tokens.csv", {"t0": np.arange(24), "t1": np.arange(24) % 7, "label": np.arange(24) % 3 + 9})
+    label = np.arange(24) % 3 + 9
+    write_csv(tmp_path / "tokens.csv", {"t0": np.arange(24), "t1": np.arange(24) % 7, "label": label})
     dataset = from_file(tmp_path / "tokens.csv")
     assert (dataset.train_x.dtype, dataset.class_names) == (np.int32, ("9", "10", "11"))
-    check_whole(
-        dataset, np.stack([np.arange(24), np.arange(24) % 7], axis=1), (np.arange(24) % 3 + 9).astype(str), None
-    )
+    check_whole(dataset, np.stack([np.arange(24), np.arange(24) % 7], axis=1), label.astype(str), None)
 
 
 def test_test_files(tmp_path):
