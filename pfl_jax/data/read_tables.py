@@ -135,8 +135,8 @@ def _numbers(path: Path, columns: dict[str, np.ndarray]) -> np.ndarray:
     if len(bad):
         row, column = bad[0]
         raise InvalidInput(
-            f"{path}: column {list(columns)[column]} has {x[row, column]} in row {row} (counted from 0; {len(bad)} such "
-            "values): leave these rows out, or fill them in"
+            f"{path}: column {list(columns)[column]} has {x[row, column]} in row {row} (counted from 0; there are "
+            f"{len(bad)} such values): leave these rows out, or fill them in"
         )
     return x
 
