@@ -105,7 +105,7 @@ def _content(data: str) -> str:
     """SHA-256 of one file, of a folder's files with their names in it, or of a hub's arrays."""
     if data.startswith(HUB):
         return _content_on_hub(data.removeprefix(HUB))
-    path = existing(data)
+    path = _existing(data)
     files = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
     try:
         stamps = tuple((str(one), one.stat().st_size, one.stat().st_mtime_ns) for one in files)
@@ -136,7 +136,7 @@ def _content_on_hub(name: str) -> str:
     return whole.hexdigest()
 
 
-def existing(data: str | Path) -> Path:
+def _existing(data: str | Path) -> Path:
     """The path, if there is something; InvalidInput otherwise."""
     path = Path(data).expanduser()
     if not path.exists():
@@ -148,7 +148,7 @@ def _read(data: str | Path, label: str | None, client: str | None) -> tuple[Colu
     """Columns of a file or folder, and its kind."""
     if str(data).startswith(HUB):
         return read_folders.hugging_face(str(data).removeprefix(HUB), label, client), "Hugging Face"
-    path = existing(data)
+    path = _existing(data)
     if path.is_dir():
         if read_folders.is_hugging_face(path):
             return read_folders.hugging_face(path, label, client), "Hugging Face"

@@ -65,6 +65,7 @@ def _options() -> Iterator[Row]:
     csv, npz_ = "custom --data my.csv", "custom --data my.npz"
     yield "custom --rounds 3", "", None
     yield "sweep --dataset custom --grid lr=0.1,0.2", "", None
+    yield "figures --paper fedpac --figure 2 --dataset custom", "", None
     yield "digits --data my.npz", "", None
     yield "digits --partition natural", "", None
     yield "custom --data my.npz --source files", "", None
