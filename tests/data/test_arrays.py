@@ -120,6 +120,10 @@ def test_labels_of_any_kind_become_classes():
         assert dataset.train_y.dtype == np.int32
         np.testing.assert_array_equal(dataset.train_y, np.unique(labels, return_inverse=True)[1])
         np.testing.assert_array_equal(dataset.test_y, dataset.train_y)
+    # Strings in one file and integers in the other are the same labels.
+    for train, test in ((Y % 2 + 9, np.array(["9", "10"])[Y % 2]), (np.array(["9", "10", "a"])[Y % 3], Y % 2 + 9)):
+        dataset = from_arrays(x, train, test_x=x, test_y=test)
+        assert np.array(dataset.class_names)[dataset.test_y].tolist() == test.astype(str).tolist()
     assert from_arrays(x, Y, num_classes=9).num_classes == 9
     with pytest.raises(InvalidInput, match="3 classes"):
         from_arrays(x, Y, num_classes=3)
