@@ -64,6 +64,7 @@ def follow(command, root):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_walk_through(copy):
     commands = [line for line in block("console", "pytest").splitlines() if line not in ELSEWHERE]
     printed = {command.split()[-1]: follow(command, copy) for command in commands}

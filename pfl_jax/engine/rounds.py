@@ -8,6 +8,7 @@ are chunked, nor on other clients, nor on where a run was interrupted; and two m
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -146,20 +147,6 @@ class Stages:
           The next server state, rows and scores, and the outcome.
         """
         method, round_key = at_round(self.method, round_index), fold_in(key, round_index)
-        done, sums = self._train_clients(method, data, server, round_key, cohort, rows)
-        present = cohort.present & done.finite
-        cohort = dataclasses.replace(cohort, counts=jnp.where(present, cohort.counts, 0), present=present)
-        messages = means.join(done.messages, sums)
-        aggregation_key = fold_in(round_key, cohort.num_clients)
-        server, rows, info = method.aggregate(aggregation_key, server, done.rows, messages, cohort)
-        rows, scores = choose(present, rows, done.rows), choose(done.finite, done.scores, scores)
-        examples = jnp.sum(data.train_count[cohort.clients])
-        return server, rows, scores, Outcome(cohort, done.finite, all_finite((server, rows)), examples, info)
-
-    def _train_clients(
-        self, method: Method, data: Federation, server: PyTree, round_key: PRNGKey, cohort: Cohort, rows: PyTree
-    ) -> tuple[Training, PyTree]:
-        """Local training of a cohort, and the sums of its `Mean` messages."""
 
         def one(shared, client):
             data, server, round_key = shared
@@ -170,7 +157,16 @@ class Stages:
             messages, terms = means.split(result.message, present & finite)
             return Training(choose(finite, result.client, kept), messages, scores, finite), terms
 
-        return self._map_and_sum(one, (data, server, round_key), (cohort.clients, cohort.present, rows))
+        map_and_sum = self._map_and_sum(data)
+        done, sums = map_and_sum(one, (data, server, round_key), (cohort.clients, cohort.present, rows))
+        present = cohort.present & done.finite
+        cohort = dataclasses.replace(cohort, counts=jnp.where(present, cohort.counts, 0), present=present)
+        messages = means.join(done.messages, sums)
+        aggregation_key = fold_in(round_key, cohort.num_clients)
+        server, rows, info = method.aggregate(aggregation_key, server, done.rows, messages, cohort)
+        rows, scores = choose(present, rows, done.rows), choose(done.finite, done.scores, scores)
+        examples = jnp.sum(data.train_count[cohort.clients])
+        return server, rows, scores, Outcome(cohort, done.finite, all_finite((server, rows)), examples, info)
 
     def evaluate(
         self, data: Federation, server: PyTree, key: PRNGKey, rounds: jax.Array, clients: jax.Array, rows: PyTree
@@ -207,13 +203,15 @@ class Stages:
         """The method of the last of so many rounds, of the first before there was any."""
         return at_round(self.method, jnp.maximum(rounds - 1, 0))
 
-    def _map_and_sum(self, fn: Callable[..., Any], shared: PyTree, clients: PyTree) -> tuple[Any, PyTree]:
-        if isinstance(shared[0], PlacedData):
-            return map_owned(fn, shared, clients, chunk=self.settings.chunk, apart=self.apart)
-        return mapping.map_and_sum(fn, shared, clients, chunk=self.settings.chunk, mesh=self.mesh)
+    def _map_and_sum(self, data: Federation) -> Callable[..., tuple[Any, PyTree]]:
+        """`mapping.map_and_sum`, on the devices that own the clients if there are such."""
+        if isinstance(data, PlacedData):
+            return partial(map_owned, chunk=self.settings.chunk, apart=self.apart)
+        return partial(mapping.map_and_sum, chunk=self.settings.chunk, mesh=self.mesh)
 
-    def _map(self, fn: Callable[..., Any], shared: PyTree, clients: PyTree) -> Any:
-        rows, _ = self._map_and_sum(lambda *arguments: (fn(*arguments), ()), shared, clients)
+    def _map(self, fn: Callable[..., Any], shared: tuple[Any, ...], clients: PyTree) -> Any:
+        """Results of fn(shared, client) for clients [B]; `shared` begins with the data."""
+        rows, _ = self._map_and_sum(shared[0])(lambda *arguments: (fn(*arguments), ()), shared, clients)
         return rows
 
 

@@ -257,19 +257,20 @@ class LocalSGD:
         steps = num_steps(count, size, drop_last=self.drop_last)
         fixed = None if self.shuffle else _epoch_order(jax.random.key(FIXED_ORDER), data.mask, padded_length)
 
-        def one(epoch_index, index, carry, order):
-            rows = jax.lax.dynamic_slice(order, (index * size,), (size,))
-            batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
-            if self.augment is not None:
-                epoch_key = jax.random.fold_in(jax.random.fold_in(key, AUGMENTATION), epoch_index)
-                batch = batch._replace(x=self.augment(jax.random.fold_in(epoch_key, index), batch.x))
-            return step(carry, batch._replace(mask=index * size + jnp.arange(size) < count))
-
-        def epoch(index, carry):
+        def epoch(epoch_index, carry):
             order = fixed
             if order is None:
-                order = _epoch_order(jax.random.fold_in(key, index), data.mask, padded_length)
-            return jax.lax.fori_loop(0, steps, lambda i, c: one(index, i, c, order), carry)
+                order = _epoch_order(jax.random.fold_in(key, epoch_index), data.mask, padded_length)
+
+            def batch_step(index, carry):
+                rows = jax.lax.dynamic_slice(order, (index * size,), (size,))
+                batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
+                if self.augment is not None:
+                    epoch_key = jax.random.fold_in(jax.random.fold_in(key, AUGMENTATION), epoch_index)
+                    batch = batch._replace(x=self.augment(jax.random.fold_in(epoch_key, index), batch.x))
+                return step(carry, batch._replace(mask=index * size + jnp.arange(size) < count))
+
+            return jax.lax.fori_loop(0, steps, batch_step, carry)
 
         return jax.lax.fori_loop(0, self.epochs, epoch, carry)
 

@@ -67,7 +67,7 @@ def assert_close(left, right):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), left, right)
 
 
-@pytest.mark.parametrize("state_on", ["device", "host"])
+@pytest.mark.parametrize("state_on", ["device", pytest.param("host", marks=pytest.mark.slow)])
 def test_clients_that_drop_out_keep_their_training_and_send_nothing(state_on):
     method, settings = make(), simulate.Settings(rounds=1, drop_rate=0.5)
     result = first_round(method, settings, state_on=state_on)
@@ -90,7 +90,7 @@ def test_drop_outs_are_drawn_every_round_and_one_client_at_least_arrives():
     assert simulate.Settings(rounds=1).arrivals(4) == 4
 
 
-@pytest.mark.parametrize("state_on", ["device", "host"])
+@pytest.mark.parametrize("state_on", ["device", pytest.param("host", marks=pytest.mark.slow)])
 def test_a_diverged_client_stops_the_run_or_is_left_out(state_on):
     # Client 0 has 9 examples.
     settings = simulate.Settings(rounds=1)

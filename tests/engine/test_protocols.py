@@ -51,7 +51,7 @@ def stack(trees):
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-@pytest.mark.parametrize("name", ["fedper", "ditto", "local"])
+@pytest.mark.parametrize("name", ["fedper", pytest.param("ditto", marks=pytest.mark.slow)])
 def test_before_aggregation_of_a_full_cohort_is_trained(name):
     for result in play(make(name), Settings(rounds=2, before_aggregation=True)):
         assert_scores(result.before_aggregation, result.trained, exact=True)

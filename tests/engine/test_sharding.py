@@ -88,7 +88,9 @@ def test_rows_are_exchanged_between_their_owners():
     jax.tree.map(lambda got, leaf: np.testing.assert_array_equal(got, leaf[own]), found, table)
 
 
-@pytest.mark.parametrize(("name", "place"), [("fedrep", "device"), ("fedper", "host")])
+@pytest.mark.parametrize(
+    ("name", "place"), [("fedrep", "device"), pytest.param("fedper", "host", marks=pytest.mark.slow)]
+)
 def test_owned_clients_give_the_same_results(name, place, monkeypatch):
     monkeypatch.setattr(host_state, "BLOCK", 2)
 

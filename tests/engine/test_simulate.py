@@ -132,7 +132,7 @@ def test_evaluation_rounds_and_results():
         assert result.examples == np.array([9, 20, 14, 5])[result.cohort].sum()
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedpac"])
+@pytest.mark.parametrize("name", ["fedper", pytest.param("fedpac", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_nothing_is_compiled_after_the_first_round(name, devices):
     compiled = []

@@ -64,6 +64,7 @@ def test_each_run_is_the_one_alone(name, chunk, devices):
         assert not np.allclose(together[-1].trained.loss[2], together[-1].trained.loss[other])
 
 
+@pytest.mark.slow
 def test_each_run_may_have_its_own_partition():
     dataset = load("digits")
     parts = [

@@ -102,6 +102,7 @@ def test_the_peak_is_measured_on_all_devices():
     assert peak["peak"] == max(peak["one_device"], peak["every_device"]) > 0
 
 
+@pytest.mark.slow
 def test_a_second_start_compiles_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     first, second = (sections.start(str(tmp_path), name, "fedavg") for name in ("first", "second"))

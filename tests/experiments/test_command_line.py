@@ -28,8 +28,10 @@ from experiments.runtime.progress import RoundProgress, duration
 from pfl_jax.data import client_data
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS, hyper_parameters
+from pfl_jax.primitives.local_sgd import LocalSGD
 
 ROOT = Path(__file__).parents[2]
+SLOW = pytest.mark.slow
 SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epochs", "1"]
 
 
@@ -364,7 +366,7 @@ def test_options_reach_where_they_belong():
 
 
 def test_what_a_method_refuses_is_the_users_error(monkeypatch, tmp_path):
-    def picky(model, *, flavour: str = "sweet"):
+    def picky(model, training: LocalSGD = LocalSGD(), *, flavour: str = "sweet"):
         raise ValueError("no such flavour")
 
     monkeypatch.chdir(tmp_path)
@@ -409,7 +411,7 @@ def test_durations(seconds, text):
     ("words", "said"),
     [
         ("--partition pathological --pathological-protocol clustered", "pathological (clustered)"),
-        ("--partition iid --size-choices 10 20 --shift labels", "labels permuted by group"),
+        pytest.param("--partition iid --size-choices 10 20 --shift labels", "labels permuted by group", marks=SLOW),
         ("--shift rotation --num-clients 6", "images rotated by group"),
     ],
 )
@@ -421,6 +423,7 @@ def test_settings_run(tmp_path, capsys, words, said):
     assert set(json.loads((out / "config.json").read_text())["train_examples"]) <= {10, 20}
 
 
+@pytest.mark.slow
 def test_augmentation_runs_on_embedded_cinic10(tmp_path, capsys):
     small = ["--method", "fedavg", "--model", "mlp", "--rounds", "1", *SMALL, "--no-compilation-cache"]
     assert main("cinic10", ["--source", "embedded", "--augment", *small, "--out", str(tmp_path / "run")]) == 0
@@ -429,7 +432,7 @@ def test_augmentation_runs_on_embedded_cinic10(tmp_path, capsys):
     assert "grouped, augmented" in out
 
 
-@pytest.mark.parametrize("paper", ["fedpac", "fedas"])
+@pytest.mark.parametrize("paper", ["fedpac", pytest.param("fedas", marks=SLOW)])
 def test_pixels_are_normalised_as_the_options_say_and_the_run_says_how(tmp_path, capsys, paper):
     words = ["--source", "embedded", "--method", "fedavg", "--model", "mlp", "--rounds", "1", *SMALL]
     request = parse("cifar10", [*words, "--pixel-normalization", paper])

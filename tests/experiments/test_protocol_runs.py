@@ -75,6 +75,7 @@ def test_it_is_the_same_after_an_interruption(whole, tmp_path, capsys):
         assert ours[name] == theirs[name]
 
 
+@pytest.mark.slow
 def test_a_sweep_measures_it_too(tmp_path):
     words = ["--dataset", "digits", *RUN, "--seeds", "2", "--out", str(tmp_path / "sweep")]
     assert sweep.main(words) == 0

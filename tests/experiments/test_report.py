@@ -414,7 +414,7 @@ def test_the_command_writes_a_page_or_a_picture(runs, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "the following arguments are required: RUN"),
+        ([], "missing: RUN"),
         (["nowhere"], "nowhere is not a folder"),
         (["empty"], "there is no run in empty"),
         (["broken"], "broken/config.json is not the configuration of a run"),

@@ -61,6 +61,7 @@ def whole(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_the_same(whole, tmp_path, capsys):
     folder = tmp_path / "run"
     child = process("experiments.digits", *RUN, "--out", "run", cwd=tmp_path)

@@ -66,6 +66,7 @@ def test_a_sweep_is_its_runs_and_goes_on(tmp_path, capsys, monkeypatch):
     assert main(words) == 0
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_the_memory_goes_in_parts(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(execute, "_at_once", lambda *_: 1)
     assert main([*SWEEP, "--seeds", "1", "--out", str(tmp_path / "sweep")]) == 0

@@ -44,8 +44,8 @@ def name(request):
         cache.cache_clear()
 
 
-REPRESENTATIVES = {"fedavg", "scaffold", "fedfomo", "pfedhn", "fedpac", "fedas"}
-"""Methods of different kinds of state and aggregation."""
+REPRESENTATIVES = {"fedavg", "scaffold", "fedala", "fedfomo", "pfedhn", "fedpac", "fedas"}
+"""Methods of different kinds of state, of loops over examples, and of aggregation."""
 
 representatives = pytest.mark.parametrize(
     "name",
@@ -128,6 +128,7 @@ def test_a_round_is_traced_once(name):
     assert TRACES[name] == before
 
 
+@representatives
 def test_chunks_and_padding_change_nothing(name):
     # All three of the cohort under one vmap.
     engine, data, want = compiled(name, chunk=3), tiny_federation(pad=11), reference(name)

@@ -82,7 +82,9 @@ def test_choice_ends_when_nobody_is_left():
 # Limits
 
 
-@pytest.mark.parametrize(("lr", "fallback"), [(0.2, "previous"), (-0.05, "trained")])
+@pytest.mark.parametrize(
+    ("lr", "fallback"), [(0.2, "previous"), pytest.param(-0.05, "trained", marks=pytest.mark.slow)]
+)
 def test_fedfomo_with_its_own_model_alone_is_local_on_the_examples_not_held_out(lr, fallback):
     # Every round lowers the held-out losses, so the own model gets the whole weight; or raises them, and it is taken
     # all the same.

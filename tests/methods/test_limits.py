@@ -99,10 +99,10 @@ def test_fedas_skips_the_alignment_of_clients_never_trained():
     client = method.init_client(jax.random.key(2), first, data)
     personalize = jax.jit(method.personalize)
     chex.assert_trees_all_equal(
-        personalize(jax.random.key(3), later, client, data), {"backbone": later["backbone"], "head": first["head"]}
+        personalize(jax.random.key(3), later, client, data), {"backbone": later.backbone, "head": first.head}
     )
     trained = personalize(jax.random.key(3), later, client._replace(trained=jnp.ones((), bool)), data)
-    assert float(jnp.abs(trained["backbone"]["kernel"] - later["backbone"]["kernel"]).max()) > 1e-2
+    assert float(jnp.abs(trained["backbone"]["kernel"] - later.backbone["kernel"]).max()) > 1e-2
 
 
 def test_fedas_synchronization_weights_are_the_traces():
@@ -111,6 +111,7 @@ def test_fedas_synchronization_weights_are_the_traces():
     np.testing.assert_allclose(last.info["weights"], traces / traces.sum(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_fedpac_without_both_parts_trains_each_head_alone():
     fedpac = run("fedpac", alignment=False, collaboration=False)
     np.testing.assert_array_equal(fedpac.info["head_weights"], np.eye(4))
@@ -126,6 +127,7 @@ def test_fedpac_without_both_parts_trains_each_head_alone():
         assert (moved[:3] > 1e-3).any() if collaboration else (moved[:3] < 1e-6).all()
 
 
+@pytest.mark.slow
 def test_fedpac_with_zero_lambda_does_not_align():
     assert_same(run("fedpac", lam=0.0).state.server.backbone, run("fedpac", alignment=False).state.server.backbone)
     moved = run("fedpac", lam=5.0).state.server.backbone["kernel"]

@@ -164,6 +164,7 @@ def test_batch_traces():
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_under_vmap_over_clients():
     model, shape = build("fedpac_grey")
     params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 2))
