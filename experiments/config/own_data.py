@@ -101,9 +101,7 @@ def fitted(options: Options, given: frozenset[str], dataset: Dataset) -> Options
         raise InvalidInput(
             f"--num-clients {options.num_clients}: {options.client_column} names {found} clients, leave it out"
         )
-    options = dataclasses.replace(options, num_clients=found)
-    options.check()
-    return options
+    return dataclasses.replace(options, num_clients=found)
 
 
 def notes(dataset: Dataset) -> list[str]:
