@@ -245,14 +245,13 @@ def _with_test_set(train: Part, test: tuple[Any, Any, Any], classes: np.ndarray,
     kind = train[0].dtype
     if test_x.dtype != kind:
         kind = np.float32 if "f" in (kind.kind, test_x.dtype.kind) else np.int32
-    numbers = [_known(test[1], "test y", len(test_x), classes, "label")]
+    test_y = _known(test[1], "test y", len(test_x), classes, "label")
     if (test[2] is None) == (len(owners) > 0):
         raise InvalidInput("clients are given for both training and test rows, or for neither")
-    if test[2] is None:
-        numbers.append(np.zeros(0, np.int32))
-    else:
-        numbers.append(_known(test[2], "test client", len(test_x), owners, "client"))
-    return [(train[0].astype(kind, copy=False), *train[1:]), (test_x.astype(kind, copy=False), *numbers)]
+    none = np.zeros(0, np.int32)
+    client = none if test[2] is None else _known(test[2], "test client", len(test_x), owners, "client")
+    x, y, own = train
+    return [(x.astype(kind, copy=False), y, own), (test_x.astype(kind, copy=False), test_y, client)]
 
 
 def _known(values: Any, what: str, size: int, known: np.ndarray, role: str) -> np.ndarray:

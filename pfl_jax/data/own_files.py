@@ -7,8 +7,6 @@ import functools
 import hashlib
 from pathlib import Path
 
-import numpy as np
-
 from pfl_jax.data import read_folders, read_tables
 from pfl_jax.data.arrays import from_arrays
 from pfl_jax.data.read_tables import Columns
@@ -132,7 +130,7 @@ def _content_on_hub(name: str) -> str:
     for split, values in sorted(columns.items()):
         for column, array in sorted(values.items()):
             whole.update(f"{split}/{column}/{array.dtype}/{array.shape}".encode())
-            whole.update(str(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array))
+            whole.update(str(array.tolist()).encode() if array.dtype == object else array.tobytes())
     return whole.hexdigest()
 
 

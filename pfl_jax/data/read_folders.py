@@ -1,5 +1,6 @@
 """Folders of a user: images by class, and Hugging Face datasets (of the hub too)."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def hugging_face_rows(name: str) -> dict[str, dict[str, np.ndarray]]:
 def _splits(source: Path | str) -> dict[str, Any]:
     """Splits of a dataset by name."""
     try:
-        import datasets
+        datasets = importlib.import_module("datasets")
     except ImportError:
         raise InvalidInput("a Hugging Face dataset needs the package datasets: pip install datasets") from None
     try:

@@ -4,7 +4,7 @@ import csv
 import zipfile
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def npz(path: Path, label: str | None, client: str | None) -> Columns:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             if not isinstance(stored, np.lib.npyio.NpzFile):
                 raise InvalidInput(f"{path} holds a single array, not an archive: write it with np.savez(x=..., y=...)")
-            there = {role: stored[name] for role, name in wanted.items() if name in stored.files}
+            there: dict[str, Any] = {role: stored[name] for role, name in wanted.items() if name in stored.files}
             names = ", ".join(stored.files)
     except ValueError as error:
         if "pickle" not in str(error):
