@@ -14,23 +14,23 @@
 1 (5,) True
 2 (5,) True
 
-The names that most programs use:
+Names that most programs use:
 
-- `METHODS`, all methods by name; a factory of its own each in `pfl_jax.methods`. `LocalSGD`, the recipe of local
-  training that each takes. `make_method` builds a method from its name and one flat set of hyper-parameters.
-- `Method`, `Model`, `ClientData`, `Cohort`, `LocalResult` and `State`: the types that a method is written in.
-- `run`, `Settings`, `RoundResult`, `Scores`, `client_mesh`: a federation, round by round, on one device or several.
-- `InvalidInput` for input that cannot be used, and `Diverged`, a kind of it, for a run that became NaN or infinite.
+- `METHODS`: all methods by name; each is a factory in `pfl_jax.methods`. `LocalSGD`: the recipe of local training that
+  each factory takes. `make_method` builds a method from its name and one flat set of hyper-parameters.
+- `Method`, `Model`, `ClientData`, `Cohort`, `LocalResult`, `Mean` and `State`: the types that methods use.
+- `run`, `Settings`, `RoundResult`, `Scores`, `client_mesh`: run a federation round by round, on one or more devices.
+- `InvalidInput`: error for invalid input. Its subclass `Diverged`: error for a run with NaN or infinite values.
 
-Everything else is in a module: `pfl_jax.engine` runs rounds (`pfl_jax.simulate`), and many runs as one program
-(`pfl_jax.sweep`); `pfl_jax.data` has data sets and partitions, `pfl_jax.networks` the networks (`pfl_jax.models`);
-methods are made of `pfl_jax.primitives`: `pfl_jax.primitives.local_sgd`, `pfl_jax.primitives.losses`,
+All other names are in modules. `pfl_jax.engine` runs single runs (`pfl_jax.simulate`) and many runs as one program
+(`pfl_jax.sweep`); `pfl_jax.data` has data sets and partitions, `pfl_jax.networks` the networks (`pfl_jax.models`).
+Methods are built from `pfl_jax.primitives`: `pfl_jax.primitives.local_sgd`, `pfl_jax.primitives.losses`,
 `pfl_jax.primitives.features`, `pfl_jax.primitives.aggregation`, `pfl_jax.primitives.feature_statistics`,
 `pfl_jax.primitives.simplex_qp`, `pfl_jax.primitives.fisher`, `pfl_jax.primitives.ensembles`,
-`pfl_jax.primitives.holdout` and `pfl_jax.primitives.tree`. Names are loaded when they are first used: importing this
-package alone imports nothing else.
+`pfl_jax.primitives.holdout` and `pfl_jax.primitives.tree`. Names are loaded on first use, so importing this package
+imports nothing else.
 
-`docs/tutorial.ipynb` goes through all of it; read `pfl_jax.base` before you write a method.
+`docs/tutorial.ipynb` is an introduction. Read `pfl_jax.base` before you write a method.
 """
 
 import importlib
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pfl_jax.primitives.local_sgd import LocalSGD
 
 __version__ = "0.1.0"
-"""Of this package."""
+"""Version of this package."""
 
 __all__ = [
     "METHODS",
@@ -80,7 +80,7 @@ __all__ = [
     "sweep",
 ]
 
-# Where the names live that are no modules.
+# Module of each name that is not itself a module.
 _HOME = {
     **dict.fromkeys(("ClientData", "Cohort", "LocalResult", "Mean", "Method", "Model", "Scores", "State"), "base"),
     **dict.fromkeys(("RoundResult", "Settings", "client_mesh", "run"), "engine.simulate"),
@@ -89,12 +89,12 @@ _HOME = {
     "LocalSGD": "primitives.local_sgd",
 }
 
-# Modules that programs use often, as names of this package.
+# Modules of subpackages that are also names of this package.
 _MODULES = {"models": "networks.models", "simulate": "engine.simulate", "sweep": "engine.sweep"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name of `__all__` on first use: importing JAX and Flax takes seconds."""
+    """Load a name of `__all__` on first use, because importing JAX and Flax takes seconds."""
     if name not in __all__:
         raise AttributeError(f"module 'pfl_jax' has no attribute '{name}'")
     module = importlib.import_module(f"pfl_jax.{_HOME.get(name) or _MODULES.get(name, name)}")

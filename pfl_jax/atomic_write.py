@@ -1,4 +1,4 @@
-"""Atomic file writes: a file is complete or absent, also after a full disk, a signal or an error."""
+"""Atomic file writes: a file is complete or absent, even after a full disk, a signal or an error."""
 
 import contextlib
 import errno
@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from pfl_jax.errors import CannotWrite
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -18,11 +18,11 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_binary_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a binary file atomically: to a temporary file beside it, which is then renamed.
+    """Write a binary file atomically: write a temporary file in the same folder, then rename it.
 
     Args:
-      path: whose folder is there; what is there already is replaced at once, or stays.
-      write: puts the content into the open file.
+      path: path of the file, in an existing folder; an existing file is replaced by the rename, or kept on failure.
+      write: function that writes the content to the open file.
 
     Raises:
       CannotWrite: the file cannot be written.
@@ -44,12 +44,12 @@ def append_line(path: Path, line: str) -> None:
     """Append a line to a text file, completely or not at all; raise CannotWrite on failure.
 
     Args:
-      path: made if it is not there.
-      line: without its end.
+      path: path of the file, which is created if it does not exist.
+      line: the line, without line break.
     """
     rest = memoryview(f"{line}\n".encode())
     try:
-        # Unbuffered: closing the file must not try once more to write what has failed.
+        # Unbuffered, so that closing the file does not repeat a write that failed.
         with path.open("ab", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             try:
@@ -65,5 +65,5 @@ def append_line(path: Path, line: str) -> None:
 
 def cannot_write(path: Path, error: OSError) -> CannotWrite:
     """Error for a file or folder that cannot be written, with advice."""
-    mend = "make room" if error.errno in _NO_ROOM else "give --out a folder that can be written"
-    return CannotWrite(f"cannot write {path}: {error.strerror or error}; {mend}")
+    advice = "make room" if error.errno in _DISK_FULL else "give --out a folder that can be written"
+    return CannotWrite(f"cannot write {path}: {error.strerror or error}; {advice}")

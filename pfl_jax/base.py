@@ -1,12 +1,12 @@
 """Core types of the library. Read this file first.
 
-A method is a `Method`: a NamedTuple of pure functions, written for one client. `pfl_jax.engine.simulate` maps
-them over all clients of a round, in chunks, on one device or many; a method never sees jit, vmap or batching.
+A method is a `Method`: a NamedTuple of pure functions, written for one client. `pfl_jax.engine.simulate` maps them over
+all clients of a round, in chunks, on one or more devices; a method does not deal with jit, vmap or batching.
 
 Shapes use these letters throughout the package:
 
     N   clients of the federation             M   clients of one round's cohort
-    n   examples of a client, padded to the largest client; `ClientData.mask` says which are real
+    n   examples of a client, padded to the largest client; `ClientData.mask` marks the real ones
     B   examples of a mini-batch              K   classes             d   features (the backbone's output)
 """
 
@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 PRNGKey: TypeAlias = jax.Array
-"""A key of `jax.random.key`, or a stack of them."""
+"""Key from `jax.random.key`, or an array of keys."""
 
 PyTree: TypeAlias = Any
-"""Arrays in tuples, lists, dictionaries, named tuples."""
+"""Any nesting of tuples, lists, dictionaries and named tuples of arrays."""
 
 Backbone: TypeAlias = PyTree
 """Parameters theta of the feature extractor."""
@@ -31,22 +31,23 @@ Head: TypeAlias = PyTree
 """Parameters phi of the classifier on top of the features."""
 
 Params: TypeAlias = dict[str, PyTree]
-"""A whole model: {"backbone": Backbone, "head": Head}. `pfl_jax.primitives.tree` splits and merges it."""
+"""Parameters of a whole model: {"backbone": Backbone, "head": Head}; see `split` and `merge` in
+`pfl_jax.primitives.tree`."""
 
 Server: TypeAlias = PyTree
 """State of the server between rounds; its type depends on the method."""
 
 Client: TypeAlias = PyTree
-"""State of one client between rounds; its type depends on the method, () if there is none."""
+"""State of one client between rounds; its type depends on the method, () for no state."""
 
 Message: TypeAlias = PyTree
 """Message of one client to the server after local training; its type depends on the method."""
 
 Personal: TypeAlias = PyTree
-"""The model that one client would deploy, in any form that the method's `predict` takes."""
+"""Model that one client would deploy, in any form that the method's `predict` accepts."""
 
 Info: TypeAlias = dict[str, PyTree]
-"""Diagnostics of a round besides the next state: head weights, Fisher traces, ... Never read by the next round."""
+"""Diagnostics of a round, such as head weights or Fisher traces. No later round reads them."""
 
 
 class Model(NamedTuple):
@@ -56,8 +57,8 @@ class Model(NamedTuple):
       init: key -> Params.
       features: (Backbone, inputs [B, ...]) -> features [B, d].
       classify: (Head, features [B, d]) -> logits [B, K].
-      num_features: d.
-      num_classes: K.
+      num_features: number of features d.
+      num_classes: number of classes K.
     """
 
     init: Callable[[PRNGKey], Params]
@@ -67,21 +68,21 @@ class Model(NamedTuple):
     num_classes: int
 
     def apply(self, params: Params, inputs: jax.Array) -> jax.Array:
-        """Logits [B, K] of the whole model with these params for inputs [B, ...]."""
+        """Logits [B, K] of the whole model with parameters `params` for inputs [B, ...]."""
         return self.classify(params["head"], self.features(params["backbone"], inputs))
 
 
 class ClientData(NamedTuple):
     """Examples of one client, or a mini-batch of them.
 
-    Rows past the client's own size are padding: arbitrary but finite values that no result may depend on.
-    A step that needs other per-example arrays puts them in x or y, which may be pytrees with leading axis n
-    (features in x to train a head; target embeddings in y to align a backbone).
+    Rows after the client's real examples are padding: finite values on which no result may depend. A method that needs
+    other per-example arrays puts them into x or y, which may be pytrees with leading axis n (features in x to train a
+    head, target embeddings in y to align a backbone).
 
     Attributes:
       x: inputs [n, ...], float32, or the data's own integers.
       y: labels [n], int32.
-      mask: [n], bool; True where the row is a real example.
+      mask: [n], bool; True for real examples.
     """
 
     x: PyTree
@@ -90,22 +91,22 @@ class ClientData(NamedTuple):
 
 
 Loss: TypeAlias = Callable[[PyTree, ClientData], jax.Array]
-"""(params, mini-batch of B examples) -> scalar, a mean over the examples that its mask marks."""
+"""(params, mini-batch of B examples) -> scalar, the mean over the real examples of the mini-batch."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cohort:
-    """Clients of one round, in the order of the leading axis M that `Method.aggregate` sees.
+    """Clients of one round, in the order of the leading axis M in `Method.aggregate`.
 
-    Absent clients, those whose message did not arrive and those that diverged, stay in it: their count is 0, the rows
-    of their messages are zeros, and they have no part in any `Mean`. So shapes never change.
+    Absent clients are those whose message did not arrive and those that diverged. They stay in the cohort, so that
+    shapes never change, but their count is 0, the rows of their messages are zeros, and no `Mean` includes them.
 
     Attributes:
       clients: [M], int32, distinct client numbers in [0, N).
-      counts: [M], int32, training examples of each; 0 for absent clients.
+      counts: [M], int32, training examples of each client; 0 for absent clients.
       present: [M], bool; False for absent clients.
-      num_clients: N, static.
+      num_clients: number of clients N of the federation, static.
     """
 
     clients: jax.Array
@@ -115,17 +116,17 @@ class Cohort:
 
 
 class Mean(NamedTuple):
-    """Part of a message that the server needs only as a mean over the cohort.
+    """Part of a message of which the server needs only the weighted mean over the cohort.
 
-    In `LocalResult.message` it holds one client's value and weight. `Method.aggregate` gets one `Mean` in its place,
-    with sum_i weight_i value_i / sum_i weight_i and sum_i weight_i, over the clients that are present. The engine adds
-    up as clients finish: no device holds the values of a whole cohort, devices exchange sums alone, and the server
-    learns nothing else of a single client (which secure aggregation can then enforce).
+    In `LocalResult.message` it has one client's value and weight. `Method.aggregate` gets one `Mean` in its place, with
+    value sum_i weight_i value_i / sum_i weight_i and weight sum_i weight_i, over the present clients. The engine adds
+    the terms up as clients finish: no device holds the values of a whole cohort, devices exchange only sums, and the
+    server learns nothing else about a single client (which secure aggregation could then guarantee).
 
     Attributes:
-      value: a tree of float arrays.
-      weight: nonnegative; a scalar, or an array along the leading axes of every leaf of `value` (class centroids
-        [K, d] have the examples of each class [K]). Where all weights are zero the mean is zero.
+      value: tree of float arrays.
+      weight: nonnegative; a scalar, or an array that broadcasts along the leading axes of every leaf of `value` (class
+        centroids [K, d] are weighted by the examples of each class [K]). If all weights are zero, the mean is zero.
     """
 
     value: PyTree
@@ -136,9 +137,9 @@ class LocalResult(NamedTuple):
     """Result of `Method.local` for one client.
 
     Attributes:
-      client: the state it keeps.
-      message: what it sends; a tree of arrays and `Mean`s.
-      personal: its model right after local training, for the evaluation protocol `trained`.
+      client: the client's next state.
+      message: the client's message to the server, a tree of arrays and `Mean`s.
+      personal: the client's model right after local training, for the evaluation protocol `trained`.
     """
 
     client: Client
@@ -147,13 +148,13 @@ class LocalResult(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Scores of clients' models on their own test examples; NaN without a model or without examples.
+    """Scores of clients' models on their own test examples; NaN for clients without model or examples.
 
     Attributes:
-      accuracy: [N], float32: share of the examples that are labelled right, in [0, 1].
-      loss: [N]: mean cross-entropy of the softmax of what `Method.predict` gives, in nats.
-      macro_f1: [N]: mean F1 over classes that occur among labels or predictions, in [0, 1].
-      auc: [N]: mean area under the one-against-the-rest ROC curves, in [0, 1]; NaN with examples of one class only.
+      accuracy: [N], float32, share of correctly classified examples, in [0, 1].
+      loss: [N], mean cross-entropy of the softmax of `Method.predict`, in nats.
+      macro_f1: [N], mean F1 over classes that occur among labels or predictions, in [0, 1].
+      auc: [N], mean area under the one-vs-rest ROC curves, in [0, 1]; NaN if all examples are of one class.
     """
 
     accuracy: jax.Array | np.ndarray
@@ -168,16 +169,16 @@ class Method(NamedTuple):
     Attributes:
       init_server: key -> Server.
       init_client: (key, Server, ClientData) -> Client. Called for every client before the first round.
-      local: (key, Server, Client, ClientData) -> LocalResult. One client's work in a round.
-      aggregate: (key, Server, clients, messages, Cohort) -> (Server, clients, Info). `clients` and `messages` are
-        the cohort's, stacked along a leading axis M, but for each `Mean` of the messages, which comes as one; it
-        returns the clients too, for methods whose server computes something for each of them (FedPAC's heads). What
-        it returns for absent clients is not used.
-      personalize: (key, Server, Client, ClientData) -> Personal. What the client would deploy now, from what it
-        received and keeps; fine-tuning happens here. The evaluation protocol `received`.
+      local: (key, Server, Client, ClientData) -> LocalResult. Local training of one client in a round.
+      aggregate: (key, Server, clients, messages, Cohort) -> (Server, clients, Info). `clients` and `messages` are those
+        of the cohort, stacked along a leading axis M, except that each `Mean` in the messages is already reduced to
+        one `Mean`. The client states are returned too, for servers that compute something for each client (FedPAC's
+        heads); results for absent clients are not used.
+      personalize: (key, Server, Client, ClientData) -> Personal. Model that the client would deploy now, given the
+        server's state and its own; fine-tuning belongs here. Evaluation protocol `received`.
       predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K].
-      download: (Server, Client) -> what the server sends to one client for its next work, for counting bytes; None is
-        the whole server state. Never run.
+      download: (Server, Client) -> message of the server to one client before local training; only its shapes are
+        used, to count bytes. None means the whole server state.
     """
 
     init_server: Callable[[PRNGKey], Server]
@@ -190,29 +191,29 @@ class Method(NamedTuple):
 
 
 MethodSchedule: TypeAlias = Callable[[jax.Array], Method]
-"""round -> Method, whose real-valued hyper-parameters may change with the round; rounds are int32, counted from 0."""
+"""round -> Method with the real-valued hyper-parameters of that round; rounds are int32, counted from 0."""
 
 
 def at_round(method: Method | MethodSchedule, index: int | jax.Array) -> Method:
-    """The method of a round.
+    """Method of a round.
 
     Args:
-      method: one for all rounds, or a schedule.
-      index: of the round, from 0; may be traced.
+      method: one method for all rounds, or a schedule.
+      index: number of the round, from 0; may be traced.
     """
     return method if isinstance(method, Method) else method(jnp.asarray(index, jnp.int32))
 
 
 class State(NamedTuple):
-    """Complete state of a run: saving and restoring it continues the run exactly.
+    """Complete state of a run; a run that is restored from it continues exactly.
 
     Attributes:
       server: the method's server state.
-      clients: every client's state, stacked along a leading axis N.
-      trained: leaves [N], the scores of each client's model right after its own last local training, NaN for clients
-        never trained. Clients outside a cohort keep their last ones.
+      clients: states of all clients, stacked along a leading axis N.
+      trained: leaves [N], scores of each client's model right after its own last local training; NaN for clients that
+        were never trained.
       key: the run's key; the key of client i in round r is fold_in(fold_in(key, r), i).
-      round: int32, rounds done so far.
+      round: int32, number of completed rounds.
     """
 
     server: Server

@@ -1,18 +1,18 @@
-"""Numbers of the random streams that are folded into keys beside a counter.
+"""Numbers that `jax.random.fold_in` folds into a key to derive named random streams.
 
-A key gives one random stream for each number folded into it. Rounds, clients, epochs and passes count from 0; the named
-streams count down from 2**32 - 1, the largest number that `jax.random.fold_in` takes, so that no counter reaches them.
-Two uses of the same key need two numbers; a number may serve two different keys. This module imports nothing, so that
-every layer can name its streams here.
+Each number folded into a key gives an independent stream. Rounds, clients, epochs and passes are numbered from 0; the
+named streams are numbered down from 2**32 - 1, the largest number that `fold_in` accepts, so no counter reaches them.
+Two uses of one key need different numbers; different keys may share a number. This module imports nothing, so all
+other modules can import it.
 """
 
 LARGEST = 2**32 - 1
-"""The largest number that `jax.random.fold_in` takes."""
+"""Largest number that `jax.random.fold_in` accepts."""
 
 COUNTER_LIMIT = 2**31
-"""Rounds, clients, epochs and passes are int32: they stay below this."""
+"""Upper bound on the numbers of rounds, clients, epochs and passes, which are int32."""
 
-# Of a run's key, beside its rounds.
+# Streams of a run's key, besides its rounds.
 INITIALIZATION = LARGEST
 COHORT = LARGEST - 1
 EVALUATION = LARGEST - 2
@@ -20,7 +20,7 @@ STRAGGLERS = LARGEST - 3
 DROPOUTS = LARGEST - 4
 NEWCOMERS = LARGEST - 5
 
-# Of the key of a client's local work, beside the epochs of `pfl_jax.primitives.local_sgd.fold_batches`.
+# Streams of the key of a client's local training, besides the epochs of `LocalSGD.fold`.
 PERSONAL_MODEL = LARGEST
 AUGMENTATION = LARGEST - 6
 AGGREGATION_WEIGHTS = LARGEST - 7
@@ -33,11 +33,11 @@ RUN = {
     "dropouts": DROPOUTS,
     "newcomers": NEWCOMERS,
 }
-"""Streams of a run's key, by what they draw."""
+"""Name -> stream of a run's key."""
 
 LOCAL = {
     "personal_model": PERSONAL_MODEL,
     "augmentation": AUGMENTATION,
     "aggregation_weights": AGGREGATION_WEIGHTS,
 }
-"""Streams of the key of a client's local work: Ditto's personal model, augmented inputs, FedALA's weights."""
+"""Name -> stream of the key of a client's local training: Ditto's personal model, augmentation, FedALA's weights."""

@@ -40,7 +40,7 @@ _programs = Path(tempfile.gettempdir()) / f"pfl_jax_tests_{os.environ.setdefault
 jax.config.update("jax_compilation_cache_dir", str(_programs / os.environ.get("PYTEST_XDIST_WORKER", "main")))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-# The programs here are tiny: compiling them is most of the time, and optimising them gains nothing.
+# The programs here are tiny: compiling them is most of the time, and optimizing them gains nothing.
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_traceback_in_locations_limit", 0)
 # Tracing makes many small objects, few of them in cycles: a tenth of the time went into looking for those.

@@ -1,4 +1,4 @@
-"""One of many runs: a command line, parsed once for all seeds."""
+"""A single run of a table, figure or sweep: a command line that is parsed once for all seeds."""
 
 import dataclasses
 import functools
@@ -12,12 +12,12 @@ from pfl_jax.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Cell:
-    """One run.
+    """A single run of a table, figure or sweep.
 
     Attributes:
-      dataset: which experiment, a key of `presets.DEFAULT_PRESET`.
-      arguments: its command line, without --seed and --out.
-      seed: of the run.
+      dataset: name of the experiment, a key of `presets.DEFAULT_PRESET`.
+      arguments: command line of the run, without --seed and --out.
+      seed: seed of the run.
     """
 
     dataset: str
@@ -25,13 +25,13 @@ class Cell:
     seed: int = 0
 
     def request(self, folder: str | Path | None = None) -> Request:
-        """The checked command line.
+        """Request of the run, checked.
 
         Args:
-          folder: for the results.
+          folder: folder for the results.
 
         Raises:
-          InvalidInput: the arguments cannot be used.
+          InvalidInput: the arguments are invalid.
         """
         parsed = _parsed(self.dataset, self.arguments)
         if parsed.options.distributed:
@@ -43,12 +43,12 @@ class Cell:
         return dataclasses.replace(parsed, options=options, given=parsed.given | given)
 
     def command(self, folder: str | Path) -> str:
-        """Shell command that makes the same run."""
-        words = ["python", "-m", f"experiments.{self.dataset}", *self.arguments]
-        return shlex.join([*words, "--seed", str(self.seed), "--out", str(folder)])
+        """Shell command of the same run."""
+        command = ["python", "-m", f"experiments.{self.dataset}", *self.arguments]
+        return shlex.join([*command, "--seed", str(self.seed), "--out", str(folder)])
 
 
 @functools.lru_cache(maxsize=4096)
 def _parsed(dataset: str, arguments: tuple[str, ...]) -> Request:
-    """Parse a command line once for all seeds: a table asks for each cell several times."""
+    """Parse a command line, cached because a table needs each cell several times."""
     return parse(dataset, arguments)

@@ -1,4 +1,4 @@
-"""Exit codes, and one line on stderr for every error that the user can correct."""
+"""Exit codes, and one-line messages on stderr for errors that the user can correct."""
 
 import os
 import sys
@@ -10,29 +10,29 @@ INVALID, INTERRUPTED = 2, 130
 
 
 def exit_code(work: Callable[[], None]) -> int:
-    """Run a command; report every error that the user can correct in one line on stderr.
+    """Run a command; print one line on stderr for an error that the user can correct.
 
     Args:
-      work: may raise InvalidInput, or KeyboardInterrupt with what is left of it.
+      work: the command. It may raise InvalidInput, or KeyboardInterrupt with a message on what remains to be done.
 
     Returns:
-      0, 2 for input that cannot be used, 130 after SIGINT, 1 if the output is no longer read.
+      0 for success, 2 for invalid input, 130 after SIGINT, 1 if the reader of the output has exited.
     """
     try:
         work()
     except InvalidInput as error:
-        _say(f"error: {error}")
+        _print_line(f"error: {error}")
         return INVALID
     except KeyboardInterrupt as stop:
-        _say(str(stop) or "interrupted while no run was going on")
+        _print_line(str(stop) or "interrupted while no run was going on")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has exited; Python would report it again at exit.
+        # Otherwise Python would report the broken pipe again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
 
 
-def _say(message: str) -> None:
-    """Print one line to stderr, whatever the message contains."""
+def _print_line(message: str) -> None:
+    """Print a message to stderr as one line, without its line breaks."""
     print(" ".join(message.split()), file=sys.stderr, flush=True)

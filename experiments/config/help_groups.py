@@ -1,4 +1,4 @@
-"""The groups of options in `--help`: a dataclass for each, which tyro fills in, and the same values without groups."""
+"""Groups of options in `--help`, as one dataclass for each group, which tyro fills in."""
 
 import contextlib
 import dataclasses
@@ -14,17 +14,17 @@ import tyro
 from experiments.config.options import Options
 
 SELECTION = ("method", "preset")
-"""Options that everything else on the page depends on; they close the method's own group."""
+"""Options that determine the defaults of all others; they come last in the method's own group."""
 
 TRAINING_HYPER_PARAMETERS = ("lr", "momentum", "weight_decay", "batch_size", "epochs")
-"""Hyper-parameters that every method has, of its recipe of local training: with the options of training."""
+"""Hyper-parameters of `LocalSGD` for which methods and presets have their own defaults; in the group training."""
 
 TRAINING_OPTIONS = ("optimizer", "clip_norm", "schedule", "drop_last", "shuffle", "augment")
-"""Options of local training that no method has defaults of its own for."""
+"""Other options of local training, which have the same defaults for all methods."""
 
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "data": (
-        "Which examples each client has.",
+        "The examples of each client.",
         (
             *("data", "label", "client_column", "test_data", "test_fraction", "normalize", "data_digest"),
             *("source", "data_dir", "partition", "s", "beta", "dirichlet_protocol", "min_size"),
@@ -32,7 +32,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "client": (
-        "How many clients there are, and who takes part in a round.",
+        "The number of clients, and their participation in rounds.",
         (
             *("num_clients", "participation", "full_last_round", "straggler_fraction", "straggler_rate"),
             *("drop_rate", "held_out_clients"),
@@ -42,41 +42,41 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "The network, the rounds, and the local training of a client.",
         ("model", "rounds", *TRAINING_HYPER_PARAMETERS, *TRAINING_OPTIONS, "on_nan", "seed"),
     ),
-    "evaluation": ("When and how accuracy is measured.", ("eval_every", "eval_protocol", "target_accuracy")),
+    "evaluation": ("When and how accuracy is evaluated.", ("eval_every", "eval_protocol", "target_accuracy")),
     "result": (
-        "What is written, and how an interrupted run goes on.",
+        "Output files, and resumption of an interrupted run.",
         ("out", "checkpoint_every", "keep_checkpoints", "resume", "plot", "tensorboard", "wandb"),
     ),
     "device": (
-        "Where and how the computation runs; the results do not depend on it, up to rounding.",
+        "Hardware and precision; up to rounding, results do not depend on these options.",
         (
             *("devices", "mesh", "chunk", "state_on", "precision", "compilation_cache"),
             *("distributed", "coordinator", "num_processes", "process_id"),
         ),
     ),
 }
-"""Heading, without the word "options" that tyro adds -> one line about the group, and its options in their order."""
+"""Heading, to which tyro adds the word "options" -> description of the group, and its options in order."""
 
 MAX_COLUMNS = 100
-"""Width of the help on wide terminals, where tyro would lay the groups side by side and so out of order."""
+"""Maximum width of the help: on wider terminals tyro would arrange the groups in columns, out of order."""
 
 
 def argument(kind: Any, text: str) -> Any:
-    """The type of an option together with its help text, as tyro reads them.
+    """Type of an option annotated with its help text, in the form that tyro reads.
 
     Args:
       kind: type of the option's value.
-      text: help text; its line breaks do not matter.
+      text: help text; line breaks are ignored.
     """
     text = " ".join(text.split())
     return Annotated[kind, tyro.conf.arg(help=text[:1].upper() + text[1:], metavar=_metavar(kind))]
 
 
 def grouped(common: Options, config: Any) -> type:
-    """All options as a dataclass of dataclasses, one for each group and with the given values as defaults.
+    """Dataclass of all options: one nested dataclass for each group, with the given values as defaults.
 
     Args:
-      common: the options of every method.
+      common: options that all methods have.
       config: the method's hyper-parameters, an instance of `experiments.config.request.method_config`.
     """
     texts = {entry.arg_name: entry.description or "" for entry in docstring_parser.parse_from_object(Options).params}
@@ -99,13 +99,13 @@ def grouped(common: Options, config: Any) -> type:
 
 
 def ungrouped(groups: Any) -> dict[str, Any]:
-    """The values of all groups by name."""
+    """Values of all options by name, without groups."""
     return {name: value for group in vars(groups).values() for name, value in vars(group).items()}
 
 
 @contextlib.contextmanager
 def limited_columns() -> Iterator[int]:
-    """A terminal of at most MAX_COLUMNS, inside the with statement, for what asks its size; yields the columns."""
+    """Context in which the reported width of the terminal is at most MAX_COLUMNS; yields the width."""
     before = os.environ.get("COLUMNS")
     columns = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
     os.environ["COLUMNS"] = str(columns)
@@ -119,14 +119,14 @@ def limited_columns() -> Iterator[int]:
 
 
 def _metavar(kind: Any) -> str | None:
-    """The value of an option that has several types, as the help writes it: INT|None; None leaves it to tyro."""
+    """Placeholder of a value with several types in the help, such as INT|None; None leaves the choice to tyro."""
     parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
-    words = []
+    names = []
     for part in parts:
         if get_origin(part) is Literal:
-            words += map(str, get_args(part))
+            names += map(str, get_args(part))
         elif get_origin(part) is tuple:
-            words.append(f"{get_args(part)[0].__name__.upper()}...")
+            names.append(f"{get_args(part)[0].__name__.upper()}...")
         else:
-            words.append("None" if part is types.NoneType else part.__name__.upper())
-    return "|".join(words) or None
+            names.append("None" if part is types.NoneType else part.__name__.upper())
+    return "|".join(names) or None

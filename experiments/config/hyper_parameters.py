@@ -12,10 +12,10 @@ from pfl_jax.primitives.local_sgd import LocalSGD
 
 
 def method_config(name: str) -> type:
-    """The frozen dataclass of a method's hyper-parameters, from its factory's signature and docstring.
+    """Frozen dataclass of a method's hyper-parameters, from its factory's signature and docstring.
 
-    Every keyword-only argument becomes a field with its annotation, its default and its help text; and so do those
-    fields of its recipe of local training that methods have defaults of their own for.
+    It has a field, with type, default and help text, for each keyword-only argument of the factory and for the
+    hyper-parameters of local training in TRAINING_HYPER_PARAMETERS.
 
     Args:
       name: a key of METHODS.
@@ -38,17 +38,17 @@ def method_config(name: str) -> type:
 
 
 def _documented(entity: Any) -> tuple[str | None, dict[str, str]]:
-    """First line of a docstring, and the texts of its arguments or attributes."""
+    """First line of a docstring, and the descriptions of its arguments or attributes by name."""
     found = docstring_parser.parse(entity.__doc__ or "", docstring_parser.DocstringStyle.GOOGLE)
     return found.short_description, {parameter.arg_name: parameter.description or "" for parameter in found.params}
 
 
 def real_numbers(method: str, values: dict[str, Any]) -> dict[str, float]:
-    """Hyper-parameters that may be inputs of a compiled program: real numbers, by type and by value.
+    """Hyper-parameters that can be inputs of a compiled program: those with real type and value.
 
     Args:
       method: a key of METHODS.
-      values: of all its hyper-parameters.
+      values: values of all hyper-parameters of the method.
     """
     kinds = get_type_hints(method_config(method))
     real = {name for name, kind in kinds.items() if kind is float or float in get_args(kind)}

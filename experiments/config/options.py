@@ -1,4 +1,4 @@
-"""The options that every experiment has, whatever its method; presets.py holds their values."""
+"""Options that all experiments have, with any method; presets.py has their default values."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     MethodName: TypeAlias = str
     ModelName: TypeAlias = str
 else:
-    # Literals, so that --help lists the choices.
+    # Literal types, so that --help lists the choices.
     MethodName = Literal[tuple(METHODS)]
     ModelName = Literal[tuple(MODELS)]
 
@@ -29,146 +29,157 @@ MATMUL_PRECISION: dict[str, str] = {"float32": "highest", "tf32": "tensorfloat32
 
 @dataclass(frozen=True)
 class Options:
-    """What is run on which data, and where the results go. Every method has these options."""
+    """Options that all methods have: data, training, evaluation, results and devices."""
 
     method: MethodName
-    """Method to train with; `--method NAME --help` shows that method's own options."""
+    """Method; `--method NAME --help` shows its own options."""
     preset: PresetName
-    """Paper whose settings are the defaults of everything else."""
+    """Paper whose settings are the defaults of all other options."""
     model: ModelName
     """Network."""
     rounds: int
     """Communication rounds."""
     num_clients: int
-    """Clients of the federation."""
+    """Number of clients of the federation."""
     participation: float
-    """Share of the clients that take part in a round, above 0 and at most 1; never fewer than one client."""
+    """Share of the clients that take part in each round, above 0 and at most 1; at least one client takes part."""
     full_last_round: bool = False
-    """Everyone takes part in the last round."""
+    """All clients take part in the last round."""
     straggler_fraction: float = 0.0
     """Share of the clients that are stragglers, the same ones in all rounds."""
     straggler_rate: float = 1.0
-    """How often a straggler takes part, relative to the other clients, above 0 and at most 1."""
+    """Weight of a straggler in the draw of a cohort, where other clients have weight 1; above 0 and at most 1."""
     drop_rate: float = 0.0
-    """Share of each round's clients, drawn anew, that train but drop out before they send, at least 0 and below 1."""
+    """Share of a round's clients, drawn anew, that train but drop out before they send; at least 0 and below 1."""
     held_out_clients: int = 0
-    """How many of the clients, the last ones, never take part; what the method does for such newcomers is measured."""
+    """Number of clients that never take part; each evaluation also scores the models that such newcomers get."""
     partition: Literal["grouped", "pathological", "dirichlet", "iid", "natural"] = "grouped"
-    """How examples are divided: groups with common dominant classes, groups with 3/3/5/5/8 classes for a client,
-    Dirichlet proportions, at random, or as --client-column says (natural)."""
+    """Division of the examples among clients: groups of clients with common dominant classes (grouped), groups with
+    3/3/5/5/8 classes per client (pathological), Dirichlet proportions of each class (dirichlet), at random (iid), or by
+    --client-column (natural)."""
     s: float = 20.0
-    """Percentage of a client's examples that are spread over all classes, 0 to 100 (grouped)."""
+    """Percentage of a client's examples that are spread over all classes, from 0 to 100 (only with grouped)."""
     beta: float = 0.1
-    """Concentration of the Dirichlet distribution; the smaller, the more clients differ (dirichlet)."""
+    """Concentration of the Dirichlet distribution; clients differ more for smaller values (only with dirichlet)."""
     dirichlet_protocol: PresetName = "fedas"
-    """Whose variant: fedas merges both sets and divides each client's 75/25, fedpac keeps them apart (dirichlet)."""
+    """Variant of a paper: fedas merges training and test set and divides each client's examples 75/25, fedpac divides
+    the two sets separately (only with dirichlet)."""
     pathological_protocol: Literal["random", "clustered"] = "random"
-    """Class sets drawn for each client, or one for each group of clients (pathological)."""
+    """Whether a set of classes is drawn for each client (random) or for each group of clients (clustered); only with
+    pathological."""
     min_size: int | None = None
-    """Fewest examples of a client; None is the protocol's own (dirichlet)."""
+    """Minimum number of a client's examples; None for the minimum of the protocol (only with dirichlet)."""
     train_size: int | None = None
-    """Training examples of a client, at most so many with dirichlet; None shares out all there are."""
+    """Training examples of each client, with dirichlet the maximum; None divides all examples."""
     size_choices: tuple[int, ...] | None = None
-    """Sizes that each client's number of training examples is drawn from, such as 300 600 1200, in place of
+    """Sizes from which each client's number of training examples is drawn, such as 300 600 1200; in place of
     --train-size (not with dirichlet)."""
     test_size: int | None = None
-    """Test examples of a client, as --train-size; None is as many as training examples with grouped, pathological."""
+    """Test examples of each client, with dirichlet the maximum; None divides all examples, or with grouped and
+    pathological takes as many as training examples."""
     shift: Literal["none", "labels", "rotation"] = "none"
-    """How groups of clients differ beyond their classes, in training and test examples: another permutation of the
-    labels for each group (concept shift), or images turned by equal steps of a full turn (feature skew)."""
+    """Additional difference between groups of clients, in training and test examples: a permutation of the labels
+    (labels: concept shift), or a rotation of the images by multiples of 360 degrees / groups (rotation: feature
+    skew)."""
     augment: bool = False
-    """Crop and mirror colour images at random in every training batch, as FedPAC's released code does. Heads that are
-    trained on features of a fixed backbone (FedPAC, FedRep), statistics and tests see the images as they are."""
+    """Random crops and flips of color images in every training batch, as in FedPAC's released code. Heads that are
+    trained on precomputed features (FedPAC, FedRep), statistics and tests use the original images."""
     drop_last: bool = False
-    """Leave out an epoch's last batch where it is incomplete, unless it is the client's only one."""
+    """Leave out an incomplete last batch of an epoch, unless it is the client's only batch."""
     shuffle: bool = True
-    """Draw a new order of a client's examples for every local epoch; --no-shuffle takes the same one always."""
+    """Draw a new order of a client's examples for every local epoch; with --no-shuffle the order is always the
+    same."""
     pixel_normalization: PixelNormalization = "fedas"
-    """Paper whose released code gives the mean and deviation that CIFAR's pixels are normalised by: 0.5 (fedas), or
-    those of CIFAR-10's training pixels (fedpac). The other datasets have one of each."""
+    """Paper whose released code defines the mean and standard deviation that normalize CIFAR's pixels: 0.5 (fedas), or
+    those of CIFAR-10's training pixels (fedpac). No effect on other datasets."""
     optimizer: Optimizer = "sgd"
-    """Optimizer of local training, which starts afresh in every round: sgd as in PyTorch and the papers, adam with its
-    own momentum (0.9) or adamw, whose weight decay is apart from the gradient."""
+    """Optimizer of local training, initialized anew in every round: sgd (as in PyTorch and the papers), adam, or adamw
+    with decoupled weight decay. Adam and AdamW do not use --momentum."""
     clip_norm: float | None = None
-    """Largest norm of the gradient of a mini-batch, over all parameters; larger ones are scaled down to it."""
+    """Largest norm of a mini-batch's gradient over all parameters; larger gradients are scaled down to it."""
     schedule: tuple[str, ...] | None = None
-    """Factor of a real-valued hyper-parameter over the rounds, as NAME=KIND, several side by side: lr=cosine or
-    lr=cosine:END falls from 1 to END (0) over all rounds, lam=linear:START:END:ROUNDS is linear and then stays at END,
-    lr=exponential:FACTOR is FACTOR to the power of the round, lr=step:FACTOR:ROUNDS the same by steps."""
+    """Factors of real-valued hyper-parameters that change with the round, one or more NAME=KIND. lr=cosine or
+    lr=cosine:END: from 1 to END (by default 0) over all rounds. lam=linear:START:END:ROUNDS: linear, then END.
+    lr=exponential:FACTOR: FACTOR to the power of the round. lr=step:FACTOR:ROUNDS: times FACTOR every ROUNDS rounds."""
     seed: int = 0
-    """Seed of partition, initial weights, cohorts and batches: the same seed gives the same result."""
+    """Seed of partition, initial weights, cohorts and batches. The same seed gives the same result."""
     source: Literal["auto", "tfds", "files", "embedded"] = "auto"
-    """Origin of the data: embedded is pictures of digits in its shape, auto the first that is there, and says which."""
+    """Source of the data: tfds and files are the real dataset, embedded is synthetic images of the same shape, auto is
+    the first available source and reports which."""
     data_dir: str | None = None
-    """Folder of tensorflow-datasets or of the dataset's files; None looks where they usually are."""
+    """Folder of tensorflow-datasets or of the dataset's files; None searches the usual folders."""
     data: str | None = None
-    """Your own data (custom): an .npz or .csv file, a folder of images by class, the folder of a Hugging Face dataset,
-    or hf:NAME of the hub."""
+    """Your own data (only with custom): an .npz or .csv file, a folder of images by class, a folder of a Hugging Face
+    dataset, or hf:NAME for the hub."""
     label: str | None = None
-    """Column of the classes (custom); None is y in .npz files and label elsewhere."""
+    """Column of the labels (only with custom); None is y in .npz files and label in others."""
     client_column: str | None = None
-    """Column that says whose row it is: the rows of one hospital, user or writer are a client (custom)."""
+    """Column with the client of each row, such as its hospital, user or writer (only with custom)."""
     test_data: str | None = None
-    """File or folder with the test rows (custom); None takes those in --data, or a share of its rows."""
+    """File or folder with the test rows (only with custom); None uses those in --data, or a share of its rows."""
     test_fraction: float | None = None
-    """Share of the rows that become test rows, of each client or else of each class (custom); None is 0.25."""
+    """Share of test rows, of each client or else of each class (only with custom); None is 0.25."""
     normalize: bool = False
-    """Subtract the mean of the training rows and divide by their deviation, for each feature or colour channel
-    (custom); otherwise inputs are used as they are."""
+    """Subtract the mean of the training rows and divide by their standard deviation, per feature or color channel (only
+    with custom); otherwise the inputs are not changed."""
     data_digest: str | None = None
-    """Digest that the data must have (custom); None takes it as it is, and the run's config.json keeps what it was."""
+    """Digest that the data must have (only with custom); None accepts the data as it is."""
     chunk: int | Literal["auto"] = "auto"
-    """Clients trained together on a device: 1 is one after another. auto is 1 for convolutions on CPUs,
-    elsewhere the most that waste less than a tenth of the steps because their clients differ in size."""
+    """Clients trained together under one vmap on a device; 1 trains one after another. auto is 1 for convolutional
+    networks on CPUs, otherwise the largest number for which clients of different sizes waste less than a tenth of the
+    gradient steps."""
     devices: int | Literal["auto"] = "auto"
-    """Devices that share the clients, those of all processes together; auto takes all there are, on a CPU one for each
+    """Number of devices that share the clients, in all processes together; auto is all devices, on a CPU one for each
     core."""
     mesh: str | None = None
-    """The same as a mesh, name=size: clients=8 is --devices 8."""
+    """Number of devices written as a mesh, name=size: clients=8 is the same as --devices 8."""
     distributed: bool = False
-    """One of several processes that share the run: start the same command in each, on one machine or many. The
-    processes of Slurm and other schedulers find each other by themselves; the first one reports and writes."""
+    """Share the run among several processes, on one or more machines: start the same command in each process. Under
+    Slurm and other schedulers the processes find each other. The first process reports and writes files."""
     coordinator: str | None = None
-    """HOST:PORT of the first process, where no scheduler tells; with --num-processes and --process-id (distributed)."""
+    """HOST:PORT of the first process, if there is no scheduler; needs --distributed, --num-processes and
+    --process-id."""
     num_processes: int | None = None
-    """How many processes there are (distributed)."""
+    """Number of processes (only with --distributed)."""
     process_id: int | None = None
-    """Which of them this one is, from 0 (distributed)."""
+    """Number of this process, from 0 (only with --distributed)."""
     state_on: Literal["auto", "device", "host"] = "auto"
-    """Memory that keeps the clients' models between rounds; auto is the host where those of all clients would take
-    more than a quarter of what is free. The results are the same."""
+    """Memory that keeps the clients' states between rounds; auto is host if the states of all clients would take more
+    than a quarter of the device's free memory, otherwise device. The results are the same."""
     precision: Precision = "float32"
-    """Precision of the factors of matrix products and convolutions on a GPU; a CPU always has float32."""
+    """Precision of matrix products and convolutions on a GPU; a CPU always uses float32."""
     eval_every: int = 1
-    """Rounds between two evaluations; the last round always has one."""
+    """Rounds between two evaluations; the last round is always evaluated."""
     target_accuracy: float | None = None
-    """Stop after the first evaluation whose mean accuracy (of --eval-protocol) has reached so many percent."""
+    """Stop after the first evaluation whose mean accuracy, by --eval-protocol, is at least this percentage."""
     on_nan: OnNaN = "stop"
-    """When a client's model, message or loss becomes NaN or infinite: end the run, or leave the client out of the
-    round."""
+    """What to do if a client's model, message or loss becomes NaN or infinite: end the run (stop), or leave the client
+    out of the round (skip-client)."""
     eval_protocol: Protocol = "received"
-    """Accuracy that comes first: after aggregation or right after a client's own training, which are always measured;
-    or before_aggregation, measured where it is asked for: a round's clients right after their training, all others
-    with what they received in the round before."""
+    """Evaluation protocol that is reported first: received (after aggregation) and trained (right after a client's own
+    training) are always evaluated; before_aggregation is evaluated only with this option, and tests the cohort right
+    after local training and all other clients with the model that they received in the previous round."""
     out: str | None = None
-    """New folder for the results; None makes one under runs/."""
+    """New folder for the results; None creates one under runs/."""
     checkpoint_every: int | None = None
-    """Rounds between two checkpoints, the last round included; None writes one only when the run is interrupted."""
+    """Rounds between two checkpoints, with one after the last round; None writes one only if the run is
+    interrupted."""
     keep_checkpoints: int = 2
-    """How many of the newest checkpoints stay."""
+    """Number of checkpoints to keep, the newest ones."""
     resume: str | None = None
-    """Folder of an interrupted run, which goes on from its newest checkpoint; no other option is needed."""
+    """Folder of an interrupted run to continue from its newest checkpoint; no other option is needed."""
     tensorboard: bool = False
-    """Write the evaluations for TensorBoard too, into tensorboard/ in the run's folder."""
+    """Also write the evaluations for TensorBoard, into tensorboard/ in the run's folder."""
     wandb: bool = False
-    """Send the evaluations to Weights & Biases too, as its own environment variables say; needs pip install wandb."""
+    """Also send the evaluations to Weights & Biases, which its own environment variables configure; needs pip install
+    wandb."""
     plot: bool = False
-    """Draw the accuracies over the rounds at the end, as curves.png in the run's folder."""
+    """Plot the accuracies over the rounds at the end, as curves.png in the run's folder."""
     compilation_cache: bool = True
-    """Keep compiled programs in ~/.cache/pfl_jax/xla (or $PFL_JAX_CACHE), so that the next run starts sooner."""
+    """Cache compiled programs in ~/.cache/pfl_jax/xla (or $PFL_JAX_CACHE), so that the next run starts faster."""
 
     def check(self) -> None:
-        """Raises InvalidInput for the first option that is out of its range."""
+        """Raise InvalidInput for the first option that is out of range."""
         for name in (
             *("rounds", "num_clients", "min_size", "train_size", "test_size", "chunk", "devices", "eval_every"),
             *("checkpoint_every", "keep_checkpoints", "num_processes"),
@@ -206,15 +217,15 @@ class Options:
         _require(0 <= self.seed < 2**32, "seed", "must be between 0 and 4294967295", self.seed)
 
     def _check_processes(self) -> None:
-        """Raises InvalidInput unless the processes of --distributed are told whole, or left to be found."""
+        """Raise InvalidInput unless all or none of the options that locate the processes of --distributed are given."""
         names = ("coordinator", "num_processes", "process_id")
-        told = [name for name in names if getattr(self, name) is not None]
-        if told and not self.distributed:
-            raise InvalidInput(f"{flag(told[0])} is for --distributed")
-        if told and len(told) < len(names):
-            missing = next(name for name in names if name not in told)
-            raise InvalidInput(f"{flag(told[0])} needs {flag(missing)} too: give all three, or none under a scheduler")
-        if not told or self.coordinator is None or self.num_processes is None or self.process_id is None:
+        given = [name for name in names if getattr(self, name) is not None]
+        if given and not self.distributed:
+            raise InvalidInput(f"{flag(given[0])} is for --distributed")
+        if given and len(given) < len(names):
+            missing = next(name for name in names if name not in given)
+            raise InvalidInput(f"{flag(given[0])} needs {flag(missing)} too: give all three, or none under a scheduler")
+        if not given or self.coordinator is None or self.num_processes is None or self.process_id is None:
             return
         host, colon, port = self.coordinator.rpartition(":")
         if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -227,11 +238,11 @@ class Options:
 
 
 PROCESSES = {"distributed", "coordinator", "num_processes", "process_id"}
-"""Options that say how this process belongs to others."""
+"""Options of distributed runs."""
 
 
 def mesh_devices(text: str) -> int:
-    """The devices of --mesh clients=8; InvalidInput where it is anything else."""
+    """Number of devices of --mesh clients=SIZE; raise InvalidInput for any other text."""
     name, equals, size = text.partition("=")
     if name != "clients" or not equals:
         raise InvalidInput(f"--mesh is clients=SIZE, such as clients=8, not {text}: clients are the only axis there is")
@@ -247,39 +258,39 @@ PARTITION_OPTIONS = {
     "iid": ("train_size", "size_choices", "test_size"),
     "natural": (),
 }
-"""partition -> the options that it reads."""
+"""partition -> the options that apply to it."""
 
 
 def without_effect(dataset: str, options: Options, given: frozenset[str], backend: str) -> list[str]:
-    """Notes about given options that dataset, partition or backend (as JAX names it) do not read."""
-    every = {name for names in PARTITION_OPTIONS.values() for name in names}
-    idle = sorted((every & given) - set(PARTITION_OPTIONS[options.partition]))
-    notes = [f"{flag(name)} has no effect with --partition {options.partition}" for name in idle]
-    if "train_size" in given and options.size_choices is not None and "size_choices" not in idle:
+    """Notes about given options that have no effect on this dataset, partition, optimizer or backend (JAX's name)."""
+    partition_options = {name for names in PARTITION_OPTIONS.values() for name in names}
+    unused = sorted((partition_options & given) - set(PARTITION_OPTIONS[options.partition]))
+    notes = [f"{flag(name)} has no effect with --partition {options.partition}" for name in unused]
+    if "train_size" in given and options.size_choices is not None and "size_choices" not in unused:
         notes.append("--train-size has no effect with --size-choices")
     if "momentum" in given and options.optimizer != "sgd":
         notes.append(f"--momentum has no effect with --optimizer {options.optimizer}, which has its own")
     if backend == "cpu" and options.precision != "float32":
         notes.append(f"--precision {options.precision} has no effect on a CPU, which computes in float32")
     if "pixel_normalization" in given and not reads_pixel_normalization(dataset):
-        notes.append(f"--pixel-normalization has no effect on {dataset}, which {_NORMALISED.get(dataset, _ALIKE)}")
+        notes.append(f"--pixel-normalization has no effect on {dataset}, which {_NORMALIZED.get(dataset, _ALIKE)}")
     return notes
 
 
-_ALIKE = "both papers' settings normalise alike"
-_NORMALISED = {"custom": "--normalize normalises"}
+_ALIKE = "both papers' settings normalize alike"
+_NORMALIZED = {"custom": "--normalize normalizes"}
 
 
 def reads_pixel_normalization(dataset: str) -> bool:
-    """Whether the papers' released code normalises a dataset in different ways."""
+    """Whether the released codes of the two papers normalize a dataset differently."""
     return dataset in SPECS and SPECS[dataset].fedpac is not None
 
 
 def check_hyper_parameters(values: dict[str, Any]) -> None:
-    """Raises InvalidInput for what no method can work with: the ranges that follow from an argument's name.
+    """Raise InvalidInput for values out of the range that follows from the hyper-parameter's name.
 
     Args:
-      values: name -> value; batch sizes and epochs by the ends of their names, as all methods name them.
+      values: name -> value; the ends of the names identify learning rates, batch sizes, epochs and so on.
     """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -294,14 +305,14 @@ def check_hyper_parameters(values: dict[str, Any]) -> None:
         elif name in ("alpha", "share", "held_out", "mixing", "epsilon"):
             _require(0 <= value <= 1, name, "must be between 0 and 1", value)
         elif name in ("lam", "mu", "threshold") or name.endswith(("_decay", "_epochs", "_rounds")):
-            # Epochs of single steps may be 0: that leaves the step out.
+            # Zero epochs leave a phase out, such as fine-tuning.
             _require(value >= 0, name, "must not be negative", value)
         elif isinstance(value, int):
             _require(value >= 1, name, "must be at least 1", value)
 
 
 def flag(name: str) -> str:
-    """How an option is written: --train-size."""
+    """Option as written on the command line, such as --train-size."""
     return "--" + name.replace("_", "-")
 
 

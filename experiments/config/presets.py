@@ -1,8 +1,8 @@
 """Presets from the papers as plain data: default values of the options.
 
-A preset is what a paper used for all its main experiments, then what it used for single datasets. Sizes are examples
-per client, s and momentum are as in the papers, learning rates per step. Hyper-parameters reach the methods that
-have an argument of that name; what a method needs beyond them stands in its own signature.
+A preset has the values of a paper's main experiments, with exceptions for single datasets. Sizes are examples per
+client. Hyper-parameters apply to all methods that have an argument of that name; other defaults are in the signatures
+of the methods.
 """
 
 from typing import Any, TypeAlias
@@ -18,7 +18,7 @@ DEFAULT_PRESET = {
     "digits": "fedpac",
     "custom": "fedpac",
 }
-"""The preset of a dataset when --preset is not given: that of the paper which reports it (first)."""
+"""Default preset of each dataset: that of the (first) paper that reports results on it."""
 
 PRESETS: dict[str, Values] = {
     # Xu, Tong, Huang. ICLR 2023. Appendix B.2 (data), B.3 (training); C.1 and the released code (network). 600 test
@@ -35,12 +35,12 @@ PRESETS: dict[str, Values] = {
         "train_size": 600,
         "test_size": 600,
         "pixel_normalization": "fedpac",
-        # Evaluation fine-tunes or aligns every client where the method does: each round would double the work.
+        # Some methods fine-tune or align every client for an evaluation, which would double the time of each round.
         "eval_every": 5,
     },
-    # Yang, Huang, Ye. CVPR 2024. Section 4.1; participation is the lowest of Tables 2 and 3, where its claim is
-    # strongest. Sizes: the whole dataset, divided 75/25. The "learning rate decay value" 1e-3 of Section 4.1 is left
-    # out: the text does not say how it is applied.
+    # Yang, Huang, Ye. CVPR 2024. Section 4.1; participation is the lowest of Tables 2 and 3, for which the paper claims
+    # the largest advantage. Sizes: the whole dataset, divided 75/25. The "learning rate decay value" 1e-3 of Section
+    # 4.1 is left out because the paper does not say how it is applied.
     "fedas": {
         "method": "fedas",
         "model": "fedavg_cnn",
@@ -53,8 +53,8 @@ PRESETS: dict[str, Values] = {
         "train_size": None,
         "test_size": None,
         "pixel_normalization": "fedas",
-        # The released code's loader of training examples, for every method: batches in a fixed order, the incomplete
-        # last one left out. The text does not mention it.
+        # As the data loader of the released code, for all methods: a fixed order of the examples, and no incomplete
+        # last batch. The paper does not mention it.
         "drop_last": True,
         "shuffle": False,
         "eval_every": 5,
@@ -64,28 +64,28 @@ PRESETS: dict[str, Values] = {
 HYPER_PARAMETERS: dict[str, Values] = {
     # B.3.
     "fedpac": {"lr": 0.01, "momentum": 0.5, "weight_decay": 5e-4, "batch_size": 50, "epochs": 5},
-    # Section 4.1, which names neither momentum nor weight decay.
+    # Section 4.1, which mentions neither momentum nor weight decay.
     "fedas": {"lr": 5e-3, "momentum": 0.0, "weight_decay": 0.0, "batch_size": 16, "epochs": 5},
 }
 
 EVERY_BATCH: Values = {"drop_last": False, "shuffle": True}
-"""Every example of every epoch, in a new order: where clients are small, and no paper's figures are compared."""
+"""All examples in every epoch, in a new order: for small clients and data without figures in the papers."""
 
 BY_METHOD: dict[str, Values] = {
-    # The steps of its released code have no momentum; the papers give one for all methods.
+    # The released code of pFedMe has no momentum; the papers state one momentum for all methods.
     "pfedme": {"momentum": 0.0},
 }
-"""method -> what differs for it, with every preset."""
+"""method -> values that differ for it, with every preset."""
 
 BY_DATASET: dict[tuple[str, str], Values] = {
-    # FedPAC B.3: larger clients and batches on EMNIST, a larger learning rate on CIFAR-10 and CINIC-10. The released
-    # code tests on 300 examples of these two, and always augments their training images. CIFAR-100 is not in that
-    # paper: as CIFAR-10.
+    # FedPAC B.3: larger clients and batches on EMNIST, a larger learning rate on CIFAR-10 and CINIC-10. For these two,
+    # the released code has 300 test examples per client and always augments training images. CIFAR-100 is not in that
+    # paper and has the values of CIFAR-10.
     ("fedpac", "emnist"): {"train_size": 1000, "batch_size": 100},
     ("fedpac", "cifar10"): {"test_size": 300, "lr": 0.02, "augment": True},
     ("fedpac", "cinic10"): {"test_size": 300, "lr": 0.02, "augment": True},
     ("fedpac", "cifar100"): {"test_size": 300, "lr": 0.02, "augment": True},
-    # Neither paper has the digits: 1,287 training and 510 test examples of 8x8 pixels, shared by 20 clients.
+    # Neither paper uses the digits, which are 1,287 training and 510 test examples of 8x8 pixels for 20 clients.
     ("fedpac", "digits"): {
         "model": "mlp",
         "rounds": 40,
@@ -128,11 +128,11 @@ BY_DATASET: dict[tuple[str, str], Values] = {
         **EVERY_BATCH,
     },
 }
-"""(preset, dataset) -> what differs for this dataset."""
+"""(preset, dataset) -> values that differ for this dataset."""
 
 EMBEDDED: dict[tuple[str, str], Values] = {
-    # Not from a paper: so that a newcomer without a network sees a whole experiment within minutes on two cores. A
-    # mirrored digit is no digit: nothing is augmented.
+    # Not from a paper: short enough for a complete experiment within minutes on two cores, without a download. There is
+    # no augmentation, because a mirrored digit is not a digit.
     ("fedpac", "emnist"): {"rounds": 20, "train_size": 600, "test_size": 300},
     ("fedpac", "fashion_mnist"): {"rounds": 30, "train_size": 300, "test_size": 300},
     ("fedpac", "cifar10"): {"rounds": 25, "train_size": 300, "test_size": 200, "augment": False},
@@ -144,17 +144,17 @@ EMBEDDED: dict[tuple[str, str], Values] = {
     ("fedas", "cinic10"): {"rounds": 20, "train_size": 300, "test_size": 150, "lr": 0.05} | EVERY_BATCH,
     ("fedas", "cifar100"): {"rounds": 20, "train_size": 300, "test_size": 150, "lr": 0.05} | EVERY_BATCH,
 }
-"""(preset, dataset) -> what is smaller on embedded data, whose default must end within five minutes on two cores."""
+"""(preset, dataset) -> smaller values for embedded data, whose default run must end in five minutes on two cores."""
 
 
 def values(preset: str, dataset: str, method: str | None = None, *, embedded: bool = False) -> Values:
-    """All values of a preset for a dataset, options and hyper-parameters together.
+    """Values of all options and hyper-parameters of a preset for a dataset.
 
     Args:
       preset: a key of PRESETS.
       dataset: a key of DEFAULT_PRESET.
-      method: whose values; None for the preset's own.
-      embedded: with the reductions for embedded data.
+      method: name of the method; None for the preset's own method.
+      embedded: whether to use the smaller values for embedded data.
     """
     merged = PRESETS[preset] | HYPER_PARAMETERS[preset] | BY_DATASET.get((preset, dataset), {})
     if embedded:

@@ -1,7 +1,7 @@
-"""From the words of the command line to checked options: a method's own options come from its factory's signature.
+"""Parsing of a command line into checked options; a method's own options come from its factory's signature.
 
-tyro converts values and writes --help; its errors fill a box of several lines, so what a user can get wrong is found
-here first and said in one line.
+tyro converts values and writes --help. Its error messages are boxes of several lines, so this module checks the command
+line first and reports errors in one line.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ import tyro
 from experiments.config import own_data, presets
 from experiments.config.help_groups import grouped, limited_columns, ungrouped
 from experiments.config.hyper_parameters import method_config, real_numbers
+from experiments.config.no_effect import synonym
 from experiments.config.options import (
     PARTITION_OPTIONS,
     PROCESSES,
@@ -43,8 +44,7 @@ RESULT_NEUTRAL = {
     *("checkpoint_every", "keep_checkpoints", "resume", "mesh", "tensorboard", "wandb", "plot"),
     *PROCESSES,
 }
-"""Options that two runs with the same results may differ in; of the source only what it led to is compared,
-of the user's own data its content."""
+"""Options that do not change the results of a run; of --source and --data, only the data that was loaded matters."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Request:
     """A checked command line.
 
     Attributes:
-      dataset: which experiment.
+      dataset: name of the experiment.
       options: the common options.
-      hyper_parameters: the method's own, every one of them.
-      given: names of the options that the user gave; all others came from the preset or the method.
+      hyper_parameters: all hyper-parameters of the method.
+      given: names of the options that the user gave; all others have the values of the preset or the method.
     """
 
     dataset: str
@@ -64,7 +64,7 @@ class Request:
     given: frozenset[str]
 
     def real_numbers(self) -> dict[str, float]:
-        """Hyper-parameters that may be inputs of a compiled program."""
+        """Hyper-parameters that can be inputs of a compiled program."""
         return real_numbers(self.options.method, self.hyper_parameters)
 
     def on_own_data(self, dataset: Dataset) -> "Request":
@@ -72,7 +72,7 @@ class Request:
         return dataclasses.replace(self, options=own_data.fitted(self.options, self.given, dataset))
 
     def on_embedded_data(self) -> tuple["Request", dict[str, Any]]:
-        """This request with the preset's reductions for embedded data, and what they changed."""
+        """This request with the preset's smaller values for embedded data, and the values that changed."""
         reduced = presets.values(self.options.preset, self.dataset, self.options.method, embedded=True)
         changes = {
             name: reduced[name]
@@ -90,14 +90,14 @@ class Request:
 
 
 def parse(dataset: str, arguments: Sequence[str]) -> Request:
-    """Parses and checks a command line; prints help and raises SystemExit(0) for --help.
+    """Parse and check a command line; print help and raise SystemExit(0) for --help.
 
     Args:
       dataset: a key of `presets.DEFAULT_PRESET`.
-      arguments: the words after the module's name.
+      arguments: command-line arguments after the module's name.
 
     Raises:
-      InvalidInput: an unknown option or choice, a value of the wrong kind or out of range.
+      InvalidInput: an option or choice is unknown, or a value has the wrong type or is out of range.
     """
     preset = _first_choice("preset", arguments, get_args(PresetName), presets.DEFAULT_PRESET[dataset])
     own_method = presets.values(preset, dataset)["method"]
@@ -105,7 +105,7 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     values = presets.values(preset, dataset, method)
     own = method_config(method)
     hints = get_type_hints(Options) | get_type_hints(own)
-    given = _check_words(arguments, hints, method)
+    given = _check_arguments(arguments, hints, method)
 
     common_names, own_names = ({field.name for field in dataclasses.fields(kind)} for kind in (Options, own))
     defaults: dict[str, Any] = values | {"method": method, "preset": preset}
@@ -117,14 +117,14 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     options = own_data.checked(dataset, options, frozenset(given))
     options.check()
     if options.mesh is not None:
-        # Another word for --devices, and only that is kept.
+        # --mesh is converted to --devices.
         number = mesh_devices(options.mesh)
         if "devices" in given and options.devices != number:
             raise InvalidInput(f"--mesh {options.mesh} and --devices {options.devices} disagree: give one of them")
         options = dataclasses.replace(options, devices=number, mesh=None)
         given = given - {"mesh"} | {"devices"}
     if options.augment and dataset in SPECS and SPECS[dataset].shape[-1] != 3:
-        raise InvalidInput(f"--augment is for colour images, and those of {dataset} are grey")
+        raise InvalidInput(f"--augment is for color images, and those of {dataset} are gray")
     check_hyper_parameters(hyper_parameters)
     request = Request(dataset, options, hyper_parameters, frozenset(given))
     check_schedules(options.schedule or (), method, request.real_numbers())
@@ -132,36 +132,37 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
 
 
 def relevant_options(request: Request) -> dict[str, Any]:
-    """Everything in a request that its results depend on, by name; seed and data apart.
+    """Options and hyper-parameters on which the results of a request depend, except seed and data.
 
-    What the dataset or the chosen partition does not read is left out, and None that stands for another value is that.
+    Options without effect on the dataset or the chosen partition are left out, and None is replaced by the value that
+    it stands for.
     """
-    unread = {name for names in PARTITION_OPTIONS.values() for name in names}
-    unread -= set(PARTITION_OPTIONS[request.options.partition])
+    unused = {name for names in PARTITION_OPTIONS.values() for name in names}
+    unused -= set(PARTITION_OPTIONS[request.options.partition])
     if request.options.optimizer != "sgd":
-        unread.add("momentum")
+        unused.add("momentum")
     if not reads_pixel_normalization(request.dataset):
-        unread.add("pixel_normalization")
-    every = filled(dataclasses.asdict(request.options) | request.hyper_parameters)
+        unused.add("pixel_normalization")
+    values = filled(dataclasses.asdict(request.options) | request.hyper_parameters)
     if request.dataset == own_data.CUSTOM:
-        every["data_digest"] = own_data.digest(request.options)
+        values["data_digest"] = own_data.digest(request.options)
     else:
-        unread |= set(own_data.OWN_DATA)
+        unused |= set(own_data.OWN_DATA)
     if request.options.partition == "natural":
-        # The data says how many there are.
-        unread.add("num_clients")
-    return {name: value for name, value in every.items() if name not in RESULT_NEUTRAL | unread | {"seed"}}
+        # The data determines the number of clients.
+        unused.add("num_clients")
+    return {name: value for name, value in values.items() if name not in RESULT_NEUTRAL | unused | {"seed"}}
 
 
 def filled(values: dict[str, Any]) -> dict[str, Any]:
-    """Options and hyper-parameters, with the epochs of fine-tuning where None says that they are those of training."""
+    """Options and hyper-parameters, with `finetune_epochs` None replaced by the epochs of training."""
     if "finetune_epochs" in values and values["finetune_epochs"] is None:
         return values | {"finetune_epochs": values["epochs"]}
     return values
 
 
 def _tyro(dataset: str, arguments: Sequence[str], common: Options, config: Any) -> dict[str, Any]:
-    """The values of all options, those of the method too, filled in by tyro."""
+    """Values of all options, including the method's own, as parsed by tyro."""
     groups = grouped(common, config)
     errors = io.StringIO()
     try:
@@ -175,27 +176,27 @@ def _tyro(dataset: str, arguments: Sequence[str], common: Options, config: Any) 
     except SystemExit as ending:
         if not ending.code:
             raise
-        # Nothing known gets here; whatever does is still told in one line.
-        words = " ".join(line.strip("╭╮╰╯│─ ") for line in errors.getvalue().splitlines())
-        raise InvalidInput(" ".join(words.split())) from None
+        # All known errors are found before tyro runs; any other one is still reported in one line.
+        message = " ".join(line.strip("╭╮╰╯│─ ") for line in errors.getvalue().splitlines())
+        raise InvalidInput(" ".join(message.split())) from None
     return ungrouped(parsed)
 
 
 def _description(dataset: str, preset: str, columns: int) -> str:
     data = "your own data" if dataset == own_data.CUSTOM else dataset
     text = (
-        f"Personalized federated learning on {data}. Defaults are the settings of the {preset} preset; "
-        "without --method the method is that paper's own."
+        f"Personalized federated learning on {data}. The defaults are the settings of the {preset} preset; "
+        "the default of --method is that paper's own method."
     )
     smaller = presets.EMBEDDED.get((preset, dataset))
     if smaller:
         text += " On embedded data the defaults are smaller: " + assignments(smaller) + "."
-    # tyro prints the description as it is, but joins lines that start with a letter.
+    # Indented, because tyro would join lines that start with a letter.
     return textwrap.fill(text, columns, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def assignments(values: dict[str, Any]) -> str:
-    """Values as they would be given: "--rounds 30, --train-size 300, --no-drop-last"."""
+    """Values as command-line options: "--rounds 30, --train-size 300, --no-drop-last"."""
     return ", ".join(
         flag(name if value else f"no_{name}") if isinstance(value, bool) else f"{flag(name)} {value}"
         for name, value in values.items()
@@ -203,7 +204,7 @@ def assignments(values: dict[str, Any]) -> str:
 
 
 def _first_choice(name: str, arguments: Sequence[str], choices: Sequence[str], default: str) -> str:
-    """The value of one option, read ahead of all others because they depend on it; as in tyro the last one counts."""
+    """Value of an option on which the others depend; if it is given several times the last one counts, as in tyro."""
     found = default
     for position, word in enumerate(arguments):
         head, equals, value = word.partition("=")
@@ -219,17 +220,17 @@ def _first_choice(name: str, arguments: Sequence[str], choices: Sequence[str], d
     return found
 
 
-def _check_words(arguments: Sequence[str], hints: dict[str, Any], method: str) -> set[str]:
-    """Checks every word against the options there are; returns the names of those given."""
+def _check_arguments(arguments: Sequence[str], hints: dict[str, Any], method: str) -> set[str]:
+    """Check all arguments against the options and their types; return the names of the given options."""
     switches = {}
     for name, kind in hints.items():
         if kind is bool:
             switches |= {flag(name): name, flag(f"no_{name}"): name}
     valued = {flag(name): name for name in hints if flag(name) not in switches}
     given = set()
-    words = deque(arguments)
-    while words:
-        head, equals, value = words.popleft().partition("=")
+    remaining = deque(arguments)
+    while remaining:
+        head, equals, value = remaining.popleft().partition("=")
         head = head.replace("_", "-")
         if head in ("--help", "-h"):
             continue
@@ -239,10 +240,10 @@ def _check_words(arguments: Sequence[str], hints: dict[str, Any], method: str) -
             given.add(switches[head])
         elif head in valued:
             kind = hints[valued[head]]
-            values: list[str | None] = [value] if equals else [words.popleft()] if words else [None]
+            values: list[str | None] = [value] if equals else [remaining.popleft()] if remaining else [None]
             if any(get_origin(part) is tuple for part in _parts(kind)):
-                while not equals and words and not words[0].startswith("--"):
-                    values.append(words.popleft())
+                while not equals and remaining and not remaining[0].startswith("--"):
+                    values.append(remaining.popleft())
             for value in values:
                 _check_value(head, kind, value)
             given.add(valued[head])
@@ -256,18 +257,21 @@ def _opposite(switch: str) -> str:
 
 
 def _unknown(word: str, known: Iterable[str], method: str) -> str:
-    """The error for a word that is no option, or no option of this method."""
+    """Error message for an argument that is not an option, or not an option of this method."""
     if not word.startswith("-"):
         return f"unexpected word '{word}': options start with --, see --help"
+    dirichlet = ", or --beta for the concentration of --partition dirichlet" if word == "--alpha" else ""
     owners = [name for name in METHODS if word in map(flag, get_type_hints(method_config(name)))]
     if owners:
-        return f"{word} is an option of {_listed(owners, 'and')}, not of {method}"
+        return f"{word} is an option of {_listed(owners, 'and')}, not of {method}{dirichlet}"
+    if here := synonym(word):
+        return f"unknown option {word}: here it is {here}"
     near = _hint(word, list(known)) if word.startswith("--") else ""
     return f"unknown option {word}{near or ': see --help'}"
 
 
 def _check_value(option: str, kind: Any, value: str | None) -> None:
-    """Raises InvalidInput unless the word can be a value of this kind."""
+    """Raise InvalidInput unless the text is a value of this type."""
     if value is None or (value.startswith("--") and not _accepts(kind, value)):
         raise InvalidInput(f"{option} needs a value: {_describe(kind)}")
     if _accepts(kind, value):
@@ -280,7 +284,7 @@ def _check_value(option: str, kind: Any, value: str | None) -> None:
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
-    """The members of a union, or the one type that it is."""
+    """Members of a union type, or the type itself."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
@@ -293,7 +297,7 @@ def _accepts(kind: Any, value: str) -> bool:
             if value == "None":
                 return True
         elif get_origin(part) is tuple:
-            # Of any length, tuple[int, ...]: the words are checked one by one.
+            # tuple[int, ...]: each element is checked separately.
             if _accepts(get_args(part)[0], value):
                 return True
         elif part in (int, float):
@@ -317,9 +321,9 @@ def _describe(kind: Any) -> str:
     return _listed(names)
 
 
-def _listed(names: Sequence[str], word: str = "or") -> str:
-    """a, b or c."""
-    return f" {word} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+def _listed(names: Sequence[str], conjunction: str = "or") -> str:
+    """Enumeration "a, b or c"."""
+    return f" {conjunction} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _hint(word: str, choices: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Schedules: hyper-parameters that change from round to round, as --schedule names them."""
+"""Schedules of --schedule: hyper-parameters that change from round to round."""
 
 import difflib
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ FORMS = {
     "exponential": ("exponential:FACTOR",),
     "step": ("step:FACTOR:ROUNDS",),
 }
-"""Kind -> how it is written."""
+"""Kind of schedule -> its forms on the command line."""
 
 
 class Schedule(NamedTuple):
     """Factor of a hyper-parameter in each round.
 
     Attributes:
-      name: of the hyper-parameter.
+      name: name of the hyper-parameter.
       kind: a key of FORMS.
-      numbers: what follows it.
+      numbers: parameters of the schedule.
     """
 
     name: str
@@ -36,8 +36,8 @@ class Schedule(NamedTuple):
         """Factor in a round.
 
         Args:
-          index: of the round, from 0; may be traced.
-          rounds: of the run.
+          index: number of the round, from 0; may be traced.
+          rounds: number of rounds of the run.
         """
         if self.kind == "cosine":
             schedule = optax.cosine_decay_schedule(1.0, rounds, *self.numbers)
@@ -51,13 +51,13 @@ class Schedule(NamedTuple):
 
 
 def parse_schedule(text: str) -> Schedule:
-    """A schedule from NAME=KIND:NUMBERS, such as lr=cosine or lam=linear:0:1:20.
+    """Parse a schedule NAME=KIND:NUMBERS, such as lr=cosine or lam=linear:0:1:20.
 
     Raises:
-      InvalidInput: it is written differently, or its numbers cannot be used.
+      InvalidInput: the text has another form, or numbers are out of range.
     """
     name, equals, rest = text.partition("=")
-    kind, *words = rest.split(":")
+    kind, *parameters = rest.split(":")
     name = name.replace("-", "_")
     if not name or not equals or kind not in FORMS:
         near = difflib.get_close_matches(kind, FORMS, n=1)
@@ -67,25 +67,25 @@ def parse_schedule(text: str) -> Schedule:
         )
     allowed = {form.count(":") for form in FORMS[kind]}
     try:
-        numbers = tuple(map(float, words))
+        numbers = tuple(map(float, parameters))
     except ValueError:
         numbers = None
     if numbers is None or len(numbers) not in allowed or not all(0 <= number < float("inf") for number in numbers):
         raise InvalidInput(f"--schedule {text}: {kind} is {' or '.join(FORMS[kind])}, with numbers of at least 0")
     if kind in ("linear", "step") and (numbers[-1] < 1 or numbers[-1] != int(numbers[-1])):
-        raise InvalidInput(f"--schedule {text}: ROUNDS must be a whole number of at least 1, not {words[-1]}")
+        raise InvalidInput(f"--schedule {text}: ROUNDS must be a whole number of at least 1, not {parameters[-1]}")
     if kind in ("exponential", "step") and numbers[0] == 0:
         raise InvalidInput(f"--schedule {text}: FACTOR must be positive")
     return Schedule(name, kind, numbers)
 
 
 def check_schedules(texts: Sequence[str], method: str, real: dict[str, float]) -> None:
-    """Raise InvalidInput unless every schedule is of another real-valued hyper-parameter of the method.
+    """Raise InvalidInput unless the schedules are for different real-valued hyper-parameters of the method.
 
     Args:
-      texts: of --schedule.
+      texts: values of --schedule.
       method: name of the method.
-      real: its real-valued hyper-parameters.
+      real: the method's real-valued hyper-parameters.
     """
     seen: set[str] = set()
     for text in texts:
@@ -103,10 +103,10 @@ def scheduled(texts: Sequence[str], values: dict[str, float], index: jax.Array, 
     """Values of the scheduled hyper-parameters in a round.
 
     Args:
-      texts: of --schedule.
+      texts: values of --schedule.
       values: name -> value at factor 1; may be traced.
-      index: of the round, from 0; may be traced.
-      rounds: of the run.
+      index: number of the round, from 0; may be traced.
+      rounds: number of rounds of the run.
     """
     schedules = map(parse_schedule, texts)
     return {one.name: values[one.name] * one.factor(index, rounds) for one in schedules}

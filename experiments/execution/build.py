@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from experiments.config import own_data
+from experiments.config.no_effect import unread
 from experiments.config.options import PARTITION_OPTIONS, Options, without_effect
 from experiments.config.request import Request, assignments
 from experiments.config.schedules import scheduled
@@ -74,24 +76,25 @@ def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
     folder = request.options.data_dir
     if folder is not None and request.options.source == "files" and not Path(folder).expanduser().exists():
         raise InvalidInput(f"the data folder {folder} is not there")
-    if request.dataset == own_data.CUSTOM:
-        dataset = own_data.load(request.options)
-        for note in own_data.notes(dataset):
-            notify(f"Note: {note}.")
-    else:
-        dataset = sources.load(
-            request.dataset,
-            request.options.source,
-            request.options.data_dir,
-            notify=notify,
-            normalization=request.options.pixel_normalization,
-        )
+    dataset = _dataset(request, notify)
     request, changes = on_data(request, dataset)
     if changes:
         notify(f"Smaller defaults on {dataset.description}: {assignments(changes)}. Options given stay as they are.")
-    for note in without_effect(request.dataset, request.options, request.given, jax.default_backend()):
+    notes = without_effect(request.dataset, request.options, request.given, jax.default_backend())
+    notes += unread(request.options.method, request.hyper_parameters, request.given)
+    notes += own_data.notes(dataset)
+    for note in notes:
         notify(f"Note: {note}.")
     return request, dataset
+
+
+def _dataset(request: Request, notify: Callable[[str], None]) -> Dataset:
+    options = request.options
+    if request.dataset == own_data.CUSTOM:
+        return own_data.load(options)
+    return sources.load(
+        request.dataset, options.source, options.data_dir, notify=notify, normalization=options.pixel_normalization
+    )
 
 
 def on_data(request: Request, dataset: Dataset) -> tuple[Request, dict[str, Any]]:
@@ -175,7 +178,7 @@ def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
 
 def training_of(options: Options, dataset: Dataset) -> dict[str, Any]:
     """Fields of the recipe of local training that are options of every method."""
-    augment = CropAndFlip.normalised(dataset.input_shape, dataset.mean, dataset.std) if options.augment else None
+    augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if options.augment else None
     names = ("optimizer", "clip_norm", "drop_last", "shuffle")
     return {"augment": augment} | {name: getattr(options, name) for name in names}
 

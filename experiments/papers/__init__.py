@@ -1,1 +1,1 @@
-"""Published accuracies of the papers, and their settings as command lines."""
+"""Published accuracies of the papers, and the papers' settings as command lines."""

@@ -1,4 +1,4 @@
-"""Published accuracies of the papers, and which of them a run may be compared with."""
+"""Published accuracies of the papers, and the one with the same setting as a run."""
 
 import contextlib
 import csv
@@ -12,25 +12,25 @@ from pfl_jax.errors import InvalidInput
 
 FILE = Path(__file__).with_name("paper_results.csv")
 
-MODELS_UNSAID = {(table, method) for table in (6, 7, 8) for method in ("hypcluster", "fedem")}
-"""(table, method) of FedPAC whose number of models the paper leaves open: 3 and 5 in its Table 4."""
+MODEL_COUNT_UNSTATED = {(table, method) for table in (6, 7, 8) for method in ("hypcluster", "fedem")}
+"""(table, method) of FedPAC for which the paper does not state the number of models (3 and 5 in its Table 4)."""
 
-ANGLES_UNSAID = 10
-"""FedPAC's table of rotated images. It names no angles, and its Local-only (78.53 on Fashion-MNIST, where Table 1 has
-85.68) indicates another partition than the usual."""
+ANGLES_UNSTATED = 10
+"""Number of FedPAC's table of rotated images, which does not state the angles. Its accuracy of Local-only (78.53 on
+Fashion-MNIST; 85.68 in Table 1) also indicates a different partition."""
 
 
 class Published(NamedTuple):
-    """One published accuracy of a table.
+    """A published accuracy of a table.
 
     Attributes:
       paper: fedpac, fedpac_replication or fedas.
-      table: its number there.
-      dataset: as `python -m experiments.DATASET` calls it.
-      clients: N.
-      setting: partition and participation, in words.
-      method: a key of METHODS, with "-OPTION" for each option that is switched off.
-      accuracy_percent: mean over clients.
+      table: number of the table in the paper.
+      dataset: name of the dataset, as in `python -m experiments.DATASET`.
+      clients: number of clients N.
+      setting: partition and participation, a key of `settings.SETTINGS`.
+      method: name of the method in the table, with "-OPTION" for each option that is switched off.
+      accuracy_percent: accuracy in percent, mean over clients.
     """
 
     paper: str
@@ -43,17 +43,17 @@ class Published(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Source for people: "FedPAC, Table 1"."""
+        """Source for display: "FedPAC, Table 1"."""
         return f"{settings.PAPERS[self.paper]}, Table {self.table}"
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Command line that repeats it, without seed and results folder."""
+        """Command line of the run that reproduces it, without seed and results folder."""
         return settings.arguments(self.paper, self.clients, self.setting, self.method)
 
 
 def load() -> list[Published]:
-    """All published accuracies, in the order of the tables."""
+    """All published accuracies, in table order."""
     with FILE.open(newline="") as file:
         return [_published(row) for row in csv.DictReader(file)]
 
@@ -66,12 +66,12 @@ def _published(row: dict[str, Any]) -> Published:
 def find(request: Request, *, is_real: bool) -> Published | None:
     """Published accuracy for exactly this setting, or None.
 
-    Only if the data is the real one and everything that bears on the result is as the paper had it: model, rounds,
-    sizes, partition, participation and hyper-parameters. A method's switches may be off where a table has that row.
+    The data must be real, and everything on which the result depends must be as in the paper: model, rounds, sizes,
+    partition, participation and hyper-parameters. Switches of a method may be off if a table has such a row.
 
     Args:
-      request: what is run.
-      is_real: whether the data is the dataset itself.
+      request: request of the run.
+      is_real: whether the data is the real dataset.
     """
     if not is_real:
         return None
@@ -80,7 +80,7 @@ def find(request: Request, *, is_real: bool) -> Published | None:
         same = (row.dataset, row.clients) == (request.dataset, request.options.num_clients)
         same = same and settings.PRESET[row.paper] == request.options.preset and _fully_described(row)
         if same and settings.method_name(row.method) == request.options.method:
-            # A table may need an option that is not there; it is no row of this run then.
+            # A row whose command line is invalid cannot match.
             with contextlib.suppress(InvalidInput):
                 if _compared_options(Cell(row.dataset, row.arguments).request()) == wanted:
                     return row
@@ -88,23 +88,23 @@ def find(request: Request, *, is_real: bool) -> Published | None:
 
 
 def _fully_described(row: Published) -> bool:
-    """Whether the paper describes the row's setting completely enough for an exact comparison."""
+    """Whether the paper describes the row's setting completely."""
     if row.paper != "fedpac":
         return True
-    return row.table != ANGLES_UNSAID and (row.table, row.method) not in MODELS_UNSAID
+    return row.table != ANGLES_UNSTATED and (row.table, row.method) not in MODEL_COUNT_UNSTATED
 
 
 def _compared_options(request: Request) -> dict[str, Any]:
-    """Options that must be as in the paper; it does not report evaluation frequency or float precision."""
+    """Options that must be as in the paper, which does not report evaluation interval and float precision."""
     compared = {
         name: value for name, value in relevant_options(request).items() if name not in ("eval_every", "precision")
     }
     if request.options.preset == "fedpac":
-        # FedPAC's text does not mention augmentation, its released code has it for colour images: its figures are for
-        # both.
+        # FedPAC's paper does not mention augmentation, which its released code has for color images; a run may be
+        # compared with or without it.
         del compared["augment"]
     if request.options.size_choices is not None:
         compared["size_choices"] = sorted(request.options.size_choices)
-        # Without effect then.
+        # --train-size has no effect with --size-choices.
         del compared["train_size"]
     return compared

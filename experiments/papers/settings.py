@@ -1,4 +1,4 @@
-"""Tables of the papers as plain data: command-line options for the words of paper_results.csv."""
+"""Tables of the papers as plain data: command-line options for the entries of paper_results.csv."""
 
 from typing import NamedTuple
 
@@ -6,19 +6,19 @@ from experiments.config.measures import Average, Protocol, Score
 from pfl_jax.methods import METHODS
 
 PAPERS = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication", "fedas": "FedAS"}
-"""paper -> its name."""
+"""paper -> its display name."""
 
 PRESET = {"fedpac": "fedpac", "fedpac_replication": "fedpac", "fedas": "fedas"}
-"""paper -> whose settings its tables have where they do not say otherwise."""
+"""paper -> preset with the default settings of its tables."""
 
 
 class Measure(NamedTuple):
-    """Definition of a paper's accuracy.
+    """Definition of the accuracies in a paper.
 
     Attributes:
-      protocol: of the evaluation.
-      score: of which round.
-      average: over clients, or over all their test examples.
+      protocol: evaluation protocol.
+      score: round that is reported.
+      average: average over clients, or over all their test examples.
     """
 
     protocol: Protocol
@@ -33,26 +33,28 @@ MEASURES: dict[str, Measure] = {
     "fedpac_replication": _FINAL,
     "fedas": Measure("trained", "best", "examples"),
 }
-"""paper -> what its tables have. FedPAC: "final test accuracy"; its released code takes the mean over clients. FedAS:
-"the highest top-1 accuracy" (4.1); its released code tests the clients' own trained models in every round, and counts
-each test example the same."""
+"""paper -> measure of its tables. FedPAC: "final test accuracy", in the released code the mean over clients. FedAS:
+"the highest top-1 accuracy" (4.1), in the released code of the clients' own trained models after every round, over all
+test examples."""
 
 
 class Table(NamedTuple):
     """Table of a paper.
 
     Attributes:
-      title: what it compares.
-      notes: what the paper leaves open, and what is taken here.
+      title: content of the table.
+      notes: details that the paper does not state, and the choices made here.
     """
 
     title: str
     notes: tuple[str, ...] = ()
 
 
-_ALL_LAST = "Everyone takes part in the last round, which FedPAC says for 100 clients of its default partition."
-_MODELS = "FedPAC does not say how many models HypCluster and FedEM have here; as many as by default: 3."
-_FOUND = "FedAS does not say which prototypes its FedProto has; the global ones of FedProto's own paper."
+_FULL_LAST_ROUND = (
+    "All clients take part in the last round; FedPAC states this for 100 clients of its default partition."
+)
+_MODELS = "FedPAC does not state the number of models of HypCluster and FedEM here; the default is 3."
+_PROTOTYPES = "FedAS does not say which prototypes its FedProto uses; here the global ones, as in FedProto's own paper."
 
 TABLES: dict[tuple[str, int], Table] = {
     ("fedpac", 1): Table("Main comparison (Section 6.2)"),
@@ -62,15 +64,15 @@ TABLES: dict[tuple[str, int], Table] = {
     ("fedpac", 5): Table("FedProto (C.5)"),
     ("fedpac", 6): Table("Clients of different sizes (C.6)", (_MODELS,)),
     ("fedpac", 7): Table("Pathological partition (C.7)", (_MODELS,)),
-    ("fedpac", 8): Table("Dirichlet partition (C.8)", (_MODELS, _ALL_LAST)),
-    ("fedpac", 9): Table("1000 clients of 50 examples (C.9)", (_ALL_LAST,)),
+    ("fedpac", 8): Table("Dirichlet partition (C.8)", (_MODELS, _FULL_LAST_ROUND)),
+    ("fedpac", 9): Table("1000 clients of 50 examples (C.9)", (_FULL_LAST_ROUND,)),
     ("fedpac", 10): Table("Feature skew (C.10)", ("FedPAC does not give its angles.",)),
     ("fedpac_replication", 1): Table("Replication and prototype weights (Section 5)"),
-    ("fedas", 2): Table("CIFAR-100 (Section 4.2)", (_FOUND,)),
-    ("fedas", 3): Table("CIFAR-10 (Section 4.2)", (_FOUND,)),
+    ("fedas", 2): Table("CIFAR-100 (Section 4.2)", (_PROTOTYPES,)),
+    ("fedas", 3): Table("CIFAR-10 (Section 4.2)", (_PROTOTYPES,)),
     ("fedas", 4): Table("Ablation (Section 4.3)"),
 }
-"""(paper, number) -> its table. Tables without accuracies are not among them."""
+"""(paper, number) -> table, for all tables with accuracies."""
 
 _GROUPED = "--partition grouped --s 20"
 _EVERYONE = "--participation 1.0"
@@ -100,7 +102,7 @@ SETTINGS: dict[str, str] = {
     for beta in (0.1, 0.3, 0.5)
     for participation in (0.2, 0.4, 0.6, 1.0)
 }
-"""setting -> its options; the preset has the rest."""
+"""setting -> its options; all other options are those of the preset."""
 
 ALIASES: dict[str, str] = {
     "fedpac (replicated)": "fedpac",
@@ -113,14 +115,14 @@ ALIASES: dict[str, str] = {
     "fedem_ft_3": "fedem_ft --learners 3",
     "fedem_ft_5": "fedem_ft --learners 5",
 }
-"""Methods that a table calls otherwise than METHODS does -> name and options."""
+"""Name of a method in a table, where it differs from METHODS -> name in METHODS and options."""
 
 FIXED = frozenset(
     {"method", "preset", "num_clients", "participation", "full_last_round", "seed", "out", "resume"}
     | {"partition", "s", "beta", "dirichlet_protocol", "pathological_protocol", "size_choices", "shift"}
     | {"clusters", "learners", "alignment", "collaboration", "synchronization"}
 )
-"""Options that define a cell. All others may be given for a whole table, which then reports them."""
+"""Options that define a cell of a table. Other options can be given for a whole table, which then reports them."""
 
 
 def arguments(paper: str, clients: int, setting: str, method: str) -> tuple[str, ...]:
@@ -132,19 +134,19 @@ def arguments(paper: str, clients: int, setting: str, method: str) -> tuple[str,
       setting: a key of SETTINGS.
       method: as in the table, with "-OPTION" for each option that is switched off.
     """
-    words = f"--preset {PRESET[paper]} --method {_method(method)} --num-clients {clients} {SETTINGS[setting]}"
+    command = f"--preset {PRESET[paper]} --method {_method(method)} --num-clients {clients} {SETTINGS[setting]}"
     if MEASURES[paper].score == "best":
-        words += " --eval-every 1"
-    return tuple(words.split())
+        command += " --eval-every 1"
+    return tuple(command.split())
 
 
 def method_name(method: str) -> str:
-    """Key in METHODS for a method of a table, implemented or not: "hypcluster" for "hypcluster_3"."""
+    """Name of a method of a table without options, such as "hypcluster" for "hypcluster_3"; perhaps not in METHODS."""
     return _method(method).split()[0]
 
 
 def has(method: str) -> bool:
-    """Whether the project has a method of a table."""
+    """Whether a method of a table is implemented."""
     return method_name(method) in METHODS
 
 

@@ -1,1 +1,1 @@
-"""JAX's settings, processes, locks, signals, progress and the cache of compiled programs."""
+"""Runtime: JAX configuration, devices, processes, locks, signals, progress, and the compilation cache."""

@@ -1,4 +1,4 @@
-"""Compilation cache on disk; its errors cost time but never end a run."""
+"""Compilation cache on disk; its errors cost time but do not end a run."""
 
 import contextlib
 import re
@@ -9,48 +9,50 @@ from typing import Any
 
 import jax
 
-_TROUBLE = re.compile(r"Error (reading|writing) persistent compilation cache entry for '([^']*)': (?:\w+: )?(.*)", re.S)
+_CACHE_WARNING = re.compile(
+    r"Error (reading|writing) persistent compilation cache entry for '([^']*)': (?:\w+: )?(.*)", re.S
+)
 
 
 def folder() -> Path | None:
     """Folder of JAX's compilation cache; None if it is off."""
-    place = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
-    return None if place is None else Path(place)
+    path = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    return None if path is None else Path(path)
 
 
 @contextlib.contextmanager
 def repair_cache(notify: Callable[[str], None]) -> Iterator[None]:
-    """Repair JAX's cache of compiled programs while it is used.
+    """Context that removes damaged files from JAX's compilation cache.
 
-    JAX writes its files in place: a full disk, or a process that is killed meanwhile, leaves an incomplete
-    file, which JAX never replaces and warns of at each start. Such files are removed here, so that complete ones are
-    written, and the problem is reported once, in one line.
+    JAX does not write cache files atomically: a full disk or a killed process leaves an incomplete file, which JAX does
+    not replace and warns about at each start. Here such files are removed, so that JAX writes them again, and the
+    problem is reported once, in one line.
 
     Args:
-      notify: receives one message if programs cannot be kept, or are damaged.
+      notify: function that receives one message if programs cannot be cached, and one if cached programs are damaged.
     """
-    place, told = folder(), set()
+    cache, reported = folder(), set()
     with warnings.catch_warnings():
-        usual = warnings.showwarning
+        previous = warnings.showwarning
         warnings.filterwarnings("always", message="Error (reading|writing) persistent compilation cache entry")
 
-        def show(message: Any, *rest: Any, **further: Any) -> None:
-            found = _TROUBLE.match(str(message))
-            if found is None or place is None:
-                usual(message, *rest, **further)
+        def show(message: Any, *args: Any, **kwargs: Any) -> None:
+            found = _CACHE_WARNING.match(str(message))
+            if found is None or cache is None:
+                previous(message, *args, **kwargs)
                 return
-            deed, program, reason = found.groups()
-            for path in place.glob(f"{program}-*"):
+            operation, program, reason = found.groups()
+            for path in cache.glob(f"{program}-*"):
                 with contextlib.suppress(OSError):
                     path.unlink()
-            if deed not in told:
-                told.add(deed)
+            if operation not in reported:
+                reported.add(operation)
                 reason = " ".join(reason.split())
-                if deed == "reading":
-                    notify(f"Note: a compiled program in {place} cannot be read and is compiled anew ({reason}).")
+                if operation == "reading":
+                    notify(f"Note: a compiled program in {cache} cannot be read and is compiled anew ({reason}).")
                 else:
                     notify(
-                        f"Note: compiled programs cannot be kept in {place} ({reason}): the next start compiles too."
+                        f"Note: compiled programs cannot be kept in {cache} ({reason}): the next start compiles too."
                     )
 
         warnings.showwarning = show

@@ -9,28 +9,28 @@ from pfl_jax.errors import InvalidInput
 
 
 def devices(options: Options) -> list[Any]:
-    """Devices that share the clients: equally many of every process, if there are several.
+    """Devices that share the clients, the same number from each process.
 
     Args:
-      options: of the run.
+      options: options of the run.
 
     Raises:
-      InvalidInput: more devices are wanted than there are, or processes than clients, or they cannot share equally.
+      InvalidInput: there are too few devices, more processes than clients, or the devices cannot be shared equally.
     """
     if not options.distributed:
-        there = jax.local_devices()
+        available = jax.local_devices()
         if options.devices == "auto":
-            return there[: options.num_clients]
-        if options.devices > len(there):
-            raise InvalidInput(f"--devices {options.devices} is more than the {len(there)} there are")
-        return there[: options.devices]
+            return available[: options.num_clients]
+        if options.devices > len(available):
+            raise InvalidInput(f"--devices {options.devices} is more than the {len(available)} there are")
+        return available[: options.devices]
     processes = jax.process_count()
     if processes > options.num_clients:
         raise InvalidInput(
             f"{processes} processes cannot share {options.num_clients} clients: start at most {options.num_clients}"
         )
-    of_each = [[one for one in jax.devices() if one.process_index == index] for index in range(processes)]
-    fewest = min(map(len, of_each))
+    by_process = [[device for device in jax.devices() if device.process_index == index] for index in range(processes)]
+    fewest = min(map(len, by_process))
     if options.devices == "auto":
         share = min(fewest, options.num_clients // processes)
     else:
@@ -41,4 +41,4 @@ def devices(options: Options) -> list[Any]:
             raise InvalidInput(f"--devices {options.devices} is more than {processes} processes have, {fewest} each")
         if options.devices > options.num_clients:
             raise InvalidInput(f"--devices {options.devices} is more than the {options.num_clients} clients")
-    return [one for there in of_each for one in there[:share]]
+    return [device for available in by_process for device in available[:share]]

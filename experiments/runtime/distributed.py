@@ -1,8 +1,8 @@
-"""Runs of several processes, on one machine or many: start of JAX's runtime, and agreement between processes.
+"""Runs of several processes, on one or more machines: start of JAX's runtime, and agreement between processes.
 
-Every process runs the same program over the same mesh; each holds the examples of its own clients
-(`pfl_jax.engine.sharding`). The first process speaks for all: it alone reports and writes. What stops one process
-before the rounds, or while files are written, stops all of them with one line.
+Every process runs the same program over the same mesh and stores the examples of its own clients
+(`pfl_jax.engine.sharding`). Only the first process prints and writes files. An error in one process before the rounds,
+or while files are written, stops all processes with one line.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ from pfl_jax.engine.simulate import client_mesh
 from pfl_jax.errors import InvalidInput
 
 WAIT = 300
-"""Seconds that a process waits for the others to come."""
+"""Seconds that a process waits for the others to connect."""
 
 _Result = TypeVar("_Result")
 
 
 class Processes:
-    """Processes of one run, as seen by one of them.
+    """Group of processes of one run, with the index of the current process.
 
     Args:
-      index: of this process; the first one is 0.
-      count: how many there are; 1 for an ordinary run, in which nothing is sent.
+      index: index of this process; the first one is 0.
+      count: number of processes; 1 for an ordinary run, in which nothing is sent.
     """
 
     def __init__(self, index: int = 0, count: int = 1):
@@ -48,7 +48,7 @@ class Processes:
         return self.index == 0
 
     def exchange(self, text: str) -> list[str]:
-        """Texts of all processes, in their order; a collective call."""
+        """Texts of all processes, in order of their indices; a collective call."""
         if self.count == 1:
             return [text]
         with _without_output():
@@ -57,28 +57,28 @@ class Processes:
     def _exchange(self, text: str) -> list[str]:
         from jax.experimental.multihost_utils import process_allgather
 
-        mine = text.encode()
-        sizes = np.asarray(process_allgather(np.array([len(mine)], np.int32))).reshape(-1)
+        encoded = text.encode()
+        sizes = np.asarray(process_allgather(np.array([len(encoded)], np.int32))).reshape(-1)
         if not sizes.any():
             return [""] * self.count
-        # Few different lengths: each is a program of its own.
+        # Padded to a power of two, because each length compiles a separate program.
         width = 2 ** int(np.ceil(np.log2(max(64, sizes.max()))))
         padded = np.zeros(width, np.uint8)
-        padded[: len(mine)] = np.frombuffer(mine, np.uint8)
+        padded[: len(encoded)] = np.frombuffer(encoded, np.uint8)
         rows = np.asarray(process_allgather(padded))
         return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 
     def agree(self, asked: bool) -> bool:
-        """Whether any process asks for something; a collective call."""
+        """Whether `asked` is True in any process; a collective call."""
         return any(self.exchange("yes" if asked else ""))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Context for work that every process does for itself and all must finish before any goes on.
+        """Context for work that every process must finish before any process continues.
 
         Raises:
-          InvalidInput: in the first process, what stopped one or several of them.
-          SystemExit: in all others.
+          InvalidInput: in the first process, if one or more processes failed; the message has their reasons.
+          SystemExit: in all other processes then.
         """
         if self.count == 1:
             yield
@@ -88,9 +88,9 @@ class Processes:
             yield
         except BaseException as error:
             failure = error
-        # Any exception: the others would wait for ever.
-        words = "interrupted" if isinstance(failure, KeyboardInterrupt) else str(failure) or type(failure).__name__
-        problem = "" if failure is None else words
+        # Any exception must be exchanged, because the other processes would wait for ever.
+        reason = "interrupted" if isinstance(failure, KeyboardInterrupt) else str(failure) or type(failure).__name__
+        problem = "" if failure is None else reason
         problems = self.exchange(problem)
         if failure is not None and not isinstance(failure, InvalidInput):
             raise failure
@@ -100,13 +100,13 @@ class Processes:
             raise InvalidInput(_one_line(problems)) from None
 
     def in_turn(self, work: Callable[[], _Result]) -> _Result:
-        """Do the work in the first process, then in all others, which find what it downloaded."""
-        done: list[_Result] = []
+        """Do the work in the first process, then in all others, which find the files that it downloaded."""
+        results: list[_Result] = []
         for first in (True, False):
             with self.together():
                 if self.reports == first:
-                    done.append(work())
-        return done[0]
+                    results.append(work())
+        return results[0]
 
     def check_round(self, number: int) -> None:
         """Raise InvalidInput, see `together`, unless all processes resume after the same round."""
@@ -119,11 +119,12 @@ class Processes:
 
     def check_same(self, request: Request) -> None:
         """Raise InvalidInput, see `together`, unless all processes have the same command line and JAX."""
-        own = {"process_id"}
-        options = {name: value for name, value in dataclasses.asdict(request.options).items() if name not in own}
+        options = {name: value for name, value in dataclasses.asdict(request.options).items() if name != "process_id"}
         everything = {"dataset": request.dataset, **options, **request.hyper_parameters}
-        mine = {flag(name) if name != "dataset" else name: value for name, value in everything.items()}
-        found = [json.loads(text) for text in self.exchange(json.dumps(mine | {"version of JAX": jax.__version__}))]
+        own_values = {flag(name) if name != "dataset" else name: value for name, value in everything.items()}
+        found = [
+            json.loads(text) for text in self.exchange(json.dumps(own_values | {"version of JAX": jax.__version__}))
+        ]
         with self.together():
             for index, other in enumerate(found):
                 for name in sorted(found[0].keys() | other.keys()):
@@ -136,20 +137,20 @@ class Processes:
 
 
 def start(request: Request) -> Processes:
-    """Join the processes of a run, after `jax_config.prepare` and before JAX computes anything.
+    """Connect the processes of a run, after `jax_config.prepare` and before JAX's first computation.
 
     Args:
-      request: without --distributed the process stays alone.
+      request: the run's request; without --distributed there is only this process.
 
     Raises:
-      InvalidInput: no cluster was found, the coordinator cannot be used, or the command lines differ.
+      InvalidInput: no cluster was found, the coordinator cannot be reached, or the command lines differ.
     """
     options = request.options
     if not options.distributed:
         return Processes()
-    # The runtime's own lines about a port that is in use, say; errors are told by exceptions.
+    # Silence the runtime's own log, for example about a port in use; errors are reported by exceptions.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # What a CPU needs for collectives between processes; nothing changes elsewhere.
+    # CPUs need Gloo for collectives between processes; it has no effect on other devices.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # SIGTERM ends a round and writes a checkpoint, see `signals.stoppable`.
     jax.config.update("jax_enable_preemption_service", False)
@@ -177,7 +178,7 @@ def start(request: Request) -> Processes:
     with processes.together():
         mesh = client_mesh(devices(options))
     with _without_output():
-        # The connections between devices are made when the first program needs them.
+        # Devices connect when the first program with a collective runs, so run one now.
         jax.block_until_ready(gather_rows(shard_rows(lambda own: own, np.arange(mesh.size), mesh)))
     return processes
 
@@ -199,7 +200,7 @@ def _without_output() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _connection_timeout(options: Options) -> Iterator[None]:
-    """End the process with one line if the others do not connect: the runtime itself would abort with a trace."""
+    """End the process with one line if the others do not connect; JAX's runtime would abort with a stack trace."""
     where = f" at {options.coordinator}" if options.coordinator else ""
 
     def give_up() -> None:
@@ -209,7 +210,7 @@ def _connection_timeout(options: Options) -> Iterator[None]:
             file=sys.stderr,
             flush=True,
         )
-        # No other way out: the main thread is inside the runtime.
+        # The main thread is inside the runtime and cannot be interrupted.
         os._exit(INVALID)
 
     timer = threading.Timer(WAIT, give_up)
@@ -222,8 +223,8 @@ def _connection_timeout(options: Options) -> Iterator[None]:
 
 
 def _one_line(problems: list[str]) -> str:
-    """Reason why the processes stopped: printed once if it is the same in all of them."""
-    told = {index: problem for index, problem in enumerate(problems) if problem}
-    if set(told) == {0} or set(problems) == {problems[0]}:
+    """Reasons why the processes stopped, in one line; a reason that all processes have is given once."""
+    by_process = {index: problem for index, problem in enumerate(problems) if problem}
+    if set(by_process) == {0} or set(problems) == {problems[0]}:
         return problems[0]
-    return "; ".join(f"process {index}: {problem}" for index, problem in told.items())
+    return "; ".join(f"process {index}: {problem}" for index, problem in by_process.items())

@@ -11,7 +11,7 @@ from experiments.config.options import MATMUL_PRECISION, Options, Precision
 
 
 def prepare(options: Options) -> None:
-    """Call `prepare_jax` as the options ask for it."""
+    """Call `prepare_jax` with the values of the options."""
     prepare_jax(
         devices=None if options.devices == "auto" else options.devices,
         precision=options.precision,
@@ -25,26 +25,26 @@ def prepare_jax(
     """Make the settings that JAX needs before its first computation.
 
     Args:
-      devices: that a CPU is divided into; None is one for each core.
-      precision: of matrix products and convolutions.
-      compilation_cache: whether compiled programs are kept for the next start.
+      devices: number of simulated devices on a CPU; None for one for each core.
+      precision: precision of matrix products and convolutions.
+      compilation_cache: whether compiled programs are cached on disk.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = cores if devices is None else devices
     _set_xla_flags(
         {
-            # Clients spread over one CPU device per core keep the cores busier than one device that splits every
-            # operation.
+            # One device per core, with clients spread over them, uses the cores better than one device that splits
+            # every operation.
             "xla_force_host_platform_device_count": count,
-            # The process is ended when a device waits for another for longer: by default 60 seconds, which large
-            # models on a busy machine exceed.
+            # XLA ends the process if a device waits longer for another one. The default of 60 seconds is too short for
+            # large models on a busy machine.
             "xla_cpu_collective_call_terminate_timeout_seconds": 7 * 24 * 3600,
         }
     )
     jax.config.update("jax_default_matmul_precision", MATMUL_PRECISION[precision])
     if compilation_cache:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
-        # Small programs too: there are many of them, and a second start shall compile nothing.
+        # Cache small programs too, so that the next start compiles nothing.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -58,7 +58,7 @@ def _set_xla_flags(values: dict[str, int]) -> None:
 
 
 def cache_folder() -> Path:
-    """Folder of compiled programs: separate for each kind of CPU, because machines may share home folders."""
+    """Folder of compiled programs, separate for each kind of CPU because machines may share a home folder."""
     root = Path(os.environ.get("PFL_JAX_CACHE") or "~/.cache/pfl_jax/xla").expanduser()
     try:
         cpu = next(

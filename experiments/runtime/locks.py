@@ -13,13 +13,13 @@ from pfl_jax.errors import InvalidInput
 
 @contextlib.contextmanager
 def lock_run(log: Path) -> Iterator[None]:
-    """Lock a run for the life of this process: no other process can write into its folder or remove it.
+    """Lock a run while this process works on it: no other process can write into its folder or remove it.
 
     Args:
-      log: the run's metrics.
+      log: metrics file of the run.
 
     Raises:
-      InvalidInput: another process holds it, or it cannot be written.
+      InvalidInput: another process has the lock, or the file cannot be written.
     """
     with _locked(log, f"another process is at work in {log.parent}: wait for it"):
         yield
@@ -27,12 +27,12 @@ def lock_run(log: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock_folder(folder: str | Path) -> Iterator[None]:
-    """Lock a folder of many runs for this process; the folder is created if missing.
+    """Lock a folder of several runs for this process; the folder is created if it does not exist.
 
-    An interrupted run looks like a running one: only the holder of the lock may start it again.
+    An interrupted run and a running one have the same files, so only the process with the lock may start it again.
 
     Raises:
-      InvalidInput: another process holds it, it is the folder of a single run, or it cannot be written.
+      InvalidInput: another process has the lock, it is the folder of a single run, or it cannot be written.
     """
     folder = Path(folder).expanduser()
     try:
@@ -54,10 +54,10 @@ def _locked(path: Path, refusal: str) -> Iterator[None]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The previous holder may have removed the file, and then the lock has no effect.
-            is_there = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+            # The previous process may have removed the file, and then the lock has no effect.
+            exists = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
         except OSError:
-            is_there = False
-        if not is_there:
+            exists = False
+        if not exists:
             raise InvalidInput(refusal)
         yield

@@ -1,4 +1,4 @@
-"""Progress of a run: a live bar on a terminal, occasional lines elsewhere."""
+"""Progress of a run: a progress bar on a terminal, otherwise a line every few seconds."""
 
 import statistics
 import time
@@ -8,16 +8,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 LINE_EVERY = 10.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between two lines without a terminal."""
 
 
 class RoundProgress:
-    """Display of round, accuracy, examples per second and the time left; a context manager.
+    """Display of round, accuracy, examples per second and remaining time; a context manager.
 
     Args:
-      console: where to.
-      rounds: of the whole run.
-      headline: protocol whose accuracy is shown.
+      console: console to print to.
+      rounds: number of rounds of the run.
+      headline: evaluation protocol whose accuracy is shown.
     """
 
     def __init__(self, console: Console, rounds: int, headline: str):
@@ -45,10 +45,10 @@ class RoundProgress:
         """Count one more completed round.
 
         Args:
-          number: of the round, from 1.
-          seconds: that it took.
-          accuracy: mean over clients in percent, the latest; None before the first evaluation.
-          examples_per_second: training examples visited per second.
+          number: number of the round, from 1.
+          seconds: duration of the round.
+          accuracy: latest mean accuracy over clients in percent; None before the first evaluation.
+          examples_per_second: training examples processed per second.
         """
         self._durations.append(seconds)
         status = " · ".join(
@@ -65,7 +65,7 @@ class RoundProgress:
             self._console.print(f"round {number}/{self._rounds} · {status}", soft_wrap=True, highlight=False)
 
     def _seconds_left(self, number: int) -> float:
-        """Estimate by the median of the latest rounds; the first, which compiled, counts only while it is alone."""
+        """Estimate from the median of the latest rounds, without the first round, which includes compilation."""
         recent = (self._durations[1:] or self._durations)[-10:]
         return statistics.median(recent) * (self._rounds - number)
 

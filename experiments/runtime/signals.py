@@ -1,8 +1,8 @@
-"""Handling of Ctrl-C and SIGTERM: one line at any time, and no loss of results.
+"""Handling of Ctrl-C and SIGTERM: a one-line message at any time, and no loss of results.
 
-Until a run has a folder there is nothing to lose, and `experiments/__init__.py` ends the process at once. From then on
-a signal is a KeyboardInterrupt (`interruptible`), and between the first round and the summary it waits for the end of
-the round (`stoppable`).
+Before a run has a folder, `experiments/__init__.py` ends the process at once. After that a signal raises
+KeyboardInterrupt (`interruptible`), except that during the rounds the run first completes the current round
+(`stoppable`).
 """
 
 import contextlib
@@ -18,7 +18,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class _Raise:
-    """Handler that raises KeyboardInterrupt and records it: callbacks inside JAX can swallow exceptions."""
+    """Handler that raises KeyboardInterrupt and records it, because callbacks inside JAX can swallow exceptions."""
 
     def __init__(self):
         self.received = False
@@ -34,23 +34,23 @@ def interruptible() -> Iterator[None]:
     _raise_swallowed()
 
     def hook(unraisable: Any) -> None:
-        # A swallowed one is recorded: no traceback is needed.
+        # A swallowed KeyboardInterrupt is recorded by the handler and needs no traceback.
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            usual(unraisable)
+            previous(unraisable)
 
-    usual, sys.unraisablehook = sys.unraisablehook, hook
+    previous, sys.unraisablehook = sys.unraisablehook, hook
     try:
         with _handled(_Raise()):
             yield
     finally:
-        sys.unraisablehook = usual
+        sys.unraisablehook = previous
 
 
 class Stop:
-    """Whether someone asked the run to stop.
+    """Request to stop the run.
 
     Attributes:
-      asked: by SIGINT or SIGTERM.
+      asked: whether SIGINT or SIGTERM was received.
     """
 
     asked: bool = False
@@ -58,14 +58,14 @@ class Stop:
 
 @contextlib.contextmanager
 def stoppable(console: Console) -> Iterator[Stop]:
-    """Let a round end before the first SIGINT or SIGTERM stops the run; a second one stops it at once."""
+    """Context in which the first SIGINT or SIGTERM stops the run after the current round, and a second one at once."""
     _raise_swallowed()
     stop = Stop()
 
     def ask(number: int, _: Any) -> None:
         stop.asked = True
-        for which in SIGNALS:
-            signal.signal(which, signal.default_int_handler)
+        for number in SIGNALS:
+            signal.signal(number, signal.default_int_handler)
         console.print("stopping after this round; once more to stop at once", highlight=False)
 
     with _handled(ask):
@@ -79,13 +79,13 @@ def _raise_swallowed() -> None:
 
 @contextlib.contextmanager
 def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Install signal handlers where that is possible: in the main thread."""
+    """Install signal handlers; does nothing outside the main thread, where Python does not allow it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {which: signal.signal(which, handler) for which in SIGNALS}
+    before = {number: signal.signal(number, handler) for number in SIGNALS}
     try:
         yield
     finally:
-        for which, usual in before.items():
-            signal.signal(which, usual)
+        for number, previous in before.items():
+            signal.signal(number, previous)

@@ -1,4 +1,4 @@
-"""Shared steps of all partitions: client sizes, even class shares, and dealing of shuffled examples."""
+"""Common steps of partitions: client sizes, even shares of classes, and assignment of shuffled examples."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -8,18 +8,18 @@ import numpy as np
 from pfl_jax.errors import InvalidInput
 
 Sizes: TypeAlias = int | Sequence[int] | np.ndarray
-"""One size for all clients, or one for each."""
+"""One size for all clients, or one for each client."""
 
 FEDAS_TRAIN_SHARE = 0.75
 """Share of a client's examples that FedAS trains on (its released code)."""
 
 
 class Partition(NamedTuple):
-    """Examples of each client.
+    """Examples of each client, as indices into the concatenation of training and test examples.
 
     Attributes:
-      train: for each client, int64 [n_i], distinct indices into (training examples, then test examples).
-      test: for each client, int64 [t_i], likewise.
+      train: distinct indices of each client's training examples, int64 [n_i].
+      test: distinct indices of each client's test examples, int64 [t_i].
     """
 
     train: list[np.ndarray]
@@ -30,15 +30,15 @@ def draw_sizes(choices: Sequence[int], num_clients: int, seed: int = 0) -> np.nd
     """Size of each client, drawn uniformly from the choices (FedPAC C.6).
 
     Args:
-      choices: sizes, {300, 600, 1200} in the paper.
+      choices: sizes to choose from; {300, 600, 1200} in the paper.
       num_clients: N.
-      seed: of the draw, whose stream is apart from the partition's.
+      seed: seed of the draw; its stream is independent of the partition's.
 
     Returns:
       int64 [N].
 
     Raises:
-      InvalidInput: no choice, or one below 1.
+      InvalidInput: there are no choices, or one is below 1.
     """
     check_clients(num_clients)
     sizes = np.asarray(choices)
@@ -54,7 +54,7 @@ def check_clients(num_clients: int) -> None:
 
 
 def check_sizes(size: Sizes, num_clients: int, name: str) -> np.ndarray:
-    """Checked sizes as int64 [N]."""
+    """Sizes of all clients as int64 [N]; raise InvalidInput if they cannot be used."""
     sizes = np.asarray(size)
     if sizes.ndim == 0:
         sizes = np.full(num_clients, sizes)
@@ -65,42 +65,48 @@ def check_sizes(size: Sizes, num_clients: int, name: str) -> np.ndarray:
     return sizes.astype(np.int64)
 
 
-def share_out(total: int, classes: np.ndarray, num_classes: int) -> np.ndarray:
-    """Divide `total` examples evenly over `classes`; the first classes get the remainder. int64 [K]."""
+def split_evenly(total: int, classes: np.ndarray, num_classes: int) -> np.ndarray:
+    """Numbers of examples int64 [K] that divide `total` evenly over `classes`; the first ones get the remainder."""
     counts = np.zeros(num_classes, np.int64)
     counts[classes] = total // len(classes)
     counts[classes[: total % len(classes)]] += 1
     return counts
 
 
-def deal(y: np.ndarray, wanted: np.ndarray, rng: np.random.Generator, name: str, offset: int) -> list[np.ndarray]:
-    """Deal each class's shuffled examples, in turn and cyclically, to clients that want `wanted` [N, K]."""
-    hands: list[list[np.ndarray]] = [[] for _ in wanted]
+def assign(y: np.ndarray, wanted: np.ndarray, rng: np.random.Generator, name: str, offset: int) -> list[np.ndarray]:
+    """Assign shuffled examples of each class to clients that need `wanted` [N, K] of them.
+
+    Each class is a queue from which the clients take in turn; it starts over when it is exhausted.
+    """
+    assigned: list[list[np.ndarray]] = [[] for _ in wanted]
     for label, demand in enumerate(wanted.T):
         queue = offset + rng.permutation(np.flatnonzero(y == label))
         if demand.max() > len(queue):
             what = f"{name} examples of class {label}" if wanted.shape[1] > 1 else f"{name} examples"
             raise InvalidInput(f"a client needs {demand.max()} {what}, there are {len(queue)}: lower its size")
         starts = np.cumsum(demand) - demand
-        for hand, start, count in zip(hands, starts, demand, strict=True):
-            # A stretch no longer than the queue never meets the same example twice.
-            hand.append(queue[(start + np.arange(count)) % max(len(queue), 1)])
-    return [np.concatenate(hand) for hand in hands]
+        for examples, start, count in zip(assigned, starts, demand, strict=True):
+            # A client takes at most the whole queue, so it never gets the same example twice.
+            examples.append(queue[(start + np.arange(count)) % max(len(queue), 1)])
+    return [np.concatenate(examples) for examples in assigned]
 
 
-def divide(rng: np.random.Generator, hands: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Shuffle each client's examples and split them 75/25 into training and test, at least one of each."""
-    shuffled = [rng.permutation(hand) for hand in hands]
-    cuts = [min(max(round(FEDAS_TRAIN_SHARE * len(hand)), 1), len(hand) - 1) for hand in shuffled]
+def split_train_test(rng: np.random.Generator, assigned: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Shuffle each client's examples and split them 75/25 into training and test examples, at least one of each."""
+    shuffled = [rng.permutation(examples) for examples in assigned]
+    cuts = [min(max(round(FEDAS_TRAIN_SHARE * len(examples)), 1), len(examples) - 1) for examples in shuffled]
     pairs = list(zip(shuffled, cuts, strict=True))
-    return [hand[:cut] for hand, cut in pairs], [hand[cut:] for hand, cut in pairs]
+    return [examples[:cut] for examples, cut in pairs], [examples[cut:] for examples, cut in pairs]
 
 
-def cap(rng: np.random.Generator, hands: list[np.ndarray], size: Sizes | None, name: str) -> list[np.ndarray]:
+def limit_sizes(
+    rng: np.random.Generator, assigned: list[np.ndarray], size: Sizes | None, name: str
+) -> list[np.ndarray]:
     """Keep at most `size` random examples of each client."""
     if size is None:
-        return hands
-    limits = check_sizes(size, len(hands), name)
+        return assigned
+    limits = check_sizes(size, len(assigned), name)
     return [
-        hand if len(hand) <= limit else rng.permutation(hand)[:limit] for hand, limit in zip(hands, limits, strict=True)
+        examples if len(examples) <= limit else rng.permutation(examples)[:limit]
+        for examples, limit in zip(assigned, limits, strict=True)
     ]

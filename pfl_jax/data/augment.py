@@ -1,8 +1,7 @@
 """Random augmentation of training images, drawn anew for every mini-batch.
 
-`pfl_jax.LocalSGD(augment=...)` applies it to every mini-batch; methods do not depend on it. Statistics, Fisher traces,
-embeddings and test examples come from the images as they are, and so do heads that are trained on features computed
-beforehand.
+`pfl_jax.LocalSGD(augment=...)` applies it to every mini-batch, independently of the method. Statistics, Fisher traces,
+embeddings, test examples and precomputed features use the original images.
 """
 
 from collections.abc import Sequence
@@ -17,15 +16,15 @@ from pfl_jax.errors import InvalidInput
 
 @dataclass(frozen=True)
 class CropAndFlip:
-    """Random crop of the image with a black border, mirrored horizontally with probability 1/2.
+    """Random crop of the image padded with a black border, and horizontal flip with probability 1/2.
 
-    The augmentation of FedPAC's released code for CIFAR-10 and CINIC-10, where the border is 4 pixels of zeros before
-    the images are normalised.
+    This is the augmentation of FedPAC's released code for CIFAR-10 and CINIC-10, with a border of 4 zero pixels that is
+    added before normalization.
 
     Attributes:
-      shape: (H, W, C) of the images; inputs of any other shape stay as they are.
-      black: per channel, the value of a zero pixel after normalisation.
-      border: width in pixels.
+      shape: (H, W, C) of the images; inputs of any other shape are returned unchanged.
+      black: value of a zero pixel after normalization, for each channel.
+      border: width of the border in pixels.
     """
 
     shape: tuple[int, int, int]
@@ -33,25 +32,25 @@ class CropAndFlip:
     border: int = 4
 
     @classmethod
-    def normalised(
+    def normalized(
         cls, shape: Sequence[int], mean: Sequence[float] | None, std: Sequence[float] | None
     ) -> "CropAndFlip":
-        """Augmentation of images [.., H, W, C] normalised with this mean and deviation of pixels in [0, 1].
+        """Augmentation for images [.., H, W, C] whose pixels in [0, 1] were normalized with this mean and std.
 
-        Without them zeros are black.
+        Without mean and std, black is 0.
 
         Raises:
-          InvalidInput: images without colours, or other inputs.
+          InvalidInput: the inputs are not color images.
         """
         if len(shape) != 3 or shape[-1] != 3:
-            raise InvalidInput(f"augmentation is for colour images, not for images of shape {tuple(shape)}")
+            raise InvalidInput(f"augmentation is for color images, not for images of shape {tuple(shape)}")
         height, width, channels = shape
         if mean is None or std is None:
             return cls((height, width, channels), (0.0,) * channels)
         return cls((height, width, channels), tuple(-m / s for m, s in zip(mean, std, strict=True)))
 
     def __call__(self, key: PRNGKey, x: PyTree) -> PyTree:
-        """Augment images [B, H, W, C], each with its own draws; other inputs are returned unchanged."""
+        """Augment images [B, H, W, C] independently; inputs of other shapes are returned unchanged."""
         if not isinstance(x, jax.Array) or x.shape[1:] != self.shape:
             return x
         crop_key, flip_key = jax.random.split(key)
@@ -62,8 +61,8 @@ class CropAndFlip:
         bordered = jnp.broadcast_to(black, (x.shape[0], height + 2 * border, width + 2 * border, channels))
         bordered = bordered.at[:, border : border + height, border : border + width].set(x)
 
-        def one(image, corner, flip):
+        def augment(image, corner, flip):
             window = jax.lax.dynamic_slice(image, (corner[0], corner[1], 0), self.shape)
             return jnp.where(flip, window[:, ::-1], window)
 
-        return jax.vmap(one)(bordered, corners, flipped)
+        return jax.vmap(augment)(bordered, corners, flipped)

@@ -1,7 +1,7 @@
-"""Builder of CINIC-10 (Darlow, Crowley, Antoniou, Storkey 2018) for tensorflow-datasets, which has none.
+"""tensorflow-datasets builder of CINIC-10 (Darlow, Crowley, Antoniou, Storkey 2018), which that package lacks.
 
-The published archive holds train/, valid/ and test/, each with a folder of 9,000 PNG pictures for each of the ten
-classes of CIFAR-10. Import this module freely: TensorFlow is imported only when the builder is requested.
+The published archive has folders train/, valid/ and test/, each with a folder of 9,000 PNG images for each of the ten
+classes of CIFAR-10. TensorFlow is imported only when the builder is requested.
 """
 
 import functools
@@ -17,10 +17,10 @@ FOLDERS = {"train": "train", "validation": "valid", "test": "test"}
 
 
 def member(path: str) -> tuple[str, str, str] | None:
-    """(folder, class, file name) of a picture in the archive; None for other files, hidden ones included.
+    """(folder, class, file name) of an image in the archive; None for other files and for hidden files.
 
     Args:
-      path: of the file in the archive, below any folder.
+      path: path of the file in the archive.
     """
     parts = PurePosixPath(path).parts[-3:]
     if len(parts) < 3 or parts[0] not in FOLDERS.values() or parts[1] not in CLASSES:
@@ -29,11 +29,11 @@ def member(path: str) -> tuple[str, str, str] | None:
 
 
 def check_picture(path: str, content: bytes) -> None:
-    """Raise ValueError, with the path, unless the content decodes to a picture of 32 x 32 pixels.
+    """Raise ValueError that names the path, unless the content decodes to an image of 32 x 32 pixels.
 
-    tensorflow-datasets keeps the files as they are, and would notice damage only when all of them are read.
+    tensorflow-datasets does not decode the files when it prepares them, so it would not notice damage then.
     """
-    # Imported here: needed only to prepare the dataset.
+    # Imported here because it is needed only to prepare the dataset.
     from PIL import Image
 
     try:
@@ -49,22 +49,22 @@ def check_picture(path: str, content: bytes) -> None:
 
 @functools.cache
 def builder_class(url: str) -> Any:
-    """Class of the builder, defined and registered with tensorflow-datasets on the first call.
+    """Builder class, which is defined and registered with tensorflow-datasets on the first call.
 
     Args:
-      url: of the archive.
+      url: address of the archive.
     """
     import tensorflow_datasets as tfds
 
     class Cinic10(tfds.core.GeneratorBasedBuilder):
-        """CINIC-10: pictures of CIFAR-10's classes from CIFAR-10 and ImageNet."""
+        """CINIC-10: images of CIFAR-10's classes from CIFAR-10 and ImageNet."""
 
         VERSION = tfds.core.Version("1.0.0")
 
         def _info(self):
             return tfds.core.DatasetInfo(
                 builder=self,
-                description="270,000 colour pictures of 32 x 32 pixels in the ten classes of CIFAR-10.",
+                description="270,000 color images of 32 x 32 pixels in the ten classes of CIFAR-10.",
                 features=tfds.features.FeaturesDict(
                     {"image": tfds.features.Image(shape=(32, 32, 3)), "label": tfds.features.ClassLabel(names=CLASSES)}
                 ),
@@ -74,7 +74,7 @@ def builder_class(url: str) -> Any:
 
         def _split_generators(self, dl_manager):
             archive = dl_manager.download(url)
-            # Read member by member: nothing is unpacked onto the disk.
+            # The archive is read member by member and not unpacked onto the disk.
             return {
                 split: self._generate_examples(dl_manager.iter_archive(archive), folder)
                 for split, folder in FOLDERS.items()

@@ -1,7 +1,6 @@
 """Numbers of examples per client and class under a Dirichlet partition, before examples are chosen.
 
-Clients that end up too small are dealt with as the papers' code does, by drawing again, but no more than MAX_TRIES
-times.
+If a client is too small, all proportions are drawn again, as in the papers' code, at most MAX_TRIES times.
 """
 
 from collections.abc import Iterator
@@ -26,80 +25,80 @@ class Counts(NamedTuple):
     test: np.ndarray
 
 
-def by_set(
+def separate_sets(
     rng: np.random.Generator,
     train_totals: np.ndarray,
     test_totals: np.ndarray,
     num_clients: int,
     beta: float,
-    least: int,
+    min_size: int,
 ) -> Counts:
-    """Counts of FedPAC C.8: training set and test set, each complete, by the same proportions p_k ~ Dir_N(beta).
+    """Counts of FedPAC C.8: both sets are divided completely, by the same proportions p_k ~ Dir_N(beta).
 
     Args:
-      rng: source of the draws.
+      rng: random number generator.
       train_totals: int [K], training examples of each class.
       test_totals: int [K], test examples of each class.
       num_clients: N.
       beta: concentration.
-      least: training examples of the smallest client; it has a test example too.
+      min_size: minimum number of a client's training examples; the minimum of test examples is 1.
 
     Returns:
       Counts that add up to the totals.
 
     Raises:
-      InvalidInput: no draw serves every client.
+      InvalidInput: no draw gives every client its minimum.
     """
-    least = max(least, 1)
-    most_clients = min(int(train_totals.sum()) // least, int(test_totals.sum()))
+    min_size = max(min_size, 1)
+    most_clients = min(int(train_totals.sum()) // min_size, int(test_totals.sum()))
     for proportions in _draws(rng, num_clients, len(train_totals), beta, most_clients):
         counts = Counts(_cut(proportions, train_totals), _cut(proportions, test_totals))
-        if counts.train.sum(axis=1).min() >= least and counts.test.sum(axis=1).min() >= 1:
+        if counts.train.sum(axis=1).min() >= min_size and counts.test.sum(axis=1).min() >= 1:
             return counts
-    raise _no_draw(num_clients, beta, f"{least} training examples and a test example")
+    raise _no_draw(num_clients, beta, f"{min_size} training examples and a test example")
 
 
-def merged(
+def merged_sets(
     rng: np.random.Generator,
     train_totals: np.ndarray,
     test_totals: np.ndarray,
     num_clients: int,
     beta: float,
-    least: int,
+    min_size: int,
 ) -> Counts:
-    """Counts of FedAS: both sets as one, class by class; a client that has reached P / N examples gets no more.
+    """Counts of FedAS: both sets merged, class by class; a client that has P / N examples or more gets no more.
 
     Args:
-      rng: source of the draws.
+      rng: random number generator.
       train_totals: int [K], training examples of each class.
       test_totals: int [K], test examples of each class.
       num_clients: N.
       beta: concentration.
-      least: training and test examples of the smallest client together.
+      min_size: minimum number of a client's examples, training and test together.
 
     Returns:
-      Counts that add up to the totals. What a client gets of a class comes from the two sets in the proportion in
-      which they hold that class; every client has an example of either.
+      Counts that add up to the totals. A client's examples of a class come from the two sets in the proportion of their
+      sizes in this class; every client has at least one example of each set.
 
     Raises:
-      InvalidInput: no draw serves every client.
+      InvalidInput: no draw gives every client its minimum.
     """
-    least = max(least, 2)
+    min_size = max(min_size, 2)
     totals = train_totals + test_totals
     from_train = train_totals / np.maximum(totals, 1)
-    most_clients = min(int(totals.sum()) // least, int(train_totals.sum()), int(test_totals.sum()))
+    most_clients = min(int(totals.sum()) // min_size, int(train_totals.sum()), int(test_totals.sum()))
     for proportions in _draws(rng, num_clients, len(totals), beta, most_clients):
         both = _fill(proportions, totals)
-        # Rounding the running sums leaves every difference between 0 and `both`, and the totals exact.
+        # Rounding cumulative sums keeps the totals exact and every count between 0 and `both`.
         train = np.diff(np.round(np.cumsum(both * from_train, axis=0)).astype(np.int64), axis=0, prepend=0)
         counts = Counts(train, both - train)
-        if both.sum(axis=1).min() >= least and min(part.sum(axis=1).min() for part in counts) >= 1:
+        if both.sum(axis=1).min() >= min_size and min(part.sum(axis=1).min() for part in counts) >= 1:
             return counts
-    raise _no_draw(num_clients, beta, f"{least} examples")
+    raise _no_draw(num_clients, beta, f"{min_size} examples")
 
 
 def _fill(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """Counts int64 [N, K] from proportions [K, N]; clients that already have their share get none of a class."""
+    """Counts int64 [N, K] from proportions [K, N], class by class; clients with P / N examples or more get no more."""
     num_clients = proportions.shape[1]
     share = totals.sum() / num_clients
     held = np.zeros(num_clients, np.int64)
@@ -107,7 +106,7 @@ def _fill(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
     for label in np.flatnonzero(totals):
         still_open = held < share
         weights = proportions[label] * still_open
-        # A draw can lie wholly on full clients; the others then share the class evenly.
+        # If all of the proportions fall to full clients, the other clients share the class evenly.
         weights = weights / weights.sum() if weights.sum() > 0 else still_open / still_open.sum()
         wanted[:, label] = _cut(weights[None], totals[label : label + 1])[:, 0]
         held += wanted[:, label]
@@ -115,8 +114,8 @@ def _fill(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
 
 
 def _cut(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """Integers int64 [N, K] that follow proportions [K, N] and add up to `totals` [K] over the clients."""
-    # The small constant keeps 0.3 + 0.6 + 0.1 from losing an example to rounding.
+    """Integers int64 [N, K] in the proportions [K, N] that add up to `totals` [K] over the clients."""
+    # The small constant prevents that rounding in 0.3 + 0.6 + 0.1 loses an example.
     ends = np.floor(np.cumsum(proportions, axis=1) * totals[:, None] + 1e-9).astype(np.int64)
     ends = np.minimum(ends, totals[:, None])
     # The remainder of the rounding goes to the last client with a positive proportion, which may not be the last.

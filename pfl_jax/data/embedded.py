@@ -1,11 +1,11 @@
-"""Synthetic image classification without a download: pictures composed of scikit-learn's handwritten digits.
+"""Synthetic image classification without a download: images composed of scikit-learn's handwritten digits.
 
-The pictures have the shapes and class counts of the real datasets and replace them where those are not available:
+The images have the shapes and class counts of the real datasets and replace them where those are not available:
 one digit (10 classes) or two digits side by side (62 or 100 classes, class = 10 * left + right), shifted, scaled,
-slanted, coloured, under clutter and noise. Every output says which data it is (`pfl_jax.data.sources.Dataset`).
+slanted, colored, under clutter and noise. Every output says which data it is (`pfl_jax.data.sources.Dataset`).
 
 All arithmetic is on integers (the matrix products are of integers small enough to be exact in float32), so the
-bytes of a picture depend on the seed alone and not on the machine.
+bytes of a image depend on the seed alone and not on the machine.
 """
 
 from typing import NamedTuple
@@ -17,21 +17,21 @@ from pfl_jax.data.specs import Arrays, DatasetSpec
 FIRST_TEST_DIGIT = 1287
 """scikit-learn's digits come writer by writer: the label sequence 0-9, 0-9, 0-9, 0, 9, 5, 5, ... that each writer was
 asked for starts anew at 0, 130, 256, ..., 1157, 1287, 1415, ... Cutting there gives ten writers to the training
-pictures and the other four to the test pictures."""
+images and the other four to the test images."""
 
 SIZES: dict[int, tuple[int, int]] = {10: (12_000, 4_000), 62: (12_400, 6_200), 100: (9_000, 3_000)}
-"""(training, test) pictures by number of classes; every class has equally many."""
+"""(training, test) images by number of classes; every class has equally many."""
 
 _UNIT = 16  # positions and pixel weights are in sixteenths
-_INK = 128  # full ink: the largest for which (difference of two colours) * ink fits 16 bits
-_CHUNK = 500  # pictures rendered at once: they fit the cache
+_INK = 128  # full ink: the largest for which (difference of two colors) * ink fits 16 bits
+_CHUNK = 500  # images rendered at once: they fit the cache
 _FRAGMENTS = 2_000  # pieces of digits to draw the clutter from
-_CLUTTER = {False: 4, True: 16}  # pieces in a picture of one digit, of a pair
+_CLUTTER = {False: 4, True: 16}  # pieces in a image of one digit, of a pair
 _NOISE = 32  # largest change of a pixel's value, of 255
 
 
 class _Glyphs(NamedTuple):
-    """Place and size of one digit per picture; each field is int32 [B].
+    """Place and size of one digit per image; each field is int32 [B].
 
     Attributes:
       digit: row of the digit table.
@@ -63,15 +63,15 @@ def digits() -> Arrays:
     return Arrays(stretched[:cut], labels[:cut], stretched[cut:], labels[cut:])
 
 
-def pictures(spec: DatasetSpec, seed: int = 0) -> Arrays:
-    """Composed pictures with the shape and the number of classes of a dataset.
+def compose_images(spec: DatasetSpec, seed: int = 0) -> Arrays:
+    """Composed images with the shape and the number of classes of a dataset.
 
     Args:
       spec: the dataset to stand in for; 10, 62 or 100 classes, one or three channels.
       seed: the same seed gives the same bytes.
 
     Returns:
-      Training and test pictures, from disjoint handwriting.
+      Training and test images, from disjoint handwriting.
     """
     images, labels = _handwriting()
     parts = []
@@ -114,11 +114,11 @@ def _compose(
         np.maximum(ink, _render(images, glyphs, canvas), out=ink)
     pieces = _CLUTTER[is_pairs(spec.num_classes)]
     clutter = fragments[rng.integers(0, len(fragments), (pieces, len(y)))].max(axis=0)
-    picture = _paint(rng, ink, clutter, channels)
+    image = _paint(rng, ink, clutter, channels)
     # Noise from whole bytes is the fastest.
-    noise = np.frombuffer(rng.bytes(picture.size), np.uint8).reshape(picture.shape).astype(np.int16)
-    picture += noise // (128 // _NOISE) - _NOISE
-    return np.clip(picture, 0, 255).astype(np.uint8)
+    noise = np.frombuffer(rng.bytes(image.size), np.uint8).reshape(image.shape).astype(np.int16)
+    image += noise // (128 // _NOISE) - _NOISE
+    return np.clip(image, 0, 255).astype(np.uint8)
 
 
 def _draw_digits(rng: np.random.Generator, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
@@ -155,12 +155,12 @@ def _uniform(rng: np.random.Generator, reach: np.ndarray) -> np.ndarray:
 def _render(images: np.ndarray, glyphs: _Glyphs, canvas: tuple[int, int]) -> np.ndarray:
     """Ink in 0..128, int16 [B, H, W], of the digits magnified bilinearly into their boxes.
 
-    Bilinear weights are hats max(0, 16 - |position - 16 j|) in sixteenths. Rows first: [B, H, 8] x [B, 8, 8] gives
+    Bilinear weights are kernel max(0, 16 - |position - 16 j|) in sixteenths. Rows first: [B, H, 8] x [B, 8, 8] gives
     values up to 16 * 16, exact in float32 whatever the order of summation; then the columns of each row, where the
     slant makes the positions depend on the row.
     """
     height, width = canvas
-    # Pixel centres, in sixteenths of a pixel of the canvas, then of the digit table.
+    # Pixel centers, in sixteenths of a pixel of the canvas, then of the digit table.
     rows = np.arange(height, dtype=np.int32) * _UNIT + _UNIT // 2 - glyphs.top[:, None]
     position_y = rows * 8 // glyphs.height[:, None] - _UNIT // 2
     lean = rows * glyphs.slant[:, None] // (glyphs.height[:, None] * _UNIT) - glyphs.slant[:, None] // 2
@@ -168,8 +168,8 @@ def _render(images: np.ndarray, glyphs: _Glyphs, canvas: tuple[int, int]) -> np.
     # A multiplication by 1024 * 8 / width, rounded down, in place of a division for every pixel.
     position_x = (columns[:, None, :] + lean[:, :, None]) * (8 * 1024 // glyphs.width)[:, None, None]
     position_x = (position_x >> 10) - _UNIT // 2
-    hats = _UNIT - np.abs(position_y[..., None] - np.arange(8, dtype=np.int32) * _UNIT)
-    stretched = np.maximum(hats, 0).astype(np.float32) @ images[glyphs.digit]  # [B, H, 8], up to 256
+    kernel = _UNIT - np.abs(position_y[..., None] - np.arange(8, dtype=np.int32) * _UNIT)
+    stretched = np.maximum(kernel, 0).astype(np.float32) @ images[glyphs.digit]  # [B, H, 8], up to 256
     # One column of nothing to the left and two to the right: positions outside read from there.
     padded = np.zeros((*stretched.shape[:2], 11), np.int16)
     padded[..., 1:9] = stretched
@@ -182,7 +182,7 @@ def _render(images: np.ndarray, glyphs: _Glyphs, canvas: tuple[int, int]) -> np.
 
 
 def _fragments(rng: np.random.Generator, images: np.ndarray, canvas: tuple[int, int]) -> np.ndarray:
-    """Ink, int16 [F, H, W], of pieces of digits, cut by windows too small for the digit to be recognised."""
+    """Ink, int16 [F, H, W], of pieces of digits, cut by windows too small for the digit to be recognized."""
     height, width = canvas
     size = rng.integers(height // 2, height + 1, (2, _FRAGMENTS), dtype=np.int32)
     left, top = rng.integers(-height // 4 * _UNIT, height * 3 // 4 * _UNIT, (2, _FRAGMENTS), dtype=np.int32)
@@ -198,9 +198,9 @@ def _fragments(rng: np.random.Generator, images: np.ndarray, canvas: tuple[int, 
 
 
 def _paint(rng: np.random.Generator, ink: np.ndarray, clutter: np.ndarray, channels: int) -> np.ndarray:
-    """Colours, int16 [B, H, W, C]: background, digits and clutter, blended in this order by their ink.
+    """Colors, int16 [B, H, W, C]: background, digits and clutter, blended in this order by their ink.
 
-    Every picture has its own three colours; digits are lighter than the background, as in the grey datasets.
+    Every image has its own three colors; digits are lighter than the background, as in the gray datasets.
     """
     shape = (len(ink), 1, 1, channels)
     background = rng.integers(0, 60 if channels == 1 else 100, shape, dtype=np.int16)
@@ -210,5 +210,5 @@ def _paint(rng: np.random.Generator, ink: np.ndarray, clutter: np.ndarray, chann
 
 
 def _blend(under: np.ndarray, over: np.ndarray, ink: np.ndarray) -> np.ndarray:
-    """Blend of the colour `over` onto `under` with opacity ink / 128."""
+    """Blend of the color `over` onto `under` with opacity ink / 128."""
     return under + (((over - under) * ink[..., None]) >> 7)

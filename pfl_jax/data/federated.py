@@ -1,4 +1,4 @@
-"""Federated data: one pool of examples on the device, and index tables with each client's rows of it."""
+"""Federated data: one pool of examples on the device, and tables with the indices of each client's examples."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -17,22 +17,22 @@ Split = Literal["train", "test"]
 
 
 class FederatedData(NamedTuple):
-    """Examples as one pool, clients as rows of index tables; a pytree of arrays.
+    """Pool of examples, and index tables with one row per client; a pytree of arrays.
 
-    Clients differ in size: row i of a table holds `count[i]` indices into the pool, then zeros.
+    Clients differ in size: row i of a table has `count[i]` indices into the pool, padded with zeros.
 
     Attributes:
-      x: [P, ...], the pool: training examples, then test examples. uint8 [P, H, W, C] for images; float32 or integers
-        otherwise.
-      y: int32 [P].
+      x: [P, ...], the inputs of the pool: training examples, then test examples. uint8 [P, H, W, C] for images,
+        otherwise float32 or integers.
+      y: int32 [P], the labels of the pool.
       train_index: int32 [N, n_max].
       train_count: int32 [N].
       test_index: int32 [N, t_max].
       test_count: int32 [N].
-      mean: float32 [C], of uint8 pixels divided by 255; None where inputs are used as they are.
-      std: float32 [C]; None together with the mean.
-      label_map: int32 [N, K], what each client calls class k; None where all go by the dataset's labels.
-      rotation: float32 [N, 2], cosine and sine of the angle by which each client's images are turned; None for none.
+      mean: float32 [C], mean of uint8 pixels divided by 255; None for inputs that are not rescaled.
+      std: float32 [C], standard deviation of the same pixels; None together with the mean.
+      label_map: int32 [N, K], the label that each client has for class k; None for the dataset's labels.
+      rotation: float32 [N, 2], cosine and sine of the rotation of each client's images; None for no rotation.
     """
 
     x: jax.Array
@@ -53,11 +53,11 @@ class FederatedData(NamedTuple):
 
 
 class OwnClients(NamedTuple):
-    """Input of `client_data` on a device that holds only its own clients, see `pfl_jax.engine.sharding`.
+    """Input of `client_data` on a device that has only its own clients, see `pfl_jax.engine.sharding`.
 
     Attributes:
-      data: those clients as a federation.
-      devices: D; row p of `data` is client p D + d on device d.
+      data: federation of these clients.
+      devices: number of devices D; row p of `data` on device d is client p D + d.
     """
 
     data: FederatedData
@@ -65,7 +65,7 @@ class OwnClients(NamedTuple):
 
 
 PER_CLIENT = ("train_index", "train_count", "test_index", "test_count", "label_map", "rotation")
-"""Fields of FederatedData whose leading axis are the clients."""
+"""Fields of FederatedData whose leading axis is that of the clients."""
 
 
 def federate(
@@ -78,22 +78,22 @@ def federate(
 ) -> FederatedData:
     """Put a dataset and its partition onto the device.
 
-    Examples that no client holds are left out of the pool (a few thousand of EMNIST's 814,255 are typical), so the
-    tables number the examples in use, in the pool's order.
+    The pool contains only examples that clients use (typically a few thousand of EMNIST's 814,255); the indices in the
+    tables are into this pool.
 
     Args:
       dataset: the examples.
-      partition: for each client, indices into (training examples, then test examples).
-      shift: "labels" permutes the labels, "rotation" turns the images of each group of clients in its own way.
-      num_groups: G of the shift; client i belongs to group i mod G.
-      seed: of the shift.
+      partition: indices of each client's examples.
+      shift: "labels" permutes the labels, "rotation" rotates the images, differently for each group of clients.
+      num_groups: number of groups G of the shift; client i belongs to group i mod G.
+      seed: seed of the shift.
 
     Returns:
       The federation's data.
 
     Raises:
-      InvalidInput: an index outside the pool, a client without training or test examples, an unknown shift, one that
-        these inputs cannot have, or a mean and deviation of pixels for inputs that are none.
+      InvalidInput: an index is out of range, a client has no training or test examples, the shift is unknown or not
+        possible for these inputs, or there is a mean of pixels and the inputs are not uint8.
 
     Example:
       >>> from pfl_jax import data
@@ -104,7 +104,7 @@ def federate(
       (4, (4, 30), (200, 8, 8, 1))
     """
     _check(dataset, [partition], shift)
-    used = _used([partition])
+    used = _used_examples([partition])
     return FederatedData(
         **_pool(dataset, used),
         **_clients(dataset, partition, used, shift, num_groups, seed),
@@ -119,26 +119,26 @@ def federate_runs(
     num_groups: int = 1,
     seeds: Sequence[int] | None = None,
 ) -> FederatedData:
-    """Several federations of equally many clients over one pool, for the runs of `pfl_jax.engine.sweep`.
+    """Several federations with the same number of clients and a common pool, for `pfl_jax.engine.sweep`.
 
     Args:
       dataset: the examples.
-      partitions: R of them, of N clients each.
-      shift, num_groups: of all runs, see `federate`.
-      seeds: of the shift in each run; None is 0 for all.
+      partitions: R partitions over N clients each.
+      shift, num_groups: see `federate`; the same for all runs.
+      seeds: seed of the shift in each run; None for 0 in all runs.
 
     Returns:
-      The data with a leading axis R on everything that belongs to clients (`PER_CLIENT`). Tables are padded to the
-      widest of all runs. `select_run` gives the data of one.
+      The data, with a leading axis R on all fields of `PER_CLIENT`. Tables are padded to the largest width of all runs.
+      `select_run` returns the data of one run.
 
     Raises:
-      InvalidInput: as `federate`, or partitions of different numbers of clients.
+      InvalidInput: as for `federate`, or the partitions differ in the number of clients.
     """
     _check(dataset, partitions, shift)
     numbers = sorted({len(partition.train) for partition in partitions})
     if len(numbers) > 1:
         raise InvalidInput(f"runs of {numbers} clients cannot be stacked: give all the same number")
-    used = _used(partitions)
+    used = _used_examples(partitions)
     seeds = [0] * len(partitions) if seeds is None else seeds
     runs = [
         _clients(dataset, partition, used, shift, num_groups, seed)
@@ -158,7 +158,7 @@ def federate_runs(
 
 
 def select_run(data: FederatedData, run: int | np.ndarray | jax.Array) -> FederatedData:
-    """Federation of one run, or of several, in data from `federate_runs`; the run's number may be traced."""
+    """Federation of one run (index `run`, may be traced) or of several runs in data from `federate_runs`."""
     return _rows(data, run)
 
 
@@ -168,11 +168,11 @@ def _rows(data: FederatedData, rows: int | np.ndarray | jax.Array) -> FederatedD
 
 
 def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, FederatedData]:
-    """Separate the last clients of a federation: (data of the others, data of the new clients), over one pool.
+    """Hold out the last clients of a federation: (data of the other clients, data of the held-out clients).
 
     Args:
-      data: of N clients.
-      number: of newcomers, who never take part.
+      data: data of N clients; both results share its pool.
+      number: number of clients to hold out.
 
     Raises:
       InvalidInput: no client would be left, or none is held out.
@@ -216,8 +216,8 @@ def _check_inputs(dataset: Dataset, shift: shifts.Shift) -> None:
         )
 
 
-def _used(partitions: Sequence[Partition]) -> np.ndarray:
-    """Sorted indices of the examples that clients hold."""
+def _used_examples(partitions: Sequence[Partition]) -> np.ndarray:
+    """Sorted indices of the examples that clients use."""
     return np.unique(np.concatenate([row for partition in partitions for row in (*partition.train, *partition.test)]))
 
 
@@ -247,7 +247,7 @@ def _clients(
 
 
 def _table(rows: Sequence[np.ndarray], used: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    """Index table [N, n_max], padded with zeros, and counts [N]; `used` [P] lists the pool's examples, sorted."""
+    """Index table [N, n_max], padded with zeros, and counts [N]; `used` [P] has the sorted examples of the pool."""
     counts = np.array([len(row) for row in rows], np.int32)
     table = np.zeros((len(rows), counts.max()), np.int32)
     for client, row in enumerate(rows):
@@ -256,17 +256,16 @@ def _table(rows: Sequence[np.ndarray], used: np.ndarray) -> tuple[jax.Array, jax
 
 
 def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split: Split) -> ClientData:
-    """Examples of one client under its shift; with a mean and deviation, x = (pixel / 255 - mean) / std.
+    """Examples of one client, after its shift; with a mean and std, normalized: x = (pixel / 255 - mean) / std.
 
     Args:
-      data: the federation's data, or what a device holds of it.
-      client: int, may be traced; under vmap it gathers several clients.
+      data: the federation's data, or a device's part of it.
+      client: number of the client, may be traced; under vmap several clients are gathered.
       split: "train" or "test".
 
     Returns:
-      ClientData with x [n_max, ...], y int32 [n_max] and mask [n_max]. Rows past the client's count repeat the pool's
-      first example. x is float32 with a mean and deviation, or rotated; otherwise it has the type and the values of
-      the pool.
+      ClientData with x [n_max, ...], y int32 [n_max] and mask [n_max]. Padding repeats the pool's first example. x is
+      float32 if it is normalized or rotated; otherwise it has the type and the values of the pool.
 
     Example:
       >>> from pfl_jax import data
@@ -299,12 +298,12 @@ def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split
 
 
 def class_table(data: FederatedData, split: Split = "train", num_classes: int | None = None) -> np.ndarray:
-    """Number of examples of each client under each label, for reports and pictures.
+    """Number of examples of each client and label, for reports and figures.
 
     Args:
       data: the federation's data.
       split: "train" or "test".
-      num_classes: K; by default the classes up to the largest label in the pool, or those of the label map.
+      num_classes: K; by default up to the largest label in the pool, or the classes of the label map.
 
     Returns:
       int64 [N, K].
@@ -320,8 +319,8 @@ def class_table(data: FederatedData, split: Split = "train", num_classes: int | 
     y = np.asarray(data.y)
     tables = {"train": (data.train_index, data.train_count), "test": (data.test_index, data.test_count)}
     index, count = map(np.asarray, tables[split])
-    known = int(y.max()) + 1 if data.label_map is None else data.label_map.shape[1]
-    width = known if num_classes is None else num_classes
+    default = int(y.max()) + 1 if data.label_map is None else data.label_map.shape[1]
+    width = default if num_classes is None else num_classes
     label_map = None if data.label_map is None else np.asarray(data.label_map)
     rows = []
     for client, (row, size) in enumerate(zip(index, count, strict=True)):

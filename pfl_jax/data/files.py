@@ -1,6 +1,6 @@
 """Datasets from files in their published formats: IDX (Fashion-MNIST, EMNIST) and CIFAR's binary archives.
 
-Archives are read in memory, member by member and by name; nothing is unpacked onto the disk and nothing unpickled.
+Archives are read into memory, one member at a time and by name; nothing is unpacked onto the disk or unpickled.
 """
 
 import gzip
@@ -17,19 +17,19 @@ from pfl_jax.data.specs import Arrays, DatasetSpec
 from pfl_jax.errors import InvalidInput
 
 SYSTEM_FOLDERS = (Path("/usr/share/datasets"), Path("/usr/local/share/datasets"))
-"""Where distributions install datasets; Debian's `dataset-fashion-mnist` is /usr/share/datasets/fashion-mnist."""
+"""Folders in which Linux distributions install datasets, such as Debian's package `dataset-fashion-mnist`."""
 
-_MOST_EXAMPLES = 2_000_000  # more than any of these datasets: a larger count means that the file is something else
+_MAX_EXAMPLES = 2_000_000  # more than in any of these datasets: a larger count means that the file is another one
 
-# The first labels of MNIST's test set. Its files have the names of Fashion-MNIST's, and nothing else tells them apart.
+# First labels of MNIST's test set. Its files have the same names, shapes and label range as those of Fashion-MNIST.
 _MNIST_TEST_LABELS = (7, 2, 1, 0, 4, 1, 4, 9, 5, 9, 0, 6, 9, 0, 1, 5)
 
 
-class Found(NamedTuple):
-    """Files found of a dataset.
+class FoundFiles(NamedTuple):
+    """Files of a dataset.
 
     Attributes:
-      folder: what outputs call the place: the folder, or the archive.
+      folder: folder or archive that outputs name as the origin.
       paths: IDX: training images, training labels, test images, test labels. CIFAR: the archive, or the binary files.
     """
 
@@ -38,14 +38,14 @@ class Found(NamedTuple):
 
 
 class _CifarFormat(NamedTuple):
-    """CIFAR's binary format: a record is `labels` label bytes, the last one used, and 3072 bytes of planes R, G, B."""
+    """CIFAR's binary format: records of `labels` label bytes, of which the last is used, and 3072 bytes R, G, B."""
 
     archive: str
     folder: str
     train: tuple[str, ...]
     test: tuple[str, ...]
     labels: int
-    most_records: int
+    max_records: int
 
 
 _CIFAR = {
@@ -55,42 +55,42 @@ _CIFAR = {
         tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
         ("test_batch.bin",),
         labels=1,
-        most_records=10_000,
+        max_records=10_000,
     ),
     "cifar100": _CifarFormat(
-        "cifar-100-binary.tar.gz", "cifar-100-binary", ("train.bin",), ("test.bin",), labels=2, most_records=50_000
+        "cifar-100-binary.tar.gz", "cifar-100-binary", ("train.bin",), ("test.bin",), labels=2, max_records=50_000
     ),
 }
 
 
-def expected(spec: DatasetSpec) -> str:
-    """File names searched for, for messages."""
+def expected_names(spec: DatasetSpec) -> str:
+    """Names of the expected files, for messages."""
     if spec.name in _CIFAR:
         return f"{_CIFAR[spec.name].archive} or {_CIFAR[spec.name].folder}/"
     return f"{_idx_names(spec)[0][0]}[.gz] and its three companions"
 
 
-def places(spec: DatasetSpec, data_dir: Path | None) -> list[Path]:
-    """Folders searched, in order."""
+def search_folders(spec: DatasetSpec, data_dir: Path | None) -> list[Path]:
+    """Folders that are searched, in order."""
     roots = [] if data_dir is None else [data_dir]
     system = [folder / name for folder in SYSTEM_FOLDERS for name in spec.folders]
     return roots + [root / name for root in roots for name in spec.folders] + system
 
 
-def find(spec: DatasetSpec, data_dir: Path | None) -> Found | None:
-    """The dataset's files; None if there are none that this module reads.
+def find(spec: DatasetSpec, data_dir: Path | None) -> FoundFiles | None:
+    """Find the dataset's files; None if there are none that this module can read.
 
     Raises:
-      InvalidInput: some of the files that belong together are there and others are missing.
+      InvalidInput: some of the files are missing.
     """
-    for place in places(spec, data_dir) if spec.folders else ():
-        found = _find_cifar(_CIFAR[spec.name], place) if spec.name in _CIFAR else _find_idx(spec, place)
+    for folder in search_folders(spec, data_dir) if spec.folders else ():
+        found = _find_cifar(_CIFAR[spec.name], folder) if spec.name in _CIFAR else _find_idx(spec, folder)
         if found is not None:
             return found
     return None
 
 
-def load(spec: DatasetSpec, found: Found) -> Arrays:
+def load(spec: DatasetSpec, found: FoundFiles) -> Arrays:
     """Read and check files.
 
     Args:
@@ -98,10 +98,10 @@ def load(spec: DatasetSpec, found: Found) -> Arrays:
       found: its files.
 
     Returns:
-      The examples; EMNIST's turned upright.
+      The examples; EMNIST's images are transposed to be upright.
 
     Raises:
-      InvalidInput: naming the file, what was expected and what was found, and what to do.
+      InvalidInput: a file is damaged or of another dataset.
     """
     try:
         return _load_cifar(spec, _CIFAR[spec.name], found) if spec.name in _CIFAR else _load_idx(spec, found)
@@ -109,7 +109,7 @@ def load(spec: DatasetSpec, found: Found) -> Arrays:
         raise InvalidInput(f"{error}; put a whole copy of {spec.name} there, or remove it") from None
 
 
-def _load_idx(spec: DatasetSpec, found: Found) -> Arrays:
+def _load_idx(spec: DatasetSpec, found: FoundFiles) -> Arrays:
     arrays = []
     for images, labels in (found.paths[:2], found.paths[2:]):
         x, y = _read_idx(images, spec.shape[:2]), _read_idx(labels, ())
@@ -118,7 +118,7 @@ def _load_idx(spec: DatasetSpec, found: Found) -> Arrays:
         _check_labels(labels, y, spec)
         arrays += [np.ascontiguousarray(x.swapaxes(1, 2) if spec.transposed else x)[..., None], y.astype(np.int32)]
     result = Arrays(*arrays)
-    # The names of several datasets' files are the same: a label that never occurs gives the wrong one away.
+    # Several datasets have the same file names; the largest label shows whether these files are of the right one.
     if result.train_y.max() != spec.num_classes - 1:
         raise InvalidInput(
             f"{found.paths[1]} is not {spec.name}: its labels end at {result.train_y.max()}, not {spec.num_classes - 1}"
@@ -139,32 +139,32 @@ def _idx_names(spec: DatasetSpec) -> list[tuple[str, ...]]:
     return [byclass, plain]
 
 
-def _find_idx(spec: DatasetSpec, place: Path) -> Found | None:
+def _find_idx(spec: DatasetSpec, folder: Path) -> FoundFiles | None:
     for names in _idx_names(spec):
-        candidates = [[path for path in (place / name, place / f"{name}.gz") if path.is_file()] for name in names]
+        candidates = [[path for path in (folder / name, folder / f"{name}.gz") if path.is_file()] for name in names]
         if all(candidates):
-            return Found(place, tuple(paths[0] for paths in candidates))
+            return FoundFiles(folder, tuple(paths[0] for paths in candidates))
         if any(candidates):
             missing = next(name for name, paths in zip(names, candidates, strict=True) if not paths)
-            raise InvalidInput(f"{place} holds a part of {spec.name}: {missing}[.gz] is missing")
+            raise InvalidInput(f"{folder} holds a part of {spec.name}: {missing}[.gz] is missing")
     return None
 
 
-def _find_cifar(layout: _CifarFormat, place: Path) -> Found | None:
-    if (place / layout.archive).is_file():
-        return Found(place / layout.archive, (place / layout.archive,))
+def _find_cifar(layout: _CifarFormat, parent: Path) -> FoundFiles | None:
+    if (parent / layout.archive).is_file():
+        return FoundFiles(parent / layout.archive, (parent / layout.archive,))
     names = layout.train + layout.test
-    for folder in (place / layout.folder, place):
+    for folder in (parent / layout.folder, parent):
         present = [(folder / name).is_file() for name in names]
         if all(present):
-            return Found(folder, tuple(folder / name for name in names))
+            return FoundFiles(folder, tuple(folder / name for name in names))
         if any(present):
             raise InvalidInput(f"{folder} is incomplete: {names[present.index(False)]} is missing")
     return None
 
 
 def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """An IDX file of unsigned bytes, uint8 [count, *shape]: magic, sizes as big-endian int32, then the bytes."""
+    """Read an IDX file as uint8 [count, *shape]: a magic number, the sizes as big-endian int32, then the bytes."""
     magic = 0x0800 + 1 + len(shape)
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
@@ -176,10 +176,10 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
                 raise InvalidInput(
                     f"{path} is not an IDX file: magic number {magic:#06x} expected, {found_magic:#x} found"
                 )
-            if tuple(found_shape) != shape or not 0 < count <= _MOST_EXAMPLES:
+            if tuple(found_shape) != shape or not 0 < count <= _MAX_EXAMPLES:
                 raise InvalidInput(f"{path}: expected items of shape {shape}, found {count} of {tuple(found_shape)}")
             size = count * int(np.prod(shape, dtype=int))
-            data = file.read(size + 1)  # one more, to notice a file that is too long
+            data = file.read(size + 1)  # one byte more, to detect files that are too long
     except (OSError, EOFError, zlib.error) as error:
         raise InvalidInput(f"{path} cannot be read, it may be truncated: {error}") from error
     if len(data) != size:
@@ -188,7 +188,7 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     return np.frombuffer(data, np.uint8).reshape(count, *shape)
 
 
-def _load_cifar(spec: DatasetSpec, layout: _CifarFormat, found: Found) -> Arrays:
+def _load_cifar(spec: DatasetSpec, layout: _CifarFormat, found: FoundFiles) -> Arrays:
     names = layout.train + layout.test
     contents = _archive_members(found.paths[0], layout) if len(found.paths) == 1 else _binary_files(found, layout)
     parsed = {}
@@ -227,7 +227,7 @@ def _archive_members(archive: Path, layout: _CifarFormat) -> Iterator[tuple[str,
         raise InvalidInput(f"{archive} cannot be read, it may be truncated: {error}") from error
 
 
-def _binary_files(found: Found, layout: _CifarFormat) -> Iterator[tuple[str, str, bytes]]:
+def _binary_files(found: FoundFiles, layout: _CifarFormat) -> Iterator[tuple[str, str, bytes]]:
     for path in found.paths:
         try:
             _check_size(str(path), path.stat().st_size, layout)
@@ -238,9 +238,9 @@ def _binary_files(found: Found, layout: _CifarFormat) -> Iterator[tuple[str, str
 
 
 def _check_size(path: str, size: int, layout: _CifarFormat) -> None:
-    most = layout.most_records * (layout.labels + 3072)
-    if size > most:
-        raise InvalidInput(f"{path} is not {layout.folder}: {size} bytes, at most {most} expected")
+    limit = layout.max_records * (layout.labels + 3072)
+    if size > limit:
+        raise InvalidInput(f"{path} is not {layout.folder}: {size} bytes, at most {limit} expected")
 
 
 def _check_labels(path: Path | str, y: np.ndarray, spec: DatasetSpec) -> None:

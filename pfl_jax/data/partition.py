@@ -1,7 +1,7 @@
 """Partitions of a dataset over clients.
 
-A partition is a function of the labels and a seed. Indices count through the training examples and then through the
-test examples, the order of the pool in `pfl_jax.data.federated`.
+A partition is a function of the labels and a seed. Its indices are into the concatenation of training and test
+examples, the order of the pool in `pfl_jax.data.federated`.
 
 Sources: FedPAC (Xu, Tong & Huang 2023, "Personalized federated learning with feature alignment and classifier
 collaboration"), sections B.2, C.7 and C.8; FedAS (Yang, Huang & Ye 2024, "FedAS: bridging inconsistency in personalized
@@ -22,15 +22,15 @@ from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 
 FEDAS_BATCH = 10
-"""FedAS's code requires a batch of 10 in the smallest client's test quarter: 10 / (1 - 0.75) = 40 examples."""
+"""Minimum number of a client's test examples in FedAS's code: 10 / (1 - 0.75) = 40 examples in all."""
 
 
 def dominant_classes(num_classes: int) -> list[np.ndarray]:
-    """Groups of dominant classes of FedPAC B.2, by num_classes.
+    """Groups of dominant classes of FedPAC B.2, for num_classes classes.
 
-    Ten classes: three consecutive ones from 0, 2, 4, 6 and 8 (the last group is 8, 9, 0). 62 classes (EMNIST):
-    digits, upper case, lower case. The paper has no others; for them five groups of consecutive classes that share
-    the classes out evenly.
+    10 classes: three consecutive classes from 0, 2, 4, 6 and 8 (the last group is 8, 9, 0). 62 classes (EMNIST):
+    digits, upper case, lower case. Other numbers, which the paper does not have: five groups of consecutive classes,
+    as equal as possible.
     """
     if num_classes == 10:
         return [(start + np.arange(3)) % 10 for start in range(0, 10, 2)]
@@ -52,19 +52,19 @@ def grouped(
 ) -> Partition:
     """Groups of clients that share dominant classes (FedPAC B.2).
 
-    s % of a client's examples are spread over all classes, the others over the dominant classes of its group; client
-    i belongs to group i mod G. What does not divide evenly goes to classes drawn for the client, the same for its
-    training and test examples. The examples of a class are dealt from a shuffled queue that starts over when it is
-    exhausted, as in the released code: clients share examples only of classes in such demand.
+    s % of a client's examples are spread over all classes, the others over the dominant classes of its group. Client i
+    belongs to group i mod G. Remainders go to classes drawn for the client, the same for its training and test
+    examples. The examples of a class are assigned from a shuffled queue that starts over when it is exhausted, as in
+    the released code: clients share examples only of classes that are exhausted.
 
     Args:
       train_y: int [P_train], labels of the training examples.
       test_y: int [P_test], labels of the test examples.
       num_clients: N.
-      s: percentage in [0, 100]; 100 is IID.
+      s: percentage of examples spread over all classes, in [0, 100]; 100 is IID.
       train_size: training examples of each client.
       test_size: test examples of each client; by default as many as training examples.
-      seed: of the shuffles.
+      seed: seed of the shuffles.
       groups: classes of each group; by default `dominant_classes`.
 
     Returns:
@@ -99,9 +99,9 @@ def grouped(
         wanted = np.zeros((num_clients, num_classes), np.int64)
         for client, client_size in enumerate(allocation.check_sizes(size, num_clients, name)):
             uniform = round(client_size * s / 100)
-            wanted[client] = allocation.share_out(uniform, extra_order[client], num_classes)
-            wanted[client] += allocation.share_out(client_size - uniform, dominant_order[client], num_classes)
-        parts.append(allocation.deal(y, wanted, rng, name, offset))
+            wanted[client] = allocation.split_evenly(uniform, extra_order[client], num_classes)
+            wanted[client] += allocation.split_evenly(client_size - uniform, dominant_order[client], num_classes)
+        parts.append(allocation.assign(y, wanted, rng, name, offset))
     return Partition(*parts)
 
 
@@ -118,36 +118,36 @@ def dirichlet(
     keep_split: bool = False,
     seed: int = 0,
 ) -> Partition:
-    """Each class divided over the clients by proportions p_k ~ Dir_N(beta, ..., beta).
+    """Division of each class over the clients in proportions p_k ~ Dir_N(beta, ..., beta).
 
-    protocol "fedpac" (FedPAC C.8): the whole training set by p_k, and the test set by the same p_k.
+    Protocol "fedpac" (FedPAC C.8): training set and test set are both divided by the same p_k.
 
-    protocol "fedas" (FedAS 4.1 and its released code): training and test examples merged; a client that already has
-    its share P / N gets nothing of further classes; drawn again until the smallest client has `min_size`; each
-    client's examples shuffled and divided 75/25 into training and test. With `keep_split` the client's training
-    examples are those of its examples that come from the training set, and its test examples the others: for
-    datasets whose test set must stay apart, as that of the embedded digits, whose handwriting is different.
+    Protocol "fedas" (FedAS 4.1 and its released code): training and test set are merged. A client that already has
+    P / N examples gets none of the remaining classes. The proportions are drawn again until the smallest client has
+    `min_size` examples. Each client's examples are shuffled and divided 75/25 into training and test examples. With
+    `keep_split`, a client's examples from the training set are its training examples and the others its test examples;
+    this is for datasets whose sets must not be mixed, such as the embedded digits, which are split by writer.
 
     Args:
       train_y: int [P_train], labels of the training examples.
       test_y: int [P_test], labels of the test examples.
       num_clients: N.
-      beta: concentration, positive; the smaller, the more the clients differ.
+      beta: concentration, positive; clients differ more for smaller values.
       protocol: "fedpac" or "fedas".
-      min_size: smallest number of a client's examples (training ones for "fedpac", all for "fedas"); by default 10
+      min_size: minimum number of a client's examples (training examples for "fedpac", all for "fedas"); by default 10
         for "fedpac" and 40 for "fedas".
-      train_size: at most so many training examples for a client; by default no bound.
-      test_size: at most so many test examples; by default no bound.
+      train_size: maximum number of a client's training examples; by default unlimited.
+      test_size: maximum number of a client's test examples; by default unlimited.
       keep_split: see above; "fedpac" never mixes the two sets.
-      seed: of proportions and shuffles.
+      seed: seed of proportions and shuffles.
 
     Returns:
-      The partition: disjoint, and complete where sizes are not bounded. Every client has a training and a test
-      example.
+      The partition, disjoint and, unless sizes are limited, complete. Every client has at least one training and one
+      test example.
 
     Raises:
-      InvalidInput: options out of range, or no draw that gives every client its minimum in
-        `dirichlet_counts.MAX_TRIES` tries.
+      InvalidInput: an option is out of range, or none of `dirichlet_counts.MAX_TRIES` draws gives every client its
+        minimum.
 
     Example:
       >>> import numpy as np
@@ -164,19 +164,21 @@ def dirichlet(
     num_classes = 1 + int(max(train_y.max(), test_y.max()))
     totals = np.bincount(train_y, minlength=num_classes), np.bincount(test_y, minlength=num_classes)
     if protocol == "fedpac":
-        counts = dirichlet_counts.by_set(rng, *totals, num_clients, beta, 10 if min_size is None else min_size)
+        counts = dirichlet_counts.separate_sets(rng, *totals, num_clients, beta, 10 if min_size is None else min_size)
     elif protocol == "fedas":
-        least = round(FEDAS_BATCH / (1 - allocation.FEDAS_TRAIN_SHARE)) if min_size is None else min_size
-        counts = dirichlet_counts.merged(rng, *totals, num_clients, beta, least)
+        min_examples = round(FEDAS_BATCH / (1 - allocation.FEDAS_TRAIN_SHARE)) if min_size is None else min_size
+        counts = dirichlet_counts.merged_sets(rng, *totals, num_clients, beta, min_examples)
     else:
         raise InvalidInput(f'protocol is "fedpac" or "fedas", not "{protocol}"')
     if protocol == "fedpac" or keep_split:
-        train = allocation.deal(train_y, counts.train, rng, "training", 0)
-        test = allocation.deal(test_y, counts.test, rng, "test", len(train_y))
+        train = allocation.assign(train_y, counts.train, rng, "training", 0)
+        test = allocation.assign(test_y, counts.test, rng, "test", len(train_y))
     else:
-        hands = allocation.deal(np.concatenate([train_y, test_y]), counts.train + counts.test, rng, "", 0)
-        train, test = allocation.divide(rng, hands)
-    return Partition(allocation.cap(rng, train, train_size, "training"), allocation.cap(rng, test, test_size, "test"))
+        assigned = allocation.assign(np.concatenate([train_y, test_y]), counts.train + counts.test, rng, "", 0)
+        train, test = allocation.split_train_test(rng, assigned)
+    return Partition(
+        allocation.limit_sizes(rng, train, train_size, "training"), allocation.limit_sizes(rng, test, test_size, "test")
+    )
 
 
 def iid(
@@ -188,18 +190,18 @@ def iid(
     test_size: Sizes | None = None,
     seed: int = 0,
 ) -> Partition:
-    """Examples dealt at random, independent of their class.
+    """Random assignment of examples, independent of their class.
 
     Args:
       train_y: int [P_train], labels of the training examples.
       test_y: int [P_test], labels of the test examples.
       num_clients: N.
-      train_size: training examples of each client; by default all are shared out, to within one evenly.
-      test_size: test examples of each client, likewise.
-      seed: of the shuffles.
+      train_size: training examples of each client; by default all examples are divided evenly, up to one example.
+      test_size: test examples of each client, by default likewise.
+      seed: seed of the shuffles.
 
     Returns:
-      The partition. Clients share examples only if together they need more than exist.
+      The partition. Clients share examples only if they need more in total than exist.
 
     Raises:
       InvalidInput: more clients than examples, or a client that needs more examples than exist.
@@ -222,7 +224,7 @@ def iid(
             sizes[: len(y) % num_clients] += 1
         else:
             sizes = allocation.check_sizes(size, num_clients, name)
-        parts.append(allocation.deal(np.zeros(len(y), np.int64), sizes[:, None], rng, name, offset))
+        parts.append(allocation.assign(np.zeros(len(y), np.int64), sizes[:, None], rng, name, offset))
     return Partition(*parts)
 
 
@@ -239,17 +241,17 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
     """Partition of a dataset by name.
 
     Args:
-      name: a key of PARTITIONS, or "natural" for the clients that the dataset has of its own.
-      dataset: whose labels are divided; its `keep_split` is honoured.
+      name: a key of PARTITIONS, or "natural" for the dataset's own clients.
+      dataset: the dataset to divide; "dirichlet" respects its `keep_split`.
       num_clients: N.
-      seed: of the partition.
-      **options: options of the partition function; None selects the default.
+      seed: seed of the partition.
+      **options: options of the partition function; None for the default.
 
     Returns:
       The partition.
 
     Raises:
-      InvalidInput: an unknown name, or options that the function refuses.
+      InvalidInput: the name is unknown, or the function rejects the options.
     """
     if name == "natural":
         if dataset.train_client is None or dataset.test_client is None:
@@ -268,7 +270,7 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
 
 
 def num_groups(name: str, num_classes: int) -> int:
-    """Number of groups G, client i in group i mod G: the partition's own, else that of `grouped`.
+    """Number of groups G, where client i is in group i mod G; partitions without groups have that of `grouped`.
 
     Args:
       name: a key of PARTITIONS.

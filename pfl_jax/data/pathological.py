@@ -1,4 +1,4 @@
-"""Pathological partition: each client holds a few classes only (FedPAC C.7)."""
+"""Pathological partition: each client has only a few classes (FedPAC C.7)."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from pfl_jax.data.allocation import Partition, Sizes
 from pfl_jax.errors import InvalidInput
 
 PATHOLOGICAL_CLASSES = (3, 3, 5, 5, 8)
-"""Classes of a client in each of the five groups of FedPAC C.7."""
+"""Number of classes per client in each of the five groups of FedPAC C.7."""
 
 
 def pathological(
@@ -25,11 +25,12 @@ def pathological(
     seed: int = 0,
     classes_per_group: Sequence[int] = PATHOLOGICAL_CLASSES,
 ) -> Partition:
-    """Clients with a few classes only, in equal parts; their group sets how many (FedPAC C.7).
+    """Clients with only a few classes, in equal shares; the group determines the number of classes (FedPAC C.7).
 
-    Client i belongs to group i mod G. With protocol "random" every client has a class set of its own, with "clustered"
-    the clients of a group share one, and no two groups have the same. A client's test examples are of its classes too.
-    What does not divide evenly goes to classes drawn for the client. Examples are dealt as in `grouped`.
+    Client i belongs to group i mod G. With protocol "random" a class set is drawn for each client; with "clustered" all
+    clients of a group share one class set, and no two groups have the same set. A client's test examples are of the
+    same classes. If a client's size is not divisible by its number of classes, random ones of them get one more
+    example. Examples are assigned as in `grouped`.
 
     Args:
       train_y: int [P_train], labels of the training examples.
@@ -38,15 +39,15 @@ def pathological(
       protocol: "random" or "clustered".
       train_size: training examples of each client.
       test_size: test examples of each client; by default as many as training examples.
-      seed: of class sets and shuffles.
-      classes_per_group: classes of a client, for each group.
+      seed: seed of class sets and shuffles.
+      classes_per_group: number of classes of a client, for each group.
 
     Returns:
       The partition; sizes are exact.
 
     Raises:
-      InvalidInput: an unknown protocol, groups of more classes than there are or of none, fewer different class sets
-        than groups want, sizes below 1, or a client that needs more of a class than there is.
+      InvalidInput: the protocol is unknown; a group has no class or more classes than exist; there are fewer class sets
+        than groups; a size is below 1; or a client needs more examples of a class than exist.
 
     Example:
       >>> import numpy as np
@@ -80,10 +81,10 @@ def pathological(
     ):
         sizes = allocation.check_sizes(size, num_clients, name)
         wanted = [
-            allocation.share_out(int(client_size), classes, num_classes)
+            allocation.split_evenly(int(client_size), classes, num_classes)
             for client_size, classes in zip(sizes, chosen, strict=True)
         ]
-        parts.append(allocation.deal(y, np.stack(wanted), rng, name, offset))
+        parts.append(allocation.assign(y, np.stack(wanted), rng, name, offset))
     return Partition(*parts)
 
 

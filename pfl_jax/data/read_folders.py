@@ -12,12 +12,12 @@ from pfl_jax.errors import InvalidInput
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
 """Endings of images; other files are left alone."""
 
-GREY = ("1", "L", "LA")
-"""Modes of Pillow that have no colour."""
+GRAY = ("1", "L", "LA")
+"""Modes of Pillow that have no color."""
 
 
 def image_folder(path: Path, label: str | None, client: str | None) -> Columns:
-    """Images of a folder whose sub-folders are the classes: uint8 [P, H, W, 1], or [P, H, W, 3] if any has colour.
+    """Images of a folder whose sub-folders are the classes: uint8 [P, H, W, 1], or [P, H, W, 3] if any has color.
 
     Args:
       path: of the folder.
@@ -49,7 +49,7 @@ def image_folder(path: Path, label: str | None, client: str | None) -> Columns:
             with Image.open(file) as opened:
                 if opened.mode.startswith(("I", "F")):
                     raise InvalidInput(f"{file} has more than 8 bits for a pixel: give it as arrays in an .npz file")
-                images.append(np.asarray(opened.convert("L" if opened.mode in GREY else "RGB")))
+                images.append(np.asarray(opened.convert("L" if opened.mode in GRAY else "RGB")))
         # Pillow raises SyntaxError for broken PNG chunks.
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             if isinstance(error, InvalidInput):

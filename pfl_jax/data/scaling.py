@@ -1,4 +1,4 @@
-"""Normalisation of inputs by the mean and deviation of the training rows."""
+"""Normalization of inputs by the mean and standard deviation of the training rows."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ Channels = tuple[float, ...]
 def normalized(
     train_x: np.ndarray, test_x: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, Channels | None, Channels | None]:
-    """Inputs normalised for each feature, or for each channel of images [P, H, W, C].
+    """Inputs normalized for each feature, or for each channel of images [P, H, W, C].
 
     What does not vary in the training rows becomes 0 there.
 

@@ -1,8 +1,8 @@
 """Distribution shift between groups of clients: permuted labels (concept shift) or rotations (feature skew).
 
 Source: FedPAC (Xu, Tong & Huang 2023), Section 6.2 "Robustness to Concept Shift" and Appendix C.10. Client i belongs to
-group i mod G, as in the partitions. A shift is drawn here once; `pfl_jax.data.federated.client_data` applies it to
-training and test examples alike.
+group i mod G, as in the partitions. This module draws the shift; `pfl_jax.data.federated.client_data` applies it to
+training and test examples.
 """
 
 from typing import Literal, TypeAlias, get_args
@@ -14,10 +14,10 @@ import numpy as np
 from pfl_jax.errors import InvalidInput
 
 Shift: TypeAlias = Literal["none", "labels", "rotation"]
-"""What differs between groups of clients: nothing, the labels' names, or how images are turned."""
+"""Difference between groups of clients: none, a permutation of the labels, or a rotation of the images."""
 
 SHIFTS: tuple[str, ...] = get_args(Shift)
-"""All of them."""
+"""All shifts."""
 
 
 def label_maps(num_clients: int, num_classes: int, num_groups: int, seed: int = 0) -> np.ndarray:
@@ -27,10 +27,10 @@ def label_maps(num_clients: int, num_classes: int, num_groups: int, seed: int = 
       num_clients: N.
       num_classes: K.
       num_groups: G.
-      seed: of the permutations; those of different groups are independent.
+      seed: seed of the permutations, which are independent between groups.
 
     Returns:
-      int32 [N, K]: what client i calls class k.
+      int32 [N, K], the label that client i has for class k.
 
     Raises:
       InvalidInput: fewer than one group.
@@ -42,14 +42,14 @@ def label_maps(num_clients: int, num_classes: int, num_groups: int, seed: int = 
       (True, [0, 1, 2])
     """
     _check_groups(num_groups)
-    # A stream of its own: the partition draws from the seed alone.
+    # (seed, 1) is independent of the partition's stream, which uses the seed itself.
     rng = np.random.default_rng((seed, 1))
     permutations = np.stack([rng.permutation(num_classes) for _ in range(num_groups)])
     return permutations[np.arange(num_clients) % num_groups].astype(np.int32)
 
 
 def rotations(num_clients: int, num_groups: int) -> np.ndarray:
-    """Angles g 360 / G for the groups g: the paper gives none (Appendix C.10: "a certain degree"), these differ most.
+    """Rotation by g 360 / G degrees for group g; the paper does not state its angles (Appendix C.10).
 
     Args:
       num_clients: N.
@@ -74,15 +74,15 @@ def rotations(num_clients: int, num_groups: int) -> np.ndarray:
 
 def direction(degrees: float | np.ndarray) -> np.ndarray:
     """Cosine and sine of angles in degrees [...], float32 [..., 2], with exact zeros and ones."""
-    # 15 decimals turn 6e-17 into 0 and are far more than float32 keeps.
+    # Rounding to 15 decimals turns 6e-17 into 0, and float32 has far fewer digits.
     radians = np.deg2rad(degrees)
     return np.stack([np.cos(radians), np.sin(radians)], axis=-1).round(15).astype(np.float32)
 
 
 def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:
-    """Images rotated counterclockwise about their centre, with black where they have no pixels.
+    """Rotate images counterclockwise about their center; pixels outside the original image are black.
 
-    Bilinear between the four nearest pixels, so multiples of 90 degrees move square images' pixels exactly.
+    The interpolation is bilinear, so multiples of 90 degrees move the pixels of square images exactly.
 
     Args:
       x: pixels [n, H, W, C], float32; zero is black.
@@ -95,20 +95,20 @@ def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:
     cosine, sine = rotation
     middle_row, middle_column = (height - 1) / 2, (width - 1) / 2
     row, column = jnp.meshgrid(jnp.arange(height) - middle_row, jnp.arange(width) - middle_column, indexing="ij")
-    # Where each target pixel comes from; rows count downwards.
+    # Source position of each target pixel; rows are numbered downwards.
     source_row = cosine * row + sine * column + middle_row
     source_column = cosine * column - sine * row + middle_column
     top, left = jnp.floor(source_row), jnp.floor(source_column)
     flat = x.reshape(x.shape[0], height * width, channels)
-    turned = jnp.zeros_like(flat)
-    # One index table for all images: a gather along the pixels.
+    rotated = jnp.zeros_like(flat)
+    # All images share one table of pixel indices.
     for r, row_weight in ((top, 1 - (source_row - top)), (top + 1, source_row - top)):
         for c, column_weight in ((left, 1 - (source_column - left)), (left + 1, source_column - left)):
             inside = (r >= 0) & (r < height) & (c >= 0) & (c < width)
             index = jnp.where(inside, r * width + c, 0).astype(jnp.int32).reshape(-1)
             weight = jnp.where(inside, row_weight * column_weight, 0).reshape(-1, 1)
-            turned += weight * flat[:, index]
-    return turned.reshape(x.shape)
+            rotated += weight * flat[:, index]
+    return rotated.reshape(x.shape)
 
 
 def check(shift: str) -> None:

@@ -1,8 +1,8 @@
-"""Data sources: tensorflow-datasets, files in the datasets' own formats, or embedded synthetic pictures.
+"""Data sources: tensorflow-datasets, files in the datasets' own formats, or embedded synthetic images.
 
-`load("cifar100")` gives CIFAR-100 wherever it can be had and otherwise pictures of the same shape composed from
-scikit-learn's digits. Every output records the data source (`Dataset.description`), so that a result on synthetic data
-is never taken for one on the real dataset.
+`load("cifar100")` returns CIFAR-100 if it is available, and otherwise images of the same shape composed from
+scikit-learn's digits. Every output records the data source (`Dataset.description`), so that results on synthetic data
+cannot be mistaken for results on the real dataset.
 """
 
 import difflib
@@ -18,34 +18,34 @@ from pfl_jax.data.specs import PIXEL_NORMALIZATIONS, SPECS, Arrays, DatasetSpec,
 from pfl_jax.errors import InvalidInput
 
 Notify: TypeAlias = Callable[[str], None]
-"""Receiver of messages for the user, one at a time."""
+"""Function that receives each message for the user."""
 
 SOURCES = ("auto", "tfds", "files", "embedded")
 
 
 class Dataset(NamedTuple):
-    """Labelled examples, divided into training and test examples.
+    """Labeled examples, divided into training and test examples.
 
     Attributes:
-      name: "cifar100", ...
-      source: what kind of data this is: "tfds", "files", "embedded digit pairs", "embedded digits",
-        "scikit-learn digits"; for a user's own data "arrays", "npz", "csv", "image folder", "Hugging Face".
-      origin: where real data was found: a version or a folder, and its size if incomplete; of a user's own files the
-        digest. "" for the others.
-      is_real: False where the images only stand in for the dataset of that name.
+      name: name of the dataset, such as "cifar100".
+      source: kind of the data source: "tfds", "files", "embedded digit pairs", "embedded digits" or
+        "scikit-learn digits"; of a user's own data "arrays", "npz", "csv", "image folder" or "Hugging Face".
+      origin: version or folder of real data, and its size if it is incomplete; digest of a user's own files; "" for
+        embedded data.
+      is_real: False for synthetic images in place of the dataset.
       train_x: [P_train, ...], float32 or integers of at most 32 bits; images are uint8 [P_train, H, W, C].
       train_y: int32 [P_train].
-      test_x: [P_test, ...], of the same type.
+      test_x: [P_test, ...], of the same type as train_x.
       test_y: int32 [P_test].
       num_classes: K.
-      mean: per channel, of uint8 pixels divided by 255; None leaves inputs as they are.
-      std: per channel; None together with the mean.
-      keep_split: True where training and test examples must not be mixed: those of scikit-learn's digits are by
-        different writers.
-      class_names: what the classes 0 to K - 1 are called; () where the numbers are the names.
-      train_client: int32 [P_train], client of each training example where the data has clients of its own, else None.
-      test_client: int32 [P_test], likewise.
-      client_names: what these clients are called.
+      mean: mean of uint8 pixels divided by 255, per channel; None for inputs that are not rescaled.
+      std: standard deviation of the same pixels, per channel; None together with the mean.
+      keep_split: whether training and test examples must not be mixed, as for scikit-learn's digits, which are split by
+        writer.
+      class_names: names of the classes 0 to K - 1; () if the names are the numbers.
+      train_client: int32 [P_train], client of each training example if the data has its own clients, otherwise None.
+      test_client: int32 [P_test], client of each test example.
+      client_names: names of the data's own clients.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Dataset(NamedTuple):
 
     @property
     def description(self) -> str:
-        """Name and origin of the data for people: "cifar100 (embedded digit pairs)", "cifar10 (tfds: 3.0.2)"."""
+        """Name and source of the data for display: "cifar100 (embedded digit pairs)", "cifar10 (tfds: 3.0.2)"."""
         return f"{self.name} ({self.source}: {self.origin})" if self.origin else f"{self.name} ({self.source})"
 
     @property
@@ -77,7 +77,7 @@ class Dataset(NamedTuple):
 
 
 def print_to_stderr(message: str) -> None:
-    """Print a message to stderr: the default `notify` of `load`."""
+    """Print a message to stderr; the default `notify` of `load`."""
     print(message, file=sys.stderr, flush=True)
 
 
@@ -94,21 +94,22 @@ def load(
 
     Args:
       name: cifar10, cifar100, cinic10, fashion_mnist, emnist (its "byclass" variant: 62 classes) or digits.
-      source: "tfds" (prepared data, or download), "files" (IDX or CIFAR's binary files), "embedded" (made from
-        scikit-learn's digits), or "auto": the first of prepared tfds, files, download, embedded that is there.
-        "digits" is scikit-learn's own and comes from inside it whether the source is "auto" or "embedded".
-      data_dir: folder of tensorflow-datasets, or with the files; by default ~/tensorflow_datasets, and the folders
-        in which distributions install datasets.
-      seed: of the embedded pictures.
-      notify: receives messages before long work, and on the source that "auto" selected.
-      normalization: paper whose released code gives the mean and deviation that pixels are normalised by: "fedas" is
-        0.5 for CIFAR, "fedpac" those of CIFAR-10's training pixels. The other datasets have one of each.
+      source: "tfds" (prepared data, or download), "files" (IDX or CIFAR's binary files), "embedded" (synthetic images
+        composed of scikit-learn's digits), or "auto": the first available one of prepared tfds data, files, download
+        and embedded. The dataset "digits" is part of scikit-learn, with source "auto" or "embedded".
+      data_dir: folder of tensorflow-datasets or of the files; by default ~/tensorflow_datasets, and the folders in
+        which Linux distributions install datasets.
+      seed: seed of the embedded images.
+      notify: function that receives messages before slow steps, and if "auto" selects embedded images.
+      normalization: paper whose released code defines the mean and standard deviation that normalize pixels: for CIFAR
+        0.5 ("fedas"), or those of CIFAR-10's training pixels ("fedpac"). The other datasets have only one.
 
     Returns:
-      The dataset. EMNIST's published images lie on their side; here they stand upright.
+      The dataset. EMNIST's published images are transposed; here they are upright.
 
     Raises:
-      InvalidInput: an unknown name, source or normalization, a source without the data, or unusable files.
+      InvalidInput: the name, source or normalization is unknown, the source does not have the data, or files are
+        unusable.
 
     Example:
       >>> from pfl_jax import data
@@ -118,7 +119,7 @@ def load(
     """
     spec = SPECS[_check_choice("dataset", name, SPECS)]
     _check_choice("normalization", normalization, PIXEL_NORMALIZATIONS)
-    spec = spec.normalised(normalization)
+    spec = spec.normalized(normalization)
     _check_choice("source", source, SOURCES)
     folder = None if data_dir is None else Path(data_dir).expanduser()
     if folder is not None and folder.exists() and not folder.is_dir():
@@ -137,9 +138,9 @@ def load(
 
 
 def _auto(spec: DatasetSpec, folder: Path | None, seed: int, notify: Notify) -> Dataset:
-    """Try prepared tfds data, files, a download, then embedded pictures with a notice.
+    """Load prepared tfds data, files, a download, or embedded images with a notice, whichever is available first.
 
-    Unusable data is an error; only missing data is passed over.
+    Unusable data is an error; only missing data is skipped.
     """
     prepared = tfds.find(spec, folder, notify)
     if prepared is not None:
@@ -151,7 +152,7 @@ def _auto(spec: DatasetSpec, folder: Path | None, seed: int, notify: Notify) -> 
     except InvalidInput as error:
         dataset = _embedded(spec, seed)
         notify(
-            f"THIS IS NOT {spec.name.upper()}, but {dataset.source} in its place: all results are labelled "
+            f"THIS IS NOT {spec.name.upper()}, but {dataset.source} in its place: all results are labeled "
             f"{dataset.description}. Neither prepared data nor files were found, and {error}"
         )
         return dataset
@@ -161,7 +162,7 @@ def _embedded(spec: DatasetSpec, seed: int) -> Dataset:
     if spec.tfds_name is None:
         return _dataset(spec, embedded.digits(), "scikit-learn digits", "", is_real=True, keep_split=True)
     label = "embedded digit pairs" if embedded.is_pairs(spec.num_classes) else "embedded digits"
-    return _dataset(spec, embedded.pictures(spec, seed), label, "", is_real=False, keep_split=True)
+    return _dataset(spec, embedded.compose_images(spec, seed), label, "", is_real=False, keep_split=True)
 
 
 def _from_tfds(spec: DatasetSpec, found: tuple[Arrays, str], notify: Notify) -> Dataset:
@@ -172,21 +173,21 @@ def _from_tfds(spec: DatasetSpec, found: tuple[Arrays, str], notify: Notify) -> 
 def _from_files(spec: DatasetSpec, folder: Path | None, notify: Notify) -> Dataset:
     if not spec.folders:
         raise InvalidInput(f"{spec.name} comes through tensorflow-datasets alone: use --source tfds or auto")
-    where = files.find(spec, folder)
-    if where is None:
-        places = ", ".join(str(place) for place in files.places(spec, folder)[:3])
+    found = files.find(spec, folder)
+    if found is None:
+        searched = ", ".join(str(path) for path in files.search_folders(spec, folder)[:3])
         raise InvalidInput(
-            f"no files of {spec.name} found: give the folder of {files.expected(spec)} as --data-dir "
-            f"(looked in {places}, ...)"
+            f"no files of {spec.name} found: give the folder of {files.expected_names(spec)} as --data-dir "
+            f"(looked in {searched}, ...)"
         )
-    arrays = files.load(spec, where)
+    arrays = files.load(spec, found)
     return _dataset(
-        spec, arrays, "files", str(where.folder) + _incomplete(spec, arrays, notify), is_real=True, keep_split=False
+        spec, arrays, "files", str(found.folder) + _incomplete(spec, arrays, notify), is_real=True, keep_split=False
     )
 
 
 def _incomplete(spec: DatasetSpec, arrays: Arrays, notify: Notify) -> str:
-    """Addition to the origin of an incomplete dataset, and a notice; "" for the complete dataset."""
+    """Suffix for the origin of an incomplete dataset, "" for a complete one; notify if it is incomplete."""
     sizes = len(arrays.train_y), len(arrays.test_y)
     if spec.published is None or sizes == spec.published:
         return ""

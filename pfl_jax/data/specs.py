@@ -1,17 +1,17 @@
-"""Dataset specifications: shape, classes, pixel normalisation and download source."""
+"""Dataset specifications: shape, classes, pixel normalization and download source."""
 
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 PixelNormalization = Literal["fedpac", "fedas"]
-"""Papers whose released code defines the pixel normalisation."""
+"""Papers whose released code defines the pixel normalization."""
 
 PIXEL_NORMALIZATIONS: tuple[PixelNormalization, ...] = get_args(PixelNormalization)
 
 
 class Arrays(NamedTuple):
-    """Examples of a dataset, as every source delivers them.
+    """Examples of a dataset, in the format that all sources return.
 
     Attributes:
       train_x: uint8 [P_train, H, W, C].
@@ -27,23 +27,23 @@ class Arrays(NamedTuple):
 
 
 class DatasetSpec(NamedTuple):
-    """Specification of a dataset that `pfl_jax.data.sources.load` knows.
+    """Specification of a dataset that `pfl_jax.data.sources.load` can load.
 
     Attributes:
-      name: the name users give.
+      name: name of the dataset.
       shape: (H, W, C) of an image.
       num_classes: K.
-      mean: per channel, of pixels in [0, 1]; inputs become (x / 255 - mean) / std.
-      std: per channel.
-      fedpac: (mean, std) of FedPAC's released code where they are others than these; None where they are the same, or
-        that code does not use the dataset.
-      published: (training, test) examples of the complete dataset; every output reports if examples are missing.
-      tfds_name: the name (and configuration) in tensorflow-datasets; None where it does not apply.
-      urls: what tensorflow-datasets downloads.
-      folders: the names a folder with the dataset's files goes by, below --data-dir or a system folder; none where
-        the published files are pictures that only tensorflow-datasets unpacks.
-      own_builder: True where tensorflow-datasets has no builder, and `pfl_jax.data.cinic10` has it.
-      transposed: True where the published files store images with rows and columns exchanged.
+      mean: mean of pixels in [0, 1], per channel; inputs are (x / 255 - mean) / std.
+      std: standard deviation of pixels, per channel.
+      fedpac: (mean, std) of FedPAC's released code if they differ from these; None if they are the same or that code
+        does not use the dataset.
+      published: numbers of (training, test) examples of the complete dataset; outputs report missing examples.
+      tfds_name: name (and configuration) in tensorflow-datasets; None if it is not available there.
+      urls: files that tensorflow-datasets downloads.
+      folders: possible names of a folder with the dataset's files, inside --data-dir or a system folder; empty if the
+        dataset can only be loaded through tensorflow-datasets.
+      own_builder: whether the builder is in `pfl_jax.data.cinic10`, because tensorflow-datasets has none.
+      transposed: whether the published files store images with rows and columns exchanged.
     """
 
     name: str
@@ -59,8 +59,8 @@ class DatasetSpec(NamedTuple):
     transposed: bool = False
     own_builder: bool = False
 
-    def normalised(self, paper: PixelNormalization) -> "DatasetSpec":
-        """This dataset with the mean and deviation of this paper's released code."""
+    def normalized(self, paper: PixelNormalization) -> "DatasetSpec":
+        """Specification with the mean and standard deviation of a paper's released code."""
         if paper == "fedas" or self.fedpac is None:
             return self
         mean, std = self.fedpac
@@ -70,8 +70,8 @@ class DatasetSpec(NamedTuple):
 _FASHION_MNIST_HOST = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
-# CIFAR: FedAS's released code has 0.5 for all channels, FedPAC's these means and deviations of CIFAR-10's training
-# pixels. CIFAR-100 is not in FedPAC: as its CIFAR-10. The grey datasets: FedPAC's code, which uses those of MNIST.
+# CIFAR: FedAS's released code uses 0.5 for all channels, FedPAC's the mean and deviation of CIFAR-10's training pixels.
+# CIFAR-100 is not in FedPAC and has the values of CIFAR-10. Gray datasets: FedPAC's code, with the values of MNIST.
 _CIFAR = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _FEDPAC_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _MNIST = ((0.1307,), (0.3081,))
@@ -99,8 +99,8 @@ _ALL = (
         urls=("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
         folders=("cifar100", "cifar-100"),
     ),
-    # FedPAC's released code: training from the folder train, tests from test (valid is left alone), and this mean and
-    # deviation, which are those of the folder train. FedAS does not use CINIC-10.
+    # As in FedPAC's released code: training examples from the folder train, test examples from test (valid is not
+    # used), and the mean and deviation of the folder train. FedAS does not use CINIC-10.
     DatasetSpec(
         "cinic10",
         (32, 32, 3),

@@ -1,7 +1,7 @@
-"""Datasets through tensorflow-datasets (tfds): read if prepared, otherwise downloaded and prepared.
+"""Datasets from tensorflow-datasets (tfds): read if prepared, otherwise downloaded and prepared.
 
-TensorFlow is slow to import, so what was read once is kept as uint8 arrays in `<data folder>/pfl_jax/*.npz`;
-later runs read that file and import neither TensorFlow nor tfds.
+TensorFlow is slow to import, so the first run caches the data as uint8 arrays in `<data folder>/pfl_jax/*.npz`; later
+runs read this file and import neither TensorFlow nor tfds.
 """
 
 import contextlib
@@ -32,29 +32,29 @@ from pfl_jax.errors import CannotWrite, InvalidInput
 Notify = Callable[[str], None]
 
 HOST_TIMEOUT = 5.0
-"""Seconds in which the download host must answer; tfds by itself tries for more than 200."""
+"""Seconds within which the download host must answer; tfds itself would try for more than 200."""
 
 
 def folder_or_default(data_dir: Path | None) -> Path:
-    """The data folder, by default that of tfds."""
+    """The data folder `data_dir`, or that of tfds by default."""
     if data_dir is not None:
         return data_dir
     return Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 
 
 def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arrays, str] | None:
-    """The dataset as prepared by tfds in a data folder, or as cached by an earlier run.
+    """Load the dataset as prepared by tfds in a data folder, or as cached by an earlier run.
 
     Args:
       spec: the dataset.
-      data_dir: the data folder, None for tfds' own default.
-      notify: receives messages before long work.
+      data_dir: the data folder; None for tfds' default.
+      notify: function that receives messages before slow steps.
 
     Returns:
-      The examples and their version, or None where there are none.
+      The examples and their version, or None if there are none.
 
     Raises:
-      InvalidInput: prepared data that cannot be read.
+      InvalidInput: prepared data cannot be read.
     """
     folder = folder_or_default(data_dir)
     prepared = _newest_version(folder / _tfds_name(spec), "*/dataset_info.json")
@@ -68,7 +68,7 @@ def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arra
         return arrays, _version(kept)
     version = prepared.parent.name
     cache = folder / "pfl_jax" / f"{spec.name}-{version}.npz"
-    # The version alone would miss a folder that was prepared again from other files.
+    # The version does not change if a folder is prepared again from other files; the fingerprint does.
     fingerprint = hashlib.sha256(prepared.read_bytes()).hexdigest()
     arrays = _read_cache(cache, spec, fingerprint)
     if arrays is None:
@@ -83,8 +83,8 @@ def download(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[
 
     Args:
       spec: the dataset.
-      data_dir: the data folder, None for tfds' own default.
-      notify: receives messages before long work.
+      data_dir: the data folder; None for tfds' default.
+      notify: function that receives messages before slow steps.
 
     Returns:
       The examples and their version.
@@ -93,7 +93,7 @@ def download(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[
       InvalidInput: the host does not answer within HOST_TIMEOUT, or tfds fails.
     """
     folder = folder_or_default(data_dir)
-    # Importing tfds takes seconds: only where there is a download cache to look into.
+    # Importing tfds takes seconds, so the download cache is checked only if there is one.
     if not ((folder / "downloads").is_dir() and _archives_cached(spec, folder)):
         reason = _unreachable(spec.urls[0])
         if reason:
@@ -136,7 +136,7 @@ def _newest_version(folder: Path, pattern: str) -> Path | None:
 def _read_cache(path: Path, spec: DatasetSpec, fingerprint: str | None = None) -> Arrays | None:
     """Cached arrays; None if they are absent, damaged, or of other data."""
     try:
-        # np.load leaves a file it opened itself open when the archive in it is damaged.
+        # np.load would not close a file that it opened itself if the archive is damaged.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             if fingerprint is not None and stored["fingerprint"].item() != fingerprint:
                 return None
@@ -162,7 +162,7 @@ def _read_prepared(spec: DatasetSpec, folder: Path) -> Arrays:
         try:
             builder = tfds.builder_from_directory(folder)
             for split in ("train", "test"):
-                # Read through tf.data, that is in order, and as one batch.
+                # Read in order and as one batch.
                 whole = tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1, as_supervised=True))
                 x, y = (np.asarray(part) for part in whole)
                 arrays += [np.ascontiguousarray(x.swapaxes(1, 2)) if spec.transposed else x, y.astype(np.int32)]
@@ -180,7 +180,7 @@ def _read_prepared(spec: DatasetSpec, folder: Path) -> Arrays:
 
 
 def _check_features(folder: Path) -> None:
-    """Refuse a prepared folder that names foreign code: tfds imports any module named in features.json."""
+    """Raise InvalidInput if features.json names code outside tfds, because tfds imports any module named there."""
     path = folder / "features.json"
 
     def named(value: Any) -> Iterator[str]:
@@ -193,7 +193,7 @@ def _check_features(folder: Path) -> None:
             for item in value:
                 yield from named(item)
         elif isinstance(value, str) and value.lstrip().startswith(("{", "[")):
-            # Features within features are JSON inside a text.
+            # Nested features are strings that contain JSON.
             with contextlib.suppress(ValueError):
                 yield from named(json.loads(value))
 
@@ -233,18 +233,18 @@ def _archives_cached(spec: DatasetSpec, folder: Path) -> bool:
                 place / name for place in (downloads, downloads / _tfds_name(spec).split("/")[0]) for name in names
             ]
             manual = info is not None and info.filename and (downloads / "manual" / info.filename).exists()
-            # tfds takes a file for cached only with its INFO file.
+            # tfds uses a cached file only if its INFO file exists.
             if not manual and not any(path.exists() and Path(f"{path}.INFO").exists() for path in places):
                 return False
     return True
 
 
 def _unreachable(url: str) -> str:
-    """Reason why the host does not answer in time, "" if it does. Sends one request and reads no body."""
+    """Reason why the host cannot be reached in time; "" if it answers. Sends one request and does not read the body."""
     host = urllib.parse.urlsplit(url).netloc
     outcome = [f"{host} did not answer within {HOST_TIMEOUT:g} s"]
 
-    def ask() -> None:
+    def send_request() -> None:
         try:
             with urllib.request.urlopen(url, timeout=HOST_TIMEOUT):
                 outcome[0] = ""
@@ -253,8 +253,8 @@ def _unreachable(url: str) -> str:
         except (OSError, ValueError) as error:
             outcome[0] = f"{host} cannot be reached ({_one_line(getattr(error, 'reason', error))})"
 
-    # In a thread, because looking up a host's name has no timeout of its own.
-    thread = threading.Thread(target=ask, daemon=True)
+    # In a thread, because the DNS lookup has no timeout.
+    thread = threading.Thread(target=send_request, daemon=True)
     thread.start()
     thread.join(HOST_TIMEOUT)
     return outcome[0]
@@ -278,7 +278,7 @@ def _tensorflow_datasets() -> Iterator[Any]:
                 ) from error
             verbosity = logging.get_verbosity()
             logging.set_verbosity(logging.ERROR)
-            # Fails once TensorFlow runs, and then it is the user's own program that decides.
+            # Fails if the user's program has already initialized TensorFlow; its own setting then applies.
             with contextlib.suppress(RuntimeError):
                 tf.config.set_visible_devices([], "GPU")
             if not sys.stderr.isatty():

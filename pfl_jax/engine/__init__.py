@@ -1,1 +1,1 @@
-"""Engine: cohorts, rounds on one device or many, sweeps, and states on disk or in host memory."""
+"""Engine: cohorts, rounds on one or more devices, sweeps, checkpoints, and client states in host memory."""

@@ -1,8 +1,8 @@
 """Checkpoints on disk, written atomically by orbax; restoring skips damaged ones.
 
-A checkpoint is a `State`, further arrays by name, and a record for JSON. Arrays are stored unchanged, so that a
-resumed run equals the uninterrupted one bit for bit on the same machine and versions. Nothing in a checkpoint
-is ever executed or unpickled.
+A checkpoint has a `State`, additional arrays by name, and a record that is stored as JSON. Arrays are stored unchanged,
+so that a resumed run equals the uninterrupted one bit for bit on the same machine and versions. Nothing in a checkpoint
+is executed or unpickled.
 """
 
 import contextlib
@@ -27,10 +27,11 @@ from pfl_jax.base import State
 from pfl_jax.errors import CannotWrite, InvalidInput
 
 FOLDER = "checkpoints"
-"""Name of the folder in that of a run."""
+"""Name of the checkpoint folder inside a run's folder."""
 
 MANIFEST = "files.json"
-"""In a checkpoint's folder, written last: the digests of its other files. Without it the checkpoint is not whole."""
+"""File in a checkpoint's folder with the digests of its other files. It is written last: without it the checkpoint is
+incomplete."""
 
 _WRITING = ".writing"
 
@@ -39,9 +40,9 @@ class Checkpoint(NamedTuple):
     """Content of a checkpoint.
 
     Attributes:
-      state: clients' leaves and scores as NumPy arrays, for `simulate.run(state=...)`.
-      arrays: the further ones.
-      record: as JSON has it.
+      state: state for `simulate.run(state=...)`, with the clients' leaves and scores as NumPy arrays.
+      arrays: additional arrays by name.
+      record: the record, as read from JSON.
     """
 
     state: State
@@ -50,11 +51,11 @@ class Checkpoint(NamedTuple):
 
 
 class Checkpoints:
-    """Checkpoints of one run, in a folder of their own, numbered by completed rounds.
+    """Checkpoints of one run in one folder, numbered by completed rounds.
 
     Args:
-      folder: made when the first one is written.
-      keep: how many of the newest stay.
+      folder: folder of the checkpoints, created when the first one is written.
+      keep: number of checkpoints to keep, the newest ones.
     """
 
     def __init__(self, folder: Path, keep: int = 2):
@@ -65,13 +66,14 @@ class Checkpoints:
         """Write a checkpoint; older ones are removed only after it is complete.
 
         Args:
-          state: after a round; of one run, or of several with a leading axis as in `pfl_jax.engine.sweep`.
-          arrays, record: what else belongs to it.
+          state: state after a round, of one run or of several with a leading axis (`pfl_jax.engine.sweep`).
+          arrays: additional arrays by name.
+          record: additional data that JSON can store.
 
         Raises:
-          CannotWrite: it cannot be written; those before it stay.
+          CannotWrite: the checkpoint cannot be written; earlier checkpoints are kept.
         """
-        # Importing takes seconds: only runs that write or read checkpoints wait for it.
+        # Imported here because the import takes seconds.
         import orbax.checkpoint as ocp
 
         leaves = _leaves(state)
@@ -82,33 +84,33 @@ class Checkpoints:
             "leaves": [name for name, _ in leaves],
             "record": record,
         }
-        # Tensorstore has no arrays without entries.
+        # Tensorstore cannot store arrays of size zero.
         stored = {name: leaf for name, leaf in stored.items() if leaf.size}
         number = str(int(np.ravel(state.round)[0]))
-        begun = self.folder / _WRITING / number
+        partial = self.folder / _WRITING / number
         try:
-            shutil.rmtree(begun.parent, ignore_errors=True)
-            begun.parent.mkdir(parents=True)
+            shutil.rmtree(partial.parent, ignore_errors=True)
+            partial.parent.mkdir(parents=True)
             with _quiet(), _checkpointer() as checkpointer:
                 checkpointer.save(
-                    begun,
+                    partial,
                     args=ocp.args.Composite(arrays=ocp.args.StandardSave(stored), record=ocp.args.JsonSave(content)),
                 )
-            write_whole(begun / MANIFEST, json.dumps(_digests(begun)))
-            # Only a damaged one can exist here: a run resumes after its newest good one.
+            write_whole(partial / MANIFEST, json.dumps(_digests(partial)))
+            # A folder of this number can only be a damaged one: a run resumes after its newest intact checkpoint.
             _remove(self.folder / number)
-            begun.rename(self.folder / number)
+            partial.rename(self.folder / number)
         except (OSError, ValueError, RuntimeError) as error:
             _ignore_closed_loops()
             raise CannotWrite(
                 f"cannot write the checkpoint of round {number} into {self.folder}: {_reason(error)}"
             ) from None
         finally:
-            shutil.rmtree(begun.parent, ignore_errors=True)
+            shutil.rmtree(partial.parent, ignore_errors=True)
             with contextlib.suppress(OSError):
-                # Gone only if nothing is in it.
+                # Succeeds only if the folder is empty.
                 self.folder.rmdir()
-        self._forget()
+        self._remove_old()
 
     def rounds(self) -> list[int]:
         """Rounds of the stored checkpoints, ascending."""
@@ -121,10 +123,10 @@ class Checkpoints:
 
         Args:
           like: a state of the same run, or its shapes.
-          check: sees the record before anything is made of the arrays, and raises InvalidInput for that of another run.
+          check: function that is called with the record first, and raises InvalidInput for the record of another run.
 
         Raises:
-          InvalidInput: all checkpoints are damaged, or the newest good one is of another kind of run.
+          InvalidInput: all checkpoints are damaged, or the newest intact one is from another run.
         """
         reasons = []
         for number in reversed(self.rounds()):
@@ -144,41 +146,45 @@ class Checkpoints:
         """Remove all checkpoints."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _forget(self) -> None:
-        """Remove all but the newest complete checkpoints, and incomplete ones older than these."""
-        whole = [number for number in self.rounds() if (self.folder / str(number) / MANIFEST).exists()]
-        first = whole[-self._keep :][0]
+    def _remove_old(self) -> None:
+        """Remove all checkpoints that are older than the newest `keep` complete ones."""
+        complete = [number for number in self.rounds() if (self.folder / str(number) / MANIFEST).exists()]
+        first = complete[-self._keep :][0]
         for number in self.rounds():
             if number < first:
                 _remove(self.folder / str(number))
 
     def _read(self, number: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        place = self.folder / str(number)
-        # Before orbax reads them: not every kind of damage is an error there, and some leave threads behind.
-        if not (place / MANIFEST).is_file():
+        folder = self.folder / str(number)
+        # Digests are checked before orbax reads the files: orbax does not report all damage, and may leave threads.
+        if not (folder / MANIFEST).is_file():
             raise ValueError(f"it was not written to its end, or not by this program: {MANIFEST} is missing")
-        listed, there = json.loads((place / MANIFEST).read_text()), _digests(place)
-        if listed != there:
-            names = (name for name in sorted(listed | there) if listed.get(name) != there.get(name))
+        listed, found = json.loads((folder / MANIFEST).read_text()), _digests(folder)
+        if listed != found:
+            names = (name for name in sorted(listed | found) if listed.get(name) != found.get(name))
             raise ValueError(f"{next(names)} is not as it was written")
         import orbax.checkpoint as ocp
 
         with _quiet(), _checkpointer() as checkpointer:
-            content = checkpointer.restore(place, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
+            content = checkpointer.restore(folder, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
             like = {n: np.empty(shape, dtype) for n, (shape, dtype) in content["shapes"].items() if 0 not in shape}
-            found = checkpointer.restore(place, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(like))).arrays
-        empty = {name: np.empty(*of) for name, of in content["shapes"].items() if name not in found}
-        return {**{name: np.asarray(leaf) for name, leaf in found.items()}, **empty}, content
+            arrays = checkpointer.restore(folder, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(like))).arrays
+        empty = {name: np.empty(*shape) for name, shape in content["shapes"].items() if name not in arrays}
+        return {**{name: np.asarray(leaf) for name, leaf in arrays.items()}, **empty}, content
 
     def _build(self, number: int, stored: dict[str, np.ndarray], content: dict[str, Any], like: State) -> Checkpoint:
         names = sorted(name for name in stored if name.startswith("state-"))
-        found = [(*_kind(stored[name]), leaf) for name, leaf in zip(names, content.get("leaves", names), strict=True)]
-        wanted = [(*_kind(leaf), name) for name, leaf in _leaves(jax.eval_shape(lambda state: _plain(state), like))]
+        found = [
+            (*_signature(stored[name]), leaf) for name, leaf in zip(names, content.get("leaves", names), strict=True)
+        ]
+        wanted = [
+            (*_signature(leaf), name) for name, leaf in _leaves(jax.eval_shape(lambda state: _plain(state), like))
+        ]
         for one, other in itertools.zip_longest(found, wanted):
             if one is None or other is None or one[:2] != other[:2]:
                 raise InvalidInput(
                     f"the checkpoint of round {number} in {self.folder} is of another run: "
-                    f"it has {_words(one)} where this run has {_words(other)}"
+                    f"it has {_describe(one)} where this run has {_describe(other)}"
                 )
         plain = jax.tree.unflatten(jax.tree.structure(_plain_structure(like)), [stored[name] for name in names])
         state = plain._replace(
@@ -195,15 +201,17 @@ def _checkpointer() -> Any:
 
     if jax.process_count() == 1:
         return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
-    # One process alone writes, and each reads for itself: orbax would wait for the others.
-    alone = ocp.options.MultiprocessingOptions(primary_host=jax.process_index(), active_processes={jax.process_index()})
-    handler = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(multiprocessing_options=alone))
-    return ocp.Checkpointer(handler, multiprocessing_options=alone)
+    # Each process uses orbax independently; by default orbax would wait for the other processes.
+    single = ocp.options.MultiprocessingOptions(
+        primary_host=jax.process_index(), active_processes={jax.process_index()}
+    )
+    handler = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(multiprocessing_options=single))
+    return ocp.Checkpointer(handler, multiprocessing_options=single)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence orbax's threads on a full disk: the error itself is raised."""
+    """Silence the logs of orbax's threads, for example on a full disk; the error itself is still raised."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -216,12 +224,12 @@ def _quiet() -> Iterator[None]:
 
 @functools.cache
 def _ignore_closed_loops() -> None:
-    """Silence, from now on, tensorstore's threads that end after a failed write."""
-    usual = sys.unraisablehook
+    """Silence the errors of tensorstore's threads that end after a failed write, until the process ends."""
+    previous = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
         if "Event loop is closed" not in str(unraisable.exc_value):
-            usual(unraisable)
+            previous(unraisable)
 
     sys.unraisablehook = hook
 
@@ -231,34 +239,34 @@ def _reason(error: Exception) -> str:
     text = next(iter(str(error).splitlines()), type(error).__name__)
     if isinstance(error, OSError):
         text = error.strerror or text
-    if any(words in text for words in ("RESOURCE_EXHAUSTED", "No space left", "File too large")):
+    if any(phrase in text for phrase in ("RESOURCE_EXHAUSTED", "No space left", "File too large")):
         text = "no space is left there; make room"
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def _remove(place: Path) -> None:
-    """Remove a checkpoint so that a partly removed one is no longer taken for complete."""
-    (place / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(place, ignore_errors=True)
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint, its manifest first, so that a partly removed checkpoint does not count as complete."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-def _digests(place: Path) -> dict[str, str]:
-    """Digests of all files below a folder, except the list of digests."""
-    files = sorted(path for path in place.rglob("*") if path.is_file() and path.name != MANIFEST)
-    return {str(path.relative_to(place)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+def _digests(folder: Path) -> dict[str, str]:
+    """SHA-256 digests of all files below a folder, except the manifest."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _kind(leaf: Any) -> tuple[tuple[int, ...], str]:
+def _signature(leaf: Any) -> tuple[tuple[int, ...], str]:
     return tuple(leaf.shape), str(leaf.dtype)
 
 
-def _words(leaf: tuple[tuple[int, ...], str, str] | None) -> str:
+def _describe(leaf: tuple[tuple[int, ...], str, str] | None) -> str:
     """Description of an array for messages: "server['head'] (float32 [4, 3])"."""
     return "nothing" if leaf is None else f"{leaf[2]} ({leaf[1]} {list(leaf[0])})"
 
 
 def _plain(state: State) -> State:
-    """State with the key's data in place of the key."""
+    """State with the key's raw data in place of the typed key."""
     return state._replace(key=jax.random.key_data(state.key))
 
 
@@ -267,6 +275,6 @@ def _plain_structure(state: State) -> State:
 
 
 def _leaves(state: State) -> list[tuple[str, Any]]:
-    """Leaves by path, of a state with a key or of one from `_plain`."""
+    """(path, leaf) of all leaves of a state, with a typed key or from `_plain`."""
     plain = state if not jnp.issubdtype(state.key.dtype, jax.dtypes.prng_key) else _plain(state)
     return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(plain)]

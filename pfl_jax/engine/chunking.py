@@ -1,4 +1,4 @@
-"""Choice of the number of clients under one vmap, and the steps wasted when clients differ in size."""
+"""Choice of the number of clients under one vmap, and the gradient steps wasted when clients differ in size."""
 
 import numpy as np
 
@@ -21,22 +21,23 @@ def wasted_step_share(
 
         1 - sum_i s_i / sum_i s_{longest client of i's chunk},   s_i of `pfl_jax.primitives.local_sgd.num_steps`
 
-    Clients under one vmap run as long as the largest of them, and what the others compute meanwhile is thrown away.
-    The schedule is that of `pfl_jax.engine.mapping.map_clients`: largest clients first, dealt to the devices in turn,
-    and taken in chunks there; where the devices do not divide the cohort, the largest client fills it up and is itself
-    no waste, since its copies run where a device would stand idle, but a chunk with a copy lasts as long as it does.
+    Clients under one vmap run as many steps as the largest of them; the surplus steps of the others are discarded.
+    The schedule is that of `pfl_jax.engine.mapping.map_clients`: clients sorted by size, largest first, go to the
+    devices in turn, and each device takes its clients in chunks. If the number of devices does not divide the cohort,
+    copies of the largest client fill the last places. A copy itself does not count as waste, because its device would
+    be idle otherwise, but the chunk that contains it runs as many steps as the copy.
 
     Args:
       counts: training examples [M] of the cohort's clients, in any order.
-      batch_size: examples of a step.
-      chunk: clients under one vmap on each device; None is all at once.
-      devices: D that share the clients.
-      owners: [M], the device of each client where that is fixed (`pfl_jax.engine.sharding.map_owned`); a device
-        takes its own ones largest first, `chunk` at a time, by default ceil(M / D).
+      batch_size: examples of a mini-batch.
+      chunk: clients under one vmap on each device; None for all at once.
+      devices: number D of devices that share the clients.
+      owners: [M], the device of each client if that is fixed (`pfl_jax.engine.sharding.map_owned`). A device then takes
+        its own clients largest first, `chunk` at a time, or ceil(M / D) for chunk None.
       drop_last: whether incomplete last batches are left out.
 
     Returns:
-      In [0, 1); 0 for one client after another.
+      Share in [0, 1); 0 if clients run one after another.
 
     Example:
       >>> import numpy as np
@@ -44,23 +45,23 @@ def wasted_step_share(
       >>> chunking.wasted_step_share(np.array([100, 50]), batch_size=10, chunk=2)  # (10 + 5) of 2 * 10 steps
       0.25
     """
-    each = num_steps(np.asarray(counts, np.int64), batch_size, drop_last=drop_last)
+    client_steps = num_steps(np.asarray(counts, np.int64), batch_size, drop_last=drop_last)
     if owners is not None:
         width = -(-len(counts) // devices) if chunk is None else chunk
         needed = executed = 0
         for device in range(devices):
-            own = np.sort(each[owners == device])[::-1]
+            own = np.sort(client_steps[owners == device])[::-1]
             needed += int(own.sum())
             executed += sum(int(own[start]) * len(own[start : start + width]) for start in range(0, len(own), width))
         return 1 - needed / executed
-    steps = np.sort(each)[::-1]
+    steps = np.sort(client_steps)[::-1]
     per_device = -(-steps.size // devices)
-    real = np.arange(per_device * devices) < steps.size
+    is_real = np.arange(per_device * devices) < steps.size
     chunks = np.arange(per_device) // (per_device if chunk is None else chunk)
-    dealt = np.where(real, np.resize(steps, real.size), steps[0]).reshape(per_device, devices)
-    # Row p of `dealt` holds the p-th client of each device; chunks are runs of rows.
-    longest = np.maximum.reduceat(dealt, np.flatnonzero(np.diff(chunks, prepend=-1)), axis=0)[chunks]
-    executed = int(longest.reshape(-1)[real].sum())
+    assigned = np.where(is_real, np.resize(steps, is_real.size), steps[0]).reshape(per_device, devices)
+    # Row p of `assigned` has the p-th client of each device; a chunk is a range of rows.
+    longest = np.maximum.reduceat(assigned, np.flatnonzero(np.diff(chunks, prepend=-1)), axis=0)[chunks]
+    executed = int(longest.reshape(-1)[is_real].sum())
     return 1 - int(steps.sum()) / executed
 
 
@@ -75,34 +76,34 @@ def choose_chunk(
 ) -> int:
     """Number of clients under one vmap for `--chunk auto`.
 
-    Convolutional networks on a CPU: one client after another, since convolutions with a kernel for each client run in
-    a loop there anyway, and no step is wasted. Everything else: as many clients at once as there are on a device,
-    unless that wastes a tenth of the gradient steps or more: then the largest chunk that does not.
+    For convolutional networks on a CPU it is 1: convolutions with a separate kernel for each client run in a loop there
+    anyway, and chunk 1 wastes no step. Otherwise it is the largest chunk that wastes less than a tenth of the gradient
+    steps, at most all clients of a device.
 
     Args:
       counts: training examples [M] of a typical cohort, see `typical_cohort`.
-      batch_size: examples of a step.
-      devices: that share the clients.
-      backend: as `jax.default_backend()` calls it.
+      batch_size: examples of a mini-batch.
+      devices: number of devices that share the clients.
+      backend: name of the backend, as from `jax.default_backend()`.
       convolutional: whether the model has convolutions.
       drop_last: whether incomplete last batches are left out.
     """
     if backend == "cpu" and convolutional:
         return 1
-    everyone = -(-len(counts) // devices)
+    per_device = -(-len(counts) // devices)
 
     def waste(chunk: int) -> float:
         return wasted_step_share(counts, batch_size=batch_size, chunk=chunk, devices=devices, drop_last=drop_last)
 
-    return next((chunk for chunk in range(everyone, 1, -1) if waste(chunk) < MAX_WASTE), 1)
+    return next((chunk for chunk in range(per_device, 1, -1) if waste(chunk) < MAX_WASTE), 1)
 
 
 def typical_cohort(counts: np.ndarray, size: int) -> np.ndarray:
-    """Training examples [M] of an average cohort: clients evenly spaced in the order of size.
+    """Training examples [M] of a typical cohort: clients at evenly spaced quantiles of the client sizes.
 
     Args:
       counts: training examples [N] of all clients.
       size: M, at most N.
     """
-    places = (np.arange(size) + 0.5) * len(counts) / size
-    return np.sort(counts)[places.astype(np.int64)]
+    positions = (np.arange(size) + 0.5) * len(counts) / size
+    return np.sort(counts)[positions.astype(np.int64)]

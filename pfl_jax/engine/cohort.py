@@ -1,4 +1,4 @@
-"""Participation in a round: settings, and the draws of cohorts, stragglers and drop-outs from the run's key."""
+"""Participation in a round: settings, and random cohorts, stragglers and drop-outs."""
 
 from dataclasses import dataclass
 
@@ -17,15 +17,15 @@ class Settings:
     Attributes:
       rounds: communication rounds.
       participation: share of the N clients in each round's cohort, in (0, 1]; at least one client.
-      full_last_round: everyone takes part in the last round (FedPAC, Section 6.2).
-      straggler_fraction: share of the clients that are stragglers, the same ones throughout (FedAS, Fig. 4a).
-      straggler_rate: chance of a straggler to be drawn next, relative to that of another client, in (0, 1].
-      drop_rate: share of each cohort, drawn anew in every round, that trains and keeps what it has trained, but whose
-        message never arrives, in [0, 1); at least one arrives.
-      chunk: clients trained together under one vmap on each device: 1 is one after another, None all at once.
-      eval_every: rounds between two evaluations of `received`; the last round always has one.
-      before_aggregation: evaluate by the protocol of `pfl_jax.primitives.metrics.before_aggregation` too. It costs a
-        second pass over the clients in each evaluated round that follows one which is not, unless everyone takes part.
+      full_last_round: whether all clients take part in the last round (FedPAC, Section 6.2).
+      straggler_fraction: share of the clients that are stragglers, the same ones in all rounds (FedAS, Fig. 4a).
+      straggler_rate: weight of a straggler in the draw of a cohort, where other clients have weight 1; in (0, 1].
+      drop_rate: share of each cohort that drops out, in [0, 1), drawn anew in every round: these clients train and keep
+        their new state, but their messages do not arrive. At least one message arrives.
+      chunk: clients under one vmap on each device: 1 trains one after another, None all at once.
+      eval_every: rounds between two evaluations of `received`; the last round is always evaluated.
+      before_aggregation: also evaluate by the protocol `pfl_jax.primitives.metrics.before_aggregation`. With partial
+        participation this costs a second evaluation in every evaluated round whose previous round was not evaluated.
 
     Example:
       >>> from pfl_jax import Settings
@@ -87,13 +87,15 @@ def sample_cohort(key: PRNGKey, round_index: jax.Array, counts: jax.Array, size:
       round_index: from 0.
       counts: [N], training examples of each client.
       size: M.
-      settings: who are stragglers, and how rare.
+      settings: fraction and rate of stragglers, and the drop rate.
     """
     (num_clients,) = counts.shape
     cohort_key = jax.random.fold_in(jax.random.fold_in(key, COHORT), round_index)
     # The M largest of log weight + Gumbel noise are a weighted draw without replacement (Gumbel-top-k).
-    slow = stragglers(key, num_clients, settings.straggler_fraction)
-    scores = jnp.where(slow, jnp.log(settings.straggler_rate), 0.0) + jax.random.gumbel(cohort_key, (num_clients,))
+    is_straggler = stragglers(key, num_clients, settings.straggler_fraction)
+    scores = jnp.where(is_straggler, jnp.log(settings.straggler_rate), 0.0) + jax.random.gumbel(
+        cohort_key, (num_clients,)
+    )
     _, clients = jax.lax.top_k(scores, size)
     clients = jnp.sort(clients)
     clients = clients[jnp.argsort(-counts[clients], stable=True)]
@@ -102,7 +104,7 @@ def sample_cohort(key: PRNGKey, round_index: jax.Array, counts: jax.Array, size:
 
 
 def arriving(key: PRNGKey, round_index: jax.Array, size: int, settings: Settings) -> jax.Array:
-    """Whether each message of a cohort of `size` clients arrives: bool [M]; see `Settings.drop_rate`."""
+    """Whether the message of each of `size` clients arrives: bool [M]. See `Settings.drop_rate`."""
     drop_key = jax.random.fold_in(jax.random.fold_in(key, DROPOUTS), round_index)
     positions = jax.random.permutation(drop_key, size)[: settings.arrivals(size)]
     return jnp.zeros(size, bool).at[positions].set(True)

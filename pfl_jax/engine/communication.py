@@ -27,28 +27,29 @@ class Traffic(NamedTuple):
 
 
 def traffic(method: Method | MethodSchedule, data: Federation) -> Traffic:
-    """Uncompressed bytes that a client sends and receives in a round; the weight of a `Mean` is not counted.
+    """Uncompressed bytes that one client sends and receives in a round; scalar weights of a `Mean` are not counted.
 
     Args:
-      method: of the federation.
-      data: its examples; only shapes are read. Messages that grow with a client's examples are those of the largest.
+      method: the federation's method.
+      data: the federation's data, of which only shapes are read. If the message grows with the number of examples, the
+        result is that of the largest client.
     """
     message, download = shapes(method, data)
-    return Traffic(byte_count(jax.tree.map(_sent, message, is_leaf=is_mean)), byte_count(download))
+    return Traffic(byte_count(jax.tree.map(_counted_part, message, is_leaf=is_mean)), byte_count(download))
 
 
-def _sent(part: PyTree) -> PyTree:
+def _counted_part(part: PyTree) -> PyTree:
     return part.value if is_mean(part) and not part.weight.ndim else part
 
 
 def shapes(method: Method | MethodSchedule, data: Federation) -> tuple[PyTree, PyTree]:
-    """Shapes and types of one client's message and download, under a method on such data."""
+    """Shapes and types of one client's message and download, for a method and a federation's data."""
     method = at_round(method, 0)
-    parts, key = Stages(method, Settings(rounds=1)), jax.random.key(0)
+    stages, key = Stages(method, Settings(rounds=1)), jax.random.key(0)
 
     def exchange(data):
-        server = parts.init_server(data, key)
-        client = jax.tree.map(lambda leaf: leaf[0], parts.init_clients(data, server, key, jnp.zeros(1, jnp.int32)))
+        server = stages.init_server(data, key)
+        client = jax.tree.map(lambda leaf: leaf[0], stages.init_clients(data, server, key, jnp.zeros(1, jnp.int32)))
         result = method.local(key, server, client, client_data(first_shard(data), 0, "train"))
         return result.message, server if method.download is None else method.download(server, client)
 

@@ -1,9 +1,9 @@
 """Engine with the clients' states in host memory, for federations whose states exceed the device's memory.
 
-The cohort's rows go to the device for a round and come back after it. All clients' rows are made, and evaluated, in
-blocks. Where clients belong to devices (`pfl_jax.engine.sharding`), a process keeps the rows of its own clients only,
-and evaluating sends none of them anywhere. The functions are those of `pfl_jax.engine.rounds.Stages`, so that the
-results are the same.
+In a round the cohort's rows are moved to the device and back. The rows of all clients are initialized and evaluated in
+blocks. With data sharded by client (`pfl_jax.engine.sharding`), a process stores only the rows of its own clients, and
+evaluation sends no rows between processes. Results equal those of `pfl_jax.engine.rounds.build`, because both use the
+functions of `pfl_jax.engine.rounds.Stages`.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from pfl_jax.engine.sharding import (
 )
 
 BLOCK = 256
-"""Clients whose rows are on the device at once where all clients are visited."""
+"""Number of clients whose rows are on the device at a time when all clients are initialized, evaluated or gathered."""
 
 
 def build(
@@ -40,35 +40,37 @@ def build(
 ) -> Engine:
     """Engine of a method with clients' states in host memory.
 
-    The same functions as `pfl_jax.engine.rounds.build(...).jit(mesh)` has, but for calls only, not for tracing. The
-    leaves of State.clients and State.trained are NumPy arrays [N, ...], which `round` writes into. Where the data is
-    `PlacedData`, a process has the rows of its own clients alone in State.clients.
+    It has the functions of `pfl_jax.engine.rounds.build(...).jit(mesh)`, but they cannot be traced. The leaves of
+    State.clients and State.trained are NumPy arrays [N, ...], which `round` overwrites. With `PlacedData`,
+    State.clients has only the rows of the process's own clients.
 
     Args:
       method, settings, mesh: see `pfl_jax.engine.simulate.run`.
-      block: clients that are initialised or evaluated at once, by default `BLOCK`.
+      block: number of clients that are initialized or evaluated at once; None for `BLOCK`.
     """
     block = BLOCK if block is None else block
-    parts = Stages(method, settings, mesh)
+    stages = Stages(method, settings, mesh)
     jit = partial(jax.jit, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec()))
-    init_server, score = jit(parts.init_server), jit(parts.evaluate)
-    # Those whose clients belong to devices leave the first rows there.
-    init_clients, init_own = jit(parts.init_clients), jax.jit(Stages(method, settings, apart=True).init_clients)
-    sample, gather_all = jit(parts.sample, static_argnums=3), jit(gather_rows)
-    train = jit(parts.train, donate_argnums=(1, 5, 6))
-    score_new = jit(parts.evaluate_new)
+    init_server, score = jit(stages.init_server), jit(stages.evaluate)
+    # With sharded data the initial rows stay with the devices that own the clients.
+    init_clients, init_own = jit(stages.init_clients), jax.jit(Stages(method, settings, keep_sharded=True).init_clients)
+    sample, gather_all = jit(stages.sample, static_argnums=3), jit(gather_rows)
+    train = jit(stages.train, donate_argnums=(1, 5, 6))
+    score_new = jit(stages.evaluate_new)
 
     def init(data, key):
         server = init_server(data, key)
-        clients = _allocate(data, jax.eval_shape(parts.init_clients, data, server, key, jnp.arange(1, dtype=jnp.int32)))
+        clients = _allocate(
+            data, jax.eval_shape(stages.init_clients, data, server, key, jnp.arange(1, dtype=jnp.int32))
+        )
         for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), block):
             if isinstance(data, PlacedData):
                 own, rows = own_rows(init_own(data, server, key, replicate(ids, mesh)), ids)
-                _write(clients, _places(data, own), rows)
+                _write(clients, _positions(data, own), rows)
             else:
                 _write(clients, ids[:size], init_clients(data, server, key, replicate(ids, mesh)))
-        never = Scores(*(np.full(data.num_clients, np.nan, np.float32) for _ in Scores._fields))
-        return State(server, clients, never, key, replicate(jnp.zeros((), jnp.int32), mesh))
+        no_scores = Scores(*(np.full(data.num_clients, np.nan, np.float32) for _ in Scores._fields))
+        return State(server, clients, no_scores, key, replicate(jnp.zeros((), jnp.int32), mesh))
 
     def round_(data, state, size):
         cohort = sample(data, state.key, state.round, size)
@@ -76,10 +78,10 @@ def build(
         rows, scores = _fetch(data, state.clients, ids, mesh), replicate(_rows(state.trained, ids), mesh)
         rows = gather_all(rows) if isinstance(rows, OwnerRows) else rows
         server, rows, trained, outcome = train(data, state.server, state.key, state.round, cohort, rows, scores)
-        # Arrays of a caller, or those of JAX, cannot be written into.
+        # Read-only arrays, such as views of JAX arrays, are copied before they are written into.
         clients, all_trained = jax.tree.map(_writable, (state.clients, state.trained))
-        mine = np.isin(ids, own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else slice(None)
-        _write(clients, _places(data, ids[mine]), jax.tree.map(lambda leaf: np.asarray(leaf)[mine], rows))
+        owned = np.isin(ids, own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else slice(None)
+        _write(clients, _positions(data, ids[owned]), jax.tree.map(lambda leaf: np.asarray(leaf)[owned], rows))
         _write(all_trained, ids, trained)
         return State(server, clients, all_trained, state.key, state.round + 1), outcome
 
@@ -87,8 +89,8 @@ def build(
         scores = Scores(*(np.empty(data.num_clients, np.float32) for _ in Scores._fields))
         for ids, size in _blocks(np.asarray(by_size(data)), block):
             rows = _fetch(data, state.clients, ids, mesh)
-            found = score(data, state.server, state.key, state.round, replicate(ids, mesh), rows)
-            _write(scores, ids[:size], found)
+            block_scores = score(data, state.server, state.key, state.round, replicate(ids, mesh), rows)
+            _write(scores, ids[:size], block_scores)
         return scores
 
     def evaluate_new(data, state):
@@ -98,28 +100,28 @@ def build(
 
 
 def _fetch(data: Federation, clients: PyTree, ids: np.ndarray, mesh: Mesh | None) -> PyTree:
-    """Rows of some clients for a program; for clients that belong to devices, as their owners hold them."""
+    """Rows of some clients on the devices: replicated, or as `OwnerRows` for sharded data."""
     if isinstance(data, PlacedData):
-        return shard_rows(lambda own: _rows(clients, _places(data, own)), ids, data.mesh)
+        return shard_rows(lambda own: _rows(clients, _positions(data, own)), ids, data.mesh)
     return replicate(_rows(clients, ids), mesh)
 
 
 def _allocate(data: Federation, shapes: PyTree) -> PyTree:
-    """Uninitialised rows of all clients that this process keeps, for the shapes of one row."""
+    """Uninitialized rows of all clients that this process stores, given the shapes of one row."""
     count = len(own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else data.num_clients
     return jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), shapes)
 
 
 def copy(state: State, data: Federation, mesh: Mesh | None = None) -> State:
-    """Independent copy of a state, with the clients' part on the host.
+    """Independent copy of a state, with the clients' rows on the host.
 
     Args:
-      state: of all clients.
-      data: with `PlacedData` a process takes the rows of its own clients.
-      mesh: the devices for all else.
+      state: state with the rows of all clients.
+      data: the federation's data; with `PlacedData` a process keeps the rows of its own clients only.
+      mesh: devices for all other parts of the state.
     """
-    mine = own_clients(data.mesh, data.num_clients) if isinstance(data, PlacedData) else slice(None)
-    clients = jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[mine]), state.clients)
+    owned = own_clients(data.mesh, data.num_clients) if isinstance(data, PlacedData) else slice(None)
+    clients = jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[owned]), state.clients)
     trained = jax.tree.map(np.array, state.trained)
     server, key, number = replicate(jax.tree.map(jnp.copy, (state.server, state.key, state.round)), mesh)
     return State(server, clients, trained, key, number)
@@ -129,9 +131,9 @@ def whole(state: State, data: Federation, *, block: int | None = None) -> State 
     """State with the rows of all clients in the first process, None in the others; a collective call.
 
     Args:
-      state: of `build`'s engine, or of `pfl_jax.engine.rounds.build`'s, which is whole already.
-      data: the federation.
-      block: clients whose rows are sent at once, by default `BLOCK`.
+      state: state from the engine of `build`, or of `pfl_jax.engine.rounds.build`, which already has all rows.
+      data: the federation's data.
+      block: number of clients whose rows are sent at once; None for `BLOCK`.
     """
     first = jax.process_index() == 0
     if not isinstance(data, PlacedData) or not data.mesh.is_multi_process or _on_devices(state.clients):
@@ -140,7 +142,7 @@ def whole(state: State, data: Federation, *, block: int | None = None) -> State 
     count = data.num_clients if first else 0
     clients = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), state.clients)
     for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), BLOCK if block is None else block):
-        rows = gather_all(shard_rows(lambda own: _rows(state.clients, _places(data, own)), ids, data.mesh))
+        rows = gather_all(shard_rows(lambda own: _rows(state.clients, _positions(data, own)), ids, data.mesh))
         if first:
             _write(clients, ids[:size], rows)
     return state._replace(clients=clients) if first else None
@@ -150,7 +152,7 @@ def _on_devices(tree: PyTree) -> bool:
     return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
 
 
-def _places(data: Federation, clients: np.ndarray) -> np.ndarray:
+def _positions(data: Federation, clients: np.ndarray) -> np.ndarray:
     """Positions of this process's own clients among its stored rows."""
     if not isinstance(data, PlacedData):
         return clients
@@ -158,7 +160,7 @@ def _places(data: Federation, clients: np.ndarray) -> np.ndarray:
 
 
 def _blocks(ids: np.ndarray, block: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Equal blocks of ids, and how many of each count: the last one is padded with its last id."""
+    """Blocks of ids of equal length, each with its number of real ids; the last block is padded with its last id."""
     width = min(block, len(ids))
     for start in range(0, len(ids), width):
         part = ids[start : start + width]
@@ -170,10 +172,10 @@ def _rows(tree: PyTree, ids: np.ndarray) -> PyTree:
 
 
 def _write(tree: PyTree, ids: np.ndarray, rows: PyTree) -> None:
-    def one(leaf, row):
+    def write(leaf, row):
         leaf[ids] = np.asarray(row)[: len(ids)]
 
-    jax.tree.map(one, tree, rows)
+    jax.tree.map(write, tree, rows)
 
 
 def _writable(leaf: np.ndarray | jax.Array) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Map of a function over stacked clients: in chunks, on one device or over the devices of a mesh."""
+"""Mapping of a function over stacked clients, in chunks, on one device or on the devices of a mesh."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,82 +41,84 @@ def map_and_sum(
     chunk: int | None,
     mesh: Mesh | None,
 ) -> tuple[PyTree, PyTree]:
-    """Apply fn(shared, client) to every client of a stack, in chunks, over the devices of a mesh; sum the terms.
+    """Apply fn(shared, client) to every client of a stack, in chunks and over the devices of a mesh; sum the terms.
 
     Args:
-      fn: written for one client: (shared, client) -> (row, terms). Terms are added up as clients finish: they take the
-        memory of one chunk, and devices exchange their sum alone.
-      shared: the same for all.
-      clients: leaves [M, ...]. With a mesh, client p goes to device p mod D, so that clients sorted by size
-        are spread evenly; a stack that D does not divide is filled up with its first client, and that work dropped.
-      chunk: clients under one vmap on a device; 1 maps one after another, None takes all at once.
-      mesh: with the one axis "clients"; None stays on the default device.
+      fn: function of one client: (shared, client) -> (row, terms). Terms are summed chunk by chunk, so they take the
+        memory of one chunk, and devices exchange only their sums.
+      shared: first argument of all calls.
+      clients: leaves [M, ...]. With a mesh of D devices, client p goes to device p mod D, so that clients sorted by
+        size are spread evenly. If D does not divide M, the stack is padded with copies of its first client, whose
+        results are discarded.
+      chunk: clients under one vmap on a device; 1 maps one after another, None all at once.
+      mesh: mesh with the single axis "clients"; None uses the default device.
 
     Returns:
       fn's rows, leaves [M, ...], in the order of `clients`, and the sum of its terms over all clients.
     """
     size = jax.tree.leaves(clients)[0].shape[0]
     if mesh is None or mesh.size == 1:
-        return _chunked(fn, shared, clients, chunk)
+        return _map_chunks(fn, shared, clients, chunk)
 
     per_device = -(-size // mesh.size)
     order = np.arange(per_device * mesh.size).reshape(per_device, mesh.size).T.reshape(-1)
-    shares = gather(clients, np.where(order < size, order, 0)), order < size
+    is_real = order < size
+    padded = gather(clients, np.where(is_real, order, 0)), is_real
 
-    def counted(shared, client):
-        client, counts = client
+    def without_padding(shared, client):
+        client, is_real = client
         row, terms = fn(shared, client)
-        return row, jax.tree.map(lambda leaf: jnp.where(counts, leaf, 0), terms)
+        return row, jax.tree.map(lambda leaf: jnp.where(is_real, leaf, 0), terms)
 
-    def of_device(shared, clients):
-        rows, terms = _chunked(counted, shared, clients, chunk)
+    def map_on_device(shared, clients):
+        rows, terms = _map_chunks(without_padding, shared, clients, chunk)
         return rows, jax.lax.psum(terms, "clients")
 
     rows, terms = jax.shard_map(
-        of_device,
+        map_on_device,
         mesh=mesh,
         in_specs=(PartitionSpec(), PartitionSpec("clients")),
         out_specs=(PartitionSpec("clients"), PartitionSpec()),
-        # The loops of `fit` carry unsharded initial values into sharded results, which the checker refuses.
+        # The loops of `fit` carry unsharded initial values into sharded results, which the checker rejects.
         check_vma=False,
-    )(shared, shares)
-    # Every device gets all rows at once. Left to itself the partitioner spreads what follows over the devices too,
-    # collectives inside its loops included, and on CPUs with few threads those can wait for each other for ever.
+    )(shared, padded)
+    # Replicate the rows explicitly. The partitioner could otherwise shard the computations that follow, with
+    # collectives inside loops, which can deadlock on CPUs with few threads.
     rows = jax.lax.with_sharding_constraint(rows, NamedSharding(mesh, PartitionSpec()))
     return gather(rows, np.argsort(order)[:size]), terms
 
 
-def _chunked(
+def _map_chunks(
     fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], shared: PyTree, clients: PyTree, chunk: int | None
 ) -> tuple[PyTree, PyTree]:
     """`map_and_sum` on one device."""
     size = jax.tree.leaves(clients)[0].shape[0]
     width = size if chunk is None else min(chunk, size)
 
-    def work(part):
-        rows, terms = jax.vmap(fn, in_axes=(None, 0))(shared, part)
+    def map_chunk(chunk):
+        rows, terms = jax.vmap(fn, in_axes=(None, 0))(shared, chunk)
         return rows, add_up(terms)
 
     if width == size and width > 1:
-        return work(clients)
+        return map_chunk(clients)
 
-    def one(part):
-        # Without vmap: a loop with a client's own trip count must not become one with the largest of all.
-        rows, terms = fn(shared, gather(part, 0))
+    def map_one(chunk):
+        # Without vmap, a loop keeps the client's own trip count; vmap would run it as often as the largest one.
+        rows, terms = fn(shared, gather(chunk, 0))
         return jax.tree.map(lambda leaf: leaf[None], rows), terms
 
-    def step(total, part):
-        rows, terms = one(part) if width == 1 else work(part)
+    def step(total, chunk):
+        rows, terms = map_one(chunk) if width == 1 else map_chunk(chunk)
         return jax.tree.map(jnp.add, total, terms), rows
 
-    whole = size // width * width
-    parts = jax.tree.map(lambda leaf: leaf[:whole].reshape(whole // width, width, *leaf.shape[1:]), clients)
+    even = size // width * width  # clients in complete chunks
+    chunks = jax.tree.map(lambda leaf: leaf[:even].reshape(even // width, width, *leaf.shape[1:]), clients)
     _, terms = jax.eval_shape(fn, shared, gather(clients, 0))
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), terms)
-    total, rows = jax.lax.scan(step, nothing, parts)
-    rows = jax.tree.map(lambda leaf: leaf.reshape(whole, *leaf.shape[2:]), rows)
-    if whole < size:
-        last, terms = work(jax.tree.map(lambda leaf: leaf[whole:], clients))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), terms)
+    total, rows = jax.lax.scan(step, zeros, chunks)
+    rows = jax.tree.map(lambda leaf: leaf.reshape(even, *leaf.shape[2:]), rows)
+    if even < size:
+        last, terms = map_chunk(jax.tree.map(lambda leaf: leaf[even:], clients))
         rows = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), rows, last)
         total = jax.tree.map(jnp.add, total, terms)
     return rows, total

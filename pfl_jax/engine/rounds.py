@@ -1,8 +1,8 @@
-"""The round engine: cohort -> gather -> local (map, vmap or devices) -> aggregate -> scatter, as pure functions.
+"""Round engine as pure functions: sample a cohort, gather its states, train, aggregate, scatter the states back.
 
-Every random number comes from the run's key through `fold_in`: client i in round r uses
-fold_in(fold_in(key, r), i), the cohort of round r from its own stream. So a result depends neither on how the clients
-are chunked, nor on other clients, nor on where a run was interrupted; and two methods see the same cohorts.
+All random numbers come from the run's key through `fold_in`: client i in round r uses fold_in(fold_in(key, r), i), and
+the cohort of round r has a stream of its own. A result therefore does not depend on chunks, on other clients or on
+where a run was interrupted, and two methods see the same cohorts.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from pfl_jax.primitives.tree import all_finite, choose, gather, scatter
 from pfl_jax.streams import EVALUATION, INITIALIZATION, NEWCOMERS
 
 Federation: TypeAlias = FederatedData | PlacedData
-"""A federation's data, on every device whole or with the clients' owners."""
+"""A federation's data: replicated on every device, or sharded by client."""
 
 
 class Outcome(NamedTuple):
@@ -34,11 +34,11 @@ class Outcome(NamedTuple):
 
     Attributes:
       cohort: the participating clients; `present` marks those whose message arrived.
-      finite: [M], bool: whose state, message and loss after training have neither NaN nor infinite values. The others
-        are absent from the cohort and stay as they were.
-      server_finite: bool, the same of the server's next state and of what it gave to the clients.
+      finite: [M], bool: whether a client's state, message and loss after training are free of NaN and infinity.
+        Other clients become absent and keep their previous state.
+      server_finite: bool, the same for the server's next state and for the client states that it computed.
       examples: training examples of the drawn cohort, each counted once; absent clients included.
-      info: the method's. Rows of absent clients mean nothing.
+      info: the method's `Info`. Rows of absent clients are meaningless.
     """
 
     cohort: Cohort
@@ -49,14 +49,15 @@ class Outcome(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """Federation of a method as pure functions, to be called under jit, vmap (for example over seeds) or scan.
+    """Federated training with one method as pure functions, for use under jit, vmap (over seeds, say) or scan.
 
     Attributes:
       init: (Federation, key) -> State.
-      round: (Federation, State, size) -> (State, Outcome), with a cohort of `size` clients, a Python int.
-      evaluate: (Federation, State) -> Scores [N] of what each client would deploy now: the protocol `received`.
-      evaluate_new: (Federation, State) -> (received, trained), Scores [N] of clients that never took part: of what they
-        would deploy with the server's state alone, and after local training of one round from there.
+      round: (Federation, State, size) -> (State, Outcome); `size`, a Python int, is the number of clients in the
+        cohort.
+      evaluate: (Federation, State) -> Scores [N] of the model that each client would deploy now (protocol `received`).
+      evaluate_new: (Federation, State) -> (received, trained), Scores [N] of clients that never took part: of the model
+        they would deploy given the server's state, and of that model after one round of local training.
     """
 
     init: Callable[[Federation, PRNGKey], State]
@@ -65,9 +66,9 @@ class Engine(NamedTuple):
     evaluate_new: Callable[[Federation, State], tuple[Scores, Scores]]
 
     def jit(self, mesh: Mesh | None = None) -> "Engine":
-        """This engine, compiled: one trace per cohort size. `round` donates the buffers of its input state."""
-        # On a mesh every device holds the whole state between rounds; left to itself the compiler may lay it out
-        # anew each round, and compile the round again for that.
+        """Compiled engine, with one trace per cohort size. `round` donates the buffers of its input state."""
+        # Explicit output shardings: the compiler could otherwise choose a new layout of the state each round, and
+        # every new layout of the inputs compiles the round again.
         replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         return Engine(
             init=jax.jit(self.init, out_shardings=replicated),
@@ -81,9 +82,9 @@ class Training(NamedTuple):
     """Local training of a cohort, in cohort order.
 
     Attributes:
-      rows: the clients' states after it, leaves [M, ...]; from before it where it diverged.
+      rows: the clients' states after training, leaves [M, ...]; the previous state for a client that diverged.
       messages: leaves [M, ...], () for each `Mean`; zeros for absent clients.
-      scores: Scores [M] of their models right after it.
+      scores: Scores [M] of the clients' models right after training.
       finite: [M], see `Outcome`.
     """
 
@@ -95,17 +96,17 @@ class Training(NamedTuple):
 
 @dataclass(frozen=True)
 class Stages:
-    """Stages of a round as pure functions over the rows of some clients, wherever the other rows are stored.
+    """Stages of a round as pure functions of some clients' states, wherever the states are stored between rounds.
 
     Attributes:
       method, settings, mesh: see `pfl_jax.engine.simulate.run`.
-      apart: where clients belong to devices, those keep what was mapped for themselves.
+      keep_sharded: with `PlacedData`, leave mapped results on the devices that own the clients.
     """
 
     method: Method | MethodSchedule
     settings: Settings
     mesh: Mesh | None = None
-    apart: bool = False
+    keep_sharded: bool = False
 
     def init_server(self, data: Federation, key: PRNGKey) -> PyTree:
         """The server's state before the first round."""
@@ -113,14 +114,14 @@ class Stages:
         return at_round(self.method, 0).init_server(fold_in(fold_in(key, INITIALIZATION), num_clients))
 
     def init_clients(self, data: Federation, server: PyTree, key: PRNGKey, clients: jax.Array) -> PyTree:
-        """Rows of the clients [B] before the first round, leaves [B, ...]."""
+        """States of the clients [B] before the first round, leaves [B, ...]."""
         method = at_round(self.method, 0)
 
-        def one(shared, client):
+        def init_one(shared, client):
             data, server, key = shared
             return method.init_client(fold_in(key, client), server, client_data(data, client, "train"))
 
-        return self._map(one, (data, server, fold_in(key, INITIALIZATION)), clients)
+        return self._map(init_one, (data, server, fold_in(key, INITIALIZATION)), clients)
 
     def sample(self, data: Federation, key: PRNGKey, round_index: jax.Array, size: int) -> Cohort:
         """Cohort of a round."""
@@ -136,126 +137,127 @@ class Stages:
         rows: PyTree,
         scores: Scores,
     ) -> tuple[PyTree, PyTree, Scores, Outcome]:
-        """The body of every round: local training and aggregation.
+        """Body of every round: local training and aggregation.
 
         Args:
-          data, server, key, round_index, cohort: of the round.
+          data, server, key, round_index, cohort: inputs of the round.
           rows: the cohort's states, leaves [M, ...].
-          scores: Scores [M] of the models right after a client's own last training; clients that diverge keep theirs.
+          scores: Scores [M] of each client's model right after its own last training; clients that diverge keep them.
 
         Returns:
           The next server state, rows and scores, and the outcome.
         """
         method, round_key = at_round(self.method, round_index), fold_in(key, round_index)
 
-        def one(shared, client):
+        def train_one(shared, client):
             data, server, round_key = shared
-            index, present, kept = client
-            result = method.local(fold_in(round_key, index), server, kept, client_data(data, index, "train"))
+            index, present, state = client
+            result = method.local(fold_in(round_key, index), server, state, client_data(data, index, "train"))
             scores = score(method.predict, result.personal, client_data(data, index, "test"))
             finite = all_finite((result.client, result.message, scores.loss))
             messages, terms = means.split(result.message, present & finite)
-            return Training(choose(finite, result.client, kept), messages, scores, finite), terms
+            return Training(choose(finite, result.client, state), messages, scores, finite), terms
 
         map_and_sum = self._map_and_sum(data)
-        done, sums = map_and_sum(one, (data, server, round_key), (cohort.clients, cohort.present, rows))
-        present = cohort.present & done.finite
+        training, sums = map_and_sum(train_one, (data, server, round_key), (cohort.clients, cohort.present, rows))
+        present = cohort.present & training.finite
         cohort = dataclasses.replace(cohort, counts=jnp.where(present, cohort.counts, 0), present=present)
-        messages = means.join(done.messages, sums)
+        messages = means.join(training.messages, sums)
         aggregation_key = fold_in(round_key, cohort.num_clients)
-        server, rows, info = method.aggregate(aggregation_key, server, done.rows, messages, cohort)
-        rows, scores = choose(present, rows, done.rows), choose(done.finite, done.scores, scores)
+        server, rows, info = method.aggregate(aggregation_key, server, training.rows, messages, cohort)
+        rows, scores = choose(present, rows, training.rows), choose(training.finite, training.scores, scores)
         examples = jnp.sum(data.train_count[cohort.clients])
-        return server, rows, scores, Outcome(cohort, done.finite, all_finite((server, rows)), examples, info)
+        return server, rows, scores, Outcome(cohort, training.finite, all_finite((server, rows)), examples, info)
 
     def evaluate(
         self, data: Federation, server: PyTree, key: PRNGKey, rounds: jax.Array, clients: jax.Array, rows: PyTree
     ) -> Scores:
-        """Scores [B] of what clients [B] with these rows would deploy after so many rounds."""
-        method = self._last(rounds)
+        """Scores [B] of the models that clients [B] with states `rows` would deploy after `rounds` rounds."""
+        method = self._last_method(rounds)
 
-        def one(shared, client):
+        def evaluate_one(shared, client):
             data, server, key = shared
-            index, kept = client
+            index, state = client
             train = client_data(data, index, "train")
-            personal = method.personalize(fold_in(key, index), server, kept, train)
+            personal = method.personalize(fold_in(key, index), server, state, train)
             return score(method.predict, personal, client_data(data, index, "test"))
 
-        return self._map(one, (data, server, fold_in(fold_in(key, EVALUATION), rounds)), (clients, rows))
+        return self._map(evaluate_one, (data, server, fold_in(fold_in(key, EVALUATION), rounds)), (clients, rows))
 
     def evaluate_new(self, data: Federation, server: PyTree, key: PRNGKey, rounds: jax.Array) -> tuple[Scores, Scores]:
         """Scores (received, trained) of clients that never took part, see `Engine.evaluate_new`."""
-        method = self._last(rounds)
+        method = self._last_method(rounds)
 
-        def one(shared, index):
+        def evaluate_one(shared, index):
             data, server, key = shared
             keys = jax.random.split(fold_in(key, index), 3)
             train, test = (client_data(data, index, split) for split in ("train", "test"))
-            kept = method.init_client(keys[0], server, train)
-            received = method.personalize(keys[1], server, kept, train)
-            trained = method.local(keys[2], server, kept, train).personal
+            state = method.init_client(keys[0], server, train)
+            received = method.personalize(keys[1], server, state, train)
+            trained = method.local(keys[2], server, state, train).personal
             return score(method.predict, received, test), score(method.predict, trained, test)
 
         order = by_size(data)
-        return in_place(order, self._map(one, (data, server, fold_in(fold_in(key, NEWCOMERS), rounds)), order))
+        shared = (data, server, fold_in(fold_in(key, NEWCOMERS), rounds))
+        return in_client_order(order, self._map(evaluate_one, shared, order))
 
-    def _last(self, rounds: jax.Array) -> Method:
-        """The method of the last of so many rounds, of the first before there was any."""
+    def _last_method(self, rounds: jax.Array) -> Method:
+        """Method of the last of `rounds` completed rounds; of the first round if there are none."""
         return at_round(self.method, jnp.maximum(rounds - 1, 0))
 
     def _map_and_sum(self, data: Federation) -> Callable[..., tuple[Any, PyTree]]:
-        """`mapping.map_and_sum`, on the devices that own the clients if there are such."""
+        """`mapping.map_and_sum`, or `map_owned` for sharded data, with the settings of this run."""
         if isinstance(data, PlacedData):
-            return partial(map_owned, chunk=self.settings.chunk, apart=self.apart)
+            return partial(map_owned, chunk=self.settings.chunk, keep_sharded=self.keep_sharded)
         return partial(mapping.map_and_sum, chunk=self.settings.chunk, mesh=self.mesh)
 
     def _map(self, fn: Callable[..., Any], shared: tuple[Any, ...], clients: PyTree) -> Any:
-        """Results of fn(shared, client) for clients [B]; `shared` begins with the data."""
+        """Results of fn(shared, client) for clients [B]; the first element of `shared` is the data."""
         rows, _ = self._map_and_sum(shared[0])(lambda *arguments: (fn(*arguments), ()), shared, clients)
         return rows
 
 
 def by_size(data: Federation) -> jax.Array:
-    """Ids of all clients [N], largest first, as in a cohort, so that chunks hold clients of similar size."""
+    """Ids of all clients [N], largest first as in a cohort, so that the clients of a chunk have similar sizes."""
     return jnp.argsort(-data.train_count, stable=True).astype(jnp.int32)
 
 
-def in_place(order: jax.Array, rows: PyTree) -> PyTree:
-    """Rows of all clients [N, ...] in this order, sorted by client id."""
+def in_client_order(order: jax.Array, rows: PyTree) -> PyTree:
+    """Rows [N, ...] of all clients sorted by client id; row j of `rows` is that of client order[j]."""
     return scatter(jax.tree.map(jnp.zeros_like, rows), order, rows)
 
 
 def build(method: Method | MethodSchedule, settings: Settings, mesh: Mesh | None = None) -> Engine:
     """Engine of a method. See `pfl_jax.engine.simulate.run` for the arguments."""
-    parts = Stages(method, settings, mesh)
+    stages = Stages(method, settings, mesh)
 
     def init(data, key):
         num_clients = data.train_count.shape[0]
-        server = parts.init_server(data, key)
-        never = jnp.full((num_clients,), jnp.nan, jnp.float32)
+        server = stages.init_server(data, key)
+        no_score = jnp.full((num_clients,), jnp.nan, jnp.float32)
         return State(
             server=server,
-            clients=parts.init_clients(data, server, key, jnp.arange(num_clients, dtype=jnp.int32)),
-            # Arrays of their own: the buffers are given away one by one.
-            trained=Scores(*(never + 0 for _ in Scores._fields)),
+            clients=stages.init_clients(data, server, key, jnp.arange(num_clients, dtype=jnp.int32)),
+            # A separate array for each field: every buffer is donated once.
+            trained=Scores(*(no_score + 0 for _ in Scores._fields)),
             key=key,
             round=jnp.zeros((), jnp.int32),
         )
 
     def round_(data, state, size):
-        cohort = parts.sample(data, state.key, state.round, size)
-        everyone = state.clients, state.trained
-        of_cohort = gather(everyone, cohort.clients)
-        server, *of_cohort, outcome = parts.train(data, state.server, state.key, state.round, cohort, *of_cohort)
-        clients, trained = scatter(everyone, cohort.clients, tuple(of_cohort))
+        cohort = stages.sample(data, state.key, state.round, size)
+        all_rows = state.clients, state.trained
+        rows = gather(all_rows, cohort.clients)
+        server, *rows, outcome = stages.train(data, state.server, state.key, state.round, cohort, *rows)
+        clients, trained = scatter(all_rows, cohort.clients, tuple(rows))
         return State(server, clients, trained, state.key, state.round + 1), outcome
 
     def evaluate(data, state):
         order = by_size(data)
-        scores = parts.evaluate(data, state.server, state.key, state.round, order, gather(state.clients, order))
-        return in_place(order, scores)
+        scores = stages.evaluate(data, state.server, state.key, state.round, order, gather(state.clients, order))
+        return in_client_order(order, scores)
 
     def evaluate_new(data, state):
-        return parts.evaluate_new(data, state.server, state.key, state.round)
+        return stages.evaluate_new(data, state.server, state.key, state.round)
 
     return Engine(init, round_, evaluate, evaluate_new)

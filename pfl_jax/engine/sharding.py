@@ -1,14 +1,12 @@
 """Sharding by client: each device holds only the examples of its own clients.
 
-Client i belongs to device i mod D of a mesh, whichever process that device is in. So a process keeps the pixels of its
-own clients alone, and the same functions serve one process with several devices and many machines. In a round every
-device walks those members of the cohort that are its own; one sum over the devices then makes the results known
-replicate, exactly, since each row is zero on all devices but one. What follows (aggregation, the next state) is
-computed alike on every device.
+Client i belongs to device i mod D of a mesh, in whichever process that device is. A process therefore stores only the
+images of its own clients, and the same functions work for one process with several devices and for many machines. In a
+round, each device processes its own clients of the cohort. A sum over the devices then replicates the results; it is
+exact because each row is zero on all devices but one. All devices do the rest (aggregation, the next state) alike.
 
-The price: how many members of a small cohort fall to one device is left to chance, and the others wait for the device
-that has most of them. `pfl_jax.engine.mapping.map_clients`, where every device can read all examples, deals them out
-evenly.
+Disadvantage: with a small cohort the number of clients per device is random, and all devices wait for the one with the
+most. `pfl_jax.engine.mapping.map_clients`, in which every device can read all examples, distributes clients evenly.
 """
 
 import dataclasses
@@ -33,12 +31,12 @@ AXIS = "clients"
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PlacedData:
-    """Federation whose examples lie on the devices that own its clients; made by `place`.
+    """Federation whose examples are on the devices that own the clients; made by `place`.
 
     Attributes:
-      own: each device's clients as a federation of their own, stacked: leaves [D, ...], one row on each device.
-      train_count, test_count: int32 [N], of all clients, on every device.
-      mesh: the devices, with the one axis "clients".
+      own: federation of each device's own clients, stacked: leaves [D, ...], with row d on device d.
+      train_count, test_count: int32 [N], for all clients, on every device.
+      mesh: mesh with the single axis "clients".
     """
 
     own: FederatedData
@@ -55,11 +53,11 @@ class PlacedData:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OwnerRows:
-    """Rows of clients known to their owners only: leaves [D, M, ...], zero on every other device.
+    """Rows of clients that only the owning devices have: leaves [D, M, ...], zero on all other devices.
 
     Attributes:
-      tree: the leaves.
-      mesh: the devices.
+      tree: pytree of the leaves.
+      mesh: mesh of the devices.
     """
 
     tree: PyTree
@@ -67,34 +65,33 @@ class OwnerRows:
 
 
 def place(data: FederatedData, mesh: Mesh) -> PlacedData:
-    """Assign a federation's clients to the devices of a mesh; this process keeps those of its own devices.
+    """Assign a federation's clients to the devices of a mesh; this process stores those of its own devices.
 
     Args:
-      data: of all clients; all processes give the same.
-      mesh: with the one axis "clients", over devices of one process or many.
-
+      data: data of all clients, the same in all processes.
+      mesh: mesh with the single axis "clients", over devices of one or more processes.
     """
     host = jax.tree.map(np.asarray, data)
     devices, num_clients = mesh.size, data.num_clients
-    # Every row of the stack has the same shape: that of the device with most clients and most examples.
+    # All rows of the stack are padded to the largest number of clients and of examples of a device.
     used = [_used(host, device, devices) for device in range(devices)]
     pool, rows = max(map(len, used)), -(-num_clients // devices)
-    placed = NamedSharding(mesh, PartitionSpec(AXIS))
+    sharding = NamedSharding(mesh, PartitionSpec(AXIS))
     parts = {device: _part(host, device, devices, used[device], pool, rows) for device in own_devices(mesh)}
-    some = next(iter(parts.values()))
-    leaves = {name: _stack({device: part[name] for device, part in parts.items()}, devices, placed) for name in some}
+    names = next(iter(parts.values())).keys()
+    leaves = {name: _stack({device: part[name] for device, part in parts.items()}, devices, sharding) for name in names}
     own = data._replace(**leaves)
     return PlacedData(own, *replicate((host.train_count, host.test_count), mesh), mesh=mesh)
 
 
 def without_pixels(dataset: Dataset) -> Dataset:
-    """The dataset with its shapes, types and labels, but without its inputs."""
+    """Dataset with the same labels and the same shape and type of inputs, but without inputs."""
 
-    def none(inputs: np.ndarray) -> np.ndarray:
-        # Not a view: that would keep all of them.
-        return np.empty((0, *inputs.shape[1:]), inputs.dtype)
+    def no_images(images: np.ndarray) -> np.ndarray:
+        # A new array: a slice would keep all images in memory.
+        return np.empty((0, *images.shape[1:]), images.dtype)
 
-    return dataset._replace(train_x=none(dataset.train_x), test_x=none(dataset.test_x))
+    return dataset._replace(train_x=no_images(dataset.train_x), test_x=no_images(dataset.test_x))
 
 
 def first_shard(data: FederatedData | PlacedData) -> FederatedData | OwnClients:
@@ -104,7 +101,9 @@ def first_shard(data: FederatedData | PlacedData) -> FederatedData | OwnClients:
 
 def own_devices(mesh: Mesh) -> list[int]:
     """Positions on the mesh of this process's devices."""
-    return [place for place, device in enumerate(mesh.devices.flat) if device.process_index == jax.process_index()]
+    return [
+        position for position, device in enumerate(mesh.devices.flat) if device.process_index == jax.process_index()
+    ]
 
 
 def own_clients(mesh: Mesh, num_clients: int) -> np.ndarray:
@@ -114,13 +113,13 @@ def own_clients(mesh: Mesh, num_clients: int) -> np.ndarray:
 
 
 def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """Tree replicated on all devices of a mesh, given the same in all processes; unchanged without a mesh."""
+    """Tree replicated on all devices of a mesh; unchanged without a mesh. All processes give the same tree."""
     if mesh is None:
         return tree
     sharding = NamedSharding(mesh, PartitionSpec())
     if not mesh.is_multi_process:
         return jax.device_put(tree, sharding)
-    # Moving goes to devices of one's own process only; a program's inputs are taken to be the same in all of them.
+    # device_put reaches only devices of this process; inputs of a program are taken to be equal in all processes.
     return jax.jit(lambda tree: tree, out_shardings=sharding)(tree)
 
 
@@ -130,19 +129,20 @@ def map_owned(
     clients: PyTree,
     *,
     chunk: int | None,
-    apart: bool = False,
+    keep_sharded: bool = False,
 ) -> tuple[PyTree, PyTree]:
     """`pfl_jax.engine.mapping.map_and_sum` with each client on the device that owns it.
 
     Args:
-      fn: written for one client: (shared, client) -> (row, terms); it reads the data through `client_data`.
-      shared: the same for all; `PlacedData` first.
-      clients: leaves [M, ...], the first of them the clients' numbers; parts of it may be `OwnerRows`.
-      chunk: clients under one vmap on a device; 1 maps one after another, None takes even shares of the stack.
-      apart: leave the rows with the owners.
+      fn: function of one client: (shared, client) -> (row, terms); it reads the data through `client_data`.
+      shared: first argument of all calls; its first element is `PlacedData`.
+      clients: leaves [M, ...], of which the first has the client numbers; parts of the tree may be `OwnerRows`.
+      chunk: clients under one vmap on a device; 1 maps one after another, None takes ceil(M / D) at a time.
+      keep_sharded: leave the rows on the owning devices.
 
     Returns:
-      fn's rows, leaves [M, ...] on every device, or `OwnerRows`; and the sum of its terms over all clients.
+      fn's rows, leaves [M, ...] on every device, or `OwnerRows` with keep_sharded; and the sum of its terms over all
+      clients.
     """
     data, *rest = shared
     mesh = data.mesh
@@ -154,29 +154,29 @@ def map_owned(
 
     def device_work(own, rest, clients):
         clients = jax.tree.map(lambda c: gather(c.tree, 0) if is_owner_rows(c) else c, clients, is_leaf=is_owner_rows)
-        work = partial(fn, (OwnClients(gather(own, 0), mesh.size), *rest))
-        mine = jax.tree.leaves(clients)[0] % mesh.size == jax.lax.axis_index(AXIS)
-        order, number = jnp.argsort(~mine, stable=True), jnp.sum(mine)
+        map_one = partial(fn, (OwnClients(gather(own, 0), mesh.size), *rest))
+        owned = jax.tree.leaves(clients)[0] % mesh.size == jax.lax.axis_index(AXIS)
+        order, number = jnp.argsort(~owned, stable=True), jnp.sum(owned)
 
         def step(index, carry):
             results, total = carry
-            at = index * width + jnp.arange(width)
-            # The last chunk is filled up with the first client, whose copies are dropped.
-            places = order[jnp.where(at < number, at, 0)]
+            ranks = index * width + jnp.arange(width)
+            # The last chunk is padded with copies of the first owned client; their results are dropped.
+            positions = order[jnp.where(ranks < number, ranks, 0)]
             if width == 1:
-                rows, terms = jax.tree.map(lambda leaf: leaf[None], work(gather(clients, places[0])))
+                rows, terms = jax.tree.map(lambda leaf: leaf[None], map_one(gather(clients, positions[0])))
             else:
-                rows, terms = jax.vmap(work)(gather(clients, places))
-            targets = jnp.where(at < number, places, size)
+                rows, terms = jax.vmap(map_one)(gather(clients, positions))
+            targets = jnp.where(ranks < number, positions, size)
             results = jax.tree.map(lambda leaf, row: leaf.at[targets].set(row, mode="drop"), results, rows)
-            terms = add_up(choose(at < number, terms, jax.tree.map(jnp.zeros_like, terms)))
+            terms = add_up(choose(ranks < number, terms, jax.tree.map(jnp.zeros_like, terms)))
             return results, jax.tree.map(jnp.add, total, terms)
 
-        row, terms = jax.eval_shape(work, gather(clients, 0))
-        nothing = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), row)
-        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), terms)
-        results, total = jax.lax.fori_loop(0, -(-number // width), step, (nothing, zero))
-        results = jax.tree.map(lambda leaf: leaf[None] if apart else _sum(leaf), results)
+        row, terms = jax.eval_shape(map_one, gather(clients, 0))
+        zero_rows = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), row)
+        zero_terms = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), terms)
+        results, total = jax.lax.fori_loop(0, -(-number // width), step, (zero_rows, zero_terms))
+        results = jax.tree.map(lambda leaf: leaf[None] if keep_sharded else _sum(leaf), results)
         return results, jax.lax.psum(total, AXIS)
 
     own_spec, all_spec = PartitionSpec(AXIS), PartitionSpec()
@@ -185,36 +185,36 @@ def map_owned(
         device_work,
         mesh=mesh,
         in_specs=(own_spec, all_spec, specs),
-        out_specs=(own_spec if apart else all_spec, all_spec),
+        out_specs=(own_spec if keep_sharded else all_spec, all_spec),
         # As in `mapping.map_and_sum`: the loops of `fit` carry unsharded values into sharded results.
         check_vma=False,
     )(data.own, tuple(rest), clients)
-    if apart:
+    if keep_sharded:
         return OwnerRows(results, mesh), total
     return jax.lax.with_sharding_constraint(results, NamedSharding(mesh, PartitionSpec())), total
 
 
 def shard_rows(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, mesh: Mesh) -> OwnerRows:
-    """Rows in the memory of their owners' processes, made available to a program that runs in all processes.
+    """Rows sharded over the devices, from the memory of the processes that own the clients.
 
     Args:
-      rows: numbers of own clients [B] -> their rows, leaves [B, ...]; also for none of them.
-      clients: [M], the same in all processes.
-      mesh: the devices.
+      rows: function from ids [B] of clients of this process to their rows, leaves [B, ...]; B may be 0.
+      clients: client ids [M], the same in all processes.
+      mesh: mesh of the devices.
     """
     sharding = NamedSharding(mesh, PartitionSpec(AXIS))
 
-    def of_device(device):
-        mine = clients % mesh.size == device
+    def device_rows(device):
+        owned = clients % mesh.size == device
 
         def fill(leaf):
-            whole = np.zeros((len(clients), *leaf.shape[1:]), leaf.dtype)
-            whole[mine] = leaf
-            return whole
+            full = np.zeros((len(clients), *leaf.shape[1:]), leaf.dtype)
+            full[owned] = leaf
+            return full
 
-        return jax.tree.map(fill, rows(clients[mine]))
+        return jax.tree.map(fill, rows(clients[owned]))
 
-    parts = {device: of_device(device) for device in own_devices(mesh)}
+    parts = {device: device_rows(device) for device in own_devices(mesh)}
     first, *_ = parts.values()
     leaves = {device: jax.tree.leaves(part) for device, part in parts.items()}
     stacked = [
@@ -225,7 +225,7 @@ def shard_rows(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, mesh: 
 
 
 def gather_rows(rows: OwnerRows) -> PyTree:
-    """Rows [M, ...] on every device, from those of their owners; for use inside a program."""
+    """Rows [M, ...] replicated on every device, from the rows of the owners; for use inside a compiled program."""
     return jax.shard_map(
         lambda tree: jax.tree.map(lambda leaf: _sum(leaf[0]), tree),
         mesh=rows.mesh,
@@ -236,28 +236,27 @@ def gather_rows(rows: OwnerRows) -> PyTree:
 
 
 def own_rows(rows: OwnerRows, clients: np.ndarray) -> tuple[np.ndarray, PyTree]:
-    """This process's clients [B] among `clients` [M] and their rows [B, ...], on the host."""
+    """Ids [B] of this process's clients among `clients` [M] and their rows [B, ...], on the host."""
     owners = clients % rows.mesh.size
-    places = {device: np.flatnonzero(owners == device) for device in own_devices(rows.mesh)}
+    positions = {device: np.flatnonzero(owners == device) for device in own_devices(rows.mesh)}
 
-    def of_leaf(leaf):
+    def own_part(leaf):
         shards = {shard.index[0].start or 0: shard.data for shard in leaf.addressable_shards}
-        return np.concatenate([np.asarray(shards[device])[0][where] for device, where in places.items()])
+        return np.concatenate([np.asarray(shards[device])[0][owned] for device, owned in positions.items()])
 
-    return np.concatenate([clients[where] for where in places.values()]), jax.tree.map(of_leaf, rows.tree)
+    return np.concatenate([clients[owned] for owned in positions.values()]), jax.tree.map(own_part, rows.tree)
 
 
 def _sum(leaf: jax.Array) -> jax.Array:
-    """Sum over devices of which only one is nonzero: exact, NaN included."""
+    """Sum over the devices, of which all but one hold zeros; exact, also for NaN."""
     if leaf.dtype == jnp.bool_:
         return jax.lax.psum(leaf.astype(jnp.int32), AXIS).astype(jnp.bool_)
     return jax.lax.psum(leaf, AXIS)
 
 
 def _stack(parts: dict[int, np.ndarray], devices: int, sharding: NamedSharding) -> jax.Array:
-    """Array [D, ...] whose row d is on device d, from the rows of this process."""
-    some = next(iter(parts.values()))
-    shape = (devices, *some.shape)
+    """Array [D, ...] with row d on device d, from the rows of this process."""
+    shape = (devices, *next(iter(parts.values())).shape)
 
     def row(index):
         return parts[index[0].start or 0][None]
@@ -266,18 +265,18 @@ def _stack(parts: dict[int, np.ndarray], devices: int, sharding: NamedSharding) 
 
 
 def _used(data: FederatedData, device: int, devices: int) -> np.ndarray:
-    """Sorted pool indices of the examples that a device's clients hold."""
-    found = []
+    """Sorted pool indices of the examples that a device's clients use."""
+    used = []
     for index, count in ((data.train_index, data.train_count), (data.test_index, data.test_count)):
         index, count = np.asarray(index)[device::devices], np.asarray(count)[device::devices]
-        found.append(index[np.arange(index.shape[1]) < count[:, None]])
-    return np.unique(np.concatenate(found))
+        used.append(index[np.arange(index.shape[1]) < count[:, None]])
+    return np.unique(np.concatenate(used))
 
 
 def _part(
     data: FederatedData, device: int, devices: int, used: np.ndarray, pool: int, rows: int
 ) -> dict[str, np.ndarray]:
-    """Federation of a device's clients, with examples padded to `pool` and tables to `rows`."""
+    """Fields of the federation of a device's clients, padded to `pool` examples and tables of `rows` clients."""
 
     def fill(leaf, size):
         return np.concatenate([leaf, np.zeros((size - len(leaf), *leaf.shape[1:]), leaf.dtype)])
@@ -290,9 +289,9 @@ def _part(
             continue
         leaf = np.asarray(leaf)[device::devices]
         if name.endswith("_index"):
-            # Padding points at the pool's first example, which may belong to another client.
+            # Padding points to the pool's first example, which may be another client's.
             count = np.asarray(getattr(data, name.replace("index", "count")))[device::devices]
-            real = np.arange(leaf.shape[1]) < count[:, None]
-            leaf = np.where(real, np.searchsorted(used, leaf), 0).astype(np.int32)
+            is_real = np.arange(leaf.shape[1]) < count[:, None]
+            leaf = np.where(is_real, np.searchsorted(used, leaf), 0).astype(np.int32)
         part[name] = fill(leaf, rows)
     return part

@@ -34,7 +34,7 @@ __all__ = [
 
 
 OnNaN: TypeAlias = Literal["stop", "skip-client"]
-"""What happens when a client diverges: the run ends with `Diverged`, or the client is left out of the round."""
+"""Treatment of a client that diverges: end the run with `Diverged`, or leave the client out of the round."""
 
 
 class RoundResult(NamedTuple):
@@ -42,21 +42,22 @@ class RoundResult(NamedTuple):
 
     Attributes:
       round: number of the round, counted from 1.
-      state: after the round. Its buffers are given to the next round: copy what you want to keep. With
-        state_on="host" the clients' leaves are NumPy arrays; over several processes, the rows of the own clients
-        alone (`host_state.whole` brings them together).
+      state: state after the round. The next round takes over its buffers: copy what you want to keep. With
+        state_on="host" the clients' leaves are NumPy arrays; with several processes, each process has only the rows of
+        its own clients (`host_state.whole` collects them).
       info: the method's `Info`, on the device.
       cohort: [M], the clients that took part, as NumPy integers.
-      arrived: [M], bool: whose message the server had, see `Settings.drop_rate` and `run`'s on_nan. Rows of the others
-        in `info` mean nothing.
-      diverged: the clients of the cohort that were left out because they had diverged.
+      arrived: [M], bool: whether the server received the client's message, see `Settings.drop_rate` and `run`'s
+        on_nan. Rows of `info` for other clients are meaningless.
+      diverged: the clients of the cohort that were left out because they diverged.
       received: Scores [N] of what every client would deploy now, or None if not evaluated.
       trained: Scores [N] of every client's model right after its own last local training, NaN before the first.
-      newcomers: where received is evaluated and there are any, the Scores of clients that never took part: of what they
-        would deploy with the server's state alone, and after local training of one round from there.
+      newcomers: two Scores of clients that never took part: of the model they would deploy given the server's state,
+        and of that model after one round of local training. None if there are no such clients or this round is not
+        evaluated.
       examples: training examples of the cohort, each counted once.
-      seconds: wall time of the round; compilation is in it where a program is new.
-      before_aggregation: Scores [N] of what every client held in the middle of this round, see
+      seconds: wall time of the round, including compilation if there was any.
+      before_aggregation: Scores [N] of the model that every client had in the middle of this round, see
         `pfl_jax.primitives.metrics.before_aggregation`; None unless `Settings.before_aggregation` asks for it.
     """
 
@@ -86,28 +87,29 @@ def run(
     on_nan: OnNaN = "stop",
     newcomers: Federation | None = None,
 ) -> Iterator[RoundResult]:
-    """Run a federation and yield a `RoundResult` after each round; `pfl_jax` begins with an example.
+    """Run a federation and yield a `RoundResult` after each round. The docstring of `pfl_jax` has an example.
 
     Args:
-      method: what each client and the server do; or a function from the round, counted from 0 and traced, to that, by
-        which real-valued hyper-parameters change from round to round:
-        lambda round: fedavg(model, LocalSGD(lr=optax.cosine_decay_schedule(0.1, 100)(round))). Between rounds clients
-        fine-tune as in the last one.
-      data: the federation's examples; as `PlacedData`, with their clients' owners, in one process or many.
-      settings: rounds, participation, chunk, how often to evaluate.
-      key: the run's key: same key, same result.
-      state: continue from here instead of initialising from the key; a state carries its own key.
-      mesh: spread the clients over these devices, see `client_mesh`; None uses the default device alone, or those of
+      method: the method; or a schedule, a function from the round (counted from 0, traced) to the method of that
+        round, so that real-valued hyper-parameters can change from round to round:
+        lambda round: fedavg(model, LocalSGD(lr=optax.cosine_decay_schedule(0.1, 100)(round))). Evaluations use the
+        method of the last completed round.
+      data: the federation's examples. With `PlacedData` each device holds only the examples of its own clients, in one
+        process or several.
+      settings: rounds, participation, chunk, evaluation interval.
+      key: the run's key. The same key gives the same result.
+      state: state to continue from, instead of a new one initialized from the key; a state carries its own key.
+      mesh: devices to spread the clients over, see `client_mesh`. None uses the default device, or the mesh of
         `PlacedData`.
-      state_on: where the clients' states are kept between rounds; "host" moves the cohort's part to the device for each
-        round, and all others' in blocks for each evaluation. The results are the same.
-      on_nan: what happens to clients whose state, message or loss becomes NaN or infinite: the run stops, or they are
-        left out of the round, as if they had not been drawn.
-      newcomers: clients that never take part, see `pfl_jax.data.federated.hold_out`: what the method would do for them
-        is measured at every evaluation.
+      state_on: memory that keeps the clients' states between rounds. "host" moves the cohort's states to the device for
+        each round, and all clients' states in blocks for each evaluation. The results are the same.
+      on_nan: treatment of clients whose state, message or loss becomes NaN or infinite: "stop" ends the run,
+        "skip-client" leaves them out of the round as if they had not been drawn.
+      newcomers: clients that never take part, see `pfl_jax.data.federated.hold_out`. Each evaluation also scores the
+        models that the method gives them.
 
     Raises:
-      Diverged: a client diverged, or with on_nan="skip-client" all of a cohort did, or what the server computed.
+      Diverged: a client diverged (with on_nan="skip-client": all clients of a cohort), or the server's state did.
     """
     num_clients = data.num_clients
     if isinstance(data, PlacedData):
@@ -119,24 +121,24 @@ def run(
     for index in range(int(current.round), settings.rounds):
         number, size = index + 1, settings.cohort_size(num_clients, index)
         evaluated = settings.is_evaluated(number)
-        everyone = size == num_clients and on_nan == "stop"
-        # After an evaluated round it is known what the clients outside this cohort have received.
-        if evaluated and settings.before_aggregation and not everyone and received is None:
+        all_train = size == num_clients and on_nan == "stop"
+        # Clients outside this cohort are scored with what they received; an evaluation after the last round has it.
+        if evaluated and settings.before_aggregation and not all_train and received is None:
             received = jax.tree.map(np.asarray, engine.evaluate(data, current))
         current, outcome = engine.round(data, current, size)
         cohort, clients = outcome.cohort, np.asarray(outcome.cohort.clients)
         _check_finite(number, clients, outcome, on_nan)
-        # A copy: on the host the next round writes into the arrays.
+        # Copied, because with states on the host the next round writes into these arrays.
         trained = jax.tree.map(np.array, current.trained)
         before = None
         if evaluated and settings.before_aggregation:
             members = np.isin(np.arange(num_clients), clients[np.asarray(outcome.finite)])
             before = before_aggregation(trained if received is None else received, trained, members)
-        received = of_newcomers = None
+        received = newcomer_scores = None
         if evaluated:
             received = jax.tree.map(np.asarray, engine.evaluate(data, current))
             if newcomers is not None:
-                of_newcomers = jax.tree.map(np.asarray, engine.evaluate_new(newcomers, current))
+                newcomer_scores = jax.tree.map(np.asarray, engine.evaluate_new(newcomers, current))
         yield RoundResult(
             round=number,
             state=current,
@@ -146,7 +148,7 @@ def run(
             diverged=clients[~np.asarray(outcome.finite)],
             received=received,
             trained=trained,
-            newcomers=of_newcomers,
+            newcomers=newcomer_scores,
             examples=int(outcome.examples),
             seconds=time.perf_counter() - start,
             before_aggregation=before,
@@ -170,14 +172,14 @@ def _start(
         return engine, engine.init(data, replicate(key, mesh))
     if on_host:
         return engine, host_state.copy(state, data, mesh)
-    # A round takes its state's buffers over: a state that came from outside stays the caller's.
+    # A round donates the buffers of its state, so the caller's state is copied.
     return engine, replicate(jax.tree.map(jnp.copy, state), mesh)
 
 
 def _check_finite(number: int, clients: np.ndarray, outcome: Outcome, on_nan: OnNaN) -> None:
-    """Raise Diverged where the next round must not continue from this one."""
-    broken = clients[~np.asarray(outcome.finite)]
-    if broken.size and (on_nan == "stop" or not np.any(outcome.cohort.present)):
-        raise Diverged(number, sorted(broken.tolist()))
+    """Raise Diverged if the run cannot continue after this round."""
+    diverged = clients[~np.asarray(outcome.finite)]
+    if diverged.size and (on_nan == "stop" or not np.asarray(outcome.cohort.present).any()):
+        raise Diverged(number, sorted(diverged.tolist()))
     if not bool(outcome.server_finite):
         raise Diverged(number, [])

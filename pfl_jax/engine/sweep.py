@@ -1,9 +1,9 @@
-"""Sweeps: runs of one shape together, with seeds and traced hyper-parameters as an axis over whole rounds.
+"""Sweeps: several runs in one compiled program, with seeds and real hyper-parameters as a leading axis.
 
-The method is built inside the traced function, from one value of each hyper-parameter, so that a learning rate or a
-regularisation strength is an input of the compiled program and not a part of it: runs that differ in such values only
-are compiled once. The runs lie along the leading axis of everything; with a mesh each device has its own share of them
-and never waits for another. `run` has an example.
+The method is built inside the traced function from one value of each hyper-parameter, so a learning rate or a
+regularization strength is an input of the compiled program: runs that differ only in such values compile once. All
+arrays have a leading axis for the runs. With a mesh, each device has its own share of the runs and never waits for
+another device. The docstring of `run` has an example.
 """
 
 import time
@@ -24,7 +24,7 @@ from pfl_jax.primitives.metrics import before_aggregation
 from pfl_jax.primitives.tree import byte_count, gather
 
 MakeMethod: TypeAlias = Callable[..., Method | MethodSchedule]
-"""From hyper-parameters, as keyword arguments that may be traced, to the method, see `pfl_jax.run`."""
+"""Function of hyper-parameters, as keyword arguments that may be traced, to the method or schedule of `pfl_jax.run`."""
 
 
 class SweepResult(NamedTuple):
@@ -32,16 +32,17 @@ class SweepResult(NamedTuple):
 
     Attributes:
       round: number of the round, counted from 1.
-      states: after the round, leaves [R, ...], and behind them what fills up a device's share of the runs. Their
-        buffers are given to the next round: copy what you want to keep.
-      infos: each run's `Info`, likewise.
+      states: states after the round: leaves whose first R rows are the runs; rows after those pad the devices' shares
+        of the runs. The next round takes over their buffers: copy what you want to keep.
+      infos: the method's `Info` of each run, with the same leading axis.
       cohorts: [R, M], the clients that took part, as NumPy integers.
-      arrived: [R, M], bool: whose message the server had.
-      finite: [R], bool: in which runs neither a client nor the server diverged in this round; the others continue.
+      arrived: [R, M], bool: whether the server received the client's message.
+      finite: [R], bool: whether neither a client nor the server of the run diverged in this round. Runs that diverged
+        are continued all the same.
       received: Scores [R, N] of what every client would deploy now, or None if not evaluated.
       trained: Scores [R, N] of every client's model right after its own last local training, NaN before the first.
       examples: [R], training examples of each cohort, each counted once.
-      seconds: wall time of the round of all runs; compilation is in it where a program is new.
+      seconds: wall time of the round of all runs, including compilation if there was any.
       before_aggregation: Scores [R, N], see `pfl_jax.simulate.RoundResult`.
     """
 
@@ -63,8 +64,8 @@ class Engine(NamedTuple):
 
     Attributes:
       init: (FederatedData, values, keys [R]) -> states.
-      round: (FederatedData, values, states, size) -> (states, Outcome), leaves [R, ...]; takes over the buffers of the
-        states it is given.
+      round: (FederatedData, values, states, size) -> (states, Outcome), leaves [R, ...]; donates the buffers of its
+        input states.
       evaluate: (FederatedData, values, states) -> Scores [R, N].
     """
 
@@ -78,31 +79,31 @@ def build(make_method: MakeMethod, settings: Settings, *, chunk: int | None = 1,
 
     Args:
       make_method, settings, chunk: see `run`.
-      mesh: likewise; its devices must divide the number of runs.
+      mesh: see `run`; here the number of devices must divide the number of runs.
     """
 
     def over_runs(one: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        """Turn one(data, values, rest) of one run into the same function of all runs."""
+        """Map the function one(data, values, rest) of one run over all runs."""
 
-        def every(data, values, rest):
+        def map_all(data, values, rest):
             pool, own = _split(data)
 
-            def of_run(pool, run):
+            def map_one(pool, run):
                 own, values, rest = run
                 return one(pool._replace(**own), values, rest)
 
-            def of_device(pool, runs):
-                return simulate.map_clients(of_run, pool, runs, chunk=chunk, mesh=None)
+            def map_on_device(pool, runs):
+                return simulate.map_clients(map_one, pool, runs, chunk=chunk, mesh=None)
 
             if mesh is not None and mesh.size > 1:
-                along = PartitionSpec("clients")
-                of_device = jax.shard_map(
+                by_run = PartitionSpec("clients")
+                map_on_device = jax.shard_map(
                     # As in `simulate.map_clients`: the loops of `fit` carry unsharded values into sharded results.
-                    of_device, mesh=mesh, in_specs=(PartitionSpec(), along), out_specs=along, check_vma=False
+                    map_on_device, mesh=mesh, in_specs=(PartitionSpec(), by_run), out_specs=by_run, check_vma=False
                 )  # fmt: skip
-            return of_device(pool, (own, values, rest))
+            return map_on_device(pool, (own, values, rest))
 
-        return every
+        return map_all
 
     def engine(values):
         return simulate.build(make_method(**values), settings)
@@ -127,24 +128,25 @@ def run(
     chunk: int | None = 1,
     mesh: Mesh | None = None,
 ) -> Iterator[SweepResult]:
-    """Run R federations of one shape together and yield a `SweepResult` after each round.
+    """Run R federations of equal shapes together and yield a `SweepResult` after each round.
 
-    Each is the run that `pfl_jax.engine.simulate.run` makes of its key, hyper-parameters and data, within float32
+    Each run equals that of `pfl_jax.engine.simulate.run` with its key, hyper-parameters and data, up to float32
     rounding.
 
     Args:
-      make_method: called while tracing, with one traced number for each of `hyper_parameters`. What changes shapes or
-        the number of steps (epochs, batch size) cannot be among them: runs that differ in it are sweeps of their own.
-      data: of all runs, or for each its own, from `pfl_jax.data.federate_runs`.
-      settings: of all runs; its `chunk` counts the clients under one vmap within a run.
+      make_method: function that is called while tracing, with one traced number for each of `hyper_parameters`. Values
+        that change shapes or the number of steps (epochs, batch size) cannot be traced: use one sweep for each.
+      data: one federation for all runs, or one for each run from `pfl_jax.data.federate_runs`.
+      settings: settings of all runs; `Settings.chunk` is the number of clients under one vmap within a run.
       keys: [R], the runs' keys.
       hyper_parameters: name -> values [R].
-      states: continue from here, leaves [R, ...], instead of initialising from the keys; states carry their own keys.
-      chunk: runs under one vmap on each device: 1 is one after another, None all at once.
-      mesh: spread the runs over these devices, see `pfl_jax.client_mesh`; None uses the default device alone.
+      states: states to continue from, leaves [R, ...], instead of new ones initialized from the keys; states carry
+        their own keys.
+      chunk: runs under one vmap on each device: 1 trains one after another, None all at once.
+      mesh: devices to spread the runs over, see `pfl_jax.client_mesh`; None uses the default device.
 
     Raises:
-      InvalidInput: arguments of different numbers of runs.
+      InvalidInput: the arguments disagree on the number of runs.
 
     Example:
       >>> import jax
@@ -167,12 +169,12 @@ def run(
     pool, own = _split(data)
     if data.train_count.ndim == 1:
         own = {name: jnp.broadcast_to(leaf, (number, *leaf.shape)) for name, leaf in own.items()}
-    # A round takes its states' buffers over: those that came from outside stay the caller's.
+    # A round donates the buffers of its states, so the caller's states are copied.
     states = jax.tree.map(jnp.copy, states)
     if mesh is not None:
-        # Devices take equal shares: the first run is repeated where they would not.
-        places = np.arange(-(-number // mesh.size) * mesh.size)
-        runs = gather((own, values, keys, states), np.where(places < number, places, 0))
+        # All devices take the same number of runs; copies of the first run fill the last shares.
+        positions = np.arange(-(-number // mesh.size) * mesh.size)
+        runs = gather((own, values, keys, states), np.where(positions < number, positions, 0))
         own, values, keys, states = jax.device_put(runs, NamedSharding(mesh, PartitionSpec("clients")))
         pool = jax.device_put(pool, NamedSharding(mesh, PartitionSpec()))
     data = pool._replace(**own)
@@ -181,7 +183,7 @@ def run(
     if states is None:
         states = engine.init(data, values, keys)
 
-    def of_runs(tree):
+    def without_padding(tree):
         """Results on the host, without the runs that pad the devices' shares."""
         return jax.tree.map(lambda leaf: np.asarray(leaf)[:number], tree)
 
@@ -190,24 +192,24 @@ def run(
         evaluated, before = settings.is_evaluated(index + 1), None
         size = settings.cohort_size(num_clients, index)
         if evaluated and settings.before_aggregation and size < num_clients and received is None:
-            received = of_runs(engine.evaluate(data, values, states))
+            received = without_padding(engine.evaluate(data, values, states))
         states, outcome = engine.round(data, values, states, size)
-        cohorts, trained = of_runs(outcome.cohort.clients), of_runs(states.trained)
+        cohorts, trained = without_padding(outcome.cohort.clients), without_padding(states.trained)
         if evaluated and settings.before_aggregation:
             members = np.zeros((number, num_clients), bool)
             np.put_along_axis(members, cohorts, values=True, axis=1)
             before = before_aggregation(trained if received is None else received, trained, members)
-        received = of_runs(engine.evaluate(data, values, states)) if evaluated else None
+        received = without_padding(engine.evaluate(data, values, states)) if evaluated else None
         yield SweepResult(
             round=index + 1,
             states=states,
             infos=outcome.info,
             cohorts=cohorts,
-            arrived=of_runs(outcome.cohort.present),
-            finite=of_runs(outcome.finite).all(axis=1) & of_runs(outcome.server_finite),
+            arrived=without_padding(outcome.cohort.present),
+            finite=without_padding(outcome.finite).all(axis=1) & without_padding(outcome.server_finite),
             received=received,
             trained=trained,
-            examples=of_runs(outcome.examples),
+            examples=without_padding(outcome.examples),
             seconds=time.perf_counter() - start,
             before_aggregation=before,
         )
@@ -215,15 +217,15 @@ def run(
 
 
 def bytes_of_runs(make_method: MakeMethod, data: FederatedData, settings: Settings, values: Mapping[str, float]) -> int:
-    """Estimated memory of one more run, before anything is run.
+    """Estimated bytes that each run of a sweep adds, computed from shapes.
 
-    The state twice (a round writes the next one beside it) and the run's own tables. What a client's training needs
-    besides is freed after it, and needed once for each device and each run under one vmap.
+    Two copies of the state (a round writes the next state before it frees the previous one) and the run's own tables.
+    Temporary memory of local training is not included: it is needed once for each device and each run under one vmap.
 
     Args:
       make_method: see `run`.
-      data: of one run.
-      settings: of the run.
+      data: data of one run.
+      settings: settings of the run.
       values: one value of each hyper-parameter.
     """
     _, own = _split(data)
@@ -233,17 +235,17 @@ def bytes_of_runs(make_method: MakeMethod, data: FederatedData, settings: Settin
 
 
 def _split(data: FederatedData) -> tuple[FederatedData, dict[str, jax.Array]]:
-    """The pool, shared by all runs, and the arrays of the clients."""
+    """Pool of examples, shared by all runs, and the per-client arrays."""
     own = {name: getattr(data, name) for name in PER_CLIENT if getattr(data, name) is not None}
     return data._replace(**dict.fromkeys(own)), own
 
 
 def _number_of_runs(data: FederatedData, keys: PRNGKey, values: Mapping[str, jax.Array]) -> int:
     """Number of runs R; keys, hyper-parameters and data must agree on it."""
-    found = {"keys": keys.shape, **{name: value.shape for name, value in values.items()}}
+    shapes = {"keys": keys.shape, **{name: value.shape for name, value in values.items()}}
     if data.train_count.ndim == 2:
-        found["data"] = data.train_count.shape[:1]
-    wrong = [f"{name} has shape {shape}" for name, shape in found.items() if len(shape) != 1 or shape != keys.shape]
+        shapes["data"] = data.train_count.shape[:1]
+    wrong = [f"{name} has shape {shape}" for name, shape in shapes.items() if len(shape) != 1 or shape != keys.shape]
     if wrong:
         raise InvalidInput(f"every run needs one key and one value: keys has shape {keys.shape}, but {wrong[0]}")
     return keys.shape[0]

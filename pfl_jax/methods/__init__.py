@@ -1,7 +1,7 @@
 """Registry of all methods: `METHODS["fedpac"]` and `pfl_jax.methods.fedpac` are the same factory.
 
-A new one is one file beside this one and one line in METHODS. What else such a file holds, FedPAC's head weights for
-example, is imported from it: `from pfl_jax.methods.fedpac import head_weights`.
+A new method needs one file in this folder and one line in METHODS. Other names of such a file, for example FedPAC's
+head weights, are imported from it directly: `from pfl_jax.methods.fedpac import head_weights`.
 """
 
 import inspect
@@ -74,33 +74,33 @@ METHODS: dict[str, Callable[..., Method]] = {
 
 
 def default_training(factory: Callable[..., Method]) -> LocalSGD:
-    """The recipe of local training that a factory has when it is given none."""
+    """Default recipe of local training of a factory."""
     return inspect.signature(factory).parameters["training"].default
 
 
 def hyper_parameters(factory: Callable[..., Method]) -> dict[str, Any]:
-    """All hyper-parameters of a method as one flat set: the fields of its recipe of local training, and its own.
+    """Default hyper-parameters of a method as one flat set: the fields of its recipe of local training, and its own.
 
     Args:
-      factory: of METHODS, or like those.
+      factory: a factory of METHODS, or one with the same kind of signature.
 
     Returns:
-      name -> default.
+      Name -> default value.
     """
     recipe = default_training(factory)
     own = inspect.signature(factory).parameters.values()
     return {field.name: getattr(recipe, field.name) for field in fields(LocalSGD)} | {
-        one.name: one.default for one in own if one.kind is inspect.Parameter.KEYWORD_ONLY
+        parameter.name: parameter.default for parameter in own if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
 
 
 def make_method(method: str | Callable[..., Method], model: Model, **values: Any) -> Method:
-    """A method from one flat set of hyper-parameters: fields of `LocalSGD` and those of its own.
+    """Build a method from one flat set of hyper-parameters: fields of `LocalSGD` and the method's own.
 
     Args:
-      method: a name of METHODS, or a factory like those.
-      model: what clients train.
-      **values: of `hyper_parameters(factory)`; the method's defaults where left out.
+      method: a name in METHODS, or a factory with the same kind of signature.
+      model: the model that clients train.
+      **values: hyper-parameters, see `hyper_parameters`; those left out have the method's defaults.
 
     Example:
       >>> from pfl_jax import make_method, models

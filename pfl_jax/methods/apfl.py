@@ -1,4 +1,4 @@
-"""Each client deploys a mixture of its own model and the global one (Deng, Kamani, Mahdavi 2020)."""
+"""Mixture of a personal model and the global model on each client (Deng, Kamani, Mahdavi 2020)."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from pfl_jax.primitives.tree import interpolate
 
 
 class APFLClient(NamedTuple):
-    """What an APFL client keeps: its own model v_i, and the share alpha_i [scalar] of it in the mixture."""
+    """State of an APFL client: its own model v_i, and the scalar share alpha_i of v_i in the mixture."""
 
     own: Params
     alpha: jax.Array
@@ -26,20 +26,20 @@ def apfl(
     alpha: float = 0.25,
     adaptive: bool = False,
 ) -> Method:
-    """APFL: FedAvg's global model, and on each client a model of its own that is trained inside the mixture.
+    """APFL: FedAvg, and on each client a personal model that is trained as part of a mixture with the global model.
 
-    On every mini-batch of E epochs, from the values before the step, with m_i = alpha v_i + (1 - alpha) w_i:
+    On every mini-batch of E epochs, with m_i = alpha v_i + (1 - alpha) w_i before the step:
 
-        w_i:  gradient of CE(w_i)
-        v_i:  gradient of CE(m_i) with respect to v_i, which is alpha times that with respect to m_i
-        alpha <- clip(alpha - lr <v_i - w_i, gradient of CE at m_i>, 0, 1), where it is adaptive
+        w_i:  step along the gradient of CE(w_i)
+        v_i:  step along the gradient of CE(m_i) with respect to v_i, alpha times that with respect to m_i
+        alpha <- clip(alpha - lr <v_i - w_i, gradient of CE at m_i>, 0, 1), if adaptive
 
-    The server averages the w_i by beta, so its model is FedAvg's; v_i and alpha stay. A client deploys the mixture of
-    v_i with the received w.
+    The server averages the w_i with weights beta, so its model is that of FedAvg; clients keep v_i and alpha. A client
+    deploys the mixture of v_i and the received w.
 
     Args:
       training: recipe of local training.
-      alpha: share of the client's own model in the mixture, between 0 and 1; where each client starts if adaptive.
+      alpha: share of the client's own model in the mixture, between 0 and 1; the initial value if adaptive.
       adaptive: whether each client learns its own alpha.
 
     Returns:
@@ -50,16 +50,16 @@ def apfl(
       its adaptive mixing parameter.
 
     Deviations:
-      The paper averages the w_i of a cohort equally; here by numbers of examples, as in FedAvg. An adaptive alpha
-      moves with every mini-batch, by plain gradient descent without momentum, whatever the optimizer.
+      The paper averages the w_i of a cohort equally; here clients are weighted by their numbers of examples, as in
+      FedAvg. An adaptive alpha takes a step of plain gradient descent on every mini-batch, for any optimizer.
     """
 
     risk, optimizer = supervised_loss(model), training.transformation()
 
     def loss(models, alpha, batch):
         own, shared = models
-        # The shared model learns from its own loss alone: the mixture's stops there. Its gradient with respect to
-        # alpha is <v - w, gradient at the mixture>.
+        # The loss of the mixture does not train the shared model. Its gradient with respect to alpha is
+        # <v - w, gradient at the mixture>.
         mixed = interpolate(alpha, own, jax.lax.stop_gradient(shared))
         return risk(mixed, batch) + risk(shared, batch)
 

@@ -1,4 +1,4 @@
-"""A share of every layer's channels is personal; personal and shared paths teach each other (Shen et al. 2022)."""
+"""Personal and shared channels in every layer, with mutual distillation between the two (Shen et al. 2022)."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,33 +13,34 @@ from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import masked_mean, supervised_loss
 
 Align = Callable[[PRNGKey, Params, PyTree, Params, ClientData, jax.Array], Params]
-"""(key, received model, its personal entries, the client's last model, data, trained before) -> model to train."""
+"""(key, received model, its personal entries, the client's previous model, data, whether the client was trained before)
+-> model from which local training starts."""
 
 
 class CD2Server(NamedTuple):
-    """The shared model, whose personal entries keep the last value they had when shared, and the rounds so far."""
+    """Shared model and number of completed rounds; entries that became personal keep their last shared value."""
 
     params: Params
     round: jax.Array
 
 
 class CD2Client(NamedTuple):
-    """The client's whole model after its own last training, and whether there was any (bool scalar)."""
+    """The client's whole model after its previous local training, and whether it was ever trained (bool scalar)."""
 
     params: Params
     trained: jax.Array
 
 
 def personal_entries(params: Params, share: float | jax.Array) -> PyTree:
-    """Which entries are personal: leaves of bool, shaped as those of params.
+    """Mask of the personal entries: bool leaves with the shapes of those of params.
 
-    The last floor(share * C) of a layer's C output channels are personal, with everything that feeds into them: their
-    slices of the kernel [..., C] and the bias [C]. In the head, whose outputs are classes, it is the rows of the kernel
-    [d, K] that read personal features; its bias is shared.
+    The last floor(share * C) of a layer's C output channels are personal, with their slices of the kernel [..., C] and
+    of the bias [C]. In the head, whose outputs are classes, the rows of the kernel [d, K] for personal features are
+    personal; the bias is shared.
     """
 
     def last(size: int) -> jax.Array:
-        # A share such as 0.3 of 10 channels must not lose one to rounding.
+        # The small constant prevents a rounding error for shares such as 0.3 of 10 channels.
         return jnp.arange(size) >= size - jnp.floor(share * size + 1e-4)
 
     def head(leaf: jax.Array) -> jax.Array:
@@ -53,20 +54,21 @@ def personal_entries(params: Params, share: float | jax.Array) -> PyTree:
     }
 
 
-def choose(mask: PyTree, where_true: PyTree, where_false: PyTree) -> PyTree:
-    """Entry by entry from one of two trees."""
+def select_entries(mask: PyTree, where_true: PyTree, where_false: PyTree) -> PyTree:
+    """Select each entry from one of two trees."""
     return jax.tree.map(jnp.where, mask, where_true, where_false)
 
 
 def distillation(model: Model, params: Params, personal: PyTree, batch: ClientData) -> jax.Array:
-    """(1/2) (KL(p_shared || p_personal) + KL(p_personal || p_shared)), each a lesson for the second path alone.
+    """Distillation loss (1/2) (KL(p_shared || p_personal) + KL(p_personal || p_shared)) between the two paths.
 
-    A path is the model with the other path's entries at zero; both use the head's bias.
+    A path is the model with the entries of the other path set to zero; both use the head's bias. In each term only the
+    second distribution has a gradient: the first is the teacher.
     """
     zeros = jax.tree.map(jnp.zeros_like, params)
     in_both = {**personal, "head": jax.tree.map(lambda p: p if p.ndim > 1 else jnp.ones_like(p), personal["head"])}
-    own = jax.nn.log_softmax(model.apply(choose(in_both, params, zeros), batch.x))
-    common = jax.nn.log_softmax(model.apply(choose(personal, zeros, params), batch.x))
+    own = jax.nn.log_softmax(model.apply(select_entries(in_both, params, zeros), batch.x))
+    common = jax.nn.log_softmax(model.apply(select_entries(personal, zeros, params), batch.x))
     divergence = optax.losses.kl_divergence_with_log_targets
     both = divergence(own, jax.lax.stop_gradient(common)) + divergence(common, jax.lax.stop_gradient(own))
     return 0.5 * masked_mean(both, batch.mask)
@@ -80,36 +82,37 @@ def cd2pfed(
     growth_rounds: int = 20,
     lam: float = 1.0,
 ) -> Method:
-    r"""CD2-pFed: the first channels of every layer are averaged, the last ones stay with each client.
+    r"""CD2-pFed: the first channels of every layer are shared, the last ones are personal.
 
         share of personal channels in round t = 0, 1, ...:  share_t = share min(1, t / growth_rounds)
-        w_i = E epochs of SGD, from the server's shared entries and the client's own personal ones, on
+        w_i = E epochs of SGD, from the server's shared and the client's personal entries, on
               CE(w_i) + (lambda/2) (KL(p_shared || p_personal) + KL(p_personal || p_shared))
         server:  shared entries of w = sum_i beta_i w_i
 
-    p_shared and p_personal are the predictions of the channels of one kind alone. With share = 0 this is FedAvg.
+    p_shared and p_personal are the predictions with only the shared or only the personal channels. With share = 0 this
+    is FedAvg.
 
     Args:
       training: recipe of local training.
-      share: of each layer's channels that is personal in the end, from 0 to 1.
-      growth_rounds: rounds over which the personal share grows from nothing; 0 starts with all of it.
+      share: share of each layer's channels that is personal after growth_rounds, from 0 to 1.
+      growth_rounds: rounds over which the personal share grows from 0 to its final value; 0 for no growth phase.
       lam: strength lambda of the distillation between the two paths.
 
     Returns:
-      A `Method`. The server keeps a `CD2Server`, a client a `CD2Client`. Info: `share`, the round's. A client that has
-      never been trained deploys and starts from the server's model.
+      A `Method`. The server keeps a `CD2Server`, a client a `CD2Client`. Info: `share`, the personal share in the
+      round. A client that was never trained starts from and deploys the server's model.
 
     Reference:
       Shen, Zhou, Yu. CD2-pFed: Cyclic Distillation-guided Channel Decoupling for Model Personalization in Federated
       Learning. CVPR 2022.
 
     Deviations:
-      There is no released code, and only the paper's abstract was at hand: the method follows that and is verified
-      against nothing else. Unverified choices: linear growth over 20 rounds to one half, lambda = 1,
-      which channels are personal (the last ones, with their incoming weights; a fully connected layer's weights from
-      personal to shared channels are shared), a teacher without gradient and no temperature. Left out: averages over
-      time, which the paper takes of the weights (here each round starts from those of the last one) and which a
-      teacher could have.
+      There is no released code, and only the paper's abstract was available: the method follows the abstract and is
+      otherwise unverified. Unverified choices: linear growth over 20 rounds to one half; lambda = 1; which channels are
+      personal (the last ones, with their incoming weights; in a fully connected layer the weights from personal to
+      shared channels are shared); a teacher without gradient; no temperature. Left out: the paper's moving average of
+      the weights over time (here each round starts from the weights of the previous one), and a moving average in the
+      teacher.
     """
     return decouple_channels(
         model,
@@ -130,43 +133,43 @@ def decouple_channels(
     growth_rounds: int,
     lam: float,
 ) -> Method:
-    """CD2-pFed with any change to the received model before training.
+    """CD2-pFed with an alignment of the received model before local training.
 
     Args:
       model: the architecture.
-      align: what a client does to its received model; see `Align`.
+      align: function that changes the received model, see `Align`.
       training, share, growth_rounds, lam: as in `cd2pfed`.
     """
     risk = supervised_loss(model)
 
-    def share_of(server):
+    def current_share(server):
         return share * jnp.where(server.round >= growth_rounds, 1.0, server.round / max(growth_rounds, 1))
 
     def receive(key, server, client, data):
-        personal = personal_entries(server.params, share_of(server))
-        # A client that never trained has no personal channels that would fit the shared ones.
+        personal = personal_entries(server.params, current_share(server))
+        # A client that was never trained has no personal channels of its own yet.
         own = jax.tree.map(lambda mask: mask & client.trained, personal)
-        received = choose(own, client.params, server.params)
+        received = select_entries(own, client.params, server.params)
         return align(key, received, personal, client.params, data, client.trained), personal
 
     def train(key, server, client, data):
         align_key, train_key = jax.random.split(key)
         start, personal = receive(align_key, server, client, data)
-        # Without a personal channel there is no path to learn from.
-        strength = jnp.where(share_of(server) > 0, lam, 0.0)
+        # Without personal channels there is no personal path, and no distillation.
+        strength = jnp.where(current_share(server) > 0, lam, 0.0)
 
         def loss(params, batch):
             return risk(params, batch) + strength * distillation(model, params, personal, batch)
 
         params = training.fit(train_key, start, data, loss)
         # Personal entries are never sent.
-        shared = choose(personal, jax.tree.map(jnp.zeros_like, params), params)
+        shared = select_entries(personal, jax.tree.map(jnp.zeros_like, params), params)
         return LocalResult(CD2Client(params, jnp.ones((), bool)), mean_by_size(shared, data), params)
 
     def aggregate(key, server, clients, messages, cohort):
-        personal = personal_entries(server.params, share_of(server))
-        params = choose(personal, server.params, messages.value)
-        return CD2Server(params, server.round + 1), clients, {"share": share_of(server)}
+        personal = personal_entries(server.params, current_share(server))
+        params = select_entries(personal, server.params, messages.value)
+        return CD2Server(params, server.round + 1), clients, {"share": current_share(server)}
 
     return Method(
         init_server=lambda key: CD2Server(model.init(key), jnp.zeros((), jnp.int32)),

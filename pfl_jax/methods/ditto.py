@@ -1,4 +1,4 @@
-"""A personal model beside the global one, held near it (Li et al. 2021)."""
+"""Personal models that are regularized toward a global model (Li et al. 2021)."""
 
 import jax
 
@@ -16,29 +16,28 @@ def ditto(
     lam: float = 1.0,
     personal_epochs: int = 5,
 ) -> Method:
-    """Ditto: FedAvg, and on each client a model of its own that is pulled to the received one.
+    """Ditto: FedAvg, and on each client a personal model that is regularized toward the received one.
 
         w_i = E epochs of SGD from w on CE;   w = sum_i beta_i w_i
         v_i <- personal_epochs of SGD from v_i on  CE(v_i) + (lambda / 2) ||v_i - w||^2,  w as received
 
-    The global model is FedAvg's. With lambda = 0 the personal models are those of local training.
+    The global model is that of FedAvg. With lambda = 0 the personal models are those of local training.
 
     Args:
-      training: recipe of local training, of both models.
-      lam: strength lambda of the pull to the received model.
+      training: recipe of local training for both models.
+      lam: strength lambda of the regularization toward the received model.
       personal_epochs: local epochs of the personal model in a round.
 
     Returns:
-      A `Method` with the global model as server state and the client's v_i as its state. Both protocols of evaluation
-      measure v_i.
+      A `Method` with the global model as server state and v_i as client state. Both evaluation protocols score v_i.
 
     Reference:
       Li, Hu, Beirami, Smith. Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021.
       The algorithm Ditto.
 
     Deviations:
-      Personal models start as the initial global model; the paper leaves their start open. The global model is
-      FedAvg's, the paper's default; its robust aggregators are left out.
+      Personal models start from the initial global model; the paper does not say where they start. The global model is
+      trained by FedAvg, the paper's default; its robust aggregators are left out.
     """
     base, risk = fedavg(model, training), supervised_loss(model)
     personal_training = training.replace(epochs=personal_epochs)
@@ -48,7 +47,7 @@ def ditto(
             return risk(params, batch) + lam * proximal(params, server)
 
         personal = personal_training.fit(jax.random.fold_in(key, PERSONAL_MODEL), client, data, loss)
-        # FedAvg's own key: the global model is FedAvg's, batch for batch.
+        # The same key as FedAvg, so that the global model equals FedAvg's batch for batch.
         return LocalResult(personal, base.local(key, server, (), data).message, personal)
 
     return base._replace(

@@ -1,4 +1,4 @@
-"""Each client learns, element by element, how much of the global model to take over (Zhang et al. 2023)."""
+"""Initial local models interpolated elementwise from global and own model with learned weights (Zhang et al. 2023)."""
 
 from typing import NamedTuple
 
@@ -15,17 +15,17 @@ from pfl_jax.primitives.tree import choose, interpolate
 from pfl_jax.streams import AGGREGATION_WEIGHTS
 
 WINDOW = 10
-"""The weights have converged when the losses of so many passes hardly differ."""
+"""Number of passes over which the standard deviation of the loss decides whether the weights have converged."""
 
 
 class FedALAClient(NamedTuple):
-    """What a FedALA client keeps.
+    """State of a FedALA client.
 
     Attributes:
-      params: its model after its own last training.
-      weights: W_i, one array in [0, 1] for each array of the last p layers, ones at the start.
-      trained: bool scalar; False until the first local training, when there is no own model to interpolate with.
-      converged: bool scalar; whether the weights have been learned to convergence once.
+      params: the client's model after its previous local training.
+      weights: W_i, one array with entries in [0, 1] for each array of the last p layers; initially ones.
+      trained: bool scalar; False until the first local training, so long as there is no own model to interpolate with.
+      converged: bool scalar; whether the weights have already been trained to convergence.
     """
 
     params: Params
@@ -35,17 +35,17 @@ class FedALAClient(NamedTuple):
 
 
 def last_layers(params: Params, count: int) -> list[int]:
-    """Positions, among the leaves of params, of the arrays of the last `count` layers.
+    """Positions of the arrays of the last `count` layers among the leaves of params.
 
-    A layer is the arrays with the same parent; layers are ordered as the tree is: backbone before head, by name.
+    A layer consists of the arrays with the same parent. Layers are in tree order: backbone before head, then by name.
     """
     parents = [path[:-1] for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     chosen = list(dict.fromkeys(parents))[-count:] if count else []
     return [index for index, parent in enumerate(parents) if parent in chosen]
 
 
-def take_over(weights: list[jax.Array], received: Params, own: Params) -> Params:
-    """W received + (1 - W) own on the last layers that W is there for, `received` on the others."""
+def mix_layers(weights: list[jax.Array], received: Params, own: Params) -> Params:
+    """Interpolation W received + (1 - W) own on the last layers, those with weights W; `received` on all others."""
     leaves, structure = jax.tree.flatten(received)
     own_leaves = jax.tree.leaves(own)
     first = len(leaves) - len(weights)
@@ -54,25 +54,25 @@ def take_over(weights: list[jax.Array], received: Params, own: Params) -> Params
 
 
 def _project(updates: PyTree, params: PyTree) -> PyTree:
-    """Updates that end in [0, 1]: the clipping of the weights."""
+    """Updates after which the weights are in [0, 1]."""
     return jax.tree.map(lambda update, w: jnp.clip(w + update, 0, 1) - w, updates, params)
 
 
 class _InterpolationLoss(NamedTuple):
-    """Cross entropy of the interpolation, as a function of its weights."""
+    """Cross entropy of the interpolated model as a function of the weights."""
 
     model: Model
     received: Params
     own: Params
 
-    def of_batch(self, weights: list[jax.Array], batch: ClientData) -> jax.Array:
-        """Over a mini-batch."""
-        params = take_over(weights, self.received, self.own)
+    def batch_loss(self, weights: list[jax.Array], batch: ClientData) -> jax.Array:
+        """Loss on a mini-batch."""
+        params = mix_layers(weights, self.received, self.own)
         return cross_entropy(self.model.apply(params, batch.x), batch.y, batch.mask)
 
-    def of_all(self, weights: list[jax.Array], data: ClientData) -> jax.Array:
-        """Over all of a client's examples."""
-        params = take_over(weights, self.received, self.own)
+    def full_loss(self, weights: list[jax.Array], data: ClientData) -> jax.Array:
+        """Loss on all examples of a client."""
+        params = mix_layers(weights, self.received, self.own)
         logits = map_examples(lambda x: self.model.apply(params, x), data.x, data.mask)
         return cross_entropy(logits, data.y, data.mask)
 
@@ -87,43 +87,43 @@ def fedala(
     ala_epochs: int = 50,
     threshold: float = 0.1,
 ) -> Method:
-    r"""FedALA: before training, a client interpolates the global model and its own last one with learned weights.
+    r"""FedALA: clients start local training from a learned interpolation of the global and their own previous model.
 
-        w^_i = w_i + (w - w_i) * W_i on the last p layers, w on the layers below
-        W_i <- clip(W_i - eta dCE(w^_i)/dW_i, 0, 1) on mini-batches of a fixed share of its examples
+        w^_i = w_i + (w - w_i) * W_i on the last p layers, w on the layers before
+        W_i <- clip(W_i - eta dCE(w^_i)/dW_i, 0, 1) on mini-batches of a fixed share of the client's examples
         w_i = E epochs of SGD from w^_i;   w = sum_i beta_i w_i
 
-    The first time W_i is learned until the loss has converged, afterwards with one pass a round. A client's first
-    round starts from w. With W_i at one (ala_lr = 0) this is FedAvg.
+    The weights W_i are first trained until the loss has converged, and in later rounds for one pass. In its first round
+    a client starts from w. With all weights equal to 1 (ala_lr = 0) this is FedAvg.
 
     Args:
-      training: recipe of local training; the weights learn from mini-batches of its size, by plain descent.
-      layers: number p of last layers whose weights are learned; lower ones take the global model's values.
-      share: of a client's examples that the weights are learned on, the same ones in every round; 1 takes all.
+      training: recipe of local training; the weights are trained on mini-batches of the same size, by plain descent.
+      layers: number p of last layers with learned weights; the other layers take the values of the global model.
+      share: share of a client's examples on which the weights are trained, the same in every round; 1 for all.
       ala_lr: learning rate eta of the weights.
-      ala_epochs: passes that the first learning of the weights takes at most.
-      threshold: the weights have converged when the losses of the last ten passes have a smaller standard deviation;
-        0.1 is the released code's.
+      ala_epochs: maximum number of passes of the first training of the weights.
+      threshold: the weights have converged when the standard deviation of the losses of the last ten passes is below
+        this value; 0.1 in the released code.
 
     Returns:
-      A `Method` with the global model as server state; a client keeps a `FedALAClient`. What a client deploys under
-      `received` is its interpolation w^_i with the new global model.
+      A `Method` with the global model as server state and a `FedALAClient` as client state. Under `received` a client
+      deploys its interpolation w^_i with the new global model.
 
     Reference:
       Zhang, Hua, Wang, Song, Xue, Ma, Guan. FedALA: Adaptive Local Aggregation for Personalized Federated Learning.
       AAAI 2023. The section on the ALA module.
 
     Deviations:
-      The share of the examples is drawn once, not anew every round. Convergence is judged by the mean loss over that
-      share after each pass (the released code takes its last mini-batch) and bounded by ala_epochs. Weights that are
-      learned for an evaluation are not kept: the next round learns them itself.
+      The share of the examples is drawn once, not in every round. Convergence depends on the mean loss over that share
+      after each pass (in the released code, the loss of the last mini-batch), with at most ala_epochs passes. Weights
+      trained for an evaluation are not kept; the next round trains them again.
     """
     base, one_epoch = fedavg(model, training), training.replace(epochs=1)
-    # Plain descent on the weights, whatever trains the models.
+    # The weights are trained by plain descent, whatever optimizer trains the models.
     descent = optax.chain(sgd(ala_lr), optax.stateless(_project))
 
     def adapt(key, received, client, data):
-        """The interpolated model, and the weights it was made with."""
+        """Train the weights; return the interpolated model and the weights."""
         data = data._replace(mask=fixed_subset(data.mask, share, keep_rest=False))
         limit = jnp.where(client.trained, jnp.where(client.converged, 1, ala_epochs), 0)
         objective = _InterpolationLoss(model, received, client.params)
@@ -135,11 +135,11 @@ def fedala(
         def one_pass(carry):
             index, weights, losses = carry
             pass_key = jax.random.fold_in(key, index)
-            weights = one_epoch.fit(pass_key, weights, data, objective.of_batch, transformation=descent)
-            return index + 1, weights, losses.at[index % WINDOW].set(objective.of_all(weights, data))
+            weights = one_epoch.fit(pass_key, weights, data, objective.batch_loss, transformation=descent)
+            return index + 1, weights, losses.at[index % WINDOW].set(objective.full_loss(weights, data))
 
         _, weights, _ = jax.lax.while_loop(unfinished, one_pass, (0, client.weights, jnp.zeros(WINDOW)))
-        adapted = take_over(weights, received, client.params)
+        adapted = mix_layers(weights, received, client.params)
         return choose(client.trained, adapted, received), weights
 
     def train(key, server, client, data):

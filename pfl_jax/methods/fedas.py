@@ -1,4 +1,4 @@
-"""Align the received backbone with the client's last one, weight clients by Fisher information (Yang et al. 2024)."""
+"""Alignment of the received backbone, and aggregation weighted by Fisher information (Yang et al. 2024)."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
@@ -29,7 +29,7 @@ from pfl_jax.primitives.losses import classwise_alignment, cross_entropy, featur
 from pfl_jax.primitives.tree import merge
 
 FEDAS_TRAINING = LocalSGD(lr=5e-3, momentum=0.0, weight_decay=0.0, batch_size=16)
-"""Local training in FedAS's experiments (Section 4.1, which names neither momentum nor weight decay)."""
+"""Local training in FedAS's experiments (Section 4.1, which mentions neither momentum nor weight decay)."""
 
 Target: TypeAlias = Literal["example", "class_mean", "global_class_mean"]
 AlignmentLoss: TypeAlias = Literal["mean", "class_sum"]
@@ -38,14 +38,14 @@ Reduction: TypeAlias = Literal["mean", "sum", "batch_means"]
 
 
 class FedASServer(NamedTuple):
-    """What the FedAS server keeps.
+    """State of the FedAS server.
 
     Attributes:
       backbone: theta.
-      head: the head that every client starts from.
-      centroids: mean embedding of each class over the clients of the last round [K, d], where clients are aligned with
+      head: initial head of all clients.
+      centroids: mean embedding of each class over the clients of the last round [K, d], if clients are aligned with
         global class means; () otherwise.
-      centroid_counts: examples behind them [K], or ().
+      centroid_counts: examples in each centroid [K], or ().
     """
 
     backbone: Backbone
@@ -55,12 +55,12 @@ class FedASServer(NamedTuple):
 
 
 class FedASClient(NamedTuple):
-    """What a FedAS client keeps: its model after its own last training, and whether there was any.
+    """State of a FedAS client: its model after its previous local training.
 
     Attributes:
       backbone: theta_i.
       head: phi_i.
-      trained: bool scalar; False until the first local training, when there is no previous backbone.
+      trained: bool scalar; False until the first local training, so long as there is no previous backbone.
     """
 
     backbone: Backbone
@@ -69,13 +69,13 @@ class FedASClient(NamedTuple):
 
 
 class FedASMessage(NamedTuple):
-    """What a FedAS client sends.
+    """Message of a FedAS client.
 
     Attributes:
-      backbone: theta_i; a `Mean`, but for normalizations of the traces that need those of the whole cohort first.
-      trace: alpha_i of its Fisher information.
-      centroids: its class means under theta_i [K, d] and the examples behind them [K], where clients are aligned
-        with global class means; () otherwise.
+      backbone: theta_i; a `Mean`, except with normalizations that need the traces of the whole cohort first.
+      trace: trace alpha_i of the client's Fisher information.
+      centroids: class means under theta_i [K, d] and class counts [K], if clients are aligned with global class means;
+        () otherwise.
     """
 
     backbone: Mean | Backbone
@@ -83,20 +83,20 @@ class FedASMessage(NamedTuple):
     centroids: Mean | tuple[()] = ()
 
 
-LEAST_TRACE = 1e-30
-"""Weight of a client whose trace is zero: where all are, they count the same."""
+MIN_TRACE = 1e-30
+"""Lower bound on a client's weight, so that clients have equal weights if all traces are zero."""
 
 
 def trace_weights(
     traces: jax.Array, normalization: str = "proportional", present: jax.Array | None = None
 ) -> jax.Array:
-    """Aggregation weights alpha' [M] >= 0 with sum one, from Fisher traces alpha [M] (FedAS, Eq. 7 and Fig. 6a).
+    """Aggregation weights alpha' [M] >= 0 with sum 1, from Fisher traces alpha [M] (FedAS, Eq. 7 and Fig. 6a).
 
     Args:
       traces: [M], nonnegative.
       normalization: "proportional": alpha / sum alpha (Eq. 7); "softmax": softmax(alpha); "min_max":
-        alpha - min alpha, scaled to sum one. Clients that cannot be told apart get equal weights.
-      present: [M], bool; the others get no weight. None is everyone.
+        alpha - min alpha, normalized to sum to 1. If all traces are equal, so are the weights.
+      present: [M], bool; absent clients get weight zero. None means that all are present.
     """
     present = jnp.ones(traces.shape, bool) if present is None else present
     if normalization == "proportional":
@@ -128,57 +128,57 @@ def fedas(
     """FedAS: parameter alignment on the client, synchronization by Fisher traces on the server.
 
     A client that receives theta
-      1. aligns it with its own previous backbone theta_i: SGD on (1/d) ||f(theta, x) - H_i(x)||^2, where
+      1. aligns it with its own previous backbone theta_i by SGD on (1/d) ||f(theta, x) - H_i(x)||^2, where
          H_i(x) = f(theta_i, x) is computed once (Eq. 2-4);
-      2. trains (theta, phi_i) together, E epochs on cross entropy;
+      2. trains theta and phi_i together for E epochs on cross entropy;
       3. sends theta_i and alpha_i = tr(diag F_i), the mean over its examples of the squared norm of the
          gradient of log p(y|x) with respect to all parameters (Eq. 5-6).
-    The server moves theta by sum_i alpha'_i (theta_i - theta) with alpha' = alpha / sum alpha (Eq. 7-8).
+    The server adds sum_i alpha'_i (theta_i - theta) to theta, with alpha' = alpha / sum alpha (Eq. 7-8).
 
     Without alignment and synchronization this is FedPer.
 
     Args:
-      training: recipe of local training; the alignment has its optimizer too, without momentum and weight decay.
+      training: recipe of local training. The alignment uses the same optimizer, without momentum and weight decay.
       align_lr: learning rate of the alignment.
-      align_batch_size: examples of a mini-batch of the alignment.
+      align_batch_size: examples in a mini-batch of the alignment.
       align_epochs: epochs of the alignment.
-      alignment: align the received backbone with the client's previous one.
-      synchronization: weight clients by their Fisher trace; by their number of examples otherwise.
-      manner: align before the training on labels (serial), or within it as a further term of the loss (parallel).
-      lam: strength of that term; only the parallel manner reads it.
-      target: align each example with its own previous embedding, with the mean one of its class, or with the mean
-        embedding of its class over all clients, as trained in the last round (global_class_mean).
-      align_loss: the distance to the targets as a mean over the examples of a batch, or as a sum over the classes of
-        the batch of the means over their examples (class_sum).
-      first_alignment: align clients that have never trained too, with the initial backbone.
-      normalization: how traces become weights.
-      reduction: mean or sum of the examples' squared gradient norms, of which the sum grows with the client's size; or
-        the sum of the squared norms of the gradients of mini-batches (batch_means), see `pfl_jax.primitives.fisher`.
+      alignment: whether to align the received backbone with the client's previous one.
+      synchronization: whether clients are weighted by their Fisher trace; if not, by their number of examples.
+      manner: alignment before the training on labels (serial), or as an additional term of its loss (parallel).
+      lam: strength of that additional term; used only by the parallel manner.
+      target: target of the alignment of an example: its own previous embedding, the mean previous embedding of its
+        class, or the mean embedding of its class over all clients after the last round (global_class_mean).
+      align_loss: distance to the targets as a mean over the examples of a batch, or as the sum over its classes of the
+        means over their examples (class_sum).
+      first_alignment: whether clients that were never trained are aligned too, with the initial backbone.
+      normalization: how traces are converted to weights.
+      reduction: mean or sum of the examples' squared gradient norms (the sum grows with the client's size), or the sum
+        of the squared norms of mini-batch gradients (batch_means), see `pfl_jax.primitives.fisher`.
 
     Returns:
-      A `Method`. The server keeps a `FedASServer`, a client a `FedASClient`. Info holds the cohort's traces and
-      weights. What a client deploys under `received` is the backbone, aligned if the manner is serial, with its own
-      head; under `trained`, its model after local training, which is what the released code evaluates.
+      A `Method`. The server keeps a `FedASServer`, a client a `FedASClient`. Info: `trace` and `weights` [M] of the
+      cohort. Under `received` a client deploys the received backbone, aligned in the serial manner, with its own head;
+      under `trained`, its model after local training, which is what the released code evaluates.
 
     Reference:
       Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Algorithm 1.
 
     Deviations:
-      Eq. 8 divides by m once more although the weights already sum to one, which would shrink every step m-fold;
-      that factor is dropped, as in the released code. A client that has never trained has no previous backbone, and
-      the text does not say what it does: here it takes the received backbone as it is.
-      The released code is `target="class_mean"`, `align_loss="class_sum"`, `first_alignment=True` and
-      `reduction="batch_means"`, with `LocalSGD(drop_last=True, shuffle=False)`. Moreover it
-      aligns one shared model in place, client after client, where here every client aligns its own copy: that is no
-      method of single clients any more, and `python -m experiments.fedas_released` runs it. The other ways to align of
-      Fig. 4b have no equations: the parallel manner adds the loss of Eq. 4, times lam, to the cross entropy; the global
-      target is FedPAC's (Eq. 17, 19), and classes that no cohort has held yet are left out.
+      Eq. 8 also divides by m although the weights already sum to 1, which would make every step m times smaller; this
+      factor is left out, as in the released code. The paper does not say what a client without a previous backbone
+      does; here it uses the received backbone without alignment. The released code corresponds to
+      `target="class_mean"`, `align_loss="class_sum"`, `first_alignment=True` and `reduction="batch_means"` with
+      `LocalSGD(drop_last=True, shuffle=False)`. In addition it aligns one shared model in place, client after client,
+      where here every client aligns its own copy. That cannot be written as functions of single clients;
+      `python -m experiments.fedas_released` runs it. The paper gives no equations for the other alignments of Fig. 4b:
+      here the parallel manner adds lam times the loss of Eq. 4 to the cross entropy, and the global targets are those
+      of FedPAC (Eq. 17, 19), without classes that have occurred in no cohort yet.
     """
     align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs)
     serial, parallel = (alignment and manner == name for name in ("serial", "parallel"))
     visits = align_training if serial else training
     aligner = _Alignment(model, visits, alignment, target, align_loss, lam, first_alignment)
-    weighing = _Synchronization(model, training, synchronization, normalization, reduction)
+    weighting = _Synchronization(model, training, synchronization, normalization, reduction)
 
     def receive(key, server, client, data):
         backbone = aligner.fit(key, server, client, data) if serial else server.backbone
@@ -192,29 +192,31 @@ def fedas(
             params = training.fit(train_key, params, examples, aligner.joint_loss())
         else:
             params = training.fit(train_key, params, data, supervised_loss(model))
-        # The epochs of the training have the keys before this one.
-        trace = weighing.trace(jax.random.fold_in(train_key, training.epochs), params, data)
+        # The epochs of the training use the numbers below training.epochs.
+        trace = weighting.trace(jax.random.fold_in(train_key, training.epochs), params, data)
         return LocalResult(
             client=FedASClient(params["backbone"], params["head"], jnp.ones((), bool)),
-            message=FedASMessage(weighing.sent(params["backbone"], trace, data), trace, aligner.sent(params, data)),
+            message=FedASMessage(
+                weighting.backbone_part(params["backbone"], trace, data), trace, aligner.message_part(params, data)
+            ),
             personal=params,
         )
 
     def aggregate(key, server, clients, messages, cohort):
-        weights = weighing.weights(messages.trace, cohort)
-        # The weights sum to one: theta + sum_i w_i (theta_i - theta) is the weighted mean itself.
+        weights = weighting.weights(messages.trace, cohort)
+        # The weights sum to 1, so theta + sum_i w_i (theta_i - theta) is the weighted mean of the theta_i.
         sent = messages.backbone
         server = server._replace(backbone=sent.value if isinstance(sent, Mean) else weighted_mean(weights, sent))
-        return aligner.merged(server, messages), clients, {"trace": messages.trace, "weights": weights}
+        return aligner.update_server(server, messages), clients, {"trace": messages.trace, "weights": weights}
 
     return Method(
-        init_server=lambda key: aligner.first_server(model.init(key)),
+        init_server=lambda key: aligner.init_server(model.init(key)),
         init_client=lambda key, server, data: FedASClient(server.backbone, server.head, jnp.zeros((), bool)),
         local=train,
         aggregate=aggregate,
         personalize=receive,
         predict=model.apply,
-        # The head is where clients start, once.
+        # Clients need the server's head only before their first round.
         download=lambda server, client: server._replace(head=()),
     )
 
@@ -226,46 +228,46 @@ class _Alignment:
     Attributes:
       model: the architecture.
       training: recipe of the steps that visit the aligned examples.
-      on: whether there is any.
-      target, loss, lam, first: see target, align_loss, lam and first_alignment of `fedas`.
+      enabled: whether there is any alignment.
+      target, loss, lam, first_alignment: see target, align_loss, lam and first_alignment of `fedas`.
     """
 
     model: Model
     training: LocalSGD
-    on: bool
+    enabled: bool
     target: Target
     loss: AlignmentLoss
     lam: float | jax.Array
-    first: bool
+    first_alignment: bool
 
     @property
     def shares_centroids(self) -> bool:
-        """Whether clients are aligned with class means over all of them."""
-        return self.on and self.target == "global_class_mean"
+        """Whether clients are aligned with class means over all clients."""
+        return self.enabled and self.target == "global_class_mean"
 
-    def first_server(self, params: Params) -> FedASServer:
-        """The server before the first round, without class means."""
+    def init_server(self, params: Params) -> FedASServer:
+        """State of the server before the first round, without class means."""
         if not self.shares_centroids:
             return FedASServer(params["backbone"], params["head"])
         centroids = jnp.zeros((self.model.num_classes, self.model.num_features))
         return FedASServer(params["backbone"], params["head"], centroids, jnp.zeros(self.model.num_classes))
 
-    def sent(self, params: Params, data: ClientData) -> Mean | tuple[()]:
-        """Class means that a client sends."""
+    def message_part(self, params: Params, data: ClientData) -> Mean | tuple[()]:
+        """Class means in a client's message."""
         if not self.shares_centroids:
             return ()
         features = extract_features(self.model, params["backbone"], data)
         return Mean(*class_centroids(features, data.y, data.mask, self.model.num_classes))
 
-    def merged(self, server: FedASServer, messages: FedASMessage) -> FedASServer:
-        """The server with the cohort's class means."""
+    def update_server(self, server: FedASServer, messages: FedASMessage) -> FedASServer:
+        """State of the server with the cohort's class means."""
         if not isinstance(messages.centroids, Mean):
             return server
         centroids, counts = merge_centroids(server.centroids, server.centroid_counts, messages.centroids)
         return server._replace(centroids=centroids, centroid_counts=counts)
 
     def targets(self, server: FedASServer, client: FedASClient, data: ClientData) -> tuple[jax.Array, jax.Array]:
-        """The targets [n, d], and which examples have one [n]."""
+        """Targets [n, d] of a client's examples, and which examples have one, bool [n]."""
         if self.target == "global_class_mean":
             return server.centroids[data.y], data.mask & (server.centroid_counts[data.y] > 0)
         targets = extract_features(self.model, client.backbone, data)
@@ -273,8 +275,8 @@ class _Alignment:
             visited = self.training.always_visited(data.mask)
             centroids, _ = class_centroids(targets, data.y, visited, self.model.num_classes)
             targets = centroids[data.y]
-        # A client that never trained keeps the initial backbone.
-        return targets, data.mask if self.first else data.mask & client.trained
+        # The stored backbone of a client that was never trained is the initial one.
+        return targets, data.mask if self.first_alignment else data.mask & client.trained
 
     def distance(self, features: jax.Array, targets: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
         """Distance of features [B, d] to their targets."""
@@ -283,7 +285,7 @@ class _Alignment:
         return feature_alignment(features, targets, mask)
 
     def fit(self, key: PRNGKey, server: FedASServer, client: FedASClient, data: ClientData) -> Backbone:
-        """The received backbone, aligned before the training on labels."""
+        """Align the received backbone before the training on labels."""
         targets, has_target = self.targets(server, client, data)
 
         def loss(backbone, batch):
@@ -293,7 +295,7 @@ class _Alignment:
         return self.training.fit(key, server.backbone, data._replace(y=(data.y, targets), mask=has_target), loss)
 
     def joint_loss(self) -> Loss:
-        """Cross entropy plus lam times the distance, over examples y = (labels, targets, has_target)."""
+        """Cross entropy plus lam times the distance, for examples with y = (labels, targets, has_target)."""
 
         def loss(params, batch):
             labels, targets, has_target = batch.y
@@ -310,35 +312,35 @@ class _Synchronization:
 
     Attributes:
       model: the architecture.
-      training: whose mini-batches the released code takes the traces over.
-      on: weights from traces; from numbers of examples otherwise.
+      training: recipe that defines the mini-batches of the reduction batch_means.
+      enabled: whether weights are computed from traces; if not, from numbers of examples.
       normalization, reduction: see `fedas`.
     """
 
     model: Model
     training: LocalSGD
-    on: bool
+    enabled: bool
     normalization: Normalization
     reduction: Reduction
 
     def trace(self, key: PRNGKey, params: Params, data: ClientData) -> jax.Array:
-        """Trace of a client's Fisher information, or what the released code takes for it."""
-        if not self.on:
+        """Trace of a client's Fisher information, or its replacement in the released code (batch_means)."""
+        if not self.enabled:
             return jnp.zeros(())
         if self.reduction == "batch_means":
             return batch_fisher_trace(key, self.model, params, data, self.training)
         return fisher_trace(self.model, params, data, reduction=self.reduction)
 
-    def sent(self, backbone: Backbone, trace: jax.Array, data: ClientData) -> Mean | Backbone:
-        """What a client sends of its backbone: a mean where its weight is known before the others' traces are."""
-        if not self.on:
+    def backbone_part(self, backbone: Backbone, trace: jax.Array, data: ClientData) -> Mean | Backbone:
+        """Backbone in a client's message: a `Mean` if the client's weight does not depend on other clients' traces."""
+        if not self.enabled:
             return mean_by_size(backbone, data)
         if self.normalization == "proportional":
-            return Mean(backbone, jnp.maximum(trace, LEAST_TRACE))
+            return Mean(backbone, jnp.maximum(trace, MIN_TRACE))
         return backbone
 
     def weights(self, traces: jax.Array, cohort: Cohort) -> jax.Array:
-        """Weights [M] of the cohort, with sum one."""
-        if self.on:
+        """Weights [M] of the cohort's clients, which sum to 1."""
+        if self.enabled:
             return trace_weights(traces, self.normalization, cohort.present)
         return normalize(cohort.counts.astype(jnp.float32))

@@ -1,9 +1,9 @@
-"""FedAS's parameter alignment on the channel split of CD2-pFed (Yang et al. 2024, Fig. 6b)."""
+"""FedAS's parameter alignment combined with the channel split of CD2-pFed (Yang et al. 2024, Fig. 6b)."""
 
 import jax.numpy as jnp
 
 from pfl_jax.base import Method, Model
-from pfl_jax.methods.cd2pfed import choose, decouple_channels
+from pfl_jax.methods.cd2pfed import decouple_channels, select_entries
 from pfl_jax.methods.fedas import FEDAS_TRAINING
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -21,34 +21,34 @@ def fedas_cd2(
     align_batch_size: int = 16,
     align_epochs: int = 1,
 ) -> Method:
-    r"""CD2-pFed whose clients align the received shared channels with their own last model before training.
+    r"""CD2-pFed whose clients align the received shared channels with their own previous model before training.
 
-        H_i(x) = embedding of x by client i's last model, shared and personal channels together
+        H_i(x) = embedding of x by client i's previous model, with shared and personal channels
         shared entries <- align_epochs of SGD on (1/d) ||f(x) - H_i(x)||^2, personal entries fixed   (FedAS, Eq. 2-4)
 
-    and then everything as in `cd2pfed`. Clients are weighted by their numbers of examples. With share = 0 and without
-    the alignment (align_epochs = 0) this is FedAvg.
+    The rest is as in `cd2pfed`. Clients are weighted by their numbers of examples. With share = 0 and without alignment
+    (align_epochs = 0) this is FedAvg.
 
     Args:
-      training: recipe of local training; the alignment has its optimizer too, without momentum and weight decay.
-      share: of each layer's channels that is personal in the end, from 0 to 1.
-      growth_rounds: rounds over which the personal share grows from nothing; 0 starts with all of it.
+      training: recipe of local training. The alignment uses the same optimizer, without momentum and weight decay.
+      share: share of each layer's channels that is personal after growth_rounds, from 0 to 1.
+      growth_rounds: rounds over which the personal share grows from 0 to its final value; 0 for no growth phase.
       lam: strength lambda of the distillation between the two paths.
       align_lr: learning rate of the alignment.
-      align_batch_size: examples of a mini-batch of the alignment.
+      align_batch_size: examples in a mini-batch of the alignment.
       align_epochs: epochs of the alignment.
 
     Returns:
-      A `Method`; states and Info as in `cd2pfed`. What a client deploys under `received` is the aligned model.
+      A `Method`; states and Info as in `cd2pfed`. Under `received` a client deploys the aligned model.
 
     Reference:
       Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Section 4.3 and
-      Fig. 6b; the defaults are its settings. The split is Shen, Zhou, Yu. CD2-pFed. CVPR 2022.
+      Fig. 6b; the defaults are its settings. The split is that of Shen, Zhou, Yu. CD2-pFed. CVPR 2022.
 
     Deviations:
       FedAS gives no equations for this combination. Embeddings are those of the whole backbone; the head is not
-      aligned, and Fisher weights are left out because the figure adds the alignment alone. Clients never trained
-      before skip the alignment. What is unverified about `cd2pfed` is unverified here.
+      aligned. Fisher weights are left out because the figure adds only the alignment. Clients that were never trained
+      skip the alignment. The unverified choices of `cd2pfed` apply here too.
     """
     align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs)
 
@@ -57,7 +57,7 @@ def fedas_cd2(
         fixed, own = received["backbone"], personal["backbone"]
 
         def loss(backbone, batch):
-            features = model.features(choose(own, fixed, backbone), batch.x)
+            features = model.features(select_entries(own, fixed, backbone), batch.x)
             return feature_alignment(features, batch.y, batch.mask)
 
         steps = align_training.replace(epochs=jnp.where(trained, align_epochs, 0))

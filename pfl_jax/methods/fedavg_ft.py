@@ -1,4 +1,4 @@
-"""Federated averaging, then fine-tuning on each client: a simple personalization that is hard to beat."""
+"""Federated averaging followed by fine-tuning on each client, a strong baseline of personalization."""
 
 from pfl_jax.base import Method, Model
 from pfl_jax.methods.fedavg import fedavg
@@ -14,8 +14,8 @@ def fedavg_ft(
 ) -> Method:
     """FedAvg-FT: FedAvg whose clients fine-tune the global model before they use it.
 
-    Training and aggregation are FedAvg's. What a client deploys is the received model after `finetune_epochs`
-    epochs of its own SGD; nothing of it is kept or sent.
+    Training and aggregation are those of FedAvg. A client deploys the received model after `finetune_epochs` epochs of
+    local training; it neither keeps nor sends the fine-tuned model.
 
     Args:
       training: recipe of local training, and of fine-tuning.

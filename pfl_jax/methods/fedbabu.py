@@ -1,4 +1,4 @@
-"""A shared backbone under one head that is never trained, then fine-tuning (Oh, Kim, Yun 2022)."""
+"""Shared backbone with a fixed random head, followed by fine-tuning (Oh, Kim, Yun 2022)."""
 
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.methods.fedavg_ft import fedavg_ft
@@ -14,29 +14,29 @@ def fedbabu(
     *,
     finetune_epochs: int | None = None,
 ) -> Method:
-    """FedBABU: all clients train the backbone under the same random head, and fine-tune everything before use.
+    """FedBABU: clients train the backbone with one fixed random head, and fine-tune the whole model before use.
 
         theta_i = E epochs of SGD on CE(theta_i, phi) from theta, phi fixed;   theta = sum_i beta_i theta_i
-        client i deploys finetune_epochs of SGD on CE from (theta, phi), both trained
+        client i deploys the result of finetune_epochs of SGD on CE from (theta, phi), both trained
 
-    The head phi keeps its initial value on the server: it is no parameter of the training, so neither gradients nor
-    weight decay move it.
+    The head phi keeps its initial value on the server. It is not a parameter of the training, so neither gradients nor
+    weight decay change it.
 
     Args:
       training: recipe of local training, and of fine-tuning.
       finetune_epochs: epochs of fine-tuning before a client uses the model; None for as many as in training.
 
     Returns:
-      A `Method` with the shared backbone and the fixed head as server state, and no client state. What a client
-      deploys under `received` is fine-tuned; under `trained` it is its backbone after local training with the fixed
-      head.
+      A `Method` with the shared backbone and the fixed head as server state, and no client state. The model under
+      `received` is fine-tuned; the model under `trained` is the backbone after local training, with the fixed head.
 
     Reference:
       Oh, Kim, Yun. FedBABU: Toward Enhanced Representation for Federated Image Classification. ICLR 2022. The training
       procedure of FedBABU.
 
     Deviations:
-      None in the training. The paper also fine-tunes the backbone or the head alone; here the whole model, its default.
+      None in the training. The paper also fine-tunes only the backbone or only the head; here the whole model is
+      fine-tuned, the paper's default.
     """
 
     risk = supervised_loss(model)
@@ -51,7 +51,7 @@ def fedbabu(
     def aggregate(key, server, clients, messages, cohort):
         return merge(messages.value, server["head"]), clients, {}
 
-    # What is kept, fine-tuned and deployed is FedAvg-FT's; the training leaves the head out.
+    # States, fine-tuning and deployment are those of FedAvg-FT; local training leaves the head out.
     tuned = fedavg_ft(model, training, finetune_epochs=finetune_epochs)
-    # The head is the same in all rounds.
+    # The head never changes, so it is not downloaded.
     return tuned._replace(local=train, aggregate=aggregate, download=lambda server, client: server["backbone"])

@@ -1,4 +1,4 @@
-"""Every client a mixture of the same few models, learned by expectation maximisation (Marfoq et al. 2021)."""
+"""Mixtures of a few shared models, with weights of each client, by expectation maximization (Marfoq et al. 2021)."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from pfl_jax.primitives.losses import masked_mean
 
 
 class Mixture(NamedTuple):
-    """What a FedEM client deploys: the models, leaves [M, ...], and the logarithms of their weights [M]."""
+    """Model that a FedEM client deploys: the shared models, leaves [M, ...], and the logs of their weights [M]."""
 
     models: Params
     log_weights: jax.Array
@@ -26,29 +26,30 @@ def fedem(
     *,
     learners: int = 3,
 ) -> Method:
-    r"""FedEM: M models shared by all, and for each client the weights pi_i of its mixture.
+    r"""FedEM: M models that all clients share, and mixture weights pi_i of each client.
 
         E-step:  q_l(m) proportional to pi_im exp(-CE(w_m; x_l, y_l)),  for every example l
         M-step:  pi_im = mean_l q_l(m);   w_im = E epochs of SGD from w_m on  mean_l q_l(m) CE(w_im; x_l, y_l)
         server:  w_m = sum_i beta_i w_im,  beta_i = n_i / sum_j n_j
 
-    A client predicts sum_m pi_im softmax(w_m(x)): probabilities are mixed, not logits. With one learner this is FedAvg.
+    A client predicts sum_m pi_im softmax(w_m(x)), a mixture of probabilities, not of logits. With one learner this is
+    FedAvg.
 
     Args:
       training: recipe of local training.
       learners: number M of shared models.
 
     Returns:
-      A `Method` with the models, leaves [M, ...], as server state; a client keeps the logarithms of pi_i [M], which
-      start equal. Info: `mixture` pi, one row per client of the cohort.
+      A `Method` with the models, leaves [M, ...], as server state; a client keeps the logarithms of pi_i [M], which are
+      equal at the start. Info: `mixture` pi, one row for each client of the cohort.
 
     Reference:
       Marfoq, Neglia, Bellet, Kameni, Vidal. Federated Multi-Task Learning under a Mixture of Distributions. NeurIPS
       2021. The algorithm FedEM; M = 3 and 5 are FedPAC's (Table 4).
 
     Deviations:
-      The E-step is taken once a round, before training, with the received models, as in the released code. All
-      learners of a client see its examples in the same order.
+      There is one E-step per round, before training and with the received models, as in the released code. All models
+      of a client are trained on its examples in the same order.
     """
 
     def loss(models, batch):
@@ -58,13 +59,13 @@ def fedem(
             losses = optax.softmax_cross_entropy_with_integer_labels(model.apply(params, batch.x), labels)
             return masked_mean(responsibility * losses, batch.mask)
 
-        # A sum: no learner's gradient depends on the others.
+        # A sum, so that the gradient of each model is independent of the others.
         return jnp.sum(jax.vmap(one, in_axes=(0, 1))(models, responsibilities))
 
     def train(key, server, client, data):
         responsibilities = jax.nn.softmax(client - example_losses(model, server, data), axis=-1)
         mixture = jax.vmap(masked_mean, in_axes=(1, None))(responsibilities, data.mask)
-        # A learner that a client never uses keeps a weight that the next E-step can raise again.
+        # A weight never becomes zero, so that a later E-step can raise it again.
         log_mixture = jnp.log(jnp.maximum(mixture, jnp.finfo(jnp.float32).tiny))
         weighted = data._replace(y=(data.y, responsibilities))
         models = training.fit(key, server, weighted, loss)

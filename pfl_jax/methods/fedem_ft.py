@@ -1,4 +1,4 @@
-"""FedEM whose clients fine-tune the shared models before they use them."""
+"""FedEM followed by fine-tuning of the shared models on each client."""
 
 from pfl_jax.base import Method, Model
 from pfl_jax.methods.fedem import fedem
@@ -13,10 +13,11 @@ def fedem_ft(
     learners: int = 3,
     finetune_epochs: int | None = None,
 ) -> Method:
-    """FedEM-FT: training and aggregation are FedEM's; a client deploys the received models after local training.
+    """FedEM-FT: FedEM whose clients fine-tune the shared models before they use them.
 
-    Fine-tuning is one more local step of FedEM: an E-step, new mixture weights pi_i, then SGD on all M models with
-    `finetune_epochs` epochs. Nothing of it is kept or sent.
+    Training and aggregation are those of FedEM. Fine-tuning is one more local update of FedEM: an E-step, new mixture
+    weights pi_i, then `finetune_epochs` epochs of local training of all M models. Clients neither keep nor send the
+    fine-tuned models.
 
     Args:
       training: recipe of local training, and of fine-tuning.
@@ -31,7 +32,7 @@ def fedem_ft(
       Collaboration. ICLR 2023. Appendix C.4, Table 4; Marfoq et al. 2021 do not fine-tune.
 
     Deviations:
-      FedPAC does not say what its fine-tuning trains: here it is all M models on FedEM's weighted loss.
+      FedPAC does not say what its fine-tuning trains; here it trains all M models with FedEM's weighted loss.
     """
     tuning = training.replace(epochs=training.epochs if finetune_epochs is None else finetune_epochs)
     return fine_tuned(fedem(model, training, learners=learners), fedem(model, tuning, learners=learners))

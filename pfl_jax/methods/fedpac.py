@@ -1,4 +1,4 @@
-"""Feature alignment and optimally combined classifier heads (Xu, Tong, Huang 2023)."""
+"""Feature alignment and an optimal combination of classifier heads (Xu, Tong, Huang 2023)."""
 
 import functools
 from collections.abc import Callable
@@ -19,17 +19,17 @@ from pfl_jax.primitives.simplex_qp import SimplexSolution, Solver, solve_simplex
 from pfl_jax.primitives.tree import merge
 
 NEGLIGIBLE_WEIGHT = 1e-3
-"""Head weights below it are set to zero, and the rest scaled up to sum to 1."""
+"""Head weights below this value are set to zero; the others are normalized to sum to 1."""
 
 
 class FedPACServer(NamedTuple):
-    """What the server keeps.
+    """State of the server.
 
     Attributes:
       backbone: theta.
-      head: the head that every client starts from.
-      centroids: c [K, d], the mean feature of each class over the last cohort that held it; zero before.
-      centroid_counts: [K], examples behind each centroid; zero for classes that no cohort has held yet.
+      head: initial head of all clients.
+      centroids: c [K, d], mean feature of each class over the last cohort with examples of it; initially zero.
+      centroid_counts: [K], examples in each centroid; zero for classes that occurred in no cohort yet.
     """
 
     backbone: Backbone
@@ -39,14 +39,15 @@ class FedPACServer(NamedTuple):
 
 
 class FedPACMessage(NamedTuple):
-    """What a client sends; it keeps its head phi_i, which the server replaces by a combination.
+    """Message of a client.
 
     Attributes:
-      backbone: theta_i, trained.
-      head: phi_i, trained.
-      centroids: class centroids [K, d] of the trained backbone (Eq. 17), zero for classes without examples, and their
-        counts [K]; a `Mean`, or a pair where the server needs every client's.
-      statistics: what the server weighs the heads by: FedPAC's (mu_i, V_i) of the received backbone.
+      backbone: trained backbone theta_i.
+      head: trained head phi_i.
+      centroids: class centroids [K, d] of the trained backbone (Eq. 17), zero for classes without examples, and class
+        counts [K]; as a `Mean`, or as a pair if the server needs those of every client.
+      statistics: statistics from which the server computes the head weights: in FedPAC (mu_i, V_i) of the received
+        backbone.
     """
 
     backbone: Mean
@@ -56,37 +57,37 @@ class FedPACMessage(NamedTuple):
 
 
 def head_weights(mu: jax.Array, variance: jax.Array, counts: jax.Array, *, solver: Solver = "auto") -> jax.Array:
-    r"""How much of every client's head goes into every client's: rows alpha_i that minimise the bound on i's test loss.
+    r"""Weights of all heads in each client's combined head: rows alpha_i that minimize a bound on i's test loss.
 
         alpha_i = argmin over the simplex of  sum_j alpha_j^2 V_j / n_j + ||mu_i - sum_j alpha_j mu_j||^2
 
-    Heads of others reduce the variance (first term) and add bias (second). Weights below 1e-3 are set to zero and the
-    row is scaled to sum to 1.
+    Other clients' heads reduce the variance (first term) and add bias (second term). Weights below 1e-3 are set to
+    zero, and the row is normalized to sum to 1.
 
     Args:
-      mu: [M, K, d], each client's P(k) E[f(x) | y = k].
-      variance: V [M], before the division by n.
-      counts: n [M], examples of each client; a client without any gets no weight.
+      mu: [M, K, d], P(k) E[f(x) | y = k] of each client.
+      variance: V [M], before division by n.
+      counts: n [M], examples of each client; clients without examples get weight zero.
       solver: see `pfl_jax.primitives.simplex_qp.solve_simplex_qp`.
 
     Returns:
       alpha [M, M], float32, rows on the simplex.
 
     Reference:
-      FedPAC, Eq. 11 and 46. The threshold is the released code's.
+      FedPAC, Eq. 11 and 46. The threshold is from the released code.
     """
     return _drop_negligible(_solve_head_weights(mu, variance, counts, solver).weights)
 
 
 def _solve_head_weights(mu: jax.Array, variance: jax.Array, counts: jax.Array, solver: Solver) -> SimplexSolution:
-    """The minimisers of Eq. 46 in float32, with their optimality gaps."""
+    """Minimizers of Eq. 46 in float32, with their optimality gaps."""
     chex.assert_rank([mu, variance, counts], [3, 1, 1])
     return _head_weight_solver(solver)(mu, variance, counts)
 
 
 @functools.cache
 def _head_weight_solver(solver: Solver) -> Callable[..., SimplexSolution]:
-    # The variances on the diagonal are often 1e-5 of the squared distances beside them: float32 would drown them.
+    # The variances on the diagonal are often 1e-5 times the squared distances, too small for float32.
     def solve(mu: jax.Array, variance: jax.Array, counts: jax.Array) -> SimplexSolution:
         means = mu.astype(jnp.float64).reshape(mu.shape[0], -1)
         means = means - jnp.mean(means, axis=0)
@@ -97,7 +98,7 @@ def _head_weight_solver(solver: Solver) -> Callable[..., SimplexSolution]:
         sizes = counts.astype(jnp.float64)
         noise = variance.astype(jnp.float64) / jnp.maximum(sizes, 1)
         noise = jnp.where(sizes > 0, noise, 1e4 * (jnp.max(noise) + jnp.max(norms)))
-        # A gap of 1e-7 makes the weights themselves accurate to about 1e-3.
+        # A gap of 1e-7 means that the weights are accurate to about 1e-3.
         solution = solve_simplex_qp(bias + jnp.diag(noise), solver=solver, tolerance=1e-7)
         return SimplexSolution(solution.weights.astype(jnp.float32), solution.gap.astype(jnp.float32))
 
@@ -105,7 +106,7 @@ def _head_weight_solver(solver: Solver) -> Callable[..., SimplexSolution]:
 
 
 def _drop_negligible(weights: jax.Array) -> jax.Array:
-    """Rows without their weights below 1e-3, summing to 1; a row that has no other weights stays as it is."""
+    """Set weights below 1e-3 to zero and normalize the rows; rows with only such weights keep them."""
     kept = jnp.where(weights < NEGLIGIBLE_WEIGHT, 0, weights)
     kept = jnp.where(jnp.any(kept > 0, axis=-1, keepdims=True), kept, weights)
     return kept / jnp.sum(kept, axis=-1, keepdims=True)
@@ -122,7 +123,7 @@ def fedpac(
     collaboration: bool = True,
     solver: Solver = "auto",
 ) -> Method:
-    r"""FedPAC: a shared backbone aligned to global class centroids, and heads combined by quadratic programming.
+    r"""FedPAC: a shared backbone aligned to global class centroids, and heads combined by quadratic programs.
 
         phi_i = head_epochs of SGD on CE from client i's head, theta fixed                            (Eq. 15)
         theta_i = E epochs of SGD from theta, phi_i fixed, on
@@ -131,36 +132,36 @@ def fedpac(
         phi_i = sum_j alpha_ij phi_j, alpha_i by `head_weights`                                       (Eq. 4, 46)
 
     Args:
-      training: recipe of local training: of the backbone, and but for `head_lr` and `head_epochs` of the head.
+      training: recipe of local training of the backbone; also of the head, except for `head_lr` and `head_epochs`.
       lam: strength lambda of the feature alignment.
       head_lr: learning rate of the head.
-      head_epochs: local epochs of the head in a round, before the backbone's.
+      head_epochs: local epochs of the head in a round, before those of the backbone.
       alignment: whether features are aligned to the global class centroids (Table 2).
-      collaboration: whether heads are combined; without, each client keeps its own (Table 2).
-      solver: how the head weights are found: auto, projected_gradient, osqp or interior_point.
+      collaboration: whether heads are combined; if not, each client keeps its own (Table 2).
+      solver: solver for the head weights: auto, projected_gradient, osqp or interior_point.
 
     Returns:
-      A `Method`. The server keeps a `FedPACServer`, a client its head. Info: `head_weights` alpha [M, M] in the
-      cohort's order (Fig. 2, 3), and `gap` [M], the solver's relative Frank-Wolfe gaps.
+      A `Method`. The server keeps a `FedPACServer`, a client its head. Info: `head_weights` alpha [M, M] in cohort
+      order (Fig. 2, 3), and `gap` [M], the relative Frank-Wolfe gaps of the solver.
 
     Reference:
       Xu, Tong, Huang. Personalized Federated Learning with Feature Alignment and Classifier Collaboration. ICLR 2023.
       Algorithm 1.
 
     Deviations:
-      Algorithm 1 leaves c(0) open: there is no alignment in the first round. A class without a global centroid later
-      is aligned to the client's own centroid under the received backbone. A class that the cohort lacks keeps its
-      last centroid. Features are not centred to zero mean (Assumption 2), as in the released code. Statistics and
-      heads see the images as they are; where training images are augmented (the released code does so for CIFAR-10 and
-      CINIC-10, for the heads too), that happens in the backbone's epochs alone. Under concept shift (Table 3) the
-      method runs as it is: Section 1 speaks of a slight modification, which the paper does not give. Centroids and
-      statistics of one label then mix the classes that the groups call so.
+      Algorithm 1 does not define c(0); here there is no alignment in the first round. In later rounds, a class without
+      a global centroid is aligned to the client's own centroid under the received backbone. A class without examples in
+      the cohort keeps its centroid. Features are not centered to zero mean (Assumption 2), as in the released code.
+      Statistics and heads use the original images: augmentation applies only to the epochs of the backbone, whereas the
+      released code augments CIFAR-10 and CINIC-10 for the heads too. Under concept shift (Table 3) the method is
+      unchanged; Section 1 mentions a slight modification that the paper does not describe. Centroids and statistics of
+      one label then mix the classes that different groups give this label.
     """
 
-    def summarize(features, data):
+    def statistics_fn(features, data):
         return label_feature_statistics(features, data.y, data.mask, model.num_classes)
 
-    def weigh(messages, counts):
+    def head_weights_fn(messages, counts):
         if not collaboration:
             return jnp.eye(counts.shape[0]), {"gap": jnp.zeros(counts.shape[0])}
         mu, variance = messages.statistics
@@ -172,8 +173,8 @@ def fedpac(
         training,
         training.replace(lr=head_lr, epochs=head_epochs),
         lam if alignment else None,
-        summarize=summarize,
-        weigh=weigh,
+        statistics_fn=statistics_fn,
+        head_weights_fn=head_weights_fn,
     )
 
 
@@ -183,20 +184,21 @@ def align_and_combine(
     head_training: LocalSGD,
     lam: float | None,
     *,
-    summarize: Callable[[jax.Array, ClientData], PyTree],
-    weigh: Callable[[FedPACMessage, jax.Array], tuple[jax.Array, Info]],
+    statistics_fn: Callable[[jax.Array, ClientData], PyTree],
+    head_weights_fn: Callable[[FedPACMessage, jax.Array], tuple[jax.Array, Info]],
     send_centroids: bool = False,
 ) -> Method:
-    """FedPAC with any rule for the heads' weights.
+    """FedPAC with a given rule for the head weights.
 
     Args:
-      model: whose backbone is shared and whose heads are combined.
+      model: the architecture.
       training: recipe of the backbone's training.
-      head_training: recipe of the head's.
-      lam: strength of the alignment; None for none.
-      summarize: (features [n, d] of the received backbone, client's data) -> statistics that the client sends.
-      weigh: (messages stacked along M, example counts [M]) -> (alpha [M, M], its part of Info).
-      send_centroids: whether the server gets every client's centroids, which `weigh` needs, or their mean alone.
+      head_training: recipe of the head's training.
+      lam: strength of the alignment; None for no alignment.
+      statistics_fn: (features [n, d] of the received backbone, client's data) -> statistics that the client sends.
+      head_weights_fn: (messages stacked along M, example counts [M]) -> (alpha [M, M], its part of Info).
+      send_centroids: whether the server gets the centroids of every client (if `head_weights_fn` needs them) or only
+        their mean.
     """
 
     def init_server(key):
@@ -206,7 +208,7 @@ def align_and_combine(
 
     def local(key, server, client, data):
         head_key, backbone_key = jax.random.split(key)
-        # The received backbone stays fixed for the statistics and the head alike: one forward pass serves both.
+        # Statistics and head training use the same received backbone, so one forward pass serves both.
         features = extract_features(model, server.backbone, data)
         head = fit_head(head_key, model, client, features, data, head_training)
         loss = _alignment_loss(model, lam, head, server, features, data)
@@ -214,13 +216,13 @@ def align_and_combine(
         centroids = class_centroids(extract_features(model, backbone, data), data.y, data.mask, model.num_classes)
         if not send_centroids:
             centroids = Mean(*centroids)
-        message = FedPACMessage(mean_by_size(backbone, data), head, centroids, summarize(features, data))
+        message = FedPACMessage(mean_by_size(backbone, data), head, centroids, statistics_fn(features, data))
         return LocalResult(client=head, message=message, personal=merge(backbone, head))
 
     def aggregate(key, server, clients, messages, cohort):
         mean = mean_by_class(*messages.centroids) if send_centroids else messages.centroids
         centroids, counts = merge_centroids(server.centroids, server.centroid_counts, mean)
-        weights, info = weigh(messages, cohort.counts)
+        weights, info = head_weights_fn(messages, cohort.counts)
         server = FedPACServer(messages.backbone.value, server.head, centroids, counts)
         return server, mix(weights, messages.head), {"head_weights": weights, **info}
 
@@ -242,10 +244,10 @@ def align_and_combine(
 def _alignment_loss(
     model: Model, lam: float | None, head: Head, server: FedPACServer, features: jax.Array, data: ClientData
 ) -> Loss:
-    """The backbone's loss under a fixed head (Eq. 3), with class centroids as targets.
+    """Loss of the backbone with a fixed head (Eq. 3) and class centroids as targets.
 
-    A class without a global centroid is aligned to the client's own, from the features [n, d] of the received backbone;
-    before there is any centroid nothing is aligned.
+    A class without a global centroid is aligned to the client's own centroid, from the features [n, d] of the received
+    backbone. If there are no global centroids yet, there is no alignment.
     """
     own_centroids, _ = class_centroids(features, data.y, data.mask, model.num_classes)
     held = server.centroid_counts > 0

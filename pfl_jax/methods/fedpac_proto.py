@@ -1,4 +1,4 @@
-"""FedPAC with head weights from class prototypes instead of a quadratic programme (FedPAC's replication, Eq. 12-13)."""
+"""FedPAC with head weights from class prototypes instead of a quadratic program (Ding 2025, Eq. 12-13)."""
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +10,16 @@ from pfl_jax.primitives.losses import cross_entropy
 
 
 def prototype_weights(model: Model, heads: Head, centroids: jax.Array, class_counts: jax.Array) -> jax.Array:
-    r"""Head weights that favour clients whose class centroids a client's own head classifies well.
+    r"""Head weights that favor clients whose class centroids are classified well by a client's own head.
 
-        f_ij = CE of client j's centroids through client i's head, mean over the classes that j holds    (Eq. 12)
+        f_ij = CE of client j's centroids under client i's head, mean over the classes of j              (Eq. 12)
         alpha_i = softmax over j of -f_ij                                                                (Eq. 13)
 
     Args:
-      model: whose `classify` the heads belong to.
+      model: the architecture, whose `classify` uses the heads.
       heads: the clients' heads, leaves [M, ...].
       centroids: the clients' class centroids [M, K, d].
-      class_counts: examples behind them [M, K]; a client without any gets no weight.
+      class_counts: examples of each client and class [M, K]; a client without examples gets weight zero.
 
     Returns:
       alpha [M, M], rows on the simplex.
@@ -33,7 +33,7 @@ def prototype_weights(model: Model, heads: Head, centroids: jax.Array, class_cou
         losses = jax.vmap(cross_entropy, in_axes=(0, None, 0))(logits, labels, held)
         return jax.nn.softmax(-jnp.where(jnp.any(held, axis=-1), losses, 1e30))
 
-    # One head after another: all of them at once would hold M * M * K * K logits.
+    # One head after another: all heads at once would need M * M * K * K logits.
     return jax.lax.map(row, heads)
 
 
@@ -46,15 +46,15 @@ def fedpac_proto(
     head_epochs: int = 1,
     alignment: bool = True,
 ) -> Method:
-    r"""FedPAC with prototype weights: local work and backbone as in `fedpac`, heads combined by `prototype_weights`.
+    r"""FedPAC with prototype weights: training and backbone as in `fedpac`, heads combined by `prototype_weights`.
 
-        phi_i = sum_j alpha_ij phi_j,    alpha_i = softmax over j of -CE(centroids of j through phi_i)
+        phi_i = sum_j alpha_ij phi_j,    alpha_i = softmax over j of -CE(centroids of j under phi_i)
 
     Args:
-      training: recipe of local training: of the backbone, and but for `head_lr` and `head_epochs` of the head.
+      training: recipe of local training of the backbone; also of the head, except for `head_lr` and `head_epochs`.
       lam: strength lambda of the feature alignment.
       head_lr: learning rate of the head.
-      head_epochs: local epochs of the head in a round, before the backbone's.
+      head_epochs: local epochs of the head in a round, before those of the backbone.
       alignment: whether features are aligned to the global class centroids.
 
     Returns:
@@ -65,16 +65,16 @@ def fedpac_proto(
       replication of FedPAC). 2025. Eq. 12, 13.
 
     Deviations:
-      Eq. 13 normalises over the wrong index, which contradicts its own constraint: here each row sums to 1. Eq. 12
-      writes client i's centroids where the text feeds the others' into i's head, and names no reduction: here it is
-      the mean over the classes that client j holds. Heads and centroids are the round's trained ones.
+      Eq. 13 normalizes over the wrong index, which contradicts the paper's own constraint; here each row sums to 1.
+      Eq. 12 has client i's centroids where the text applies i's head to those of the others, and names no reduction;
+      here it is the mean over the classes of client j. Heads and centroids are those trained in the round.
     """
     return align_and_combine(
         model,
         training,
         training.replace(lr=head_lr, epochs=head_epochs),
         lam if alignment else None,
-        summarize=lambda features, data: (),
-        weigh=lambda messages, counts: (prototype_weights(model, messages.head, *messages.centroids), {}),
+        statistics_fn=lambda features, data: (),
+        head_weights_fn=lambda messages, counts: (prototype_weights(model, messages.head, *messages.centroids), {}),
         send_centroids=True,
     )

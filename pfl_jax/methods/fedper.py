@@ -1,4 +1,4 @@
-"""A shared backbone under personal heads (Arivazhagan et al. 2019)."""
+"""Shared backbone with personal heads (Arivazhagan et al. 2019)."""
 
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.primitives.aggregation import mean_by_size
@@ -20,8 +20,8 @@ def fedper(model: Model, training: LocalSGD = LocalSGD()) -> Method:
       keeps its head.
 
     Reference:
-      Arivazhagan, Aggarwal, Singh, Choudhary. Federated Learning with Personalization Layers. 2019. The
-      algorithms of its client and its server.
+      Arivazhagan, Aggarwal, Singh, Choudhary. Federated Learning with Personalization Layers. 2019. The client and
+      server algorithms.
     """
     loss = supervised_loss(model)
 

@@ -1,4 +1,4 @@
-"""Only class prototypes travel; every client keeps a whole model of its own (Tan et al. 2022)."""
+"""Personal models that are aligned to shared class prototypes (Tan et al. 2022)."""
 
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ class Prototypes(NamedTuple):
 
     Attributes:
       centroids: [K, d], zero for classes without examples.
-      counts: [K], examples behind each; zero where there is no prototype yet.
+      counts: [K], number of examples of each class; zero where there is no prototype yet.
     """
 
     centroids: jax.Array
@@ -25,21 +25,21 @@ class Prototypes(NamedTuple):
 
 
 class ProtoState(NamedTuple):
-    """A model and prototypes: the server's (where every client starts) or a client's own."""
+    """Model and prototypes, of the server (the initial model of all clients) or of one client."""
 
     params: Params
     prototypes: Prototypes
 
 
 def _local_step(model, training, lam):
-    """(key, params, prototypes to align with, data) -> (params, own prototypes): what both variants do."""
+    """Local update of both variants: (key, params, prototypes to align with, data) -> (params, own prototypes)."""
 
     def step(key, params, prototypes, data):
         def loss(params, batch):
             features = model.features(params["backbone"], batch.x)
-            known = prototypes.counts[batch.y] > 0
-            # A class without a prototype is aligned with its own features: no distance, no gradient.
-            targets = jnp.where(known[:, None], prototypes.centroids[batch.y], features)
+            has_prototype = prototypes.counts[batch.y] > 0
+            # Without a prototype the target is the feature itself: distance and gradient are zero.
+            targets = jnp.where(has_prototype[:, None], prototypes.centroids[batch.y], features)
             risk = cross_entropy(model.classify(params["head"], features), batch.y, batch.mask)
             return risk + lam * feature_alignment(features, targets, batch.mask)
 
@@ -51,7 +51,7 @@ def _local_step(model, training, lam):
 
 
 def _init(model, key):
-    """The model that every client starts from, and no prototypes yet."""
+    """Initial model of all clients, without prototypes."""
     centroids = jnp.zeros((model.num_classes, model.num_features))
     return ProtoState(model.init(key), Prototypes(centroids, jnp.zeros(model.num_classes)))
 
@@ -62,13 +62,13 @@ def fedproto_g(
     *,
     lam: float = 1.0,
 ) -> Method:
-    r"""FedProto with global prototypes: clients train whole models of their own, pulled towards common class means.
+    r"""FedProto with global prototypes: clients train personal models whose features are aligned to shared class means.
 
-        w_i = E epochs of SGD from the client's last w_i on  CE + lambda mean_l (1/d) ||f(x_l) - c_{y_l}||^2
-        c_ik = mean feature of class k on client i under the finished w_i
-        server:  c_k = sum_i n_ik c_ik / sum_i n_ik;  a class that the cohort lacks keeps its last prototype
+        w_i = E epochs of SGD from the client's previous w_i on  CE + lambda mean_l (1/d) ||f(x_l) - c_{y_l}||^2
+        c_ik = mean feature of class k on client i under the trained w_i
+        server:  c_k = sum_i n_ik c_ik / sum_i n_ik;  a class without examples in the cohort keeps its prototype
 
-    Nothing is aligned before there are prototypes. With lambda = 0 this is `local`.
+    In the first round there are no prototypes and no alignment. With lambda = 0 this is `local`.
 
     Args:
       training: recipe of local training.
@@ -76,17 +76,18 @@ def fedproto_g(
 
     Returns:
       A `Method`. The server keeps a `ProtoState`, the initial model and the global prototypes; a client keeps its
-      model. Info: `counts` [K], the examples behind the cohort's prototypes.
+      model. Info: `counts` [K], the cohort's number of examples of each class.
 
     Reference:
       Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. FedProto: Federated Prototype Learning across Heterogeneous Clients. AAAI
       2022. Local and global prototypes, and the local objective; the variant is FedProto-G of FedPAC's Table 5.
 
     Deviations:
-      Prediction is the client's classifier, as in FedPAC's comparison, not the nearest prototype. The
-      regularizer compares each example's feature, not its class mean, with the prototype, as the released code does.
-      The further factor 1/|N_j| of the global ones would shrink them: here they are the mean over examples (the
-      released code averages over clients without weights). All clients start from one model, of one architecture.
+      Clients predict with their classifier, as in FedPAC's comparison, not by the nearest prototype. The regularizer
+      compares the feature of each example with the prototype, as the released code does, not the mean feature of the
+      class. The paper's additional factor 1/|N_j| would shrink the global prototypes; here they are means over
+      examples (in the released code, unweighted means over clients). All clients have the same architecture and start
+      from the same model.
     """
     step = _local_step(model, training, lam)
 
@@ -116,12 +117,12 @@ def fedproto_l(
     *,
     lam: float = 1.0,
 ) -> Method:
-    r"""FedProto with local prototypes: as `fedproto_g`, but each client aligns with its own and nothing is sent.
+    r"""FedProto with local prototypes: as `fedproto_g`, but clients align with their own prototypes and send nothing.
 
-        w_i = E epochs of SGD from the client's last w_i on  CE + lambda mean_l (1/d) ||f(x_l) - c_{i,y_l}||^2
+        w_i = E epochs of SGD from the client's previous w_i on  CE + lambda mean_l (1/d) ||f(x_l) - c_{i,y_l}||^2
 
-    with c_ik the mean feature of class k under the client's last w_i; none in its first round. With lambda = 0 this is
-    `local`.
+    where c_ik is the mean feature of class k under the client's previous w_i; there is no alignment in its first round.
+    With lambda = 0 this is `local`.
 
     Args:
       training: recipe of local training.
@@ -135,7 +136,7 @@ def fedproto_l(
       Collaboration. ICLR 2023. Appendix C.5, Table 5.
 
     Deviations:
-      FedPAC does not say when the local prototypes are taken: here from the finished model of the client's last round.
+      FedPAC does not say when local prototypes are computed; here after the client's previous local training.
     """
     step = _local_step(model, training, lam)
 

@@ -13,7 +13,7 @@ def fedprox(
     *,
     mu: float = 0.01,
 ) -> Method:
-    """FedProx: FedAvg whose clients are held near the received model.
+    """FedProx: FedAvg with a proximal term that keeps clients near the received model.
 
         w_i = E epochs of SGD from w on  CE(w_i) + (mu / 2) ||w_i - w||^2;   w = sum_i beta_i w_i
 
@@ -31,9 +31,9 @@ def fedprox(
       Algorithm 2.
 
     Deviations:
-      The server averages by numbers of examples, as FedAvg here; Algorithm 2 draws clients by size and averages them
-      equally. Every client works E epochs: the partial work of slow devices is not simulated. The papers that
-      compare with FedProx do not name mu; 0.01 is one of the values that its own paper tunes over.
+      The server weights clients by their number of examples, as in `fedavg`; Algorithm 2 samples clients by size and
+      averages them equally. Every client trains for E epochs: the partial work of slow devices is not simulated. The
+      papers that compare with FedProx do not state mu; 0.01 is one of the values that its own paper tries.
     """
     risk = supervised_loss(model)
 

@@ -1,4 +1,4 @@
-"""FedProx, then fine-tuning on each client."""
+"""FedProx followed by fine-tuning on each client."""
 
 from pfl_jax.base import Method, Model
 from pfl_jax.methods.fedavg import fedavg
@@ -16,8 +16,9 @@ def fedprox_ft(
 ) -> Method:
     """FedProx-FT: FedProx whose clients fine-tune the global model before they use it.
 
-    Training and aggregation are FedProx's. Fine-tuning is FedAvg-FT's: `finetune_epochs` epochs of SGD on cross
-    entropy from the received model, without the proximal term; nothing of it is kept or sent.
+    Training and aggregation are those of FedProx. Fine-tuning is that of FedAvg-FT: `finetune_epochs` epochs of local
+    training on cross entropy from the received model, without the proximal term. Clients neither keep nor send the
+    fine-tuned model.
 
     Args:
       training: recipe of local training, and of fine-tuning.
@@ -32,7 +33,7 @@ def fedprox_ft(
       CVPR 2024.
 
     Deviations:
-      FedAS does not say how its FedProx-P personalizes; here as FedAvg-FT does.
+      FedAS does not say how its FedProx-P personalizes; here it fine-tunes as FedAvg-FT does.
     """
     tuning = training.replace(epochs=training.epochs if finetune_epochs is None else finetune_epochs)
     return fine_tuned(fedprox(model, training, mu=mu), fedavg(model, tuning))

@@ -1,4 +1,4 @@
-"""A shared backbone under personal heads, trained one after the other (Collins et al. 2021)."""
+"""Shared backbone with personal heads, trained one after the other (Collins et al. 2021)."""
 
 import jax
 
@@ -24,9 +24,9 @@ def fedrep(
         theta_i = E epochs of SGD on CE from theta, phi_i fixed;   theta = sum_i beta_i theta_i
 
     Args:
-      training: recipe of local training: of the backbone, and but for `head_lr` and `head_epochs` of the head.
+      training: recipe of local training of the backbone; also of the head, except for `head_lr` and `head_epochs`.
       head_lr: learning rate of the head; None for that of the backbone.
-      head_epochs: local epochs of the head in a round, before the backbone's.
+      head_epochs: local epochs of the head in a round, before those of the backbone.
 
     Returns:
       A `Method`. The server keeps the shared backbone and the head that every client starts from; a client
@@ -37,10 +37,10 @@ def fedrep(
       ICML 2021. Algorithm 1.
 
     Deviations:
-      Algorithm 1 takes one step on the backbone; its experiments, epochs. The released code has ten epochs of the
-      head, kept here, and for most datasets one of the backbone, where FedPAC's comparison has E = 5 for all methods.
-      The head trains on features of the images as they are: where training images are augmented, that happens in the
-      backbone's epochs alone. Code that passes every batch through the network augments in the head's epochs too.
+      Algorithm 1 takes one step on the backbone; its experiments take epochs. The released code trains the head for ten
+      epochs, as here, and the backbone for one epoch on most datasets, where FedPAC's comparison has E = 5 for all
+      methods. The head is trained on precomputed features of the original images, so augmentation applies only to the
+      epochs of the backbone; code that passes every batch through the network also augments in the head's epochs.
     """
     head_training = training.replace(lr=training.lr if head_lr is None else head_lr, epochs=head_epochs)
     risk = supervised_loss(model)
@@ -56,5 +56,5 @@ def fedrep(
         backbone = training.fit(backbone_key, server["backbone"], data, backbone_loss)
         return LocalResult(client=head, message=mean_by_size(backbone, data), personal=merge(backbone, head))
 
-    # What is kept, averaged and deployed is FedPer's; only the training differs.
+    # States, aggregation and deployment are those of FedPer; only local training differs.
     return fedper(model)._replace(local=train)

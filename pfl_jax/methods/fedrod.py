@@ -1,4 +1,4 @@
-"""A generic head trained with balanced softmax and a personal head on top of it (Chen, Chao 2022)."""
+"""Shared head trained with balanced softmax, and personal heads that are added to it (Chen, Chao 2022)."""
 
 from typing import NamedTuple
 
@@ -12,11 +12,11 @@ from pfl_jax.primitives.losses import balanced_softmax, cross_entropy
 
 
 class FedRoDModel(NamedTuple):
-    """One client's two predictors.
+    """The two predictors of a client.
 
     Attributes:
-      generic: backbone theta and generic head phi, both shared.
-      head: the client's own head psi_i, which reads the same features.
+      generic: shared backbone theta and generic head phi.
+      head: the client's personal head psi_i, on the same features.
     """
 
     generic: Params
@@ -24,29 +24,29 @@ class FedRoDModel(NamedTuple):
 
 
 def fedrod(model: Model, training: LocalSGD = LocalSGD()) -> Method:
-    """Fed-RoD: a shared model that ignores the clients' class sizes, and a personal head that makes up for it.
+    """Fed-RoD: a shared model that corrects for class imbalance, and personal heads that fit each client's classes.
 
-    Every step of a client trains both, with n_ik its examples of class k and sg() what gets no gradient:
+    Every step of a client trains both; n_ik is its number of examples of class k, and sg() stops the gradient:
 
         (theta, phi):  CE(softmax(phi(f(x)) + log n_i), y), the balanced softmax
         psi_i:         CE(softmax(sg(phi(f(x))) + psi_i(sg(f(x)))), y)
 
-    theta and phi are averaged by beta, psi_i is kept. A client predicts phi(f(x)) + psi_i(f(x)).
+    The server averages theta and phi with weights beta; clients keep psi_i and predict phi(f(x)) + psi_i(f(x)).
 
     Args:
       training: recipe of local training.
 
     Returns:
-      A `Method` with the generic model as server state and the client's own head as its state.
+      A `Method` with the generic model as server state and the personal head as client state.
 
     Reference:
       Chen, Chao. On Bridging Generic and Personalized Federated Learning for Image Classification. ICLR 2022.
-      The algorithm Fed-RoD, with the balanced risk minimisation of Ren et al. (2020) and the linear personal head.
+      The algorithm Fed-RoD, with the balanced risk minimization of Ren et al. (2020) and the linear personal head.
 
     Deviations:
-      The variant whose personal heads come from a hypernetwork is left out. Personal heads start where the generic
-      head starts. A class that a client lacks drops out of its balanced softmax, the limit of n_ik to 0, so that the
-      client teaches the generic head nothing about it.
+      The variant with personal heads from a hypernetwork is left out. Personal heads start from the initial generic
+      head. A class without examples on a client is left out of its balanced softmax (the limit of n_ik to 0), so the
+      client does not train the generic head for this class.
     """
 
     def train(key, server, client, data):
@@ -55,7 +55,7 @@ def fedrod(model: Model, training: LocalSGD = LocalSGD()) -> Method:
         def loss(params, batch):
             features = model.features(params.generic["backbone"], batch.x)
             generic = model.classify(params.generic["head"], features)
-            # The personal head learns what the generic logits lack, and moves nothing below it.
+            # The loss of the personal head has no gradient in the shared parameters.
             own = jax.lax.stop_gradient(generic) + model.classify(params.head, jax.lax.stop_gradient(features))
             balanced = balanced_softmax(generic, batch.y, batch.mask, counts)
             return balanced + cross_entropy(own, batch.y, batch.mask)

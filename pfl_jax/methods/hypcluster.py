@@ -1,4 +1,4 @@
-"""Several global models, each client with the one that fits it best (Mansour et al. 2020)."""
+"""Several global models, of which each client uses the one that fits its data best (Mansour et al. 2020)."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from pfl_jax.primitives.tree import gather
 
 
 class ClusterMessage(NamedTuple):
-    """What a client sends: its trained model, and which of the k models it began from [int32]."""
+    """Message of a client: its trained model, and the index (int32) of the shared model that it started from."""
 
     model: Params
     cluster: jax.Array
@@ -26,20 +26,20 @@ def hypcluster(
     *,
     clusters: int = 3,
 ) -> Method:
-    r"""HypCluster: k models; a client trains the one of least loss on its data, the server averages inside clusters.
+    r"""HypCluster: k global models, of which each client trains the one with the smallest loss on its data.
 
         z_i = argmin over c of  (1/n_i) sum_l CE(w_c; x_l, y_l)
         w'_i = E epochs of SGD from w_{z_i};   w_c = sum over i with z_i = c of  n_i w'_i / sum of their n_i
 
-    A cluster that no client of the cohort chose keeps its model. With one cluster this is FedAvg.
+    A model that no client of the cohort chose stays as it is. With one model this is FedAvg.
 
     Args:
       training: recipe of local training.
       clusters: number k of models.
 
     Returns:
-      A `Method` with the models, leaves [k, ...], as server state and no client state: a client chooses anew every
-      time. Info: `cluster` [M], the choices in the cohort's order.
+      A `Method` with the models, leaves [k, ...], as server state and no client state: a client chooses anew in every
+      round. Info: `cluster` [M], the choices in cohort order.
 
     Reference:
       Mansour, Mohri, Ro, Suresh. Three Approaches for Personalization with Applications to Federated Learning. 2020.
@@ -51,19 +51,19 @@ def hypcluster(
     """
     loss = supervised_loss(model)
 
-    def choose(server, data):
+    def best_model(server, data):
         losses = example_losses(model, server, data)
         return jnp.argmin(jax.vmap(masked_mean, in_axes=(1, None))(losses, data.mask)).astype(jnp.int32)
 
     def train(key, server, client, data):
-        cluster = choose(server, data)
+        cluster = best_model(server, data)
         start = gather(server, cluster)
         params = training.fit(key, start, data, loss)
         return LocalResult(client=(), message=ClusterMessage(params, cluster), personal=params)
 
     def aggregate(key, server, clients, messages, cohort):
         models, chosen = messages
-        # [k, M]: row c holds the cohort's weights inside cluster c, and is zero where nobody chose it.
+        # [k, M]: row c has the weights of the clients that chose model c, and is zero if none did.
         shares = jax.nn.one_hot(chosen, clusters, axis=0) * size_weights(cohort.counts)
         total = jnp.sum(shares, axis=1, keepdims=True)
         held = total[:, 0] > 0
@@ -79,6 +79,6 @@ def hypcluster(
         init_client=lambda key, server, data: (),
         local=train,
         aggregate=aggregate,
-        personalize=lambda key, server, client, data: gather(server, choose(server, data)),
+        personalize=lambda key, server, client, data: gather(server, best_model(server, data)),
         predict=model.apply,
     )

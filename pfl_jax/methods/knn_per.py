@@ -1,4 +1,4 @@
-"""A global model interpolated with each client's nearest neighbours in feature space (Marfoq et al. 2022)."""
+"""A global model interpolated with each client's nearest neighbors in feature space (Marfoq et al. 2022)."""
 
 from typing import Literal, NamedTuple
 
@@ -16,16 +16,16 @@ from pfl_jax.primitives.losses import masked_mean
 Kernel = Literal["exponential", "gaussian"]
 
 CANDIDATES = (0.5, 0.6, 0.7, 0.8)
-"""Weights of the neighbours that are tried (FedPAC, Appendix B.3)."""
+"""Candidate weights of the neighbors' prediction (FedPAC, Appendix B.3)."""
 
 
 class Datastore(NamedTuple):
-    """A client's examples as the global model sees them.
+    """Features of a client's examples under the global model.
 
     Attributes:
       features: f(x_l) [n, d].
       labels: y [n].
-      mask: [n], bool; the examples that may be neighbours.
+      mask: [n], bool; the examples that can be neighbors.
     """
 
     features: jax.Array
@@ -34,17 +34,19 @@ class Datastore(NamedTuple):
 
 
 class KNNModel(NamedTuple):
-    """What a client deploys: the global model, its datastore and the scalar weight a of the neighbours."""
+    """Model that a client deploys: the global model, its datastore and the scalar weight a of the neighbors."""
 
     params: Params
     store: Datastore
     mixing: jax.Array
 
 
-def neighbour_probabilities(
+def neighbor_probabilities(
     store: Datastore, features: jax.Array, neighbours: int, num_classes: int, kernel: Kernel = "exponential"
 ) -> jax.Array:
-    r"""p(y|x) proportional to the sum of exp(-||f(x) - f(x_l)||) over the k nearest stored examples l with y_l = y.
+    r"""Class probabilities p(y|x), proportional to sum_l exp(-||f(x) - f(x_l)||) over neighbors l with y_l = y.
+
+    The neighbors are the k stored examples with the nearest features.
 
     Args:
       store: n examples.
@@ -54,20 +56,20 @@ def neighbour_probabilities(
       kernel: "exponential", or "gaussian" for exp(-||f(x) - f(x_l)||^2 / d).
 
     Returns:
-      [B, K]; rows sum to one, or are zero if the store is empty.
+      [B, K]; rows sum to 1, or are zero if the store is empty.
     """
     squares = jnp.sum(jnp.square(store.features), axis=-1)
     closeness = 2 * jnp.matmul(features, store.features.T, precision="highest") - squares
     closeness = jnp.where(store.mask, closeness, -jnp.inf)
     _, nearest = jax.lax.top_k(closeness, min(neighbours, store.mask.shape[0]))
-    # Distances of the few that are near, without the cancellation of the product above.
+    # Distances of the k nearest are computed from differences, which avoids the cancellation in the product above.
     difference = features[:, None] - store.features[nearest]
     if kernel == "gaussian":
         distances = jnp.mean(jnp.square(difference), axis=-1)
     else:
         distances = jnp.linalg.norm(difference, axis=-1)
     real = store.mask[nearest]
-    # Only ratios matter: relative to the nearest one, no exponential underflows.
+    # Only ratios of the weights matter: relative to the nearest neighbor, they do not all underflow.
     offset = jnp.min(jnp.where(real, distances, jnp.inf), axis=-1, keepdims=True)
     weights = jnp.where(real, jnp.exp(-(distances - jnp.where(jnp.isfinite(offset), offset, 0.0))), 0.0)
     votes = jnp.einsum("bk,bkc->bc", weights, jax.nn.one_hot(store.labels[nearest], num_classes))
@@ -83,48 +85,49 @@ def knn_per(
     held_out: float = 0.2,
     kernel: Kernel = "exponential",
 ) -> Method:
-    r"""kNN-Per: FedAvg's model, and on each client its k nearest training examples in that model's feature space.
+    r"""kNN-Per: FedAvg, interpolated on each client with its k nearest training examples in feature space.
 
-        p_i(y|x) = a_i p_knn(y|x) + (1 - a_i) softmax(w(x))_y,   p_knn by `neighbour_probabilities`
+        p_i(y|x) = a_i p_knn(y|x) + (1 - a_i) softmax(w(x))_y,   p_knn by `neighbor_probabilities`
 
-    With mixing auto, a_i is the one of .5, .6, .7, .8 (the smallest among equals) with most held-out examples right
-    when the others are the neighbours; the client then deploys all its examples. With a_i = 0 this is FedAvg.
+    With mixing auto, a_i is the value of 0.5, 0.6, 0.7, 0.8 with the highest accuracy on held-out examples (the
+    smallest of equally good values), with the other examples as neighbors. The client then deploys all its examples as
+    neighbors. With a_i = 0 this is FedAvg.
 
     Args:
       training: recipe of local training.
-      neighbours: number k of nearest neighbours.
-      mixing: weight a of the neighbours' prediction, from 0 to 1; auto chooses it on held-out examples of the client.
-      held_out: share of a client's training examples that mixing auto is judged on.
-      kernel: weight of a neighbour at distance r in d features: exponential is exp(-r), the paper's; gaussian is
-        exp(-r^2 / d), the released code's.
+      neighbours: number k of nearest neighbors.
+      mixing: weight a of the neighbors' prediction, from 0 to 1; auto chooses it on held-out examples of the client.
+      held_out: share of a client's training examples that are held out to choose the weight with mixing auto.
+      kernel: weight of a neighbor at distance r in d features: exponential is exp(-r), as in the paper; gaussian is
+        exp(-r^2 / d), as in the released code.
 
     Returns:
-      A `Method` with the global model as server state and no client state. The same is done to a client's model right
-      after training, for the protocol `trained`.
+      A `Method` with the global model as server state and no client state. The protocol `trained` interpolates the
+      client's model right after local training in the same way.
 
     Reference:
       Marfoq, Neglia, Kameni, Vidal. Personalized Federated Learning through Local Memorization. ICML 2022. The section
-      on kNN-Per. The choices of a are FedPAC's (Appendix B.3).
+      on kNN-Per. The candidate values of a are those of FedPAC (Appendix B.3).
 
     Deviations:
-      The paper's weights are exp(-r), the default here; its released code has exp(-r^2 / d), see `kernel`. The
-      held-out examples took part in training the global model, which no client can undo.
+      The paper's weights are exp(-r), the default here; its released code has exp(-r^2 / d), see `kernel`. The global
+      model was trained on the held-out examples too.
     """
     if kernel not in ("exponential", "gaussian"):
         raise InvalidInput(f"kernel must be exponential or gaussian, not {kernel!r}")
 
     def probabilities(params: Params, store: Datastore, features: jax.Array) -> tuple[jax.Array, jax.Array]:
-        near = neighbour_probabilities(store, features, neighbours, model.num_classes, kernel)
-        return near, jax.nn.softmax(model.classify(params["head"], features))
+        knn = neighbor_probabilities(store, features, neighbours, model.num_classes, kernel)
+        return knn, jax.nn.softmax(model.classify(params["head"], features))
 
     def choose_mixing(params: Params, store: Datastore, data: ClientData) -> jax.Array:
-        judged = fixed_subset(data.mask, held_out)
-        others = store._replace(mask=data.mask & ~judged)
-        near, far = map_examples(lambda features: probabilities(params, others, features), store.features, data.mask)
+        validation = fixed_subset(data.mask, held_out)
+        others = store._replace(mask=data.mask & ~validation)
+        knn, softmax = map_examples(lambda features: probabilities(params, others, features), store.features, data.mask)
 
         def accuracy(a):
-            right = jnp.argmax(a * near + (1 - a) * far, axis=-1) == data.y
-            return masked_mean(right.astype(jnp.float32), judged)
+            correct = jnp.argmax(a * knn + (1 - a) * softmax, axis=-1) == data.y
+            return masked_mean(correct.astype(jnp.float32), validation)
 
         candidates = jnp.array(CANDIDATES)
         return candidates[jnp.argmax(jax.vmap(accuracy)(candidates))]
@@ -142,8 +145,8 @@ def knn_per(
 
     def predict(personal, inputs):
         features = model.features(personal.params["backbone"], inputs)
-        near, far = probabilities(personal.params, personal.store, features)
-        mixture = personal.mixing * near + (1 - personal.mixing) * far
+        knn, softmax = probabilities(personal.params, personal.store, features)
+        mixture = personal.mixing * knn + (1 - personal.mixing) * softmax
         return jnp.log(jnp.maximum(mixture, jnp.finfo(jnp.float32).tiny))
 
     return base._replace(

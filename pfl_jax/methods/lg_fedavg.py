@@ -1,4 +1,4 @@
-"""Personal backbones under a shared head (Liang et al. 2020)."""
+"""Personal backbones with a shared head (Liang et al. 2020)."""
 
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.primitives.aggregation import mean_by_size
@@ -12,7 +12,7 @@ def lg_fedavg(model: Model, training: LocalSGD = LocalSGD()) -> Method:
 
         (theta_i, phi_i) = E epochs of SGD from (theta_i, phi);   phi = sum_i beta_i phi_i
 
-    The mirror image of FedPer.
+    FedPer with the roles of backbone and head exchanged.
 
     Args:
       training: recipe of local training.
@@ -26,9 +26,9 @@ def lg_fedavg(model: Model, training: LocalSGD = LocalSGD()) -> Method:
       Representations. 2020. The algorithm LG-FedAvg, without its adversarial part for fairness.
 
     Deviations:
-      The commands of the released code start from a model trained by FedAvg; here clients start from the random
-      model of all other methods, as in the comparisons of FedPAC and FedAS. Which layers are shared is left open by
-      the paper: here the head alone, as FedPAC says of its baseline.
+      The commands of the released code start from a model trained by FedAvg; here clients start from the same random
+      model as all other methods, as in the comparisons of FedPAC and FedAS. The paper does not fix which layers are
+      shared; here only the head, as in FedPAC's baseline.
     """
     loss = supervised_loss(model)
 

@@ -1,4 +1,4 @@
-"""Every client for itself: the baseline that shows what federation is worth."""
+"""Local training without communication: the baseline that shows the benefit of federated training."""
 
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -6,10 +6,10 @@ from pfl_jax.primitives.losses import supervised_loss
 
 
 def local(model: Model, training: LocalSGD = LocalSGD()) -> Method:
-    """Local-only training: each client trains its own model and nothing is ever sent.
+    """Local-only training: each client trains its own model and sends nothing.
 
-    All clients start from the same random model, as in the papers' comparisons. A client advances only in the
-    rounds it is sampled for, like in every other method.
+    All clients start from the same random model, as in the papers' comparisons. As with every other method, a client
+    trains only in the rounds in which it is part of the cohort.
 
     Args:
       training: recipe of local training.

@@ -1,4 +1,4 @@
-"""A hypernetwork on the server writes every client's model (Shamsian et al. 2021)."""
+"""Hypernetwork on the server that generates each client's model (Shamsian et al. 2021)."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from pfl_jax.primitives.losses import cross_entropy
 
 
 class PFedHNServer(NamedTuple):
-    """The hypernetwork's parameters, a list of (kernel [in, out], bias [out]), and the velocity of its descent."""
+    """Parameters of the hypernetwork, a list of (kernel [in, out], bias [out]), and the velocity of its momentum."""
 
     hypernetwork: list[tuple[jax.Array, jax.Array]]
     velocity: list[tuple[jax.Array, jax.Array]]
 
 
 def generate(hypernetwork: list[tuple[jax.Array, jax.Array]], embedding: jax.Array) -> jax.Array:
-    """h(v): the flat weights [P] of the client with this embedding v [e]; ReLU between the layers."""
+    """Flat weights h(v) [P] of the client with embedding v [e]; the hypernetwork has ReLU between its layers."""
     *hidden, (kernel, bias) = hypernetwork
     activation = embedding
     for inner_kernel, inner_bias in hidden:
@@ -33,16 +33,16 @@ def generate(hypernetwork: list[tuple[jax.Array, jax.Array]], embedding: jax.Arr
 def init_hypernetwork(
     key: PRNGKey, embedding_size: int, hidden: Sequence[int], params: Params
 ) -> list[tuple[jax.Array, jax.Array]]:
-    """Random hypernetwork whose outputs start near a model.
+    """Random hypernetwork whose initial outputs are close to a given model.
 
     Args:
-      key: of the weights.
-      embedding_size: inputs.
-      hidden: units of the hidden layers.
-      params: the model, whose numbers are the last bias.
+      key: key of the random weights.
+      embedding_size: number of inputs.
+      hidden: units of each hidden layer.
+      params: the model, which becomes the bias of the output layer.
 
     Returns:
-      (kernel [in, out], bias [out]) of each layer, uniform in +-1 / sqrt(in).
+      (kernel [in, out], bias [out]) of each layer, uniform in +-1 / sqrt(in) except for the last bias.
     """
     start, _ = ravel_pytree(params)
     layers = []
@@ -70,41 +70,41 @@ def pfedhn(
     hidden_size: int = 100,
     hidden_layers: int = 3,
 ) -> Method:
-    r"""pFedHN: client i's model is h(v_i; phi), a perceptron's output for its embedding v_i; both learn on the server.
+    r"""pFedHN: a hypernetwork h on the server generates each client's model from a learned embedding v_i.
 
         w_i = h(v_i; phi);   w'_i = E epochs of SGD from w_i;   the client returns d_i = w'_i - w_i
         phi <- phi + server_lr sum_i (dw_i/dphi)^T d_i  (with momentum);   v_i <- v_i + embedding_lr (dw_i/dv_i)^T d_i
 
-    One round is one step of phi for a cohort of M clients: the sum of the steps that the paper takes one client at a
-    time, all at the same phi. T of the paper's steps are so T / M rounds here.
+    One round is one step of phi for a cohort of M clients: the sum of the M steps that the paper takes one client at a
+    time, here all from the same phi. T steps of the paper correspond to T / M rounds.
 
     Args:
       training: recipe of local training.
       server_lr: learning rate of the hypernetwork.
       embedding_lr: learning rate of the embeddings.
       server_momentum: momentum of the hypernetwork's descent.
-      embedding_size: numbers in a client's embedding.
+      embedding_size: size of a client's embedding.
       hidden_size: units of each of the hypernetwork's hidden layers.
-      hidden_layers: hidden layers of the hypernetwork.
+      hidden_layers: number of hidden layers of the hypernetwork.
 
     Returns:
-      A `Method`. The server keeps a `PFedHNServer`; v_i [embedding_size] is kept as client i's state, although only the
-      server uses it, and starts at standard normal numbers. Info: `change` [M], the norms of the clients' d_i.
+      A `Method`. The server keeps a `PFedHNServer`. The embedding v_i [embedding_size] is stored as client i's state,
+      although only the server uses it; it is initialized with standard normal numbers. Info: `change` [M], the norms of
+      the clients' d_i.
 
     Reference:
       Shamsian, Navon, Fetaya, Chechik. Personalized Federated Learning using Hypernetworks. ICML 2021. The
       algorithm of pFedHN. Both learning rates of 0.01 are FedPAC's (Appendix B.3).
 
     Deviations:
-      Clients of a round are served together, see above. The output layer's bias starts as a usual initialisation of the
-      model, so that every client's first model is near one. v_i is drawn with a hash of the client's data as key, so
-      that results do not depend on how clients are numbered. The released code chooses the embedding's size by the
-      number of clients; here it is fixed. Other differences from the released code: its momentum of 0.9 and weight
-      decay of 1e-3 act on the embeddings as on the hypernetwork, once for every client, where here momentum acts on
-      the hypernetwork alone, once a round, and nothing decays; it clips the norm of both the clients' and the
-      server's gradients at 50, here neither is clipped; its last hidden layer has no ReLU before the output layers,
-      of which it has one for each array of the model, here all outputs are one layer behind a ReLU; and its 3 hidden
-      layers come on top of the first one.
+      One step serves all clients of a round, see above. The bias of the output layer starts as an ordinary
+      initialization of the model, so that each client's first model is close to it. v_i is drawn with a hash of the
+      client's data as key, so that results do not depend on how clients are numbered. Differences from the released
+      code: it chooses the embedding size by the number of clients, which is fixed here. Its momentum of 0.9 and weight
+      decay of 1e-3 apply to hypernetwork and embeddings, once for every client; here momentum applies to the
+      hypernetwork only, once a round, and there is no weight decay. It clips the gradient norms of clients and server
+      at 50; here neither is clipped. It has one output layer for each array of the model, without ReLU before them;
+      here there is one output layer after a ReLU. Its 3 hidden layers come in addition to the first layer.
     """
     _, unravel = ravel_pytree(jax.tree.map(jnp.zeros_like, jax.eval_shape(model.init, jax.random.key(0))))
 
@@ -125,7 +125,7 @@ def pfedhn(
         return LocalResult(client=client, message=change, personal=params)
 
     def aggregate(key, server, clients, messages, cohort):
-        # One pullback for the cohort: the sum over clients for the hypernetwork, each client's own for its embedding.
+        # One pullback for the cohort: summed over clients for the hypernetwork, separate for each embedding.
         _, pullback = jax.vjp(jax.vmap(generate, in_axes=(None, 0)), server.hypernetwork, clients)
         ascent, embedding_ascent = pullback(messages)
         velocity = jax.tree.map(lambda v, g: server_momentum * v + g, server.velocity, ascent)

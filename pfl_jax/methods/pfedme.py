@@ -22,32 +22,34 @@ def pfedme(
 
     From w_i = t = w, for every mini-batch of E epochs:
 
-        t <- inner_steps of SGD from t on  CE(t) + (lambda / 2) ||t - w_i||^2, on this batch
+        t <- inner_steps of SGD from t on  CE(t) + (lambda / 2) ||t - w_i||^2  on this mini-batch
         w_i <- w_i - lr lambda (w_i - t)
 
-    The server moves by w <- w + server_lr (sum_i beta_i w_i - w). The personal model is t.
+    The server updates w <- w + server_lr (sum_i beta_i w_i - w). The personal model is t.
 
     Args:
-      training: recipe of local training. lr is that of w_i, and lr times lam should stay below 1; momentum, weight
-        decay, optimizer and clipping are of the personal model's steps, which start afresh on every mini-batch.
-      lam: strength lambda of the pull between t and w_i.
-      inner_steps: steps K of the personal model on a mini-batch.
+      training: recipe of local training. lr is the learning rate of w_i, and lr times lam should be below 1. Momentum,
+        weight decay, optimizer and clipping apply to the steps of the personal model; their state is initialized anew
+        for every mini-batch.
+      lam: strength lambda of the proximal term between t and w_i.
+      inner_steps: steps K of the personal model on each mini-batch.
       personal_lr: learning rate of the personal model; None for lr.
       server_lr: learning rate of the server, the paper's beta; 1 takes the mean of the clients' models.
 
     Returns:
-      A `Method` with the global model as server state and the client's last t as its state. Both protocols of
-      evaluation measure t.
+      A `Method` with the global model as server state and the last t as client state. Both evaluation protocols
+      score t.
 
     Reference:
       Dinh, Tran, Nguyen. Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020. Algorithm 1.
 
     Deviations:
-      Algorithm 1 asks for t up to an accuracy and counts R local rounds of one mini-batch each; here t takes K steps,
-      as in its experiments, and R follows from E epochs. t starts at the received model and goes on from one
+      Algorithm 1 solves for t up to an accuracy and has R local rounds of one mini-batch each; here t takes K steps, as
+      in the paper's experiments, and R follows from E epochs. t starts from the received model and continues from one
       mini-batch to the next, as in the released code, whose steps have no momentum either; its weight decay is 1e-3.
-      There every client trains in every round and a cohort's w_i are averaged; here the cohort alone trains. Models are
-      averaged by numbers of examples, as in the released code. A client never trained deploys the initial model.
+      In that code every client trains in every round and the w_i of a cohort are averaged; here only the cohort trains.
+      Clients are weighted by their numbers of examples, as in the released code. A client that was never trained
+      deploys the initial model.
     """
     optimizer = training.replace(lr=training.lr if personal_lr is None else personal_lr).transformation()
     risk = supervised_loss(model)

@@ -13,23 +13,23 @@ from pfl_jax.primitives.tree import interpolate
 
 
 class ScaffoldServer(NamedTuple):
-    """The global model w and the server's control variate c, the mean of all N clients' c_i."""
+    """Global model w and the server's control variate c, which is the mean of the c_i of all N clients."""
 
     params: Params
     control: Params
 
 
 class ScaffoldMessage(NamedTuple):
-    """What a client sends: its model w_i and the change c_i+ - c_i of its control variate."""
+    """Message of a client: its model w_i and the change c_i+ - c_i of its control variate."""
 
     params: Params
     control_change: Params
 
 
 def effective_steps(steps: jax.Array, momentum: jax.Array | float) -> jax.Array:
-    """How far SGD with momentum gets in some steps of a constant gradient, in units of lr times that gradient.
+    """Distance that SGD with momentum covers in S steps with a constant gradient, in units of lr times the gradient.
 
-        sum over t = 1..S of (1 - m^t) / (1 - m);   without momentum S itself
+        sum over t = 1..S of (1 - m^t) / (1 - m);   S without momentum
 
     Args:
       steps: S, an integer scalar.
@@ -40,7 +40,7 @@ def effective_steps(steps: jax.Array, momentum: jax.Array | float) -> jax.Array:
 
 
 def mean_gradient(training: LocalSGD, loss: Loss, params: Params, data: ClientData) -> Params:
-    """Gradient of the mean loss over all of a client's examples, summed up over mini-batches; zero without examples."""
+    """Gradient of the mean loss over all examples of a client, computed in mini-batches; zero without examples."""
     count = jnp.maximum(jnp.sum(data.mask), 1)
 
     def add(total, batch):
@@ -52,9 +52,9 @@ def mean_gradient(training: LocalSGD, loss: Loss, params: Params, data: ClientDa
 
 
 def _change_by_steps(training: LocalSGD, server: ScaffoldServer, params: Params, data: ClientData) -> Params:
-    """Change c_i+ - c_i of a client's control variate by option II, from where its steps have led."""
+    """Change c_i+ - c_i of a client's control variate by option II, from the distance that its steps covered."""
     reach = training.lr * effective_steps(training.num_steps(jnp.sum(data.mask)), training.momentum)
-    # A client without a step, or with steps of length zero, has learned nothing: its control variate stays.
+    # Without steps, or with a learning rate of zero, the control variate does not change.
     return jax.tree.map(
         lambda old, new, c: jnp.where(reach == 0, 0, (old - new) / jnp.where(reach == 0, 1, reach) - c),
         server.params,
@@ -69,15 +69,15 @@ def scaffold(
     *,
     server_lr: float = 1.0,
 ) -> Method:
-    """SCAFFOLD: clients correct their gradients by what they know of the others' gradients.
+    """SCAFFOLD: control variates correct the clients' gradients for client drift.
 
         each step of w_i:  g(w_i) - c_i + c  in place of the gradient g(w_i)
         c_i+ = c_i - c + (w - w_i) / (S_i lr),  S_i steps of client i                      (option II)
         w <- w + server_lr mean_i (w_i - w);   c <- c + (M / N) mean_i (c_i+ - c_i)
 
-    All control variates start at zero: the first round is FedAvg's for clients of equal size. Both means give every
-    client of the cohort the same weight, whatever its size: c is the mean of the c_i, so corrections by c - c_i cancel
-    in the server's mean only if that weighs clients alike. A learning rate of zero moves neither models nor controls.
+    All control variates start at zero, so for clients of equal size the first round is that of FedAvg. Both means are
+    unweighted over the cohort: c is the mean of the c_i, so the corrections c - c_i cancel in the server's mean only if
+    all clients have equal weights. With a learning rate of zero neither models nor control variates change.
 
     Args:
       training: recipe of local training.
@@ -91,11 +91,11 @@ def scaffold(
       ICML 2020. Algorithm 1, option II (Eq. 3 to 5).
 
     Deviations:
-      The paper has no momentum. With it S_i becomes `effective_steps`, so that c_i stays an estimate of the
-      client's gradient: divided by S_i lr it would be 1 / (1 - m) times that, and the corrections would overshoot
-      from round to round, around their fixed point with m = 0.5 and without end with m = 0.9. Weight decay is part of
-      the steps, so that c_i estimates the gradient of the decayed loss. With Adam, whose steps are no multiples of
-      gradients, c_i+ is the client's gradient at w: option I, for one more pass over its examples.
+      The paper has no momentum. With momentum m, S_i is replaced by `effective_steps`, so that c_i remains an estimate
+      of the client's gradient. With S_i itself, c_i would be up to 1 / (1 - m) times too large: the corrections would
+      oscillate around their fixed point for m = 0.5 and diverge for m = 0.9. Weight decay is part of the steps, so c_i
+      estimates the gradient of the loss with weight decay. Adam's steps are not multiples of gradients; there c_i+ is
+      the client's gradient at w (option I), which takes one more pass over the examples.
     """
     loss = supervised_loss(model)
 

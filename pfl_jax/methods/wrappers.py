@@ -1,17 +1,17 @@
-"""Methods made from methods: functions Method -> Method."""
+"""Functions that derive a method from other methods."""
 
 from pfl_jax.base import Method
 
 
 def fine_tuned(method: Method, tuning: Method) -> Method:
-    """A method whose clients fine-tune what they received before they use it.
+    """Method whose clients fine-tune the received model before they use it.
 
-    Training, messages and aggregation stay the method's; nothing of the fine-tuning is kept or sent.
+    Training, messages and aggregation are those of `method`. Clients neither keep nor send fine-tuned parameters.
 
     Args:
-      method: whose server and client states are those of `tuning` too.
-      tuning: whose local training is the fine-tuning, and whose model right after it is deployed under the protocol
-        `received`.
+      method: the method to derive from.
+      tuning: method with the same server and client states, whose local training is the fine-tuning: the model right
+        after it is deployed under the protocol `received`.
     """
 
     def personalize(key, server, client, data):

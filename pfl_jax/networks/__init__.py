@@ -1,1 +1,1 @@
-"""Networks, with their convolution and pooling."""
+"""Networks, and their convolution and pooling operations."""

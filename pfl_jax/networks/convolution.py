@@ -1,13 +1,13 @@
-"""Convolution that stays fast when every client has its own kernel.
+"""Convolution that is fast even if every client has its own kernel.
 
-`jax.lax.conv_general_dilated` is slow exactly where federated simulation needs it: XLA's CPU backend runs its
-gradients, which are convolutions with unusual dimension orders, on a slow path inside loops, and vmap over clients
-turns all of them into grouped convolutions. Here a convolution C and its adjoints, D in the picture and K in the
+`jax.lax.conv_general_dilated` is slow in federated simulation: XLA's CPU backend uses a slow path for its gradients
+inside loops, because they are convolutions with unusual dimension orders, and vmap over clients turns all of them into
+grouped convolutions. Here a convolution C and its adjoints, D with respect to the image and K with respect to the
 kernel, are three bilinear maps,
 
     <g, C(x, w)> = <D(g, w), x> = <K(x, g), w>,
 
-so that the derivatives of each are the other two, to any order of reverse mode. A `Form` is one way to compute them.
+so the derivatives of each map are the other two, for any order of reverse mode. A `Form` is one implementation of them.
 """
 
 import functools
@@ -25,39 +25,39 @@ Bilinear: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
 
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
-# XLA's CPU convolution reaches the speed of its matrix product only from this many channels of input on (a vector
-# register holds 16 floats), and from twice as many channels of output on.
+# XLA's CPU convolution is as fast as its matrix product only with at least this many input channels (a vector register
+# holds 16 floats) and at least twice as many output channels.
 _CHANNELS = 16
 
 
 class Form(NamedTuple):
-    """Implementation of a convolution of stride one and its adjoints.
+    """Implementation of a convolution with stride 1 and its adjoints.
 
     Attributes:
       convolve: (padding, x [B, H, W, Cin], kernel [kh, kw, Cin, Cout]) -> y [B, H', W', Cout], the map C.
-      picture_gradient: (padding, g like y, kernel) -> like x, the map D.
+      input_gradient: (padding, g like y, kernel) -> like x, the map D.
       kernel_gradient: (padding, x, g like y) -> like kernel, the map K.
     """
 
     convolve: Callable[[int, jax.Array, jax.Array], jax.Array]
-    picture_gradient: Callable[[int, jax.Array, jax.Array], jax.Array]
+    input_gradient: Callable[[int, jax.Array, jax.Array], jax.Array]
     kernel_gradient: Callable[[int, jax.Array, jax.Array], jax.Array]
 
 
 def _correlate(x: jax.Array, kernel: jax.Array, rows: int = 0, columns: int = 0) -> jax.Array:
-    """Plain convolution, x padded by this many rows and columns on each side (cropped where negative)."""
+    """Convolution of x padded by `rows` and `columns` on each side, or cropped where they are negative."""
     sides = ((rows, rows), (columns, columns))
     return jax.lax.conv_general_dilated(x, kernel, (1, 1), sides, dimension_numbers=_LAYOUT)
 
 
-# --- as JAX does it
+# --- form "lax": JAX's own convolution
 
 
 def _lax_convolve(padding: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
     return _correlate(x, kernel, padding, padding)
 
 
-def _lax_picture_gradient(padding: int, g: jax.Array, kernel: jax.Array) -> jax.Array:
+def _lax_input_gradient(padding: int, g: jax.Array, kernel: jax.Array) -> jax.Array:
     height, width = kernel.shape[:2]
     turned = jnp.flip(kernel, (0, 1)).transpose(0, 1, 3, 2)
     return _correlate(g, turned, height - 1 - padding, width - 1 - padding)
@@ -69,7 +69,7 @@ def _lax_kernel_gradient(padding: int, x: jax.Array, g: jax.Array) -> jax.Array:
     return jax.lax.conv_general_dilated(x, g, (1, 1), sides, dimension_numbers=("CHWN", "IHWO", "HWNC"))
 
 
-# --- one matrix product over all windows
+# --- form "matmul": one matrix product over all windows
 
 
 def _windows(padding: int, x: jax.Array, height: int, width: int) -> jax.Array:
@@ -84,7 +84,7 @@ def _matmul_convolve(padding: int, x: jax.Array, kernel: jax.Array) -> jax.Array
     return _windows(padding, x, *kernel.shape[:2]) @ kernel.reshape(-1, kernel.shape[3])
 
 
-def _matmul_picture_gradient(padding: int, g: jax.Array, kernel: jax.Array) -> jax.Array:
+def _matmul_input_gradient(padding: int, g: jax.Array, kernel: jax.Array) -> jax.Array:
     height, width, channels, features = kernel.shape
     parts = (g @ kernel.reshape(-1, features).T).reshape(*g.shape[:3], height, width, channels)
     rows = [_overlap([parts[:, :, :, i, j] for j in range(width)], 2, padding) for i in range(height)]
@@ -98,18 +98,18 @@ def _matmul_kernel_gradient(padding: int, x: jax.Array, g: jax.Array) -> jax.Arr
 
 
 def _overlap(parts: Sequence[jax.Array], axis: int, padding: int) -> jax.Array:
-    """Sum of parts [B, H, W, C], each shifted by one more along an axis, without the padded ends."""
+    """Sum of parts [B, H, W, C], part i shifted by i along an axis, cropped by the padding at both ends."""
     zero = jnp.zeros((), parts[0].dtype)
 
-    def shifted(place, part):
+    def shifted(shift, part):
         sides = [(0, 0, 0)] * 4
-        sides[axis] = (place - padding, len(parts) - 1 - place - padding, 0)
+        sides[axis] = (shift - padding, len(parts) - 1 - shift - padding, 0)
         return jax.lax.pad(part, zero, sides)
 
-    return functools.reduce(jnp.add, (shifted(place, part) for place, part in enumerate(parts)))
+    return functools.reduce(jnp.add, (shifted(shift, part) for shift, part in enumerate(parts)))
 
 
-# --- convolutions that XLA's CPU backend runs at the speed of matrix products
+# --- form "direct": convolutions that XLA's CPU backend runs at the speed of matrix products
 
 
 def _direct_convolve(padding: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -119,10 +119,10 @@ def _direct_convolve(padding: int, x: jax.Array, kernel: jax.Array) -> jax.Array
 
 
 def _convolve_in_pairs(padding: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Convolution of neighbouring columns packed as one column with twice the channels.
+    """Convolution with pairs of neighboring columns packed into one column with twice the channels.
 
-    That is a reshape of the picture, and a kernel [kh, (kw + 1) / 2, 2 Cin, 2 Cout] that holds the old one twice, one
-    column apart. It costs 1 + 1 / kw times the operations and runs up to four times as fast on few channels.
+    The image is reshaped, and the new kernel [kh, (kw + 1) / 2, 2 Cin, 2 Cout] has two copies of the old one, shifted
+    by one column. This takes 1 + 1 / kw times the operations and is up to four times as fast with few channels.
     """
     batch, height, width, channels = x.shape
     window, features = kernel.shape[1], kernel.shape[3]
@@ -137,18 +137,18 @@ def _convolve_in_pairs(padding: int, x: jax.Array, kernel: jax.Array) -> jax.Arr
     return y.reshape(batch, y.shape[1], 2 * pairs, features)[:, :, :columns]
 
 
-def _direct_picture_gradient(padding: int, g: jax.Array, kernel: jax.Array) -> jax.Array:
+def _direct_input_gradient(padding: int, g: jax.Array, kernel: jax.Array) -> jax.Array:
     """D as the convolution of g with the kernel rotated by 180 degrees.
 
-    Where the picture is wider than g, part of that is products with zeros, and few channels make it slow: there the
-    convolution runs down the columns only, for every column of the kernel at once, and its results are added up
-    across.
+    If the image is wider than g, some of these products are with zeros, and with few channels the convolution is slow.
+    In both cases the convolution is along the columns only, for all columns of the kernel at once, and the results are
+    shifted and added along the rows.
     """
     height, width, channels, features = kernel.shape
     turned = jnp.flip(kernel, 0).transpose(0, 3, 1, 2)
     rows, columns = height - 1 - padding, width - 1 - padding
-    picture_width = g.shape[2] + width - 1 - 2 * padding
-    if channels >= 2 * _CHANNELS and picture_width <= g.shape[2]:
+    input_width = g.shape[2] + width - 1 - 2 * padding
+    if channels >= 2 * _CHANNELS and input_width <= g.shape[2]:
         return _correlate(g, jnp.flip(turned, 2).transpose(0, 2, 1, 3), rows, columns)
     parts = _correlate(g, turned.reshape(height, 1, features, width * channels), rows)
     parts = parts.reshape(*parts.shape[:3], width, channels)
@@ -157,30 +157,30 @@ def _direct_picture_gradient(padding: int, g: jax.Array, kernel: jax.Array) -> j
 
 def _direct_kernel_gradient(padding: int, x: jax.Array, g: jax.Array) -> jax.Array:
     """K as a convolution whose batch are the input channels and whose channels are the batch."""
-    # Without the barriers XLA folds the transpositions into the convolution, and that is its slow path.
+    # Without the barriers XLA would fold the transpositions into the convolution and use its slow path.
     x, g = jax.lax.optimization_barrier((x.transpose(3, 1, 2, 0), g.transpose(1, 2, 0, 3)))
     return _correlate(x, g, padding, padding).transpose(1, 2, 0, 3)
 
 
 FORMS: dict[str, Form] = {
-    "direct": Form(_direct_convolve, _direct_picture_gradient, _direct_kernel_gradient),
-    "matmul": Form(_matmul_convolve, _matmul_picture_gradient, _matmul_kernel_gradient),
-    "lax": Form(_lax_convolve, _lax_picture_gradient, _lax_kernel_gradient),
+    "direct": Form(_direct_convolve, _direct_input_gradient, _direct_kernel_gradient),
+    "matmul": Form(_matmul_convolve, _matmul_input_gradient, _matmul_kernel_gradient),
+    "lax": Form(_lax_convolve, _lax_input_gradient, _lax_kernel_gradient),
 }
 """The forms of `conv2d` by name."""
 
-# "direct" as measured on the CPU (docs/performance.md). The default is for accelerators, where vmap would make the
-# others grouped convolutions; it has not been measured there.
+# On CPUs "direct" is the fastest (docs/performance.md). On accelerators the other forms would become grouped
+# convolutions under vmap; "matmul" has not been measured there.
 _AUTO = {"cpu": "direct", "default": "matmul"}
 
 
 def _one_by_one(fn: Bilinear, *, keeps_batch: bool) -> Bilinear:
-    """Map fn in a loop under vmap: with one kernel per client every other way is slow.
+    """Function that runs fn in a loop under vmap, which is the fastest way with one kernel per client.
 
     Args:
       fn: one of a Form's maps.
-      keeps_batch: whether the leading axis of its first argument is its result's: with one kernel for all, the clients
-        are then one larger batch.
+      keeps_batch: whether the leading axis of fn's first argument is also that of its result. Clients that share one
+        kernel are then merged into one larger batch.
     """
 
     @jax.custom_batching.custom_vmap
@@ -202,15 +202,15 @@ def _one_by_one(fn: Bilinear, *, keeps_batch: bool) -> Bilinear:
 
 
 def _compute(form: str, name: str, padding: int, a: jax.Array, b: jax.Array) -> jax.Array:
-    """One of a Form's maps; "auto" is resolved for the platform when the program is lowered."""
+    """Apply one of a Form's maps; "auto" selects the form of the platform when the program is lowered."""
 
-    def of(form: str) -> Bilinear:
+    def get_map(form: str) -> Bilinear:
         fn = functools.partial(getattr(FORMS[form], name), padding)
         return _one_by_one(fn, keeps_batch=name != "kernel_gradient") if form == "direct" else fn
 
     if form != "auto":
-        return of(form)(a, b)
-    return jax.lax.platform_dependent(a, b, **{platform: of(form) for platform, form in _AUTO.items()})
+        return get_map(form)(a, b)
+    return jax.lax.platform_dependent(a, b, **{platform: get_map(form) for platform, form in _AUTO.items()})
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -219,8 +219,8 @@ def _convolve(form: str, padding: int, x: jax.Array, kernel: jax.Array) -> jax.A
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _picture_gradient(form: str, padding: int, g: jax.Array, kernel: jax.Array) -> jax.Array:
-    return _compute(form, "picture_gradient", padding, g, kernel)
+def _input_gradient(form: str, padding: int, g: jax.Array, kernel: jax.Array) -> jax.Array:
+    return _compute(form, "input_gradient", padding, g, kernel)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -229,7 +229,7 @@ def _kernel_gradient(form: str, padding: int, x: jax.Array, g: jax.Array) -> jax
 
 
 def _define_gradients(fn, first, second) -> None:
-    """Define the adjoints of a bilinear map fn(a, b): first(t, a, b) in a and second(t, a, b) in b."""
+    """Define the adjoints of a bilinear map fn(a, b): first(t, a, b) with respect to a, second(t, a, b) to b."""
 
     def forward(form, padding, a, b):
         return fn(form, padding, a, b), (a, b)
@@ -242,60 +242,60 @@ def _define_gradients(fn, first, second) -> None:
 
 _define_gradients(
     _convolve,
-    lambda form, padding, t, x, kernel: _picture_gradient(form, padding, t, kernel),
+    lambda form, padding, t, x, kernel: _input_gradient(form, padding, t, kernel),
     lambda form, padding, t, x, kernel: _kernel_gradient(form, padding, x, t),
 )
 _define_gradients(
-    _picture_gradient,
+    _input_gradient,
     lambda form, padding, t, g, kernel: _convolve(form, padding, t, kernel),
     lambda form, padding, t, g, kernel: _kernel_gradient(form, padding, t, g),
 )
 _define_gradients(
     _kernel_gradient,
-    lambda form, padding, t, x, g: _picture_gradient(form, padding, g, t),
+    lambda form, padding, t, x, g: _input_gradient(form, padding, g, t),
     lambda form, padding, t, x, g: _convolve(form, padding, x, t),
 )
 
 
 def conv2d(x: jax.Array, kernel: jax.Array, padding: int = 0, *, form: str = "auto") -> jax.Array:
-    """Two-dimensional convolution of stride one.
+    """Two-dimensional convolution with stride 1.
 
         y[b, i, j, o] = sum_{u, v, c} x[b, i + u - padding, j + v - padding, c] kernel[u, v, c, o]
 
-    Gradients of any order are those of `jax.lax.conv_general_dilated` up to rounding, in reverse mode; forward mode
-    (jax.jvp) is not supported. A gradient that nobody uses, such as a first layer's in its picture, is not computed
-    under jit.
+    Reverse-mode gradients of any order equal those of `jax.lax.conv_general_dilated` up to rounding; forward mode
+    (jax.jvp) is not supported. Under jit, unused gradients, such as that of the first layer with respect to the image,
+    are not computed.
 
     Args:
-      x: pictures [B, H, W, Cin]; outside them they are zero.
+      x: images [B, H, W, Cin], padded with zeros.
       kernel: [kh, kw, Cin, Cout].
       padding: rows and columns of zeros added on each side.
-      form: how it is computed. "direct": ordinary convolutions arranged for XLA's CPU backend, one client after
-        another under vmap. "matmul": one matrix product over all windows, a batched one under vmap. "lax": as JAX
-        does it, a grouped convolution under vmap. "auto": the fastest measured on the platform it runs on.
+      form: implementation. "direct": convolutions arranged for XLA's CPU backend, one client after another under
+        vmap. "matmul": one matrix product over all windows, batched under vmap. "lax": JAX's own convolution, grouped
+        under vmap. "auto": "direct" on CPUs, "matmul" elsewhere.
 
     Returns:
       [B, H + 2 padding - kh + 1, W + 2 padding - kw + 1, Cout].
 
     Raises:
-      InvalidInput: if the kernel is larger than the padded picture, or the form is unknown.
+      InvalidInput: if the kernel is larger than the padded image, or the form is unknown.
 
     Example:
       >>> import jax.numpy as jnp
       >>> from pfl_jax.networks import convolution
       >>> kernel = jnp.array([[1.0, 1.0], [1.0, 1.0]])[:, :, None, None]
-      >>> picture = jnp.arange(9.0).reshape(1, 3, 3, 1)
-      >>> print(convolution.conv2d(picture, kernel)[0, :, :, 0])
+      >>> image = jnp.arange(9.0).reshape(1, 3, 3, 1)
+      >>> print(convolution.conv2d(image, kernel)[0, :, :, 0])
       [[ 8. 12.]
        [20. 24.]]
     """
     chex.assert_rank([x, kernel], 4)
     chex.assert_equal(x.shape[3], kernel.shape[2])
     if form != "auto" and form not in FORMS:
-        raise InvalidInput(f"there is no convolution form {form!r}: choose auto, {', '.join(FORMS)}")
+        raise InvalidInput(f"unknown convolution form {form!r}: choose auto, {', '.join(FORMS)}")
     if any(size + 2 * padding < window for size, window in zip(x.shape[1:3], kernel.shape[:2], strict=True)):
         raise InvalidInput(
-            f"a {kernel.shape[0]}x{kernel.shape[1]} kernel does not fit a {x.shape[1]}x{x.shape[2]} picture padded by "
-            f"{padding}: use larger pictures or a smaller model"
+            f"a {kernel.shape[0]}x{kernel.shape[1]} kernel does not fit a {x.shape[1]}x{x.shape[2]} image padded by "
+            f"{padding}: use larger images or a smaller model"
         )
     return _convolve(form, padding, x, kernel)

@@ -1,8 +1,8 @@
-"""The networks of the papers, as `Model(init, features, classify)` of pure functions.
+"""Networks of the papers, as `Model(init, features, classify)` of pure functions.
 
-The features are what the head sees: the activations of the last hidden layer. Convolution blocks pool before they
-add the bias and apply the activation: maxima commute with both (the activations are monotone), and a quarter of the
-elements are touched. Weights and biases start as PyTorch's layers start, since the papers ran PyTorch.
+The features, which are the input of the head, are the activations of the last hidden layer. Convolution blocks pool
+before they add the bias and apply the activation: the result is the same because the activations are monotone, and
+only a quarter of the elements are processed. Weights and biases are initialized as in PyTorch, which the papers used.
 """
 
 import functools
@@ -20,13 +20,13 @@ from pfl_jax.networks.convolution import conv2d
 from pfl_jax.networks.pooling import max_pool
 
 Activation = Callable[[jax.Array], jax.Array]
-"""An activation function, entry by entry."""
+"""Elementwise activation function."""
 
 leaky_relu: Activation = functools.partial(nn.leaky_relu, negative_slope=0.01)
 
 
 def torch_uniform(fan_in: int) -> nn.initializers.Initializer:
-    """PyTorch's default initialisation of weights and biases: uniform in (-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    """PyTorch's default initialization of weights and biases: uniform in (-1/sqrt(fan_in), 1/sqrt(fan_in))."""
     bound = 1.0 / math.sqrt(fan_in)
 
     def init(key, shape, dtype=jnp.float32, out_sharding=None):
@@ -36,10 +36,10 @@ def torch_uniform(fan_in: int) -> nn.initializers.Initializer:
 
 
 class Layer(nn.Module):
-    """Layer whose parameters each act on the input in one method, which interceptors can hook.
+    """Layer in which each parameter is used in one method that interceptors can observe.
 
-    `flax.linen.intercept_methods` sees every call of `multiply`, `convolve` and `add_bias` with its input and its
-    parameter as arguments; `pfl_jax.primitives.fisher` takes per-example gradient norms there.
+    With `flax.linen.intercept_methods` an interceptor gets every call of `multiply`, `convolve` and `add_bias`, with
+    the input and the parameter as arguments; `pfl_jax.primitives.fisher` computes per-example gradient norms from them.
     """
 
     def multiply(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -56,7 +56,7 @@ class Layer(nn.Module):
 
 
 class Dense(Layer):
-    """Affine layer x W + b for inputs [B, d], PyTorch's default initialisation."""
+    """Affine layer x W + b for inputs [B, d], with PyTorch's default initialization."""
 
     features: int
 
@@ -73,9 +73,9 @@ class ConvBlock(Layer):
 
     Attributes:
       features: output channels.
-      size: side of the square kernel.
-      padding: zeros added around the picture.
-      activation: a non-decreasing function, or pooling before it would change the result.
+      size: side length of the square kernel.
+      padding: rows and columns of zeros added on each side of the image.
+      activation: must be non-decreasing, because pooling comes before it.
     """
 
     features: int
@@ -98,7 +98,7 @@ class Backbone(nn.Module):
     Attributes:
       blocks: (features, size, padding) of each convolution block.
       hidden: widths of the dense layers; the last is d.
-      activation: after every layer, the last included.
+      activation: activation after every layer, including the last.
     """
 
     blocks: Sequence[tuple[int, int, int]]
@@ -119,15 +119,15 @@ class Backbone(nn.Module):
 
 
 def _check_size(input_shape: Sequence[int], blocks: Sequence[tuple[int, int, int]], name: str) -> None:
-    """Raise InvalidInput unless a picture of this shape is large enough for all blocks."""
+    """Raise InvalidInput unless images of this shape are large enough for all blocks."""
     if len(input_shape) != 3:
-        raise InvalidInput(f"{name} needs pictures (height, width, channels), not shape {tuple(input_shape)}")
+        raise InvalidInput(f"{name} needs images (height, width, channels), not shape {tuple(input_shape)}")
     sides = input_shape[:2]
     for _, size, padding in blocks:
         sides = [(side + 2 * padding - size + 1) // 2 for side in sides]
         if min(sides) < 1:
             raise InvalidInput(
-                f"pictures of {input_shape[0]}x{input_shape[1]} are too small for {name}: "
+                f"images of {input_shape[0]}x{input_shape[1]} are too small for {name}: "
                 "use larger ones or the model mlp"
             )
 
@@ -158,21 +158,21 @@ def _model(backbone: Backbone, input_shape: Sequence[int], num_classes: int) -> 
 
 
 def fedpac_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
-    """The networks of FedPAC: leaky ReLU (slope 0.01) after every layer, 128 features.
+    """Networks of FedPAC: leaky ReLU (slope 0.01) after every layer, 128 features.
 
-    Grey pictures: convolutions of 16 (5x5) and 32 (5x5, padding 1), each with pooling, then 128 units. Colour ones
-    have a third convolution, of 64 (3x3, padding 1).
+    Gray images: convolutions with 16 (5x5) and 32 (5x5, padding 1) channels, each with pooling, then 128 units. Color
+    images: a third convolution with 64 channels (3x3, padding 1).
 
     Args:
-      input_shape: (height, width, channels) of the pictures.
+      input_shape: (height, width, channels) of the images.
       num_classes: K.
 
     Raises:
-      InvalidInput: if the pictures are too small.
+      InvalidInput: if the images are too small.
 
     Reference:
       Xu, Tong, Huang. Personalized Federated Learning with Feature Alignment and Classifier Collaboration. ICLR 2023,
-      Appendix B.1, and the released code where the paper leaves a choice (the features are taken after the activation).
+      Appendix B.1. What the paper leaves open follows the released code (features are taken after the activation).
     """
     blocks = [(16, 5, 0), (32, 5, 1)]
     if len(input_shape) == 3 and input_shape[2] > 1:
@@ -182,18 +182,18 @@ def fedpac_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
 
 
 def fedavg_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
-    """The network of FedAS's experiments: convolutions of 32 and 64 (5x5) with pooling, 512 units, ReLU.
+    """Network of FedAS's experiments: convolutions with 32 and 64 channels (5x5) and pooling, 512 units, ReLU.
 
     Args:
-      input_shape: (height, width, channels) of the pictures.
+      input_shape: (height, width, channels) of the images.
       num_classes: K.
 
     Raises:
-      InvalidInput: if the pictures are too small.
+      InvalidInput: if the images are too small.
 
     Reference:
       McMahan, Moore, Ramage, Hampson, Aguera y Arcas. Communication-Efficient Learning of Deep Networks from
-      Decentralized Data. AISTATS 2017, Section 3; without its padding, as FedAS (Yang, Huang, Ye. CVPR 2024) ran it.
+      Decentralized Data. AISTATS 2017, Section 3; without padding, as in FedAS (Yang, Huang, Ye. CVPR 2024).
     """
     blocks = ((32, 5, 0), (64, 5, 0))
     _check_size(input_shape, blocks, "fedavg_cnn")
@@ -201,12 +201,12 @@ def fedavg_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
 
 
 def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (64, 32)) -> Model:
-    """Perceptron with ReLU, for small pictures such as the 8x8 digits.
+    """Multilayer perceptron with ReLU, for small images such as the 8x8 digits.
 
     Args:
-      input_shape: shape of one input; it is flattened.
+      input_shape: shape of one input, which is flattened.
       num_classes: K.
-      hidden: widths of the hidden layers, at least one; the last is d.
+      hidden: widths of the hidden layers, at least one; the last width is d.
 
     Example:
       >>> import jax
@@ -216,7 +216,7 @@ def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (6
       {'backbone': {'fc1': {'bias': (16,), 'kernel': (64, 16)}}, 'head': {'bias': (10,), 'kernel': (16, 10)}}
     """
     if not hidden:
-        raise InvalidInput("an mlp needs at least one hidden layer: its last one holds the features")
+        raise InvalidInput("an mlp needs at least one hidden layer, because the last one gives the features")
     return _model(Backbone((), tuple(hidden), nn.relu), input_shape, num_classes)
 
 
@@ -228,4 +228,4 @@ MODELS: dict[str, Callable[[Sequence[int], int], Model]] = {
 """name -> factory(input_shape, num_classes) -> Model"""
 
 CONVOLUTIONAL = frozenset({"fedpac_cnn", "fedavg_cnn"})
-"""Networks with convolutions, which need another schedule on a CPU: see `pfl_jax.engine.chunking.choose_chunk`."""
+"""Names of networks with convolutions, which `pfl_jax.engine.chunking.choose_chunk` treats differently on a CPU."""

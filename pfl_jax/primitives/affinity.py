@@ -1,4 +1,4 @@
-"""Affinity between clients (FedFomo): how useful others were to a client, and whom it downloads from next."""
+"""Affinity between clients (FedFomo): how useful other clients' models were, and the choice of models to download."""
 
 from typing import NamedTuple
 
@@ -9,31 +9,32 @@ from pfl_jax.base import PRNGKey
 
 
 class Affinity(NamedTuple):
-    """Row p_i of the affinity matrix of a client, without its zeros.
+    """Nonzero entries of a client's row p_i of the affinity matrix.
 
-    A table of fixed length, so that a method needs to know neither how many clients there are nor their numbers.
+    The table has a fixed length and identifies clients by fingerprint, so that a method needs neither the number of
+    clients nor their ids.
 
     Attributes:
-      peers: [R], uint32; the other clients' `pfl_jax.primitives.fingerprint`s.
-      values: [R], p_ij; zero marks a free place.
+      peers: [R], uint32; `pfl_jax.primitives.fingerprint` of each other client's data.
+      values: [R], p_ij; zero marks an unused entry.
     """
 
     peers: jax.Array
     values: jax.Array
 
 
-def no_affinity(length: int) -> Affinity:
-    """Empty table of a client, with this many places."""
+def empty_affinity(length: int) -> Affinity:
+    """Empty table of a client, with `length` unused entries."""
     return Affinity(jnp.zeros(length, jnp.uint32), jnp.zeros(length, jnp.float32))
 
 
 def look_up(affinity: Affinity, peers: jax.Array) -> jax.Array:
-    """Affinities p_ij [M] to the clients with these fingerprints [M], zero for unknown ones."""
+    """Affinities p_ij [M] for the fingerprints `peers` [M]; zero for fingerprints that are not in the table."""
     return jnp.sum(jnp.where(affinity.peers == peers[:, None], affinity.values, 0.0), axis=1)
 
 
-def remember(affinity: Affinity, peers: jax.Array, weights: jax.Array) -> Affinity:
-    """Add weights [M] >= 0 to the entries of these fingerprints [M] in p_i; the largest entries are kept."""
+def add_affinity(affinity: Affinity, peers: jax.Array, weights: jax.Array) -> Affinity:
+    """Add weights [M] >= 0 to p_ij for the fingerprints `peers` [M]; if the table is full, the largest entries stay."""
     known = (affinity.peers[:, None] == peers) & (affinity.values[:, None] > 0)
     values = jnp.concatenate(
         [
@@ -45,23 +46,23 @@ def remember(affinity: Affinity, peers: jax.Array, weights: jax.Array) -> Affini
     return Affinity(jnp.concatenate([affinity.peers, peers])[kept], values)
 
 
-def choose(
-    key: PRNGKey, affinity: jax.Array, own: jax.Array, epsilon: jax.Array, count: int
+def choose_peers(
+    key: PRNGKey, affinity: jax.Array, excluded: jax.Array, epsilon: jax.Array, count: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Epsilon-greedy choice without replacement of whom to download from.
+    """Epsilon-greedy choice, without replacement, of the clients to download from.
 
-    Each choice takes a random one of those left with probability epsilon, else one with the largest affinity; equals
-    are drawn at random.
+    Each choice is a random remaining client with probability epsilon, otherwise the remaining client with the largest
+    affinity; ties are broken at random.
 
     Args:
-      key: draws.
-      affinity: p_ij [M] of the cohort.
-      own: [M], bool; True for the client itself, which is not to choose.
-      epsilon: in [0, 1].
-      count: how many to choose.
+      key: key of the random choices.
+      affinity: p_ij [M] for the clients of the cohort.
+      excluded: [M], bool; True for clients that must not be chosen, such as the client itself.
+      epsilon: probability of a random choice, in [0, 1].
+      count: number of choices.
 
     Returns:
-      Positions in the cohort, [count] int32, and whether each is a choice, [count] bool: False once none is left.
+      Positions in the cohort, [count] int32, and whether each is valid, [count] bool: False once no client remains.
     """
 
     def pick(left, key):
@@ -71,5 +72,5 @@ def choose(
         index = jnp.argmax(jnp.where(eligible, jax.random.uniform(draw_key, left.shape), -1.0)).astype(jnp.int32)
         return left.at[index].set(False), (index, jnp.any(left))
 
-    _, chosen = jax.lax.scan(pick, ~own, jax.random.split(key, count))
-    return chosen
+    _, choices = jax.lax.scan(pick, ~excluded, jax.random.split(key, count))
+    return choices

@@ -12,7 +12,7 @@ def normalize(weights: jax.Array, present: jax.Array | None = None) -> jax.Array
 
     Args:
       weights: [M].
-      present: [M], bool; the others get no weight. None is everyone.
+      present: [M], bool; absent clients get weight zero. None means that all are present.
 
     Example:
       >>> import jax.numpy as jnp
@@ -40,21 +40,21 @@ def size_weights(counts: jax.Array) -> jax.Array:
 
 
 def mean_by_size(value: PyTree, data: ClientData) -> Mean:
-    """`Mean` of a client weighted by its number of examples: the mean over the cohort is sum_i beta_i value_i.
+    """`Mean` weighted by a client's number of examples: the mean over the cohort is sum_i beta_i value_i.
 
     Args:
-      value: what the client sends, a tree of float arrays.
-      data: its examples.
+      value: value that the client sends, a tree of float arrays.
+      data: the client's examples.
     """
     return Mean(value, jnp.sum(data.mask, dtype=jnp.float32))
 
 
 def mean_by_class(values: jax.Array, counts: jax.Array) -> Mean:
-    """`Mean` over clients of values that have a row for each class.
+    """`Mean` over clients of per-class vectors, weighted by examples of the class.
 
     Args:
-      values: a vector for each class of each client [M, K, d].
-      counts: the examples behind each, their weights [M, K].
+      values: vectors of each client and class [M, K, d].
+      counts: examples of each client and class, the weights [M, K].
 
     Returns:
       The mean [K, d], zero for classes without examples, and the sum of the weights [K].

@@ -1,4 +1,4 @@
-"""Several models stacked along a leading axis: initialisation, and the loss of each on every example."""
+"""Several models stacked along a leading axis: initialization, and the loss of each on every example."""
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,10 @@ from pfl_jax.primitives.local_sgd import map_examples
 def init_models(model: Model, key: PRNGKey, count: int) -> Params:
     """Stack of `count` independent random models, leaves [count, ...]; the first is always model.init(key).
 
-    They must be distinct: methods that choose between models or mix them never tell equal ones apart.
+    The models must differ: methods that choose between models or mix them would treat equal models alike for ever.
     """
-    later = [jax.random.fold_in(key, index) for index in range(1, count)]
-    return jax.vmap(model.init)(jnp.stack([key, *later]))
+    other_keys = [jax.random.fold_in(key, index) for index in range(1, count)]
+    return jax.vmap(model.init)(jnp.stack([key, *other_keys]))
 
 
 def example_losses(model: Model, models: Params, data: ClientData) -> jax.Array:
@@ -26,7 +26,7 @@ def example_losses(model: Model, models: Params, data: ClientData) -> jax.Array:
       data: n examples.
 
     Returns:
-      [n, k]; rows of padding are arbitrary but finite.
+      Losses [n, k]; rows of padding are arbitrary but finite.
     """
 
     def losses(rows):

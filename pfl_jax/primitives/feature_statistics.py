@@ -1,6 +1,6 @@
 """Feature statistics of a client: class counts, class centroids, FedPAC's mean terms and variance.
 
-All but `merge_centroids` is of one client: labels and mask [n], features [n, d]. Padding rows count for nothing.
+All functions but `merge_centroids` take one client's labels and mask [n] and features [n, d], and ignore padding.
 """
 
 import chex
@@ -65,15 +65,15 @@ def class_centroids(
 
 
 def merge_centroids(old: jax.Array, old_counts: jax.Array, cohort: Mean) -> tuple[jax.Array, jax.Array]:
-    """Global centroids (FedPAC, Eq. 19): means over the cohort's examples; absent classes keep the previous ones.
+    """Global centroids (FedPAC, Eq. 19): means over the cohort's examples; absent classes keep their old centroids.
 
     Args:
-      old: the centroids [K, d] so far.
-      old_counts: the examples behind them [K].
-      cohort: the mean of the clients' centroids [K, d], weighted by the examples behind them, and their sum [K].
+      old: previous centroids [K, d].
+      old_counts: examples of each class in the previous centroids [K].
+      cohort: mean of the clients' centroids [K, d], weighted by examples of the class, and the sum of the weights [K].
 
     Returns:
-      Centroids [K, d] and the examples behind each [K].
+      Centroids [K, d] and the number of examples in each [K].
 
     Example:
       >>> import jax.numpy as jnp
@@ -97,8 +97,8 @@ def label_feature_statistics(
         mu_k = P(k) E[f(x) | y = k],    V = sum_k P(k) E[||f(x)||^2 | y = k] - ||mu_k||^2,
 
     with the client's empirical distribution P and the identity in place of the feature covariance (Eq. 43). V is
-    computed as sum_k P(k) E[||f(x) - c_k||^2 | y = k] + P(k) (1 - P(k)) ||c_k||^2, c_k the class centroids: the same
-    number, as a sum of nonnegative terms, without the cancellation between two large ones.
+    computed in the equal form sum_k P(k) E[||f(x) - c_k||^2 | y = k] + P(k) (1 - P(k)) ||c_k||^2 with class centroids
+    c_k, a sum of nonnegative terms that avoids cancellation between large ones.
 
     Args:
       features: f(x_l) [n, d].

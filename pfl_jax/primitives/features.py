@@ -16,20 +16,20 @@ def extract_features(model: Model, backbone: Backbone, data: ClientData) -> jax.
       data: n examples.
 
     Returns:
-      [n, d]; rows of padding are arbitrary but finite.
+      Features [n, d]; rows of padding are arbitrary but finite.
     """
     return map_examples(lambda x: model.features(backbone, x), data.x, data.mask)
 
 
 def fit_head(key: PRNGKey, model: Model, head: Head, features: jax.Array, data: ClientData, training: LocalSGD) -> Head:
-    """Train a head on cross entropy over features of a fixed backbone: one forward pass serves all epochs.
+    """Train a head with cross entropy on precomputed features, so that all epochs share one forward pass.
 
     Args:
-      key: orders the examples.
+      key: key of the order of the examples.
       model: the architecture.
-      head: where training starts.
+      head: initial head.
       features: [n, d], see `extract_features`.
-      data: the examples that the features are of.
+      data: examples of the features.
       training: recipe of the head's training.
     """
 

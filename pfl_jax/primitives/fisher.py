@@ -1,16 +1,16 @@
 """Diagonal of the empirical Fisher information and its trace, from per-example gradients.
 
-The trace needs no gradients one by one. A parameter that meets its input in a matrix product, a convolution or an
-addition has per-example gradients whose squared norms follow from that layer's input and from the gradient at its
-output:
+The trace does not need individual gradients. For a parameter that enters through a matrix product, a convolution or an
+addition, the squared norms of its per-example gradients follow from the layer's input and the gradient at its output:
 
     dense         ||a_b||^2 ||delta_b||^2              a: input [B, d],  delta: gradient at the output
-    convolution   || sum_p a_bp delta_bp^T ||_F^2      a_bp: the window of the picture that output pixel p sees
+    convolution   || sum_p a_bp delta_bp^T ||_F^2      a_bp: window of the image that output pixel p sees
     bias          || sum_p delta_bp ||^2
 
-So one backward pass over a mini-batch gives the norms of all its examples. Each such operation of a model gets a tap:
-the identity, whose backward pass hands on the gradient and adds the layer's squared norms to the gradient of a probe,
-a vector of zeros [B] that all taps share. The gradient of the summed losses in the probe is then the squared norms.
+One backward pass over a mini-batch therefore gives the norms of all its examples. Each such operation of a model gets a
+tap: an identity whose backward pass passes the gradient through and adds the layer's squared norms to the gradient with
+respect to a probe, a vector of zeros [B] that all taps share. The gradient of the summed losses with respect to the
+probe is then the vector of squared norms.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from pfl_jax.primitives.local_sgd import LocalSGD, map_examples
 from pfl_jax.primitives.losses import cross_entropy, supervised_loss
 
 MICROBATCH = 16
-"""Examples whose gradients are taken at once: the fastest of 8 to 64, measured on the CPU for both papers' networks."""
+"""Examples whose gradients are computed at once; 16 was the fastest of 8 to 64 on a CPU, for both papers' networks."""
 
 
 def squared_gradient_norms(loss: Loss, params: PyTree, batch: ClientData) -> jax.Array:
@@ -37,7 +37,7 @@ def squared_gradient_norms(loss: Loss, params: PyTree, batch: ClientData) -> jax
 
     Args:
       loss: (params, ClientData of one example) -> scalar.
-      params: any pytree; the norm is over all of it.
+      params: any pytree; the norm is over all leaves.
       batch: B examples.
 
     Example:
@@ -73,7 +73,7 @@ def _norms_of_add_bias(x, gradient, bias):
     return jnp.sum(jnp.square(per_example), axis=-1)
 
 
-# By the name of the `models.Layer` method: (input, gradient at the output, parameter, ...) -> squared norms [B].
+# Name of the `models.Layer` method -> function (input, gradient at the output, parameter, ...) -> squared norms [B].
 _NORMS: dict[str, Callable[..., jax.Array]] = {
     "multiply": _norms_of_multiply,
     "convolve": _norms_of_convolve,
@@ -97,7 +97,7 @@ def _is_tapped(context) -> bool:
 
 
 def _has_closed_form(model: Model, params: Params, inputs: jax.Array) -> bool:
-    """Whether each parameter is used once, in an operation of _NORMS, on the rows of the batch."""
+    """Whether each parameter is used once, in an operation of _NORMS that is applied to the rows of the batch."""
     used = []
 
     def record(call, args, kwargs, context):
@@ -111,7 +111,7 @@ def _has_closed_form(model: Model, params: Params, inputs: jax.Array) -> bool:
     def agrees(params):
         with nn.intercept_methods(record):
             model.apply(params, inputs)
-        # Identity, not equality: flax passes the same arrays on.
+        # Compared by identity: flax passes the same arrays on.
         return sorted(map(id, used)) == sorted(map(id, jax.tree.leaves(params)))
 
     answer = []
@@ -150,8 +150,8 @@ def fisher_trace(
 
         tr diag F = (1/n) sum_b || grad_w log p_w(y_b | x_b) ||^2
 
-    with w all parameters of the model, backbone and head. The squared norms are taken in closed form where every
-    parameter belongs to a `pfl_jax.networks.models.Layer`, otherwise from one gradient per example.
+    where w are all parameters of the model, backbone and head. The squared norms have a closed form if every parameter
+    belongs to a `pfl_jax.networks.models.Layer`; otherwise each example's gradient is computed.
 
     Args:
       model: any model.
@@ -203,15 +203,15 @@ def batch_fisher_trace(key: PRNGKey, model: Model, params: Params, data: ClientD
 
         sum over batches B of || (1/|B|) sum_{b in B} grad_w log p_w(y_b | x_b) ||^2
 
-    What FedAS's released code takes for the trace of the Fisher information. It is not: within a batch the gradients
-    of examples cancel, so it depends on the batch size and, unless the order is fixed, on the order.
+    FedAS's released code uses this in place of the trace of the Fisher information. The two differ: gradients of the
+    examples of a batch partly cancel, so this sum depends on the batch size and, unless it is fixed, on the order.
 
     Args:
-      key: orders the examples where the training shuffles.
+      key: key of the order of the examples, if the training shuffles.
       model: any model.
       params: its parameters w.
       data: the client's examples [n, ...], not augmented.
-      training: whose mini-batches are taken.
+      training: recipe that defines the mini-batches.
 
     Returns:
       A scalar.
@@ -247,7 +247,7 @@ def fisher_diagonal(model: Model, params: Params, data: ClientData, *, microbatc
 
         diag F = (1/n) sum_b ( grad_w log p_w(y_b | x_b) )^2,  elementwise
 
-    Its sum over all entries is `fisher_trace`, which does not need the gradients one by one and is much faster.
+    The sum of its entries is `fisher_trace`, which needs no individual gradients and is much faster.
 
     Args:
       model: any model.
@@ -276,7 +276,7 @@ def fisher_diagonal(model: Model, params: Params, data: ClientData, *, microbatc
             lambda sums, leaf: sums + jnp.sum(jnp.square(leaf), axis=0), total, jax.vmap(gradient)(batch)
         )
 
-    # Every real example once; in which order makes no difference to a sum.
+    # One epoch visits every real example once; the order does not matter for a sum.
     start = jax.tree.map(jnp.zeros_like, params)
     total = LocalSGD(batch_size=microbatch, epochs=1).fold(jax.random.key(0), start, data, add)
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(jnp.sum(data.mask), 1), total)

@@ -12,16 +12,17 @@ from pfl_jax.base import PyTree
 def in_float64(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Run a function of arrays in JAX's 64-bit mode, also under jit, vmap or scan.
 
-    `with jax.enable_x64(True)` alone does not survive every nesting: vmap rewrites what was already traced (a jitted
-    function, the body of a scan) after the context is left, and every explicit float64 in it becomes a float32. Here
-    the function is opaque to vmap, which gets its batched form traced in 64-bit mode as well.
+    `with jax.enable_x64(True)` alone is not enough: vmap rewrites code that was already traced (a jitted function, the
+    body of a scan) after the context has ended, and then every explicit float64 becomes float32. Here the function is
+    opaque to vmap, which instead uses a batched version that is traced in 64-bit mode as well.
 
     Args:
-      function: arrays -> pytree of arrays. It widens its arguments itself and returns nothing wider than float32,
-        unless its caller works in 64-bit mode too. Keep the result and call it again: what it compiles is kept with it.
+      function: arrays -> pytree of arrays. It must cast its arguments to float64 itself, and its results to float32
+        unless its caller works in 64-bit mode too.
 
     Returns:
-      A function of the same positional arguments. It has no derivative.
+      A function of the same positional arguments, without derivative. It caches its compiled programs: keep it and
+      call it again instead of wrapping the function anew.
     """
     compiled = jax.jit(function)
     batched = functools.cache(lambda: in_float64(jax.vmap(function)))

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 def fixed_subset(mask: jax.Array, share: float | jax.Array, *, keep_rest: bool = True) -> jax.Array:
     """Random subset of the real examples, the same in every call.
 
-    Methods that judge models on held-out examples must never train on them in another round. The choice depends on
-    the rows alone, neither on a key nor on the padding.
+    For methods that judge models on held-out examples, which must not be trained on in another round. The choice
+    depends neither on a key nor on the padding.
 
     Args:
       mask: [n], bool; the real examples.
-      share: of them, in [0, 1]; rounded, at least one example.
-      keep_rest: leave at least one example to the complement where there are two; False lets a share of 1 take all.
+      share: share of the real examples, in [0, 1]; the size is rounded and at least 1.
+      keep_rest: whether at least one of several examples stays outside the subset; False lets a share of 1 take all.
 
     Returns:
-      [n], bool; the complement is `mask & ~subset`.
+      The subset as bool [n]; the other examples are `mask & ~subset`.
     """
     (n,) = mask.shape
     count = jnp.sum(mask, dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""Primal-dual interior-point method for one quadratic programme on the probability simplex."""
+"""Primal-dual interior-point method for one quadratic program on the probability simplex."""
 
 from typing import NamedTuple
 
@@ -7,18 +7,18 @@ import jax
 import jax.numpy as jnp
 
 MAX_STEPS = 60
-"""A bound only: the programmes of FedPAC end within 10 to 20 steps."""
+"""Maximum number of steps; FedPAC's programs need 10 to 20."""
 
 
 class _Iterate(NamedTuple):
-    """Iterate of the interior-point method; see `minimize_on_simplex` for the letters.
+    """Iterate of the interior-point method, in the notation of `minimize_on_simplex`.
 
     Attributes:
       weights: x [m], positive, summing to 1.
       slacks: z [m], positive: the multipliers of x >= 0.
       multiplier: y, the multiplier of sum x = 1.
-      ridge: what is added to P's diagonal so that its factorisation exists.
-      step: steps done.
+      ridge: value added to P's diagonal so that the factorization exists.
+      step: number of steps taken.
     """
 
     weights: jax.Array
@@ -31,22 +31,22 @@ class _Iterate(NamedTuple):
 def minimize_on_simplex(
     matrix: jax.Array, *, tolerance: float = 1e-9, max_steps: int = MAX_STEPS, floor: float = 0.0
 ) -> jax.Array:
-    r"""Minimise x.Px over the simplex {x >= 0, sum x = 1} for one P; `jax.vmap` solves many at once.
+    r"""Minimize x.Px over the simplex {x >= 0, sum x = 1} for one P; `jax.vmap` solves many at once.
 
-    Follows the central path of the optimality conditions
+    It follows the central path of the optimality conditions
 
         P x - y 1 - z = 0,    sum x = 1,    x_j z_j = s,    x > 0,  z > 0,    s -> 0,
 
-    by Newton steps with Mehrotra's predictor and corrector: one Cholesky factorisation of P + diag(z / x) each. Starts
-    from equal weights, where both kinds of feasibility hold. Where the minimiser is not unique the path ends inside the
-    set of minimisers, about at its analytic centre: a zero matrix and identical clients give equal weights.
+    with Mehrotra's predictor-corrector Newton steps, each of which needs one Cholesky factorization of P + diag(z / x).
+    It starts from equal weights, which are primal and dual feasible. If the minimizer is not unique, the path ends near
+    the analytic center of the set of minimizers: a zero matrix and identical clients give equal weights.
 
     Args:
       matrix: P [m, m], symmetric and positive semidefinite, its largest absolute entry about 1 (or 0). float64
         reaches the tolerance on every matrix of FedPAC; float32 about 1e-3 at m = 300.
-      tolerance: stops when the Frank-Wolfe gap x.Px - min(Px) is at most this share of x.Px.
-      max_steps: stops at the latest then.
-      floor: objectives below it count as equal to it in the stopping rule: what rounding in P makes of a zero.
+      tolerance: the iteration stops when the Frank-Wolfe gap x.Px - min(Px) is at most this share of x.Px.
+      max_steps: maximum number of steps.
+      floor: lower bound on the objective in the stopping rule, for minima that are zero up to rounding of P.
 
     Returns:
       x [m], positive, summing to 1 up to rounding.
@@ -61,7 +61,7 @@ def minimize_on_simplex(
         gradient = matrix @ iterate.weights
         objective = iterate.weights @ gradient
         gap = objective - jnp.min(gradient)
-        # The second test ends programmes whose minimum is zero, where no share of the objective is ever reached.
+        # The second test is for minima of zero, where the gap never falls below a share of the objective.
         solved = (gap <= tolerance * jnp.maximum(objective, floor)) | (iterate.weights @ iterate.slacks <= precision)
         return ~solved & (iterate.step < max_steps)
 
@@ -81,7 +81,7 @@ def _start(matrix: jax.Array) -> _Iterate:
 
 
 def _step(matrix: jax.Array, iterate: _Iterate) -> _Iterate:
-    """One predictor-corrector step; where the factorisation fails, only the ridge is increased."""
+    """One predictor-corrector step; where the factorization fails, only the ridge is increased."""
     weights, slacks, multiplier, ridge, step = iterate
     size = matrix.shape[-1]
     one = jnp.ones_like(weights)
@@ -99,7 +99,7 @@ def _step(matrix: jax.Array, iterate: _Iterate) -> _Iterate:
         change_slacks = (complementarity - slacks * change_weights) / weights
         return change_weights, change_multiplier, change_slacks
 
-    # Predictor: straight at x z = 0.
+    # Predictor: Newton step toward x z = 0.
     target = -weights * slacks
     both = solve(jnp.stack([target / weights - stationarity, one], axis=-1))
     solved_one = both[:, 1]
@@ -108,7 +108,7 @@ def _step(matrix: jax.Array, iterate: _Iterate) -> _Iterate:
     centrality = weights @ slacks / size
     predicted = (weights + length * change_weights) @ (slacks + length * change_slacks) / size
 
-    # Corrector: at x z = sigma s, with what the predictor's second-order term would miss.
+    # Corrector: Newton step toward x z = sigma s, with the second-order term of the predictor.
     target = (predicted / centrality) ** 3 * centrality - weights * slacks - change_weights * change_slacks
     change_weights, change_multiplier, change_slacks = direction(target, solve(target / weights - stationarity))
     length = jnp.minimum(_longest(weights, change_weights), _longest(slacks, change_slacks))

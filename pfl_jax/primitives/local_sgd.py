@@ -21,7 +21,7 @@ Augment = Callable[[PRNGKey, PyTree], PyTree]
 """Random changes to the inputs of a mini-batch: (key, x [B, ...]) -> x of the same shape; hashable."""
 
 FORWARD_BATCH = 200
-"""Examples of one forward pass: enough for full speed, few enough for the cache of a CPU."""
+"""Examples per forward pass: large enough for full speed, small enough for a CPU's cache."""
 
 
 def _is_static_zero(value: float | jax.Array) -> bool:
@@ -29,21 +29,21 @@ def _is_static_zero(value: float | jax.Array) -> bool:
 
 
 def _decay(weight_decay: float | jax.Array) -> optax.GradientTransformation:
-    # A number that is exactly zero costs nothing; a traced one cannot be known to be zero.
+    # A Python zero leaves the step out; whether a traced number is zero is not known.
     return optax.identity() if _is_static_zero(weight_decay) else optax.add_decayed_weights(weight_decay)
 
 
 def sgd(
     lr: float | jax.Array, momentum: float | jax.Array = 0.0, weight_decay: float | jax.Array = 0.0
 ) -> optax.GradientTransformation:
-    """Stochastic gradient descent as PyTorch's SGD applies it, which the papers used.
+    """Stochastic gradient descent with the update rule of PyTorch's SGD, as in the papers.
 
         g = gradient + weight_decay * params;  v = momentum * v + g;  params = params - lr * v
 
     Args:
-      lr: learning rate, a number or a traced scalar; so are the others.
+      lr: learning rate; a number or a traced scalar, as are the other arguments.
       momentum: factor of the velocity v, which starts at zero.
-      weight_decay: added to the gradient before the velocity.
+      weight_decay: factor of params in the gradient g, before the momentum.
 
     Example:
       >>> import jax.numpy as jnp
@@ -80,18 +80,18 @@ def num_steps(count: Count, batch_size: int, epochs: int | jax.Array = 1, *, dro
       [1 1]
     """
     steps = count // batch_size
-    # One more where examples are left, or with drop_last where they are all there is.
+    # One more step for the remaining examples; with drop_last only if there is no complete batch.
     return cast(Count, epochs * (steps + ((count % batch_size > 0) & (not drop_last or steps == 0))))
 
 
 FIXED_ORDER = 0
-"""Seed of the order that epochs take without shuffling."""
+"""Seed of the fixed order of the examples without shuffling."""
 
 
 def _epoch_order(key: PRNGKey, mask: jax.Array, length: int) -> jax.Array:
-    """Random order of the real rows of mask [n], the first of all [length] entries; the others point at padding."""
-    # One draw of 32 bits per row, whose value does not depend on how many rows follow it: so an epoch's
-    # order does not depend on how far the client is padded. Sorting by (padding, bits) puts the real rows first.
+    """Row numbers [length] that start with the real rows of mask [n] in random order; the rest point to padding."""
+    # The 32 random bits of a row do not depend on the number of rows, so the order does not depend on the amount of
+    # padding. Sorting by (padding, bits) puts the real rows first.
     (n,) = mask.shape
     bits = jax.random.bits(key, (n,), jnp.uint32)
     _, _, order = jax.lax.sort((~mask, bits, jnp.arange(n, dtype=jnp.int32)), num_keys=2)
@@ -101,7 +101,7 @@ def _epoch_order(key: PRNGKey, mask: jax.Array, length: int) -> jax.Array:
 def descend(
     optimizer: optax.GradientTransformation, gradient: PyTree, params: PyTree, opt_state: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """One step of the optimizer along a gradient: the next params and opt_state, the optimizer's state."""
+    """One optimizer step for a gradient; returns the next params and the optimizer's next state `opt_state`."""
     updates, opt_state = optimizer.update(gradient, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
@@ -112,22 +112,23 @@ Carry = TypeVar("Carry")
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LocalSGD:
-    """Recipe of local training: the optimizer, and how mini-batches are formed. A pytree; numbers may be traced.
+    """Recipe of local training: the optimizer and the mini-batches. A pytree, whose numbers may be traced.
 
     Attributes:
       lr: learning rate.
-      momentum: momentum of SGD; Adam has its own decay rates of the moments, 0.9 and 0.999.
-      weight_decay: weight decay: added to the gradient (sgd, adam), or to the step by itself (adamw).
-      batch_size: examples of a mini-batch.
-      epochs: local epochs of a round: passes over a client's examples.
-      optimizer: sgd (as PyTorch's SGD), adam or adamw; it starts afresh in every round.
-      clip_norm: global norm that the gradient of a mini-batch is scaled down to where it is larger; None for no limit.
-      drop_last: leave out an epoch's last batch where it is incomplete, as PyTorch's DataLoader(drop_last=True) does.
-        Unlike there, a client that is smaller than a batch keeps the one it has: otherwise it would never train.
-      shuffle: draw a new order of the examples for every epoch; False takes one order, the same in all epochs, rounds
-        and runs, so that with `drop_last` the same examples are left out always.
-      augment: random changes to the inputs of every mini-batch, see `pfl_jax.data.augment`; None for none. Inputs that
-        are features of a fixed backbone stay as they are.
+      momentum: momentum of SGD. Adam and AdamW ignore it: their moments decay with rates 0.9 and 0.999.
+      weight_decay: weight decay, added to the gradient (sgd, adam) or decoupled from it (adamw).
+      batch_size: examples in a mini-batch.
+      epochs: local epochs in a round, that is passes over a client's examples.
+      optimizer: sgd (as PyTorch's SGD), adam or adamw; its state is initialized anew in every round.
+      clip_norm: largest global norm of a mini-batch's gradient; larger gradients are scaled down to it. None for no
+        limit.
+      drop_last: whether to leave out an incomplete last batch of an epoch, as PyTorch's DataLoader(drop_last=True)
+        does. Unlike there, a client with less than one complete batch keeps its only batch, so that it trains.
+      shuffle: whether every epoch has a new random order of the examples. Without it the order is the same in all
+        epochs, rounds and runs, and with `drop_last` the same examples are always left out.
+      augment: random augmentation of the inputs of every mini-batch, see `pfl_jax.data.augment`; None for none. It does
+        not apply to precomputed features.
 
     Example:
       >>> import jax
@@ -155,23 +156,23 @@ class LocalSGD:
     augment: Augment | None = field(default=None, metadata={"static": True})
 
     def replace(self, **changes: Any) -> "LocalSGD":
-        """This recipe with other values.
+        """Copy of this recipe with other values.
 
         Args:
-          changes: name of a field -> its value.
+          changes: name of a field -> its new value.
         """
         return dataclasses.replace(self, **changes)
 
     def plain(self, **changes: Any) -> "LocalSGD":
-        """This recipe without momentum and weight decay, with other values.
+        """Copy of this recipe without momentum and weight decay, and with other values.
 
         Args:
-          changes: name of a field -> its value.
+          changes: name of a field -> its new value.
         """
         return dataclasses.replace(self, **{"momentum": 0.0, "weight_decay": 0.0, **changes})
 
     def transformation(self) -> optax.GradientTransformation:
-        """The optimizer as an optax transformation, clipping first.
+        """Optimizer as an optax gradient transformation; clipping comes first.
 
         Raises:
           InvalidInput: an unknown optimizer.
@@ -187,7 +188,7 @@ class LocalSGD:
         return steps if self.clip_norm is None else optax.chain(optax.clip_by_global_norm(self.clip_norm), steps)
 
     def num_steps(self, count: "Count") -> "Count":
-        """Gradient steps that `fit` takes on `count` examples, see `num_steps`."""
+        """Number of gradient steps that `fit` takes on `count` examples, see `num_steps`."""
         return num_steps(count, self.batch_size, self.epochs, drop_last=self.drop_last)
 
     def fit(
@@ -199,18 +200,18 @@ class LocalSGD:
         *,
         transformation: optax.GradientTransformation | None = None,
     ) -> PyTree:
-        """Train params on a client's examples. The batches are those of `fold`.
+        """Train params on a client's examples, with the mini-batches of `fold`.
 
-        Freezing a part of a model is closing over it:
+        To freeze a part of a model, close over it:
 
             training.fit(key, head, data, lambda head, batch: loss(merge(backbone, head), batch))
 
         Args:
-          key: orders the examples and augments them.
+          key: key of the order of the examples and of the augmentation.
           params: any pytree of float arrays.
           data: examples [n, ...] with their mask [n].
           loss: (params, ClientData of batch_size rows) -> scalar mean over the batch's mask.
-          transformation: optimizer in the place of `transformation()`.
+          transformation: optimizer to use in place of `transformation()`.
         """
         optimizer = self.transformation() if transformation is None else transformation
 
@@ -224,20 +225,20 @@ class LocalSGD:
     def fold(self, key: PRNGKey, carry: Carry, data: ClientData, step: Callable[[Carry, ClientData], Carry]) -> Carry:
         """Fold carry = step(carry, batch) over the mini-batches of all epochs.
 
-        The real examples are reshuffled every epoch; an epoch of a client with m of them takes ceil(m / batch_size)
-        steps, the last on the rest, so a small client does not pay for a large one unless both run under one vmap.
-        `drop_last` leaves out that last batch, `shuffle` False takes one order for all epochs. Trip counts are
-        dynamic, so the result cannot be differentiated in reverse mode. With `augment`, the inputs of every mini-batch
-        go through it with a key of their own; the order of the examples is the same.
+        The real examples are shuffled anew in every epoch. An epoch of a client with m real examples takes
+        ceil(m / batch_size) steps, the last one on the remaining examples, so a small client costs less than a large
+        one unless both run under one vmap. `drop_last`, `shuffle` and `augment` apply as described in `LocalSGD`;
+        augmentation has keys of its own and does not change the order of the examples. Trip counts are dynamic, so the
+        result cannot be differentiated in reverse mode.
 
         Args:
-          key: orders the examples and augments them.
+          key: key of the order of the examples and of the augmentation.
           carry: any pytree of arrays.
           data: examples [n, ...] with their mask [n].
           step: (carry, ClientData of batch_size rows) -> the next carry, of the same structure, shapes and types.
 
         Returns:
-          The last carry; the first one where there are no epochs.
+          The last carry; the initial one if there are no epochs.
 
         Example:
           >>> import jax
@@ -275,7 +276,7 @@ class LocalSGD:
         return jax.lax.fori_loop(0, self.epochs, epoch, carry)
 
     def always_visited(self, mask: jax.Array) -> jax.Array:
-        """Real examples that every epoch visits: bool [n]; a fixed order that drops its last batch leaves some out.
+        """Real examples that every epoch visits: bool [n]. A fixed order with `drop_last` always leaves some out.
 
         Args:
           mask: [n], the real examples.
@@ -294,25 +295,25 @@ class LocalSGD:
         (n,) = mask.shape
         count = jnp.sum(mask, dtype=jnp.int32)
         order = _epoch_order(jax.random.key(FIXED_ORDER), mask, n)
-        taken = jnp.arange(n) < self.batch_size * num_steps(count, self.batch_size, drop_last=True)
-        return jnp.zeros(n, bool).at[order].set(taken) & mask
+        visited = jnp.arange(n) < self.batch_size * num_steps(count, self.batch_size, drop_last=True)
+        return jnp.zeros(n, bool).at[order].set(visited) & mask
 
 
 def map_examples(
     fn: Callable[[PyTree], PyTree], x: PyTree, mask: jax.Array, *, batch_size: int = FORWARD_BATCH
 ) -> PyTree:
-    """Apply fn to the rows of x in batches, so that memory does not grow with the client.
+    """Apply fn to the rows of x in batches, so that memory does not grow with the number of examples.
 
-    Stops after the last real row, so a client pays for its own size, not for the padding.
+    It stops after the last real row, so the time depends on a client's own size and not on the padding.
 
     Args:
-      fn: rows [batch, ...] -> rows [batch, ...], each output row a function of its input row alone.
+      fn: rows [batch, ...] -> rows [batch, ...]; each output row depends only on its input row.
       x: pytree of leaves [n, ...].
       mask: [n], the real rows.
-      batch_size: rows of one call of fn, fewer if n is smaller.
+      batch_size: rows in one call of fn, at most n.
 
     Returns:
-      fn's rows [n, ...]; those of batches with padding only are zero.
+      Output rows [n, ...]; rows of batches that contain only padding are zero.
 
     Example:
       >>> import jax.numpy as jnp
@@ -331,7 +332,7 @@ def map_examples(
     outputs = jax.tree.map(lambda shape: jnp.zeros((n, *shape.shape[1:]), shape.dtype), shapes)
 
     def body(index, outputs):
-        # The last slice moves back to end at n; its first rows are then computed twice, to the same values.
+        # The last slice is moved back so that it ends at n; its first rows are computed twice with equal results.
         start = jnp.minimum(index * size, n - size)
         return jax.tree.map(
             lambda output, new: jax.lax.dynamic_update_slice_in_dim(output, new, start, 0), outputs, fn(rows(start))

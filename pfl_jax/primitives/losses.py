@@ -12,9 +12,9 @@ ABSENT_CLASS = -1e9
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean of values [B] where mask [B] is True; 0 where it is True nowhere.
+    """Mean of values [B] where mask [B] is True; 0 if it is True nowhere.
 
-    Masked values may be anything finite; they get no gradient.
+    Values outside the mask must be finite and get no gradient.
 
     Example:
       >>> import jax.numpy as jnp
@@ -44,7 +44,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.
 
 
 def supervised_loss(model: Model) -> Loss:
-    """Cross entropy of a whole model on a mini-batch, which local training minimizes.
+    """Loss function of ordinary local training: cross entropy of a whole model on a mini-batch.
 
     Args:
       model: the architecture.
@@ -85,7 +85,7 @@ def classwise_alignment(
 
         sum over classes k of the batch of  mean over its examples of (1/d) ||f(x) - target||^2
 
-    As many times the mean over all examples as the batch has classes, where these are equally frequent.
+    If the K' classes of a batch are equally frequent, this is K' times the mean over all its examples.
 
     Args:
       features, targets: [B, d]; no gradient flows into the targets.
@@ -110,12 +110,12 @@ def classwise_alignment(
 def balanced_softmax(logits: jax.Array, labels: jax.Array, mask: jax.Array, counts: jax.Array) -> jax.Array:
     """Mean cross entropy of softmax(logits + log counts), which corrects for the client's class sizes.
 
-    A class without examples drops out of the softmax: its logit neither counts nor gets a gradient. With equal
-    counts this is `cross_entropy`.
+    A class without examples is left out of the softmax, and its logit gets no gradient. With equal counts this is
+    `cross_entropy`.
 
     Args:
       logits: [B, K].
-      labels: [B], of classes that have examples.
+      labels: [B], only classes that have examples.
       mask: [B], the real examples.
       counts: [K], training examples of each class on this client.
 

@@ -16,17 +16,17 @@ def score(predict: Callable[[Personal, jax.Array], jax.Array], personal: Persona
 
     Args:
       predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K].
-      personal: what the client deploys.
-      data: examples [n, ...]. Without any real one every score is NaN.
+      personal: the model that the client deploys.
+      data: examples [n, ...]. Without real examples all scores are NaN.
     """
     logits = map_examples(lambda x: predict(personal, x).astype(jnp.float32), data.x, data.mask)
     log_probabilities = jax.nn.log_softmax(logits)
     count = jnp.sum(data.mask, dtype=jnp.float32)
     predicted = jnp.argmax(logits, axis=-1)
-    chosen = jnp.take_along_axis(log_probabilities, data.y[:, None], axis=-1)[:, 0]
+    label_log_probabilities = jnp.take_along_axis(log_probabilities, data.y[:, None], axis=-1)[:, 0]
     return Scores(
         accuracy=jnp.sum((predicted == data.y) & data.mask, dtype=jnp.float32) / count,
-        loss=-jnp.sum(jnp.where(data.mask, chosen, 0.0)) / count,
+        loss=-jnp.sum(jnp.where(data.mask, label_log_probabilities, 0.0)) / count,
         macro_f1=macro_f1(predicted, data.y, data.mask, logits.shape[-1]),
         auc=macro_auc(log_probabilities, data.y, data.mask),
     )
@@ -41,24 +41,25 @@ def macro_f1(predicted: jax.Array, y: jax.Array, mask: jax.Array, num_classes: i
       num_classes: K.
 
     Returns:
-      A scalar in [0, 1], NaN without examples; scikit-learn's f1_score(average="macro").
+      A scalar in [0, 1], equal to scikit-learn's f1_score(average="macro"); NaN without examples.
     """
     weight = mask.astype(jnp.float32)
-    right = jnp.zeros(num_classes).at[y].add(jnp.where(predicted == y, weight, 0.0))
-    # TP + FN and TP + FP.
-    either = jnp.zeros(num_classes).at[y].add(weight).at[predicted].add(weight)
-    occurs = either > 0
-    return jnp.sum(jnp.where(occurs, 2 * right / jnp.where(occurs, either, 1.0), 0.0)) / jnp.sum(occurs)
+    true_positives = jnp.zeros(num_classes).at[y].add(jnp.where(predicted == y, weight, 0.0))
+    # (TP + FN) + (TP + FP), the denominator of F1.
+    total = jnp.zeros(num_classes).at[y].add(weight).at[predicted].add(weight)
+    occurs = total > 0
+    return jnp.sum(jnp.where(occurs, 2 * true_positives / jnp.where(occurs, total, 1.0), 0.0)) / jnp.sum(occurs)
 
 
 def macro_auc(scores: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
     """Mean over classes of the area under the ROC curve of one class against all others.
 
-    The chance that a random example of the class has a higher score for it than a random one of the other classes,
-    ties counting half (Mann, Whitney 1947). Classes that all examples or none belong to have no curve and don't count.
+    For one class it is the probability that a random example of the class has a higher score than a random example of
+    the other classes, where ties count half (Mann, Whitney 1947). Classes to which all examples or none belong have no
+    curve and are left out.
 
     Args:
-      scores: [n, K], the higher the likelier.
+      scores: [n, K], higher for more likely classes.
       y: [n], classes.
       mask: [n], the examples that count.
 
@@ -68,15 +69,15 @@ def macro_auc(scores: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
 
     (n,) = mask.shape
     count = jnp.sum(mask, dtype=jnp.int32)
-    places, edge = jnp.arange(n), jnp.ones(1, bool)
+    ranks, edge = jnp.arange(n), jnp.ones(1, bool)
 
     def area(column, positive):
-        # Padding comes last, where it moves no rank. One sort serves both ends of every tie.
+        # Padding is sorted last, where it changes no rank. Ties: ranks from `below` + 1 to `up_to` have equal scores.
         column = jnp.where(mask, column, jnp.inf)
         ordered, positive = jax.lax.sort((column, positive.astype(jnp.float32)), num_keys=1)
         differs = ordered[1:] != ordered[:-1]
-        below = jax.lax.cummax(jnp.where(jnp.concatenate([edge, differs]), places, 0))
-        up_to = jax.lax.cummin(jnp.where(jnp.concatenate([differs, edge]), places + 1, n), reverse=True)
+        below = jax.lax.cummax(jnp.where(jnp.concatenate([edge, differs]), ranks, 0))
+        up_to = jax.lax.cummin(jnp.where(jnp.concatenate([differs, edge]), ranks + 1, n), reverse=True)
         beaten = jnp.sum(positive * (below + jnp.minimum(up_to, count))) / 2
         positives = jnp.sum(positive)
         pairs = positives * (count - positives)
@@ -91,14 +92,14 @@ def macro_auc(scores: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
 def before_aggregation(received: Scores, trained: Scores, members: np.ndarray) -> Scores:
     """Scores of the clients' models in the middle of a round: after local training, before aggregation.
 
-    The third evaluation protocol. Members of the cohort are tested with their model right after local training;
-    everyone else with what the server's state of the round before gives them, which is all they have. This is how the
-    code released with FedAS tests FedPer and FedAvg, with the parameters of the round before sent to all clients.
+    This is the third evaluation protocol. Members of the cohort are tested with their model right after local training,
+    all other clients with the model that they would have deployed after the previous round. The code released with
+    FedAS tests FedPer and FedAvg in this way: it sends the parameters of the previous round to all clients.
 
     Args:
-      received: leaves [..., N], of what every client would have deployed after the round before.
-      trained: leaves [..., N], of every client's model right after its own last local training.
-      members: [..., N], bool: who has trained in this round.
+      received: leaves [..., N], scores of the model that each client would have deployed after the previous round.
+      trained: leaves [..., N], scores of each client's model right after its own last local training.
+      members: [..., N], bool; the clients that trained in this round.
 
     Returns:
       Leaves [..., N], NumPy arrays.
@@ -118,13 +119,13 @@ class Summary(NamedTuple):
     """Summary of a federation's scores; accuracies, F1 and AUC in percent.
 
     Attributes:
-      mean: accuracy over clients, each counting the same.
-      pooled: accuracy over clients, weighted by their test examples: over all test examples, each counting the same.
-      std: standard deviation of the accuracy over clients (population).
+      mean: mean accuracy over clients, unweighted.
+      pooled: accuracy over all test examples, which is the mean over clients weighted by their test examples.
+      std: population standard deviation of the accuracy over clients.
       worst_decile: mean accuracy of the worst tenth of the clients (at least one).
-      jain: Jain's index (sum a)^2 / (N sum a^2) of the accuracies a: 1 where all are equal, 1/N where one has it all.
-      loss, macro_f1, auc: means over the clients that have one.
-      clients: how many clients have an accuracy.
+      jain: Jain's index (sum a)^2 / (N sum a^2) of the accuracies a: 1 if all are equal, 1/N if all but one are zero.
+      loss, macro_f1, auc: means over the clients that have the score.
+      clients: number of clients that have an accuracy.
     """
 
     mean: float
@@ -139,7 +140,7 @@ class Summary(NamedTuple):
 
 
 def summarize(scores: Scores, test_counts: np.ndarray | jax.Array) -> Summary:
-    """Summarize the scores [N] of N clients; NaN marks clients without scores, which do not count.
+    """Summarize the scores [N] of N clients; clients without scores (NaN) are left out.
 
     Args:
       scores: [N].
@@ -155,12 +156,12 @@ def summarize(scores: Scores, test_counts: np.ndarray | jax.Array) -> Summary:
       >>> summary.mean, summary.pooled, summary.worst_decile, summary.clients
       (75.0, 62.5, 50.0, 2)
     """
-    values = 100 * np.sort(_known(scores.accuracy))
+    values = 100 * np.sort(_without_nan(scores.accuracy))
     if not values.size:
         nan = float("nan")
         return Summary(nan, nan, nan, nan, nan, nan, nan, nan, 0)
     worst = values[: max(1, round(values.size / 10))]
-    loss, f1, auc = (_mean(_known(each)) for each in scores[1:])
+    loss, f1, auc = (_mean(_without_nan(each)) for each in scores[1:])
     squares = float(np.sum(values**2))
     jain = float(np.sum(values)) ** 2 / (values.size * squares) if squares else 1.0
     return Summary(
@@ -180,19 +181,19 @@ def pooled(values: np.ndarray | jax.Array, test_counts: np.ndarray | jax.Array) 
     """Mean over clients weighted by their test examples.
 
     Args:
-      values: [N], such as accuracies; NaN marks clients that do not count.
-      test_counts: [N].
+      values: [N], such as accuracies; clients with NaN are left out.
+      test_counts: [N], test examples of each client.
 
     Returns:
-      NaN where no client counts.
+      The weighted mean; NaN if all clients are left out.
     """
     values, weights = np.asarray(values, np.float64), np.asarray(test_counts, np.float64)
-    known = ~np.isnan(values)
-    total = float(weights[known].sum())
-    return float(values[known] @ weights[known]) / total if total else float("nan")
+    valid = ~np.isnan(values)
+    total = float(weights[valid].sum())
+    return float(values[valid] @ weights[valid]) / total if total else float("nan")
 
 
-def _known(values: np.ndarray | jax.Array) -> np.ndarray:
+def _without_nan(values: np.ndarray | jax.Array) -> np.ndarray:
     values = np.asarray(values, np.float64)
     return values[~np.isnan(values)]
 

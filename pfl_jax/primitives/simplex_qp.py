@@ -1,4 +1,4 @@
-"""Batched quadratic programmes on the probability simplex: the only file that imports jaxopt."""
+"""Batched quadratic programs on the probability simplex. Only this file imports jaxopt."""
 
 import functools
 import importlib.util
@@ -14,14 +14,14 @@ from pfl_jax.primitives import interior_point
 from pfl_jax.primitives.float64 import in_float64
 
 Solver: TypeAlias = Literal["auto", "projected_gradient", "osqp", "interior_point"]
-"""The ways of `solve_simplex_qp`."""
+"""Names of the solvers of `solve_simplex_qp`."""
 
 AUTO_GRADIENT_STEPS = 50
-"""Projected-gradient steps of `solver="auto"`: enough for some tens of clients that are all alike, no dearer than an
-interior-point solve. FedPAC's programmes over groups of clients need thousands."""
+"""Projected-gradient steps of `solver="auto"`: enough for a few dozen similar clients, and no slower than an
+interior-point solve. FedPAC's programs for groups of different clients need thousands of steps."""
 
 GRADIENT_STEPS = 5000
-"""Bound on the steps of `solver="projected_gradient"`."""
+"""Maximum number of steps of `solver="projected_gradient"`."""
 
 
 class SimplexSolution(NamedTuple):
@@ -29,7 +29,7 @@ class SimplexSolution(NamedTuple):
 
     Attributes:
       weights: x [..., m], nonnegative, summing to 1 up to the rounding of their dtype.
-      gap: relative Frank-Wolfe gap [...], see `frank_wolfe_gap`: how far from optimal the weights can be at most.
+      gap: relative Frank-Wolfe gap [...], a bound on the distance from the optimum; see `frank_wolfe_gap`.
     """
 
     weights: jax.Array
@@ -37,42 +37,42 @@ class SimplexSolution(NamedTuple):
 
 
 def solve_simplex_qp(matrices: jax.Array, *, solver: Solver = "auto", tolerance: float = 1e-4) -> SimplexSolution:
-    r"""Minimise x.Px subject to x >= 0 and sum x = 1, for every matrix of a batch.
+    r"""Minimize x.Px subject to x >= 0 and sum x = 1, for every matrix of a batch.
 
-    Works in float64 whatever the dtype of P (also with JAX's 64-bit mode off), on P divided by its largest entry:
-    weights do not depend on P's scale. May be called inside jit, vmap and scan.
+    It computes in float64 for any dtype of P, also if JAX's 64-bit mode is off, and divides P by its largest entry, so
+    the weights do not depend on P's scale. It may be called inside jit, vmap and scan.
 
     Solvers:
 
-    - "auto": jaxopt's projected gradient for a few steps; the rows whose Frank-Wolfe gap misses `tolerance` go to the
-      interior point. Without jaxopt installed: the interior point alone.
+    - "auto": a few steps of jaxopt's projected gradient; matrices whose Frank-Wolfe gap then exceeds `tolerance` are
+      solved by the interior-point method. Without jaxopt, the interior-point method solves all of them.
     - "projected_gradient": jaxopt.ProjectedGradient, accelerated, for at most 5000 steps.
-    - "osqp": jaxopt.BoxOSQP with LU factorisations; for a few dozen clients at most, slow beyond.
+    - "osqp": jaxopt.BoxOSQP with LU factorizations; slow for more than a few dozen clients.
     - "interior_point": `pfl_jax.primitives.interior_point`, to a gap of 1e-9 or `tolerance`, whichever is smaller.
 
-    Where the minimiser is not unique (P singular) the choice is deterministic and symmetric: clients with equal rows
-    and columns get equal weights, and P = 0 gives 1/m each. The interior point ends about at the analytic centre of the
-    minimisers, the others at the minimiser that their iteration reaches from equal weights.
+    If the minimizer is not unique (P singular), the result is deterministic and symmetric: clients with equal rows and
+    columns get equal weights, and P = 0 gives weights 1/m. The interior-point method ends near the analytic center of
+    the minimizers, the other solvers at the minimizer that they reach from equal weights.
 
     Args:
-      matrices: P [..., m, m], positive semidefinite; only their symmetric part counts.
-      solver: one of the above.
-      tolerance: the relative Frank-Wolfe gap to reach. A gap r bounds the distance to the minimiser x* by
-        sum_j v_j (x_j - x*_j)^2 <= 2 r x.Px for any diagonal v >= 0 that can be taken off P leaving it positive
-        semidefinite; weights to 1e-3 need about 1e-7.
+      matrices: P [..., m, m], positive semidefinite; only the symmetric part is used.
+      solver: name of a solver, see above.
+      tolerance: relative Frank-Wolfe gap to reach. A gap r bounds the distance to the minimizer x* by
+        sum_j v_j (x_j - x*_j)^2 <= 2 r x.Px, for any v >= 0 such that P - diag(v) is positive semidefinite. Weights
+        accurate to 1e-3 need a gap of about 1e-7.
 
     Returns:
       Weights [..., m] and gaps [...] in P's dtype.
 
     Raises:
-      InvalidInput: the solver is unknown, needs jaxopt where that is not installed, or P is not square.
+      InvalidInput: the solver is unknown or needs jaxopt, which is not installed; or P is not square.
 
     Example:
       >>> import jax.numpy as jnp
       >>> import numpy as np
       >>> from pfl_jax.primitives import simplex_qp
       >>> solution = simplex_qp.solve_simplex_qp(jnp.diag(jnp.array([1.0, 3.0])), solver="interior_point")
-      >>> print(np.asarray(solution.weights).round(3))  # as 1 / variance
+      >>> print(np.asarray(solution.weights).round(3))  # proportional to 1 / variance
       [0.75 0.25]
     """
     if solver not in get_args(Solver):
@@ -80,14 +80,14 @@ def solve_simplex_qp(matrices: jax.Array, *, solver: Solver = "auto", tolerance:
     if solver in ("projected_gradient", "osqp") and not _has_jaxopt():
         raise InvalidInput(f"solver {solver!r} needs jaxopt: pip install jaxopt, or choose solver 'interior_point'")
     if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2] or matrices.shape[-1] == 0:
-        raise InvalidInput(f"a quadratic programme needs square matrices [..., m, m], got shape {matrices.shape}")
+        raise InvalidInput(f"a quadratic program needs square matrices [..., m, m], got shape {matrices.shape}")
 
     return _solver(solver, float(tolerance), _has_jaxopt())(matrices)
 
 
 @functools.cache
 def _solver(solver: Solver, tolerance: float, has_jaxopt: bool) -> Callable[[jax.Array], SimplexSolution]:
-    """`solve_simplex_qp` after its checks, cached by its options so that repeated calls compile once."""
+    """Compiled part of `solve_simplex_qp`, cached by its options so that repeated calls compile once."""
     if solver == "auto" and not has_jaxopt:
         solver = "interior_point"
 
@@ -110,14 +110,14 @@ def _solver(solver: Solver, tolerance: float, has_jaxopt: bool) -> Callable[[jax
 def frank_wolfe_gap(matrix: jax.Array, weights: jax.Array, floor: float) -> jax.Array:
     r"""Relative Frank-Wolfe gap (x.Px - min_j (Px)_j) / max(x.Px, floor) of one P at x.
 
-    It is zero exactly at the minimisers, and bounds what they could gain: if r is the gap and x* a minimiser,
-    x*.Px* >= (1 - r)^2 x.Px, because min_j (Px)_j <= x*.Px <= sqrt(x*.Px* x.Px). The floor keeps it meaningful where
-    the minimum is 0, whose relative accuracy rounding in P destroys.
+    It is zero exactly at the minimizers, and it bounds the suboptimality of x: for a gap r and a minimizer x*,
+    x*.Px* >= (1 - r)^2 x.Px, because min_j (Px)_j <= x*.Px <= sqrt(x*.Px* x.Px). The floor is for minima of 0, which
+    have no relative accuracy because of rounding in P.
 
     Args:
       matrix: P [m, m], largest absolute entry 1 (or 0).
       weights: x [m] on the simplex.
-      floor: smallest objective taken seriously, > 0: the relative rounding error of P's entries.
+      floor: positive lower bound on the denominator: the relative rounding error of P's entries.
 
     Returns:
       Scalar, at least 0.
@@ -131,7 +131,7 @@ def frank_wolfe_gap(matrix: jax.Array, weights: jax.Array, floor: float) -> jax.
 
 
 def _solve_batch(matrices: jax.Array, solver: Solver, tolerance: float, floor: float) -> jax.Array:
-    """Weights [b, m] for normalised float64 matrices [b, m, m]."""
+    """Weights [b, m] for normalized float64 matrices [b, m, m]."""
 
     def interior(matrices: jax.Array) -> jax.Array:
         def solve(matrix):
@@ -158,18 +158,18 @@ def _solve_batch(matrices: jax.Array, solver: Solver, tolerance: float, floor: f
 
 
 def _map_batches(solve: Callable[[jax.Array], jax.Array], matrices: jax.Array) -> jax.Array:
-    """Solve [b, m, m] all at once on an accelerator, one after another on a CPU."""
+    """Solve matrices [b, m, m] all at once on an accelerator, one after another on a CPU."""
 
     def one_by_one(matrices: jax.Array) -> jax.Array:
-        # A batched factorisation waits for threads of XLA's pool. Two CPU devices that solve at the same moment can
-        # hold all of them and wait for ever: seen with 30 programmes on two devices and two cores.
+        # A batched factorization waits for threads of XLA's pool. Two CPU devices that solve at the same time can use
+        # up all threads and deadlock, as happened with 30 matrices on two devices and two cores.
         return jax.lax.map(lambda matrix: solve(matrix[None])[0], matrices)
 
     return jax.lax.platform_dependent(matrices, cpu=one_by_one, default=solve)
 
 
 def _onto_simplex(weights: jax.Array) -> jax.Array:
-    """Clip and normalise rows that are nearly on the simplex: nonnegative, with sum 1."""
+    """Clip and normalize rows that are nearly on the simplex, so that they are nonnegative and sum to 1."""
     weights = jnp.maximum(weights, 0)
     return weights / jnp.sum(weights, axis=-1, keepdims=True)
 
@@ -179,15 +179,15 @@ def _projected_gradient(matrix: jax.Array, tolerance: float, steps: int) -> jax.
     jaxopt = _import_jaxopt()
     size = matrix.shape[-1]
 
-    def centred(vector: jax.Array) -> jax.Array:
+    def centered(vector: jax.Array) -> jax.Array:
         return vector - jnp.mean(vector)
 
     def iterate(_, vector: jax.Array) -> jax.Array:
-        image = centred(matrix @ vector)
+        image = centered(matrix @ vector)
         return image / jnp.maximum(jnp.linalg.norm(image), jnp.finfo(matrix.dtype).tiny)
 
-    # Steps stay inside {sum x = 1}, so only P's curvature across it limits their length. Power iteration from a
-    # vector without symmetries; five per cent make up for stopping it early.
+    # Steps stay in {sum x = 1}, so the step length depends only on P's largest curvature within this plane. It is found
+    # by power iteration from a vector without symmetries, increased by 5 % because the iteration is stopped early.
     start = iterate(0, jnp.cos(jnp.arange(size, dtype=matrix.dtype)))
     eigenvector = jax.lax.fori_loop(0, 20, iterate, start)
     largest = 1.05 * (eigenvector @ matrix @ eigenvector)
@@ -197,7 +197,8 @@ def _projected_gradient(matrix: jax.Array, tolerance: float, steps: int) -> jax.
         jaxopt.projection.projection_simplex,
         stepsize=1.0,
         maxiter=steps,
-        # jaxopt's error is absolute, the length of one more step; the objective is often below 1e-4 of P's curvature.
+        # jaxopt's error is the length of the next step, an absolute value; objectives are often below 1e-4 times P's
+        # curvature.
         tol=min(tolerance, 1e-4) * 1e-5,
         acceleration=True,
         implicit_diff=False,
@@ -209,7 +210,7 @@ def _osqp(matrix: jax.Array, tolerance: float) -> jax.Array:
     """Operator splitting on min x.Px / 2 subject to 1 <= sum x <= 1 and 0 <= x <= 1."""
     jaxopt = _import_jaxopt()
     size = matrix.shape[-1]
-    # Its tolerances are absolute: a mean diagonal entry of 1 keeps them meaningful.
+    # OSQP's tolerances are absolute, so P is scaled to a mean diagonal entry of 1.
     mean = jnp.trace(matrix) / size
     scaled = matrix / jnp.where(mean > 0, mean, 1)
     constraints = jnp.concatenate([jnp.ones((1, size), matrix.dtype), jnp.eye(size, dtype=matrix.dtype)])
@@ -228,7 +229,7 @@ def _has_jaxopt() -> bool:
 
 
 def _import_jaxopt() -> Any:
-    """Import jaxopt without its deprecation warning: requirements.txt pins it."""
+    """Import jaxopt without its deprecation warning; requirements.txt pins its version."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         import jaxopt

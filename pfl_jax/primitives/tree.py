@@ -1,4 +1,4 @@
-"""Pytrees of clients: split, merge and mix models, gather and scatter along the client axis, count and check them."""
+"""Operations on pytrees: splitting and merging models, gathering and scattering clients, sizes and checks."""
 
 import math
 
@@ -39,7 +39,7 @@ def interpolate(share: jax.Array | float, left: PyTree, right: PyTree) -> PyTree
 
 
 def gather(tree: PyTree, indices: jax.Array | np.ndarray | int) -> PyTree:
-    """Rows `indices` [M] of every leaf [N, ...] of a tree, in their order; a single number drops the axis.
+    """Rows `indices` [M] of every leaf [N, ...] of a tree, in the order of `indices`; an integer drops the axis.
 
     Example:
       >>> import jax.numpy as jnp
@@ -64,12 +64,12 @@ def scatter(tree: PyTree, indices: jax.Array, rows: PyTree) -> PyTree:
 
 
 def choose(flags: jax.Array, left: PyTree, right: PyTree) -> PyTree:
-    """Select row i of `left` where flags[i], else of `right`, in leaves [M, ...]; a single flag selects a tree."""
-    return jax.tree.map(lambda a, b: jnp.where(along(flags, a), a, b), left, right)
+    """Select rows i of `left` where flags[i] and of `right` elsewhere, in leaves [M, ...]; a scalar selects a tree."""
+    return jax.tree.map(lambda a, b: jnp.where(add_trailing_axes(flags, a), a, b), left, right)
 
 
-def along(array: jax.Array, leaf: jax.Array) -> jax.Array:
-    """The array with as many axes as the leaf, aligned with the leaf's leading axes."""
+def add_trailing_axes(array: jax.Array, leaf: jax.Array) -> jax.Array:
+    """The array with trailing axes of size 1 appended, so that it broadcasts along the leading axes of the leaf."""
     return array.reshape(array.shape + (1,) * (leaf.ndim - array.ndim))
 
 
@@ -80,7 +80,7 @@ def all_finite(tree: PyTree) -> jax.Array:
 
 
 def byte_count(tree: PyTree) -> int:
-    """Total bytes of a tree's arrays, the cost of sending it; reads shapes only.
+    """Total bytes of a tree's arrays, computed from their shapes.
 
     Example:
       >>> import jax.numpy as jnp

@@ -55,8 +55,8 @@ def test_features_stay_as_they_are():
         assert AUGMENT(jax.random.key(0), x) is x
 
 
-def test_black_is_what_normalisation_makes_of_zero():
-    augment = CropAndFlip.normalised((32, 32, 3), (0.5, 0.4, 0.3), (0.5, 0.2, 0.1))
+def test_black_is_what_normalization_makes_of_zero():
+    augment = CropAndFlip.normalized((32, 32, 3), (0.5, 0.4, 0.3), (0.5, 0.2, 0.1))
     np.testing.assert_allclose(augment.black, [-1, -2, -3])
 
 
@@ -114,10 +114,10 @@ def test_padding_and_vmap_change_nothing():
         np.testing.assert_allclose(together[index], alone, rtol=1e-6, atol=1e-6)
 
 
-def test_grey_images_are_refused():
-    assert CropAndFlip.normalised((8, 8, 3), (0.5,) * 3, (0.5,) * 3) == CropAndFlip((8, 8, 3), (-1.0,) * 3)
-    with pytest.raises(InvalidInput, match="for colour images"):
-        CropAndFlip.normalised((8, 8, 1), (0.5,), (0.5,))
+def test_gray_images_are_refused():
+    assert CropAndFlip.normalized((8, 8, 3), (0.5,) * 3, (0.5,) * 3) == CropAndFlip((8, 8, 3), (-1.0,) * 3)
+    with pytest.raises(InvalidInput, match="for color images"):
+        CropAndFlip.normalized((8, 8, 1), (0.5,), (0.5,))
 
 
 # The tiny problem's images are 2 x 3 pixels of one channel.
@@ -125,7 +125,7 @@ TINY = CropAndFlip((2, 3, 1), (-2.0,), border=1)
 
 
 @pytest.mark.parametrize("name", ["fedpac", "fedem"])
-def test_it_reaches_methods_that_know_nothing_of_it(name):
+def test_augmentation_applies_to_every_method(name):
     """FedPAC's backbone, but not its head, whose inputs are features; FedEM's labels come with responsibilities."""
     key = jax.random.key(3)
 

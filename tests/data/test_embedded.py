@@ -20,7 +20,7 @@ def digest(arrays) -> str:
 @pytest.mark.parametrize("name", STAND_INS)
 def test_shapes_and_balance(name):
     spec = SPECS[name]
-    arrays = embedded.pictures(spec)
+    arrays = embedded.compose_images(spec)
     for x, y, size in zip(arrays[::2], arrays[1::2], embedded.SIZES[spec.num_classes], strict=True):
         assert x.shape == (size, *spec.shape)
         assert x.dtype == np.uint8
@@ -28,16 +28,16 @@ def test_shapes_and_balance(name):
         np.testing.assert_array_equal(np.bincount(y), np.full(spec.num_classes, size // spec.num_classes))
 
 
-def test_the_seed_decides_every_byte():
+def test_the_seed_determines_every_byte():
     spec = SPECS["fashion_mnist"]
-    assert digest(embedded.pictures(spec, 3)) == digest(embedded.pictures(spec, 3))
-    assert digest(embedded.pictures(spec, 3)) != digest(embedded.pictures(spec, 4))
+    assert digest(embedded.compose_images(spec, 3)) == digest(embedded.compose_images(spec, 3))
+    assert digest(embedded.compose_images(spec, 3)) != digest(embedded.compose_images(spec, 4))
 
 
 def test_bytes_are_the_same_on_every_machine():
     """Published figures rest on these bytes: a change of the pictures must be a decision."""
-    assert digest(embedded.pictures(SPECS["fashion_mnist"], 0)) == GREY
-    assert digest(embedded.pictures(SPECS["cifar100"], 0)) == COLOUR
+    assert digest(embedded.compose_images(SPECS["fashion_mnist"], 0)) == GREY
+    assert digest(embedded.compose_images(SPECS["cifar100"], 0)) == COLOUR
 
 
 GREY = "7dd8b2909888253f5992abda7fe1df327ff166dbd998266fea3b73f26092d9eb"
@@ -77,9 +77,9 @@ def test_digits_are_scikit_learns_own():
     np.testing.assert_array_equal(np.round(whole / 255 * 16), original)
 
 
-def test_neither_trivial_nor_hopeless():
-    """Nearest neighbours among the grey ten-class pictures are far from both chance and the ceiling."""
-    arrays = embedded.pictures(SPECS["fashion_mnist"])
+def test_accuracy_is_far_from_chance_and_from_perfect():
+    """Nearest neighbors among the gray ten-class pictures are far from both chance and the ceiling."""
+    arrays = embedded.compose_images(SPECS["fashion_mnist"])
     flat = [x[:2000].reshape(2000, -1) / 255 for x in arrays[::2]]
     classifier = KNeighborsClassifier(5).fit(flat[0], arrays.train_y[:2000])
     assert 0.3 < classifier.score(flat[1], arrays.test_y[:2000]) < 0.75

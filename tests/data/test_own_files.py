@@ -102,8 +102,8 @@ def test_images_by_class(tmp_path, channels):
     )
     assert dataset.mean is None
     check_whole(dataset, pixels, client=None)
-    # One picture in colour makes three channels of all.
-    Image.fromarray(np.zeros((5, 4, 3), np.uint8)).save(tmp_path / "yes" / "colour.png")
+    # One picture in color makes three channels of all.
+    Image.fromarray(np.zeros((5, 4, 3), np.uint8)).save(tmp_path / "yes" / "color.png")
     assert from_file(tmp_path).input_shape == (5, 4, 3)
 
 

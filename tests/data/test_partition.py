@@ -63,7 +63,7 @@ def calls():
 
 
 @pytest.mark.parametrize("call", calls())
-def test_the_seed_decides(call):
+def test_the_seed_determines_the_partition(call):
     assert_same(call(7), call(7))
     assert any(not np.array_equal(one, other) for one, other in zip(call(7).train, call(8).train, strict=True))
 
@@ -95,7 +95,7 @@ def test_grouped_sizes_and_shares(num_clients, s, train_size, test, seed):
             assert np.ptp(counts[dominant]) <= 2
 
 
-def test_grouped_is_the_papers_setting():
+def test_grouped_has_the_class_counts_of_the_paper():
     """600 examples, s = 20: 12 of every class and 160 more of each of three dominant ones (FedPAC B.2)."""
     y = np.repeat(np.arange(10), 6000)
     partition = grouped(y, y, 20, s=20, train_size=600, test_size=600)
@@ -254,7 +254,7 @@ def test_dirichlet_beta_sets_the_heterogeneity():
 def test_dirichlet_proportions_have_the_moments_of_the_dirichlet():
     """Mean 1/N and variance (1/N)(1 - 1/N) / (N beta + 1) of a client's share of a class."""
     totals = np.full(2000, 10_000)
-    counts = dirichlet_counts.by_set(np.random.default_rng(0), totals, totals, 4, 0.5, 1)
+    counts = dirichlet_counts.separate_sets(np.random.default_rng(0), totals, totals, 4, 0.5, 1)
     shares = counts.train / 10_000
     np.testing.assert_allclose(shares.mean(axis=1), 0.25, atol=0.02)
     np.testing.assert_allclose(shares.var(axis=1), 0.25 * 0.75 / 3, rtol=0.1)
@@ -327,7 +327,7 @@ def test_iid_with_sizes_reuses_only_what_it_must():
         (lambda: iid(TRAIN_Y, TEST_Y, 4, train_size=1201), "needs 1201 training examples"),
     ],
 )
-def test_refusals_are_one_line(call, message):
+def test_invalid_input_gives_a_one_line_error(call, message):
     with pytest.raises(InvalidInput, match=message) as error:
         call()
     assert "\n" not in str(error.value)
@@ -345,6 +345,6 @@ def test_make_passes_options_and_honours_keep_split():
     assert set(PARTITIONS) == {"grouped", "pathological", "dirichlet", "iid"}
 
 
-def test_make_names_the_nearest():
+def test_make_suggests_the_nearest_name():
     with pytest.raises(InvalidInput, match="did you mean dirichlet"):
         make("dirichelt", load("digits"), 3)

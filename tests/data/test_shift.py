@@ -21,7 +21,7 @@ def slow_rotation(image, degrees):
     result = np.zeros((height, width))
     for row in range(height):
         for column in range(width):
-            # Mathematical coordinates about the centre, y upwards.
+            # Mathematical coordinates about the center, y upwards.
             x, y = column - (width - 1) / 2, (height - 1) / 2 - row
             from_x, from_y = cosine * x + sine * y, -sine * x + cosine * y
             from_row, from_column = (height - 1) / 2 - from_y, from_x + (width - 1) / 2

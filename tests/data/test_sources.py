@@ -42,13 +42,13 @@ def fails(message, name, source, folder):
     assert "\n" not in str(error.value)
 
 
-# Normalisation
+# Normalization
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-def test_cifar_is_normalised_as_either_papers_code_does(name):
+def test_cifar_is_normalized_as_either_papers_code_does(name):
     spec = SPECS[name]
-    fedas, fedpac = spec.normalised("fedas"), spec.normalised("fedpac")
+    fedas, fedpac = spec.normalized("fedas"), spec.normalized("fedpac")
     assert (fedas.mean, fedas.std) == ((0.5,) * 3, (0.5,) * 3)
     assert (fedpac.mean, fedpac.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
     assert fedpac._replace(mean=spec.mean, std=spec.std) == spec
@@ -57,14 +57,14 @@ def test_cifar_is_normalised_as_either_papers_code_does(name):
     assert load(name, "embedded").mean == fedas.mean
 
 
-def test_the_other_datasets_have_one_normalisation():
+def test_the_other_datasets_have_one_normalization():
     for name in SPECS.keys() - {"cifar10", "cifar100"}:
-        assert SPECS[name].normalised("fedpac") == SPECS[name].normalised("fedas")
+        assert SPECS[name].normalized("fedpac") == SPECS[name].normalized("fedas")
     cinic = SPECS["cinic10"]
     assert (cinic.mean, cinic.std) == ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835))
 
 
-def test_an_unknown_normalisation_is_refused():
+def test_an_unknown_normalization_is_refused():
     with pytest.raises(InvalidInput, match="unknown normalization 'imagenet'"):
         load("cifar10", "embedded", normalization="imagenet")  # pyright: ignore[reportArgumentType]
 
@@ -214,7 +214,7 @@ def test_truncated_archive(tmp_path):
 # Choosing
 
 
-def test_embedded_says_what_it_is():
+def test_embedded_data_names_its_source():
     dataset = load("cifar100", "embedded")
     assert dataset.description == "cifar100 (embedded digit pairs)"
     assert not dataset.is_real
@@ -226,7 +226,7 @@ def test_embedded_says_what_it_is():
     assert digits.keep_split
 
 
-def test_the_seed_reaches_the_pictures():
+def test_the_seed_changes_the_embedded_images():
     assert (load("emnist", "embedded", seed=1).train_x != load("emnist", "embedded", seed=2).train_x).any()
 
 
@@ -256,7 +256,7 @@ def test_the_default_notice_goes_to_stderr(tmp_path, capsys):
         ("cifar10", "files", "no files of cifar10 found.*cifar-10-binary.tar.gz"),
     ],
 )
-def test_refusals(tmp_path, name, source, message):
+def test_invalid_input_is_rejected(tmp_path, name, source, message):
     fails(message, name, source, tmp_path)
 
 
@@ -265,7 +265,7 @@ def test_data_dir_that_is_a_file(tmp_path):
     fails("is not a folder", "cifar10", "auto", tmp_path / "file")
 
 
-def test_a_silent_host_is_given_up_in_time(monkeypatch):
+def test_a_host_that_does_not_answer_times_out(monkeypatch):
     """A server that accepts the connection and never answers."""
     import socket
     import time

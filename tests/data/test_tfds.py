@@ -82,7 +82,7 @@ def fill_download_cache(name: str, data_dir: Path) -> None:
 
 @pytest.fixture(scope="module")
 def patched():
-    """tfds' counts of the grey datasets lowered to those of the small files, and no network."""
+    """tfds' counts of the gray datasets lowered to those of the small files, and no network."""
     pytest.importorskip("tensorflow_datasets")
     with pytest.MonkeyPatch.context() as patch, source._tensorflow_datasets() as tfds:
         from tensorflow_datasets.image_classification import mnist
@@ -141,7 +141,7 @@ def test_prepared_data_is_the_archives(prepared, name):
         ("README.md", None),
     ],
 )
-def test_pictures_of_cinic10(path, found):
+def test_images_of_cinic10(path, found):
     assert cinic10.member(path) == found
 
 
@@ -211,7 +211,7 @@ def test_a_folder_that_cannot_be_written_is_read_all_the_same(prepared, monkeypa
     assert any("read-only file system" in notice for notice in notices)
 
 
-def test_a_broken_archive_is_one_line(patched, tmp_path):
+def test_a_damaged_archive_gives_a_one_line_error(patched, tmp_path):
     fill_download_cache("cifar10", tmp_path)
     (archive,) = (tmp_path / "downloads" / "cifar10").glob("*.gz")
     archive.write_bytes(archive.read_bytes()[:-1000])
@@ -220,7 +220,7 @@ def test_a_broken_archive_is_one_line(patched, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_damage_and_interruption_leave_nothing_that_is_taken_for_whole(patched, tmp_path, monkeypatch):
+def test_damage_and_interruption_leave_no_file_that_looks_complete(patched, tmp_path, monkeypatch):
     fill_download_cache("cinic10", tmp_path)
     for error, expected in (
         (ValueError("the picture train/bird/3.png in the archive is damaged"), InvalidInput),
@@ -245,7 +245,7 @@ def test_damage_and_interruption_leave_nothing_that_is_taken_for_whole(patched, 
     assert len(load("cinic10", "tfds", tmp_path, notify=quiet).train_y) == len(SMALL["cinic10"][1])
 
 
-def test_a_broken_prepared_folder_is_one_line(prepared, tmp_path):
+def test_a_damaged_prepared_folder_gives_a_one_line_error(prepared, tmp_path):
     data_dir, _ = prepared
     (folder,) = (data_dir / "cifar10").glob("*.*.*")
     copy = tmp_path / "cifar10" / folder.name
@@ -259,6 +259,6 @@ def test_a_broken_prepared_folder_is_one_line(prepared, tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_without_network_and_archives_it_says_so(patched, tmp_path):
+def test_missing_network_and_archives_give_an_error(patched, tmp_path):
     with pytest.raises(InvalidInput, match="cifar100 cannot be downloaded: no network in tests"):
         load("cifar100", "tfds", tmp_path, notify=quiet)

@@ -1,4 +1,4 @@
-"""Cohorts, stragglers, chunks and devices of the engine, apart from any method."""
+"""Cohorts, stragglers, chunks and devices of the engine, keep_sharded from any method."""
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +91,7 @@ def test_settings_out_of_range(changes):
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 2, 3, None])
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_map_clients_is_a_map(devices, chunk, size):
+def test_map_clients_equals_a_loop(devices, chunk, size):
     mesh = simulate.client_mesh() if devices == 2 else None
     clients = (jnp.arange(size), {"rows": jnp.arange(3.0 * size).reshape(size, 3)})
 
@@ -135,6 +135,7 @@ def test_evaluation_rounds_and_results():
 @pytest.mark.parametrize("name", ["fedper", pytest.param("fedpac", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_nothing_is_compiled_after_the_first_round(name, devices):
+    """Also where clients drop out, others in every round, and where one diverges."""
     compiled = []
 
     def listener(event, duration, **_):
@@ -143,13 +144,35 @@ def test_nothing_is_compiled_after_the_first_round(name, devices):
 
     mesh = simulate.client_mesh() if devices == 2 else None
     method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
+
+    def diverging(index):
+        def local(key, server, client, data):
+            result = method.local(key, server, client, data)
+            # The smallest client diverges in every other round.
+            broken = (jnp.sum(data.mask) == 5) & (index % 2 == 1)
+            return jax.tree.map(lambda leaf: jnp.where(broken, jnp.nan, leaf).astype(leaf.dtype), result)
+
+        return method._replace(local=local)
+
+    settings = Settings(rounds=6, drop_rate=0.4)
     jax.monitoring.register_event_duration_secs_listener(listener)
     try:
-        rounds = simulate.run(method, tiny_federation(), Settings(rounds=3), jax.random.key(0), mesh=mesh)
-        counts = [len(compiled) for _ in rounds]
+        rounds = simulate.run(
+            diverging,
+            tiny_federation(),
+            settings,
+            jax.random.key(0),
+            mesh=mesh,
+            on_nan="skip-client",
+        )
+        results = [(len(compiled), tuple(result.cohort[result.arrived]), len(result.diverged)) for result in rounds]
     finally:
         jax.monitoring.unregister_event_duration_listener(listener)
-    assert 0 < counts[0] == counts[1] == counts[2]
+    counts, arrived, diverged = zip(*results, strict=True)
+    assert counts[0] > 0
+    assert set(counts) == {counts[0]}
+    assert len(set(arrived)) > 1
+    assert diverged == (0, 1) * 3
 
 
 def test_a_run_continues_from_a_state():

@@ -42,7 +42,7 @@ def assert_same_run(alone, together, index):
         pytest.param("ditto", None, 1, marks=pytest.mark.slow),
     ],
 )
-def test_each_run_is_the_one_alone(name, chunk, devices):
+def test_each_run_equals_the_same_run_alone(name, chunk, devices):
     data = tiny_federation()
 
     def make(**values):

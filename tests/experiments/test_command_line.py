@@ -433,7 +433,7 @@ def test_augmentation_runs_on_embedded_cinic10(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("paper", ["fedpac", pytest.param("fedas", marks=SLOW)])
-def test_pixels_are_normalised_as_the_options_say_and_the_run_says_how(tmp_path, capsys, paper):
+def test_pixels_are_normalized_as_the_options_say_and_the_run_says_how(tmp_path, capsys, paper):
     words = ["--source", "embedded", "--method", "fedavg", "--model", "mlp", "--rounds", "1", *SMALL]
     request = parse("cifar10", [*words, "--pixel-normalization", paper])
     data = build.build_experiment(request, Console(quiet=True)).data
@@ -474,7 +474,7 @@ def test_sizes_are_a_list_that_ends_at_the_next_option():
         ("digits", "--shift label", "unknown shift 'label' .*did you mean labels"),
         ("digits", "--partition pathologic", "did you mean pathological"),
         ("digits", "--pathological-protocol cluster", "did you mean clustered"),
-        ("fashion_mnist", "--augment", "--augment is for colour images, and those of fashion_mnist are grey"),
+        ("fashion_mnist", "--augment", "--augment is for color images, and those of fashion_mnist are gray"),
     ],
 )
 def test_settings_that_cannot_be_are_one_line(capsys, tmp_path, dataset, words, message):
@@ -497,7 +497,7 @@ def test_settings_without_effect_are_said():
         "--pathological-protocol has no effect with --partition grouped"
     ]
     assert notes("--pixel-normalization fedas") == [
-        "--pixel-normalization has no effect on digits, which both papers' settings normalise alike"
+        "--pixel-normalization has no effect on digits, which both papers' settings normalize alike"
     ]
     cifar = parse("cifar10", ["--pixel-normalization", "fedas"])
     assert without_effect("cifar10", cifar.options, cifar.given, "gpu") == []

@@ -147,7 +147,7 @@ def test_the_released_choices_against_numpy():
 
 
 def test_the_first_alignment_is_with_the_initial_backbone():
-    """Nobody has trained: the received backbone moves towards the initial one, or with the option off not at all."""
+    """Nobody has trained: the received backbone moves toward the initial one, or with the option off not at all."""
     data = client_data(tiny_federation((9,)), 0, "train")
     received = {}
     for on in (False, True):

@@ -289,7 +289,7 @@ def test_pictures_are_saved_whole_and_alike(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_lines_differ_without_colours():
+def test_lines_differ_without_colors():
     axes = drawing.draw(everything()).axes[0]
     looks = [(line.get_marker(), str(line._unscaled_dash_pattern)) for line in axes.get_lines()]  # pyright: ignore
     assert len(looks) == 10

@@ -67,7 +67,7 @@ def test_fedas_values():
 
 
 @pytest.mark.parametrize("dataset", ["cifar10", "cinic10"])
-def test_fedpacs_released_code_augments_and_normalises_colour_images(dataset):
+def test_fedpacs_released_code_augments_and_normalizes_color_images(dataset):
     request = parse(dataset, [])
     assert (request.options.preset, request.options.pixel_normalization) == ("fedpac", "fedpac")
     assert request.options.augment
@@ -80,12 +80,12 @@ def test_fedpacs_released_code_augments_and_normalises_colour_images(dataset):
 
 
 @pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
-def test_fedas_normalises_by_a_half_and_never_augments(dataset):
+def test_fedas_normalizes_by_a_half_and_never_augments(dataset):
     options = parse(dataset, ["--preset", "fedas"]).options
     assert (options.pixel_normalization, options.augment) == ("fedas", False)
 
 
-def test_grey_images_are_never_augmented():
+def test_gray_images_are_never_augmented():
     for dataset in ("fashion_mnist", "emnist", "digits"):
         assert not parse(dataset, []).options.augment
 

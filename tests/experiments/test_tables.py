@@ -236,7 +236,7 @@ def test_runs_from_before_the_choice_of_a_normalization_are_known(runs, tmp_path
         del config["options"]["pixel_normalization"]
         (folder / CONFIG).write_text(json.dumps(config))
         assert cached_runs.inspect(cell, folder) == "finished"
-    # CIFAR was normalised by 0.5 whatever the preset.
+    # CIFAR was normalized by 0.5 whatever the preset.
     with pytest.raises(InvalidInput, match="--pixel-normalization fedas, not fedpac"):
         cached_runs.inspect(Cell("cifar10", ("--method", "local")), folder)
 

@@ -17,7 +17,7 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 from pfl_jax.methods.fedfomo import fedfomo
 from pfl_jax.methods.local import local
-from pfl_jax.primitives.affinity import Affinity, choose, look_up, no_affinity, remember
+from pfl_jax.primitives.affinity import Affinity, add_affinity, choose_peers, empty_affinity, look_up
 from pfl_jax.primitives.ensembles import init_models
 from pfl_jax.primitives.fingerprint import fingerprint
 from pfl_jax.primitives.holdout import fixed_subset
@@ -42,25 +42,27 @@ def split_examples(held_out=0.2):
 
 
 def test_affinities_are_sums_kept_by_fingerprint():
-    generator, table, want = np.random.default_rng(0), no_affinity(8), np.zeros(6)
+    generator, table, want = np.random.default_rng(0), empty_affinity(8), np.zeros(6)
     for _ in range(5):
         peers = generator.choice(6, 3, replace=False)
         weights = generator.random(3) * (generator.random(3) < 0.6)
         want[peers] += weights
-        table = remember(table, jnp.uint32(peers + 100), jnp.float32(weights))
+        table = add_affinity(table, jnp.uint32(peers + 100), jnp.float32(weights))
         np.testing.assert_allclose(look_up(table, jnp.arange(100, 107, dtype=jnp.uint32)), [*want, 0], rtol=1e-5)
     # Too small a table forgets the smallest.
-    small = remember(no_affinity(2), jnp.uint32([1, 2, 3]), jnp.float32([0.2, 0.5, 0.3]))
+    small = add_affinity(empty_affinity(2), jnp.uint32([1, 2, 3]), jnp.float32([0.2, 0.5, 0.3]))
     np.testing.assert_allclose(look_up(small, jnp.uint32([1, 2, 3])), [0.0, 0.5, 0.3], rtol=1e-6)
-    # A free place is nobody's, whatever number stands in it.
-    np.testing.assert_array_equal(look_up(remember(no_affinity(4), jnp.uint32([0]), jnp.ones(1)), jnp.uint32([0])), 1.0)
+    # An unused entry matches no client, whatever fingerprint it has.
+    np.testing.assert_array_equal(
+        look_up(add_affinity(empty_affinity(4), jnp.uint32([0]), jnp.ones(1)), jnp.uint32([0])), 1.0
+    )
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.4, 1.0])
 def test_epsilon_greedy_choice(epsilon):
     affinity, own = jnp.float32([0.9, 0.5, 0.0, 0.7, 0.0, 0.0]), jnp.arange(6) == 1
     keys = jax.random.split(jax.random.key(1), 4000)
-    chosen, found = jax.vmap(lambda key: choose(key, affinity, own, jnp.float32(epsilon), 3))(keys)
+    chosen, found = jax.vmap(lambda key: choose_peers(key, affinity, own, jnp.float32(epsilon), 3))(keys)
     chosen = np.asarray(chosen)
     assert np.all(found)
     assert all(len(set(choices)) == 3 and 1 not in choices for choices in chosen[:50].tolist())
@@ -74,7 +76,7 @@ def test_epsilon_greedy_choice(epsilon):
 
 
 def test_choice_ends_when_nobody_is_left():
-    positions, found = choose(jax.random.key(0), jnp.zeros(3), jnp.arange(3) == 2, jnp.float32(0.5), 4)
+    positions, found = choose_peers(jax.random.key(0), jnp.zeros(3), jnp.arange(3) == 2, jnp.float32(0.5), 4)
     assert set(np.asarray(positions[:2]).tolist()) == {0, 1}
     np.testing.assert_array_equal(found, [True, True, False, False])
 
@@ -188,7 +190,7 @@ def test_fedfomo_downloads_from_those_worth_most():
     models = init_models(tiny_model(), jax.random.key(1), 3)
     cohort = Cohort(clients=jnp.arange(3), counts=jnp.asarray(SIZES), present=jnp.ones(3, bool), num_clients=9)
     messages = (models, identities, jnp.zeros((3, 3)))
-    favourites = np.array([2, 0, 1])
+    favorites = np.array([2, 0, 1])
 
     def senders(rounds):
         """Whom each client downloads from after so many rounds, for twenty keys."""
@@ -199,7 +201,7 @@ def test_fedfomo_downloads_from_those_worth_most():
 
         return np.asarray(jax.vmap(draw)(jax.random.split(jax.random.key(3), 20)))[:, :, 0]
 
-    greedy = np.tile(identities[favourites], (20, 1))
+    greedy = np.tile(identities[favorites], (20, 1))
     shares = [np.mean(senders(rounds) == greedy) for rounds in range(6)]
     assert shares[4:] == [1, 1]
     assert 0.3 < shares[0] < 0.7
@@ -207,8 +209,8 @@ def test_fedfomo_downloads_from_those_worth_most():
     server, clients, info = method.aggregate(
         jax.random.key(2), server, clients._replace(affinity=table), messages, cohort
     )
-    np.testing.assert_array_equal(clients.senders[:, 0], identities[favourites])
+    np.testing.assert_array_equal(clients.senders[:, 0], identities[favorites])
     assert_same(row(clients.models, np.s_[:, 0]), models)
-    assert_same(row(clients.models, np.s_[:, 1]), row(models, favourites))
+    assert_same(row(clients.models, np.s_[:, 1]), row(models, favorites))
     np.testing.assert_array_equal(info["affinity"], [[0, 1, 3], [2, 0, 0], [1, 2, 0]])
     assert int(server.rounds) == 5

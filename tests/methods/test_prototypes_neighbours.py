@@ -23,7 +23,7 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedproto import fedproto_g, fedproto_l
-from pfl_jax.methods.knn_per import Datastore, knn_per, neighbour_probabilities
+from pfl_jax.methods.knn_per import Datastore, knn_per, neighbor_probabilities
 from pfl_jax.methods.local import local
 from pfl_jax.primitives.holdout import fixed_subset
 
@@ -117,11 +117,11 @@ def test_fixed_subset_is_not_just_the_first_rows():
 
 
 KERNELS = {"exponential": lambda distance: np.exp(-distance), "gaussian": lambda distance: np.exp(-(distance**2) / 4)}
-"""Weight of a neighbour at a distance in the four features of the tests."""
+"""Weight of a neighbor at a distance in the four features of the tests."""
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_neighbour_probabilities(kernel):
+def test_neighbor_probabilities(kernel):
     generator = np.random.default_rng(0)
     stored, labels, queries = (
         generator.normal(size=(12, 4)),
@@ -137,14 +137,14 @@ def test_neighbour_probabilities(kernel):
             probabilities[labels[index]] += KERNELS[kernel](distances[index])
     want /= want.sum(1, keepdims=True)
     store = Datastore(jnp.float32(stored), jnp.int32(labels), jnp.asarray(mask))
-    got = neighbour_probabilities(store, jnp.float32(queries), 4, 3, kernel)
+    got = neighbor_probabilities(store, jnp.float32(queries), 4, 3, kernel)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
     # All fewer than k examples count; far away, nothing underflows; without any, nothing is predicted.
     few = store._replace(mask=jnp.arange(12) < 2)
-    far = neighbour_probabilities(few, jnp.float32(queries) + 1e3, 10, 3, kernel)
+    far = neighbor_probabilities(few, jnp.float32(queries) + 1e3, 10, 3, kernel)
     np.testing.assert_allclose(far.sum(1), 1.0, rtol=1e-5)
     none = store._replace(mask=jnp.zeros(12, bool))
-    assert float(neighbour_probabilities(none, jnp.float32(queries), 4, 3, kernel).max()) == 0
+    assert float(neighbor_probabilities(none, jnp.float32(queries), 4, 3, kernel).max()) == 0
 
 
 def test_knn_per_refuses_an_unknown_kernel():
@@ -160,7 +160,7 @@ def test_knn_per_without_neighbours_is_fedavg():
 @pytest.mark.parametrize(("neighbours", "kernel"), [(1, "exponential"), (5, "exponential"), (5, "gaussian")])
 def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(clients, neighbours, kernel):
     method, data = knn_per(tiny_model(), neighbours=neighbours, held_out=0.4, kernel=kernel), tiny_federation(SIZES)
-    # A head that overrates a class: how much of the neighbours is best differs from client to client.
+    # A head that overrates a class: how much of the neighbors is best differs from client to client.
     params = tiny_model().init(jax.random.key(8))
     params["head"]["bias"] = jnp.array([0.0, 0.0, 3.0])
     w = reference.to_numpy(params)
@@ -180,7 +180,7 @@ def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(clients, neighbo
         judged = np.asarray(fixed_subset(train_data.mask, 0.4))[np.asarray(train_data.mask)]
 
         def best(store, x=x, y=y, judged=judged):
-            """The candidate with most of the judged examples right, among these neighbours."""
+            """The candidate with most of the judged examples right, among these neighbors."""
             candidates = (0.5, 0.6, 0.7, 0.8)
             models = [mixture(x[store], y[store], x[judged], a) for a in candidates]
             return candidates[int(np.argmax([np.mean(model.argmax(1) == y[judged]) for model in models]))]
@@ -189,11 +189,11 @@ def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(clients, neighbo
         chosen.append((a, best(np.ones_like(judged))))
         personal = personalize(jax.random.key(0), params, (), train_data)
         np.testing.assert_allclose(personal.mixing, a, rtol=1e-6)
-        # What it deploys has all the examples as neighbours.
+        # What it deploys has all the examples as neighbors.
         queries, _ = unseen_examples(client)
         predicted = method.predict(personal, jnp.float32(queries))
         np.testing.assert_allclose(np.exp(predicted), mixture(x, y, queries, a), rtol=1e-3, atol=1e-5)
-    # Neither one value for everyone nor judged examples among their own neighbours would do.
+    # Neither one value for everyone nor judged examples among their own neighbors would do.
     if (neighbours, kernel) == (5, "exponential"):
         assert len({a for a, _ in chosen}) == 3
         assert sum(a != with_itself for a, with_itself in chosen) == 2

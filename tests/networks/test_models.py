@@ -1,4 +1,4 @@
-"""The networks: shapes, PyTorch's initialisation, and their formula written out in float64 NumPy."""
+"""The networks: shapes, PyTorch's initialization, and their formula written out in float64 NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +91,7 @@ def test_formula(factory, input_shape, paddings, activation):
     np.testing.assert_allclose(jax.jit(model.apply)(params, x), logits, atol=1e-5)
 
 
-def test_initialisation_is_pytorchs():
+def test_initialization_is_pytorchs():
     """Weights and biases uniform in (-1/sqrt(fan_in), 1/sqrt(fan_in)); fan_in of a convolution is kh kw Cin."""
     params = jax.jit(fedavg_cnn(COLOUR, 50).init)(jax.random.key(0))
     layers = {**params["backbone"], "head": params["head"]}
@@ -129,7 +129,7 @@ def test_smallest_picture_works():
         fedpac_cnn((11, 12, 1), 10)
 
 
-def test_rejects_nonsense():
+def test_rejects_invalid_arguments():
     with pytest.raises(InvalidInput, match="at least one class"):
         mlp(DIGITS, 0)
     with pytest.raises(InvalidInput, match="at least one hidden layer"):

@@ -62,8 +62,8 @@ def sharing_model(num_classes=3):
 
 CASES = {
     "mlp": (mlp, (4, 4, 1)),
-    "fedpac_grey": (fedpac_cnn, (16, 16, 1)),
-    "fedpac_colour": (fedpac_cnn, (20, 20, 3)),
+    "fedpac_gray": (fedpac_cnn, (16, 16, 1)),
+    "fedpac_color": (fedpac_cnn, (20, 20, 3)),
     "fedavg": (fedavg_cnn, (16, 17, 2)),
 }
 
@@ -110,7 +110,7 @@ def test_softmax_regression_by_hand():
     np.testing.assert_allclose(fisher_trace(model, params, data), total / 6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["mlp", "fedpac_colour", "shared"])
+@pytest.mark.parametrize("name", ["mlp", "fedpac_color", "shared"])
 def test_the_diagonal_is_the_mean_of_squared_gradients(name):
     model, shape = build(name)
     params = model.init(jax.random.key(1))
@@ -166,7 +166,7 @@ def test_batch_traces():
 
 @pytest.mark.slow
 def test_under_vmap_over_clients():
-    model, shape = build("fedpac_grey")
+    model, shape = build("fedpac_gray")
     params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 2))
     data = jax.tree.map(lambda *leaves: jnp.stack(leaves), client(shape, 3, 3, 4), client(shape, 3, 4, 4, seed=1))
     traces = jax.jit(jax.vmap(lambda params, data: fisher_trace(model, params, data, microbatch=2)))(params, data)

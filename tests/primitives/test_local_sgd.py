@@ -165,8 +165,8 @@ def test_adam_against_numpy(optimizer):
             gradient = gradient + decay * w
         first[:] = 0.9 * first + 0.1 * gradient
         second[:] = 0.999 * second + 0.001 * gradient**2
-        towards = first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
-        return w - lr * (towards + (decay * w if optimizer == "adamw" else 0))
+        toward = first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
+        return w - lr * (toward + (decay * w if optimizer == "adamw" else 0))
 
     # The momentum of SGD is not Adam's.
     by_hand(step, lr=lr, momentum=0.5, weight_decay=decay, optimizer=optimizer)

@@ -17,10 +17,10 @@ SOLVERS = ["auto", "projected_gradient", "osqp", "interior_point"]
 
 
 def exact(matrix):
-    """The minimiser for one positive definite P = A'A, in float64.
+    """The minimizer for one positive definite P = A'A, in float64.
 
     Nonnegative least squares |Ax|^2 + (sum x - 1)^2 over x = t s, s on the simplex, is least at t = 1 / (1 + s.Ps)
-    with the value s.Ps / (1 + s.Ps): its direction s minimises s.Ps.
+    with the value s.Ps / (1 + s.Ps): its direction s minimizes s.Ps.
     """
     matrix = np.float64(matrix)
     size = len(matrix)
@@ -30,13 +30,13 @@ def exact(matrix):
 
 
 def random_matrices(batch, size, seed=0, shift=0.3):
-    """Positive definite, of condition number about 1 / shift; their minimisers have zeros."""
+    """Positive definite, of condition number about 1 / shift; their minimizers have zeros."""
     factors = np.random.default_rng(seed).normal(size=(batch, size, size)) / np.sqrt(size)
     return factors @ np.swapaxes(factors, 1, 2) + shift * np.eye(size)
 
 
 def groups_of_clients(clients, seed=0):
-    """FedPAC's programmes for clients in four groups: condition numbers of 1e3 to 1e4."""
+    """FedPAC's programs for clients in four groups: condition numbers of 1e3 to 1e4."""
     generator = np.random.default_rng(seed)
     centers = generator.normal(size=(4, 50))
     means = centers[np.arange(clients) % 4] + 0.05 * generator.normal(size=(clients, 50))
@@ -58,7 +58,7 @@ def assert_on_simplex(weights):
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_solvers_find_the_minimiser(solver):
+def test_solvers_find_the_minimizer(solver):
     matrices = random_matrices(4, 6)
     solution = solve_simplex_qp(jnp.asarray(matrices, jnp.float32), solver=solver)
     assert_on_simplex(solution.weights)
@@ -116,7 +116,7 @@ def test_identical_clients_get_equal_weights(solver):
 
 
 def test_the_interior_point_chooses_the_analytic_centre():
-    # The minimisers are the x with x_0 = x_1 + 2 x_2; the centre maximises sum log x among them.
+    # The minimizers are the x with x_0 = x_1 + 2 x_2; the center maximizes sum log x among them.
     direction = jnp.array([1.0, -1.0, -2.0])
     weights = solve_simplex_qp(jnp.outer(direction, direction), solver="interior_point").weights
     first = np.linspace(0, 1, 100001)[1:-1]
@@ -223,7 +223,7 @@ def test_the_gap_is_the_relative_frank_wolfe_gap():
     solution = solve_simplex_qp(jnp.asarray(matrices, jnp.float32), solver="projected_gradient", tolerance=1e-2)
     want = [relative_gap(matrix, weights) for matrix, weights in zip(matrices, solution.weights, strict=True)]
     np.testing.assert_allclose(solution.gap, want, atol=1e-6)
-    # Far from the minimisers too.
+    # Far from the minimizers too.
     anywhere = np.random.default_rng(1).dirichlet(np.ones(4), 3)
     for matrix, weights in zip(matrices, anywhere, strict=True):
         gap = simplex_qp.frank_wolfe_gap(jnp.float32(matrix), jnp.float32(weights), 1e-7)
@@ -237,9 +237,9 @@ def test_the_gap_bounds_what_the_minimum_gains(factor, weights):
     matrix = factor @ factor.T + 1e-3 * np.eye(5)
     weights = np.float64(weights[:5]) + 1e-3
     weights /= weights.sum()
-    minimiser = exact(matrix)
+    minimizer = exact(matrix)
     objective = weights @ matrix @ weights
-    assert minimiser @ matrix @ minimiser >= (1 - min(relative_gap(matrix, weights), 1)) ** 2 * objective * (1 - 1e-6)
+    assert minimizer @ matrix @ minimizer >= (1 - min(relative_gap(matrix, weights), 1)) ** 2 * objective * (1 - 1e-6)
 
 
 @settings(max_examples=100, deadline=None)

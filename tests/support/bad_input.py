@@ -100,7 +100,7 @@ def _folders() -> Iterator[Case]:
 def _data() -> Iterator[Case]:
     section, files = "Data", "--source files --data-dir data"
 
-    def grey(what: str, change: Prepare, dataset: str = "fashion_mnist") -> Case:
+    def gray(what: str, change: Prepare, dataset: str = "fashion_mnist") -> Case:
         def prepare(here: Path) -> None:
             write_idx(here / "data", GREY)
             change(here / "data")
@@ -120,23 +120,23 @@ def _data() -> Iterator[Case]:
     yield Case(section, f"fashion_mnist {files}", "there is no data")
     yield Case(section, f"fashion_mnist {files}", "data is empty", lambda here: (here / "data").mkdir())
     yield Case(section, f"fashion_mnist {files}", "data is a file", lambda here: _file(here / "data"))
-    yield grey("test labels are missing", lambda data: (data / f"{IDX_NAMES[3]}.gz").unlink())
-    yield grey("training pictures: the file is cut off", cut(f"{IDX_NAMES[0]}.gz", 100))
-    yield grey("training pictures: no gzip", lambda data: _file(data / f"{IDX_NAMES[0]}.gz"))
-    yield grey("training pictures: an example is missing", part(0, lambda content: content[:-784]))
-    yield grey("training labels: one byte more", part(1, lambda content: content + b"\0"))
-    yield grey("test pictures: ten bytes", part(2, lambda content: content[:10]))
-    yield grey("test pictures: another magic number", part(2, lambda content: b"\1" + content[1:]))
-    yield grey("training pictures: of another size", part(0, lambda _: idx(np.zeros((40, 14, 56), np.uint8))))
-    yield grey("39 labels for 40 pictures", part(1, lambda _: idx(np.zeros(39, np.uint8))))
-    yield grey("a label that is no class", part(3, lambda content: content[:-1] + b"\x0a"))
-    yield grey(
+    yield gray("test labels are missing", lambda data: (data / f"{IDX_NAMES[3]}.gz").unlink())
+    yield gray("training images: the file is cut off", cut(f"{IDX_NAMES[0]}.gz", 100))
+    yield gray("training images: no gzip", lambda data: _file(data / f"{IDX_NAMES[0]}.gz"))
+    yield gray("training images: an example is missing", part(0, lambda content: content[:-784]))
+    yield gray("training labels: one byte more", part(1, lambda content: content + b"\0"))
+    yield gray("test images: ten bytes", part(2, lambda content: content[:10]))
+    yield gray("test images: another magic number", part(2, lambda content: b"\1" + content[1:]))
+    yield gray("training images: of another size", part(0, lambda _: idx(np.zeros((40, 14, 56), np.uint8))))
+    yield gray("39 labels for 40 images", part(1, lambda _: idx(np.zeros(39, np.uint8))))
+    yield gray("a label that is no class", part(3, lambda content: content[:-1] + b"\x0a"))
+    yield gray(
         "MNIST's labels",
         part(3, lambda _: idx(np.array([7, 2, 1, 0, 4, 1, 4, 9, 5, 9, 0, 6, 9, 0, 1, 5] + [0] * 4, np.uint8))),
     )
-    yield grey("Fashion-MNIST's files", lambda data: None, "emnist")
+    yield gray("Fashion-MNIST's files", lambda data: None, "emnist")
 
-    def colour(what: str, change: Callable[[dict[str, bytes]], dict[str, bytes]], then: Prepare | None = None) -> Case:
+    def color(what: str, change: Callable[[dict[str, bytes]], dict[str, bytes]], then: Prepare | None = None) -> Case:
         def prepare(here: Path) -> None:
             write_tar(here / "data" / "cifar-10-binary.tar.gz", change(cifar_members("cifar10", COLOUR)))
             if then is not None:
@@ -145,11 +145,11 @@ def _data() -> Iterator[Case]:
         return Case(section, f"cifar10 {files}", what, prepare)
 
     bin_ = "cifar-10-batches-bin/"
-    yield colour("the archive is cut off", lambda m: m, cut("cifar-10-binary.tar.gz", 1000))
-    yield colour("a batch is missing", lambda m: {name: m[name] for name in m if "batch_3" not in name})
-    yield colour("a record is cut off", lambda m: {**m, bin_ + "test_batch.bin": m[bin_ + "test_batch.bin"][:-1]})
-    yield colour("a label that is no class", lambda m: {**m, bin_ + "test_batch.bin": b"\x0b" + bytes(3072)})
-    yield colour("a pickle in the place of a batch", lambda m: {**m, bin_ + "test_batch.bin": evil_pickle()})
+    yield color("the archive is cut off", lambda m: m, cut("cifar-10-binary.tar.gz", 1000))
+    yield color("a batch is missing", lambda m: {name: m[name] for name in m if "batch_3" not in name})
+    yield color("a record is cut off", lambda m: {**m, bin_ + "test_batch.bin": m[bin_ + "test_batch.bin"][:-1]})
+    yield color("a label that is no class", lambda m: {**m, bin_ + "test_batch.bin": b"\x0b" + bytes(3072)})
+    yield color("a pickle in the place of a batch", lambda m: {**m, bin_ + "test_batch.bin": evil_pickle()})
     yield Case(
         section,
         f"cifar10 {files}",

@@ -1,0 +1,97 @@
+"""Hyper-parameters that a method does not read with the values it is given, and words of other tools for options."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+from experiments.config.options import flag
+
+Values: TypeAlias = dict[str, Any]
+
+
+def _off(switch: str) -> Callable[[Values], str]:
+    return lambda values: "" if values[switch] else f"--no-{switch}"
+
+
+def _fedas_lam(values: Values) -> str:
+    if not values["alignment"]:
+        return "--no-alignment"
+    return "" if values["manner"] == "parallel" else "--manner serial: only the parallel manner reads it"
+
+
+def _fedas_serial(values: Values) -> str:
+    if not values["alignment"]:
+        return "--no-alignment"
+    return "" if values["manner"] == "serial" else "--manner parallel, which aligns while it trains"
+
+
+def _first_alignment(values: Values) -> str:
+    if not values["alignment"]:
+        return "--no-alignment"
+    return "--target global_class_mean" if values["target"] == "global_class_mean" else ""
+
+
+UNREAD: dict[str, dict[str, Callable[[Values], str]]] = {
+    "fedpac": {"lam": _off("alignment"), "solver": _off("collaboration")},
+    "fedpac_proto": {"lam": _off("alignment")},
+    "fedas": {
+        "lam": _fedas_lam,
+        **dict.fromkeys(("align_lr", "align_batch_size", "align_epochs"), _fedas_serial),
+        **dict.fromkeys(("manner", "target", "align_loss"), _off("alignment")),
+        "first_alignment": _first_alignment,
+        **dict.fromkeys(("normalization", "reduction"), _off("synchronization")),
+    },
+    "knn_per": {"held_out": lambda values: "" if values["mixing"] == "auto" else f"--mixing {values['mixing']}"},
+    "fedala": {
+        name: lambda values: "" if values["layers"] and values["ala_lr"] else "--ala-lr 0"
+        for name in ("share", "ala_epochs", "threshold")
+    },
+    "fedrep": {"head_lr": lambda values: "" if values["head_epochs"] else "--head-epochs 0"},
+}
+"""Method -> hyper-parameter -> the options with which it is not read, for people; "" where it is."""
+
+SYNONYMS = {
+    "algorithm": "method",
+    "alg": "method",
+    "global_rounds": "rounds",
+    "global_epoch": "rounds",
+    "comm_rounds": "rounds",
+    "local_epochs": "epochs",
+    "local_epoch": "epochs",
+    "local_learning_rate": "lr",
+    "learning_rate": "lr",
+    "join_ratio": "participation",
+    "client_activate_rate": "participation",
+    "frac": "participation",
+    "client_num": "num_clients",
+    "num_users": "num_clients",
+    "client_drop_rate": "drop_rate",
+    "eval_gap": "eval_every",
+    "test_interval": "eval_every",
+    "lbs": "batch_size",
+    "local_batch_size": "batch_size",
+    "alpha": "beta",
+    "dirichlet_alpha": "beta",
+    "gpu": "devices",
+    "device": "devices",
+    "save_folder_name": "out",
+}
+"""Names of options in PFLlib, FL-bench and similar code -> those here."""
+
+
+def unread(method: str, values: Values, given: Iterable[str]) -> list[str]:
+    """Notes about given hyper-parameters that the method does not read with these values.
+
+    Args:
+      method: its name.
+      values: all its hyper-parameters.
+      given: names of the options that the user gave.
+    """
+    rules = UNREAD.get(method, {})
+    reasons = {name: rules[name](values) for name in sorted(set(given) & rules.keys())}
+    return [f"{flag(name)} has no effect with {reason}" for name, reason in reasons.items() if reason]
+
+
+def synonym(word: str) -> str | None:
+    """The option here for another tool's name of it, as it is written on the command line; None if there is none."""
+    name = SYNONYMS.get(word.removeprefix("--").replace("-", "_"))
+    return None if name is None else flag(name)

@@ -1,0 +1,105 @@
+"""Options that are given and not read are named; other tools' names of options get the right word."""
+
+import io
+
+import jax
+import pytest
+from rich.console import Console
+
+from experiments.config.hyper_parameters import method_config
+from experiments.config.no_effect import SYNONYMS, UNREAD, unread
+from experiments.config.options import Options, flag
+from experiments.config.request import parse
+from experiments.execution import build
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS, make_method
+
+CASES = [
+    ("fedas", "--lam 3", "--manner serial"),
+    ("fedas", "--lam 3 --manner parallel", None),
+    ("fedas", "--lam 3 --manner parallel --no-alignment", "--no-alignment"),
+    ("fedas", "--align-lr 0.1", None),
+    ("fedas", "--align-lr 0.1 --manner parallel", "--manner parallel"),
+    ("fedas", "--first-alignment --target global_class_mean", "--target global_class_mean"),
+    ("fedas", "--reduction sum --no-synchronization", "--no-synchronization"),
+    ("fedpac", "--lam 0.5", None),
+    ("fedpac", "--lam 0.5 --no-alignment", "--no-alignment"),
+    ("fedpac", "--solver osqp --no-collaboration", "--no-collaboration"),
+    ("knn_per", "--held-out 0.3", None),
+    ("knn_per", "--held-out 0.3 --mixing 0.5", "--mixing 0.5"),
+    ("fedrep", "--head-lr 0.3 --head-epochs 0", "--head-epochs 0"),
+]
+
+
+@pytest.mark.parametrize(("method", "words", "reason"), CASES)
+def test_what_is_not_read_is_named(method, words, reason):
+    request = parse("digits", ["--method", method, *words.split()])
+    notes = unread(method, request.hyper_parameters, request.given)
+    if reason is None:
+        assert notes == []
+    else:
+        assert any(note.startswith(f"{words.split()[0]} has no effect with {reason}") for note in notes)
+
+
+def test_a_run_says_so():
+    text = io.StringIO()
+    build.load_data(parse("digits", ["--method", "fedas", "--lam", "3"]), Console(file=text, width=200))
+    assert "Note: --lam has no effect with --manner serial" in text.getvalue()
+
+
+def program(method, values):
+    """Lowered local training, personalization and aggregation of a method, as text."""
+    from problems import received, tiny_federation, tiny_model
+
+    from pfl_jax.base import Cohort
+    from pfl_jax.data.federated import client_data
+
+    made, key = make_method(method, tiny_model(), **values), jax.random.key(0)
+
+    def everything(data):
+        server, train = made.init_server(key), client_data(data, 1, "train")
+        client = made.init_client(key, server, train)
+        result = made.local(key, server, client, train)
+        one = jax.tree.map(lambda leaf: leaf[None], (result.client, result.message))
+        cohort = Cohort(jax.numpy.zeros(1, int), jax.numpy.ones(1, int), jax.numpy.ones(1, bool), 4)
+        return made.aggregate(key, server, one[0], received(one[1]), cohort), made.personalize(
+            key, server, client, train
+        )
+
+    return jax.jit(everything).lower(tiny_federation()).as_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "values", "other"),
+    [
+        ("fedas", "lam", {}, 3.0),
+        ("fedas", "align_lr", {"manner": "parallel"}, 0.5),
+        ("fedas", "reduction", {"synchronization": False}, "sum"),
+        ("fedpac", "lam", {"alignment": False}, 3.0),
+        ("knn_per", "held_out", {"mixing": 0.5}, 0.4),
+    ],
+)
+def test_the_program_does_not_depend_on_it(method, name, values, other):
+    """What is said to have no effect is in no instruction; what has one is."""
+    every = vars(method_config(method)()) | values
+    assert UNREAD[method][name](every)
+    assert program(method, values) == program(method, {**values, name: other})
+    read = {"fedas": {"manner": "parallel"}, "fedpac": {}, "knn_per": {}}[method]
+    if not UNREAD[method][name](vars(method_config(method)()) | read):
+        assert program(method, read) != program(method, {**read, name: other})
+
+
+def test_rules_are_of_hyper_parameters_that_exist():
+    for method, rules in UNREAD.items():
+        assert rules.keys() <= vars(method_config(method)()).keys()
+
+
+def test_other_tools_names_lead_to_options_that_exist():
+    options = set(Options.__dataclass_fields__) | vars(method_config("fedavg")()).keys()
+    assert set(SYNONYMS.values()) <= options
+    everything = options.union(*(vars(method_config(name)()) for name in METHODS))
+    for word, here in SYNONYMS.items():
+        assert word == "alpha" or word not in everything
+        with pytest.raises(InvalidInput) as caught:
+            parse("digits", ["--method", "fedavg", flag(word), "3"])
+        assert flag(here) in str(caught.value)
