@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import tyro
 from rich.console import Console
 
-from experiments import DATASETS, unknown_dataset
+from experiments import unknown_dataset
 from experiments.commands import parser
 from experiments.config.exit_codes import exit_code
-from experiments.config.presets import DEFAULT_PRESET
+from experiments.config.own_data import CUSTOM
 from experiments.config.request import parse
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.data.specs import SPECS, DatasetSpec
@@ -51,7 +51,7 @@ class Sizes(NamedTuple):
 class Words:
     """Command line."""
 
-    dataset: Annotated[str, tyro.conf.arg(help=", ".join(DATASETS))] = "fashion_mnist"
+    dataset: Annotated[str, tyro.conf.arg(help=", ".join(SPECS))] = "fashion_mnist"
     method: parser.Names = ()
     """By default all."""
     num_clients: int = 1000
@@ -113,7 +113,9 @@ def _shapes(spec: DatasetSpec, num_clients: int, train_size: int) -> FederatedDa
 
 def _print(words: Sequence[str], console: Console) -> None:
     own, _ = parser.parse(Words, "experiments.sizes", __doc__, words)
-    if own.dataset not in DEFAULT_PRESET:
+    if own.dataset == CUSTOM:
+        raise InvalidInput("the sizes of your own data are in its run's config.json: bytes_per_client_and_round")
+    if own.dataset not in SPECS:
         raise InvalidInput(unknown_dataset(own.dataset))
     methods = parser.flat(own.method) or tuple(METHODS)
     parser.choose("method", methods, METHODS)

@@ -80,7 +80,7 @@ class ClientData(NamedTuple):
     head, target embeddings in y to align a backbone).
 
     Attributes:
-      x: inputs [n, ...], float32.
+      x: inputs [n, ...], float32, or the data's own integers.
       y: labels [n], int32.
       mask: [n], bool; True for real examples.
     """

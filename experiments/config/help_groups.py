@@ -27,6 +27,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "data": (
         "The examples of each client.",
         (
+            *("data", "label", "client_column", "test_data", "test_fraction", "normalize", "data_digest"),
             *("source", "data_dir", "partition", "s", "beta", "dirichlet_protocol", "min_size"),
             *("pathological_protocol", "train_size", "size_choices", "test_size", "shift", "pixel_normalization"),
         ),

@@ -53,9 +53,10 @@ class Options:
     """Share of a round's clients, drawn anew, that train but drop out before they send; at least 0 and below 1."""
     held_out_clients: int = 0
     """Number of clients that never take part; each evaluation also scores the models that such newcomers get."""
-    partition: Literal["grouped", "pathological", "dirichlet", "iid"] = "grouped"
+    partition: Literal["grouped", "pathological", "dirichlet", "iid", "natural"] = "grouped"
     """Division of the examples among clients: groups of clients with common dominant classes (grouped), groups with
-    3/3/5/5/8 classes per client (pathological), Dirichlet proportions of each class (dirichlet), or at random (iid)."""
+    3/3/5/5/8 classes per client (pathological), Dirichlet proportions of each class (dirichlet), at random (iid), or by
+    --client-column (natural)."""
     s: float = 20.0
     """Percentage of a client's examples that are spread over all classes, from 0 to 100 (only with grouped)."""
     beta: float = 0.1
@@ -107,6 +108,22 @@ class Options:
     the first available source and reports which."""
     data_dir: str | None = None
     """Folder of tensorflow-datasets or of the dataset's files; None searches the usual folders."""
+    data: str | None = None
+    """Your own data (only with custom): an .npz or .csv file, a folder of images by class, a folder of a Hugging Face
+    dataset, or hf:NAME for the hub."""
+    label: str | None = None
+    """Column of the labels (only with custom); None is y in .npz files and label in others."""
+    client_column: str | None = None
+    """Column with the client of each row, such as its hospital, user or writer (only with custom)."""
+    test_data: str | None = None
+    """File or folder with the test rows (only with custom); None uses those in --data, or a share of its rows."""
+    test_fraction: float | None = None
+    """Share of test rows, of each client or else of each class (only with custom); None is 0.25."""
+    normalize: bool = False
+    """Subtract the mean of the training rows and divide by their standard deviation, per feature or color channel (only
+    with custom); otherwise the inputs are not changed."""
+    data_digest: str | None = None
+    """Digest that the data must have (only with custom); None accepts the data as it is."""
     chunk: int | Literal["auto"] = "auto"
     """Clients trained together under one vmap on a device; 1 trains one after another. auto is 1 for convolutional
     networks on CPUs, otherwise the largest number for which clients of different sizes waste less than a tenth of the
@@ -182,13 +199,16 @@ class Options:
         self._check_processes()
         _require(0 <= self.drop_rate < 1, "drop_rate", "must be at least 0 and below 1", self.drop_rate)
         _require(
-            0 <= self.held_out_clients < self.num_clients,
+            # The data says later how many natural clients there are.
+            self.held_out_clients >= 0 and (self.partition == "natural" or self.held_out_clients < self.num_clients),
             "held_out_clients",
             f"must leave some of the {self.num_clients} clients",
             self.held_out_clients,
         )
         if self.target_accuracy is not None:
             _require(0 < self.target_accuracy <= 100, "target_accuracy", "is a percentage", self.target_accuracy)
+        if self.test_fraction is not None:
+            _require(0 < self.test_fraction < 1, "test_fraction", "must be between 0 and 1", self.test_fraction)
         if self.clip_norm is not None:
             _require(0 < self.clip_norm < math.inf, "clip_norm", "must be positive and finite", self.clip_norm)
         if self.size_choices is not None:
@@ -239,6 +259,7 @@ PARTITION_OPTIONS = {
     "pathological": ("pathological_protocol", "train_size", "size_choices", "test_size"),
     "dirichlet": ("beta", "dirichlet_protocol", "min_size", "train_size", "test_size"),
     "iid": ("train_size", "size_choices", "test_size"),
+    "natural": (),
 }
 """partition -> the options that apply to it."""
 
@@ -255,13 +276,17 @@ def without_effect(dataset: str, options: Options, given: frozenset[str], backen
     if backend == "cpu" and options.precision != "float32":
         notes.append(f"--precision {options.precision} has no effect on a CPU, which computes in float32")
     if "pixel_normalization" in given and not reads_pixel_normalization(dataset):
-        notes.append(f"--pixel-normalization has no effect on {dataset}, which both papers' settings normalize alike")
+        notes.append(f"--pixel-normalization has no effect on {dataset}, which {_NORMALIZED.get(dataset, _ALIKE)}")
     return notes
+
+
+_ALIKE = "both papers' settings normalize alike"
+_NORMALIZED = {"custom": "--normalize normalizes"}
 
 
 def reads_pixel_normalization(dataset: str) -> bool:
     """Whether the released codes of the two papers normalize a dataset differently."""
-    return SPECS[dataset].fedpac is not None
+    return dataset in SPECS and SPECS[dataset].fedpac is not None
 
 
 def check_hyper_parameters(values: dict[str, Any], *, own: bool = False) -> None:

@@ -16,6 +16,7 @@ DEFAULT_PRESET = {
     "fashion_mnist": "fedpac",
     "emnist": "fedpac",
     "digits": "fedpac",
+    "custom": "fedpac",
 }
 """Default preset of each dataset: that of the (first) paper that reports results on it."""
 
@@ -92,6 +93,31 @@ BY_DATASET: dict[tuple[str, str], Values] = {
         "test_size": 25,
         "lr": 0.05,
         "batch_size": 10,
+    },
+    # A user's own data, of any size: the papers' hyper-parameters and no sizes of theirs.
+    ("fedpac", "custom"): {
+        "model": "mlp",
+        "rounds": 30,
+        "num_clients": 10,
+        "partition": "dirichlet",
+        "beta": 0.5,
+        "min_size": 2,
+        "train_size": None,
+        "test_size": None,
+        "lr": 0.05,
+        "batch_size": 10,
+        "eval_every": 1,
+    },
+    ("fedas", "custom"): {
+        "model": "mlp",
+        "rounds": 30,
+        "num_clients": 10,
+        "beta": 0.5,
+        "min_size": 4,
+        "lr": 0.05,
+        "batch_size": 10,
+        "eval_every": 1,
+        **EVERY_BATCH,
     },
     ("fedas", "digits"): {
         "model": "mlp",

@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
-from experiments.config import presets
+from experiments.config import own_data, presets
 from experiments.config.help_groups import grouped, limited_columns, ungrouped
 from experiments.config.hyper_parameters import method_config, real_numbers
 from experiments.config.no_effect import synonym
@@ -33,16 +33,18 @@ from experiments.config.options import (
 )
 from experiments.config.own_code import files, is_own, label
 from experiments.config.schedules import check_schedules
+from pfl_jax.data.sources import Dataset
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
 RESULT_NEUTRAL = {
     *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"),
+    *("data", "test_data"),
     *("checkpoint_every", "keep_checkpoints", "resume", "mesh", "tensorboard", "wandb", "plot", "keep_state"),
     *PROCESSES,
 }
-"""Options that do not change the results of a run; of --source, only the data that was loaded matters."""
+"""Options that do not change the results of a run; of --source and --data, only the data that was loaded matters."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,10 @@ class Request:
     def real_numbers(self) -> dict[str, float]:
         """Hyper-parameters that can be inputs of a compiled program."""
         return real_numbers(self.options.method, self.hyper_parameters)
+
+    def on_own_data(self, dataset: Dataset) -> "Request":
+        """This request with what the user's own data decides; InvalidInput if it says otherwise."""
+        return dataclasses.replace(self, options=own_data.fitted(self.options, self.given, dataset))
 
     def on_embedded_data(self) -> tuple["Request", dict[str, Any]]:
         """This request with the preset's smaller values for embedded data, and the values that changed."""
@@ -110,6 +116,7 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     parsed = _tyro(dataset, arguments, common, config)
     options = Options(**{name: parsed[name] for name in vars(common)})
     hyper_parameters = {name: parsed[name] for name in vars(config)}
+    options = own_data.checked(dataset, options, frozenset(given))
     options.check()
     if options.mesh is not None:
         # --mesh is converted to --devices.
@@ -118,7 +125,7 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
             raise InvalidInput(f"--mesh {options.mesh} and --devices {options.devices} disagree: give one of them")
         options = dataclasses.replace(options, devices=number, mesh=None)
         given = given - {"mesh"} | {"devices"}
-    if options.augment and SPECS[dataset].shape[-1] != 3:
+    if options.augment and dataset in SPECS and SPECS[dataset].shape[-1] != 3:
         raise InvalidInput(f"--augment is for color images, and those of {dataset} are gray")
     check_hyper_parameters(hyper_parameters, own=is_own(method))
     request = Request(dataset, options, hyper_parameters, frozenset(given), files(vars(options)))
@@ -140,6 +147,13 @@ def relevant_options(request: Request) -> dict[str, Any]:
         unused.add("pixel_normalization")
     values = filled(dataclasses.asdict(request.options) | request.hyper_parameters)
     values |= by_content(values, request.own_code)
+    if request.dataset == own_data.CUSTOM:
+        values["data_digest"] = own_data.digest(request.options)
+    else:
+        unused |= set(own_data.OWN_DATA)
+    if request.options.partition == "natural":
+        # The data determines the number of clients.
+        unused.add("num_clients")
     return {name: value for name, value in values.items() if name not in RESULT_NEUTRAL | unused | {"seed"}}
 
 
@@ -184,8 +198,9 @@ def _tyro(dataset: str, arguments: Sequence[str], common: Options, config: Any) 
 
 
 def _description(dataset: str, preset: str, columns: int) -> str:
+    data = "your own data" if dataset == own_data.CUSTOM else dataset
     text = (
-        f"Personalized federated learning on {dataset}. The defaults are the settings of the {preset} preset; "
+        f"Personalized federated learning on {data}. The defaults are the settings of the {preset} preset; "
         "the default of --method is that paper's own method."
     )
     smaller = presets.EMBEDDED.get((preset, dataset))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
+from experiments.config import own_data
 from experiments.config.no_effect import unread
 from experiments.config.options import PARTITION_OPTIONS, Options, without_effect
 from experiments.config.own_code import is_own, label, make_model, method_factory, said
@@ -59,7 +61,7 @@ def build_experiment(request: Request, console: Console, processes: Processes | 
 
 
 def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
-    """Load the data; return also the request, with the reductions for embedded data if they apply.
+    """Load the data; return also the request as it runs on this data, see `on_data`.
 
     Args:
       request: the checked command line.
@@ -75,24 +77,36 @@ def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
     folder = request.options.data_dir
     if folder is not None and request.options.source == "files" and not Path(folder).expanduser().exists():
         raise InvalidInput(f"the data folder {folder} is not there")
-    dataset = sources.load(
-        request.dataset,
-        request.options.source,
-        request.options.data_dir,
-        notify=notify,
-        normalization=request.options.pixel_normalization,
-    )
-    if not dataset.is_real:
-        request, changes = request.on_embedded_data()
-        if changes:
-            notify(
-                f"Smaller defaults on {dataset.description}: {assignments(changes)}. Options given stay as they are."
-            )
+    dataset = _dataset(request, notify)
+    request, changes = on_data(request, dataset)
+    if changes:
+        notify(f"Smaller defaults on {dataset.description}: {assignments(changes)}. Options given stay as they are.")
     notes = without_effect(request.dataset, request.options, request.given, jax.default_backend())
     notes += unread(request.options.method, request.hyper_parameters, request.given)
+    notes += own_data.notes(dataset)
     for note in notes:
         notify(f"Note: {note}.")
     return request, dataset
+
+
+def _dataset(request: Request, notify: Callable[[str], None]) -> Dataset:
+    options = request.options
+    if request.dataset == own_data.CUSTOM:
+        return own_data.load(options)
+    return sources.load(
+        request.dataset, options.source, options.data_dir, notify=notify, normalization=options.pixel_normalization
+    )
+
+
+def on_data(request: Request, dataset: Dataset) -> tuple[Request, dict[str, Any]]:
+    """Request as it runs on this data, and the defaults that are smaller because the data is embedded.
+
+    Raises:
+      InvalidInput: the user's own data has another number of clients than was given.
+    """
+    if request.dataset == own_data.CUSTOM:
+        return request.on_own_data(dataset), {}
+    return (request, {}) if dataset.is_real else request.on_embedded_data()
 
 
 def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, mesh: Mesh | None = None) -> Experiment:

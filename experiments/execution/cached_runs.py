@@ -124,7 +124,9 @@ def difference(request: Request, config: dict[str, Any]) -> str:
     for name, value in wanted.items():
         # As JSON: tuples come back as lists.
         found = stored.get(name, json.loads(json.dumps(usual.get(name), default=str)))
-        if found != json.loads(json.dumps(value)) and name.endswith("_digest"):
+        if found != json.loads(json.dumps(value)) and name == "data_digest":
+            return f"on data with the digest {found}, and that of {request.options.data} is {value}"
+        if found != json.loads(json.dumps(value)) and name in ("method_digest", "model_digest"):
             return f"made with another text of {wanted[name.removesuffix('_digest')]}"
         if found != json.loads(json.dumps(value)):
             return f"{flag(name)} {found}, not {value}"

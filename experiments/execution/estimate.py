@@ -17,8 +17,8 @@ def examples_visited(request: Request) -> int:
     size = options.train_size
     if size is None:
         # The whole dataset, training and test examples together, three quarters of it for training.
-        spec = SPECS[request.dataset]
-        size = round(0.75 * sum(spec.published or (0, 0)) / options.num_clients)
+        spec = SPECS.get(request.dataset)
+        size = round(0.75 * sum((spec and spec.published) or (0, 0)) / options.num_clients)
     cohort = max(1, round(options.participation * options.num_clients))
     return options.rounds * cohort * size * request.hyper_parameters.get("epochs", 1)
 
@@ -31,7 +31,7 @@ class Speeds:
 
     def add(self, request: Request, seconds: float) -> None:
         """Count a finished run."""
-        for kind in _kinds(request) if seconds > 0 else ():
+        for kind in _kinds(request) if seconds > 0 and examples_visited(request) else ():
             self._seen.setdefault(kind, []).append(examples_visited(request) / seconds)
 
     def seconds(self, request: Request) -> float:

@@ -67,6 +67,8 @@ def _data_record(dataset: Dataset) -> dict[str, Any]:
         "is_real": dataset.is_real,
         "num_classes": dataset.num_classes,
         "input_shape": list(dataset.input_shape),
+        "class_names": list(dataset.class_names),
+        "client_names": list(dataset.client_names),
     }
 
 

@@ -21,7 +21,6 @@ from typing import Annotated, ClassVar
 import tyro
 from rich.console import Console
 
-from experiments import DATASETS
 from experiments.commands import batch, parser
 from experiments.commands.parser import Names, Number, choose, flat
 from experiments.config.cell import Cell
@@ -31,6 +30,7 @@ from experiments.figures import runs
 from experiments.figures.catalogue import PLANS
 from experiments.figures.plan import Key, Plan, Results, Scope, arrays_path
 from experiments.results.run_folder import RunFolder
+from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
@@ -62,7 +62,7 @@ class Figures(batch.Batch):
         choose("paper", [self.paper], PLANS)
         choose("figure", [self.figure], PLANS[self.paper], f" in {self.paper}")
         choose("source", [self.source], ("auto", "tfds", "files", "embedded"))
-        choose("dataset", flat(self.dataset), DATASETS)
+        choose("dataset", flat(self.dataset), SPECS)
         choose("method", flat(self.method), METHODS)
         if self.method and not self.plan.methods:
             raise InvalidInput(f"--method has no effect: {self.plan.title} compares no methods")

@@ -15,6 +15,7 @@ from experiments.config.hyper_parameters import method_config
 from experiments.config.measures import Protocol
 from experiments.config.options import Options, flag
 from experiments.config.own_code import label
+from experiments.config.own_data import CUSTOM
 from experiments.config.request import Request, relevant_options
 from experiments.papers import published
 from experiments.results import load
@@ -96,7 +97,8 @@ class Group:
     @property
     def data_name(self) -> str:
         """Name of the dataset for a title, with its substitute if there is one."""
-        return self.runs[0].request.dataset if self.is_real else self.data
+        dataset = self.runs[0].request.dataset
+        return dataset if self.is_real and dataset != CUSTOM else self.data
 
     @property
     def method(self) -> str:

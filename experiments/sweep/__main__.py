@@ -25,6 +25,7 @@ from experiments.commands import batch, parser
 from experiments.commands.parser import Names
 from experiments.config.cell import Cell
 from experiments.config.options import flag
+from experiments.config.request import relevant_options
 from experiments.sweep.plan import groups
 from pfl_jax.errors import InvalidInput
 
@@ -70,7 +71,8 @@ class Sweep(batch.Batch):
         if twice := sorted(asked & set(self.values)):
             raise InvalidInput(f"{flag(twice[0])} is in the grid already")
         for setting in self.settings():
-            self.runs(setting)[0][0].request()
+            # With the digest of the user's own data, so that a missing file is told before anything is made.
+            relevant_options(self.runs(setting)[0][0].request())
 
     def usual_folder(self) -> Path:
         values = (f"--grid {name}={','.join(values)}" for name, values in self.values.items())

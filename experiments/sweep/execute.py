@@ -104,9 +104,7 @@ def run(cells: Sequence[Run], unfinished: Sequence[Run], root: Path, console: Co
 def _group(runs: Sequence[Run], request: Request, dataset: Dataset, root: Path) -> Group:
     """Runs with their data, and the folder of their common checkpoints."""
     folders = [folder for _, folder in runs]
-    requests = [_on_one_device(cell.request(folder)) for cell, folder in runs]
-    if not dataset.is_real:
-        requests = [one.on_embedded_data()[0] for one in requests]
+    requests = [build.on_data(_on_one_device(cell.request(folder)), dataset)[0] for cell, folder in runs]
     data = federated.federate_runs(
         dataset,
         [build.divide(one.options, dataset) for one in requests],

@@ -1,6 +1,7 @@
 """Data: loading (`load`), partition over clients (`partition`) and layout on the device (`federate`)."""
 
 from pfl_jax.data import augment, partition, shift
+from pfl_jax.data.arrays import from_arrays
 from pfl_jax.data.federated import (
     FederatedData,
     class_table,
@@ -10,6 +11,7 @@ from pfl_jax.data.federated import (
     hold_out,
     select_run,
 )
+from pfl_jax.data.own_files import from_file
 from pfl_jax.data.partition import PARTITIONS, Partition
 from pfl_jax.data.sources import Dataset, load
 from pfl_jax.data.specs import SPECS
@@ -25,6 +27,8 @@ __all__ = [
     "client_data",
     "federate",
     "federate_runs",
+    "from_arrays",
+    "from_file",
     "hold_out",
     "load",
     "partition",

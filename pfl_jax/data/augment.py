@@ -32,15 +32,22 @@ class CropAndFlip:
     border: int = 4
 
     @classmethod
-    def normalized(cls, shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]) -> "CropAndFlip":
+    def normalized(
+        cls, shape: Sequence[int], mean: Sequence[float] | None, std: Sequence[float] | None
+    ) -> "CropAndFlip":
         """Augmentation for images [.., H, W, C] whose pixels in [0, 1] were normalized with this mean and std.
 
+        Without mean and std, black is 0.
+
         Raises:
-          InvalidInput: the images are not color images.
+          InvalidInput: the inputs are not color images.
         """
-        if shape[-1] != 3:
-            raise InvalidInput(f"augmentation is for color images, not for images of shape {shape}")
-        return cls(shape, tuple(-m / s for m, s in zip(mean, std, strict=True)))
+        if len(shape) != 3 or shape[-1] != 3:
+            raise InvalidInput(f"augmentation is for color images, not for images of shape {tuple(shape)}")
+        height, width, channels = shape
+        if mean is None or std is None:
+            return cls((height, width, channels), (0.0,) * channels)
+        return cls((height, width, channels), tuple(-m / s for m, s in zip(mean, std, strict=True)))
 
     def __call__(self, key: PRNGKey, x: PyTree) -> PyTree:
         """Augment images [B, H, W, C] independently; inputs of other shapes are returned unchanged."""

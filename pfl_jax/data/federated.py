@@ -22,14 +22,15 @@ class FederatedData(NamedTuple):
     Clients differ in size: row i of a table has `count[i]` indices into the pool, padded with zeros.
 
     Attributes:
-      x: uint8 [P, H, W, C], the images of the pool: training examples, then test examples.
+      x: [P, ...], the inputs of the pool: training examples, then test examples. uint8 [P, H, W, C] for images,
+        otherwise float32 or integers.
       y: int32 [P], the labels of the pool.
       train_index: int32 [N, n_max].
       train_count: int32 [N].
       test_index: int32 [N, t_max].
       test_count: int32 [N].
-      mean: float32 [C], mean of pixels in [0, 1].
-      std: float32 [C], standard deviation of pixels in [0, 1].
+      mean: float32 [C], mean of uint8 pixels divided by 255; None for inputs that are not rescaled.
+      std: float32 [C], standard deviation of the same pixels; None together with the mean.
       label_map: int32 [N, K], the label that each client has for class k; None for the dataset's labels.
       rotation: float32 [N, 2], cosine and sine of the rotation of each client's images; None for no rotation.
     """
@@ -40,8 +41,8 @@ class FederatedData(NamedTuple):
     train_count: jax.Array
     test_index: jax.Array
     test_count: jax.Array
-    mean: jax.Array
-    std: jax.Array
+    mean: jax.Array | None = None
+    std: jax.Array | None = None
     label_map: jax.Array | None = None
     rotation: jax.Array | None = None
 
@@ -91,7 +92,8 @@ def federate(
       The federation's data.
 
     Raises:
-      InvalidInput: an index is out of range, a client has no training or test examples, or the shift is unknown.
+      InvalidInput: an index is out of range, a client has no training or test examples, the shift is unknown or not
+        possible for these inputs, or there is a mean of pixels and the inputs are not uint8.
 
     Example:
       >>> from pfl_jax import data
@@ -183,6 +185,7 @@ def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, Federated
 
 def _check(dataset: Dataset, partitions: Sequence[Partition], shift: shifts.Shift) -> None:
     shifts.check(shift)
+    _check_inputs(dataset, shift)
     size = len(dataset.train_y) + len(dataset.test_y)
     for partition in partitions:
         for name, rows in (("training", partition.train), ("test", partition.test)):
@@ -191,6 +194,26 @@ def _check(dataset: Dataset, partitions: Sequence[Partition], shift: shifts.Shif
                     raise InvalidInput(f"client {client} has no {name} examples: use fewer clients")
                 if row.min() < 0 or row.max() >= size:
                     raise InvalidInput(f"client {client} has {name} examples outside the pool of {size}")
+
+
+def _check_inputs(dataset: Dataset, shift: shifts.Shift) -> None:
+    kind, shape = dataset.train_x.dtype, dataset.train_x.shape
+    if dataset.test_x.dtype != kind or dataset.test_x.shape[1:] != shape[1:]:
+        raise InvalidInput(
+            f"training inputs are {kind} {shape[1:]}, test inputs {dataset.test_x.dtype} {dataset.test_x.shape[1:]}: "
+            "they must be of one type and shape"
+        )
+    if (dataset.mean is None) != (dataset.std is None):
+        raise InvalidInput("mean and std of a dataset are given together, or both None")
+    if dataset.mean is not None and kind != np.uint8:
+        raise InvalidInput(
+            f"mean and std are of uint8 pixels divided by 255, and the inputs are {kind}: give mean=None, std=None, "
+            "and the inputs are used as they are"
+        )
+    if shift == "rotation" and (len(shape) != 4 or kind not in (np.uint8, np.float32)):
+        raise InvalidInput(
+            f"shift rotation is for images [H, W, C] of uint8 or float32, not for inputs {kind} {list(shape[1:])}"
+        )
 
 
 def _used_examples(partitions: Sequence[Partition]) -> np.ndarray:
@@ -204,8 +227,8 @@ def _pool(dataset: Dataset, used: np.ndarray) -> dict[str, Any]:
     return {
         "x": jnp.asarray(np.concatenate([dataset.train_x[from_train], dataset.test_x[from_test]])),
         "y": jnp.asarray(np.concatenate([dataset.train_y[from_train], dataset.test_y[from_test]]), jnp.int32),
-        "mean": jnp.asarray(dataset.mean, jnp.float32),
-        "std": jnp.asarray(dataset.std, jnp.float32),
+        "mean": None if dataset.mean is None else jnp.asarray(dataset.mean, jnp.float32),
+        "std": None if dataset.std is None else jnp.asarray(dataset.std, jnp.float32),
     }
 
 
@@ -233,7 +256,7 @@ def _table(rows: Sequence[np.ndarray], used: np.ndarray) -> tuple[jax.Array, jax
 
 
 def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split: Split) -> ClientData:
-    """Examples of one client, after its shift and normalized: x = (pixel / 255 - mean) / std.
+    """Examples of one client, after its shift; with a mean and std, normalized: x = (pixel / 255 - mean) / std.
 
     Args:
       data: the federation's data, or a device's part of it.
@@ -241,8 +264,8 @@ def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split
       split: "train" or "test".
 
     Returns:
-      ClientData with x float32 [n_max, H, W, C], y int32 [n_max] and mask [n_max]. Padding repeats the pool's first
-      example.
+      ClientData with x [n_max, ...], y int32 [n_max] and mask [n_max]. Padding repeats the pool's first example. x is
+      float32 if it is normalized or rotated; otherwise it has the type and the values of the pool.
 
     Example:
       >>> from pfl_jax import data
@@ -260,13 +283,15 @@ def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split
         index, count = data.test_index[client], data.test_count[client]
     else:
         raise InvalidInput(f'split is "train" or "test", not "{split}"')
-    pixels, y = data.x[index].astype(jnp.float32), data.y[index]
+    x, y = data.x[index], data.y[index]
     if data.rotation is not None:
-        pixels = shifts.rotate(pixels, data.rotation[client])
+        x = shifts.rotate(x.astype(jnp.float32), data.rotation[client])
+    if data.mean is not None and data.std is not None:
+        x = (x.astype(jnp.float32) / 255 - data.mean) / data.std
     if data.label_map is not None:
         y = data.label_map[client][y]
     return ClientData(
-        x=(pixels / 255 - data.mean) / data.std,
+        x=x,
         y=y,
         mask=jnp.arange(index.shape[-1]) < count,
     )

@@ -16,6 +16,7 @@ import numpy as np
 
 from pfl_jax.data import allocation, dirichlet_counts
 from pfl_jax.data.allocation import Partition, Sizes
+from pfl_jax.data.arrays import natural
 from pfl_jax.data.pathological import PATHOLOGICAL_CLASSES, pathological
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
@@ -240,7 +241,7 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
     """Partition of a dataset by name.
 
     Args:
-      name: a key of PARTITIONS.
+      name: a key of PARTITIONS, or "natural" for the dataset's own clients.
       dataset: the dataset to divide; "dirichlet" respects its `keep_split`.
       num_clients: N.
       seed: seed of the partition.
@@ -252,6 +253,12 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
     Raises:
       InvalidInput: the name is unknown, or the function rejects the options.
     """
+    if name == "natural":
+        if dataset.train_client is None or dataset.test_client is None:
+            raise InvalidInput(f"{dataset.description} has no clients of its own for the partition natural")
+        if num_clients != len(dataset.client_names):
+            raise InvalidInput(f"{dataset.description} has {len(dataset.client_names)} clients, not {num_clients}")
+        return natural(dataset.train_client, dataset.test_client)
     if name not in PARTITIONS:
         near = difflib.get_close_matches(name, PARTITIONS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""

@@ -24,23 +24,28 @@ SOURCES = ("auto", "tfds", "files", "embedded")
 
 
 class Dataset(NamedTuple):
-    """Labeled images, divided into training and test examples.
+    """Labeled examples, divided into training and test examples.
 
     Attributes:
       name: name of the dataset, such as "cifar100".
       source: kind of the data source: "tfds", "files", "embedded digit pairs", "embedded digits" or
-        "scikit-learn digits".
-      origin: version or folder of real data, and its size if it is incomplete; "" for embedded data.
+        "scikit-learn digits"; of a user's own data "arrays", "npz", "csv", "image folder" or "Hugging Face".
+      origin: version or folder of real data, and its size if it is incomplete; digest of a user's own files; "" for
+        embedded data.
       is_real: False for synthetic images in place of the dataset.
-      train_x: uint8 [P_train, H, W, C].
+      train_x: [P_train, ...], float32 or integers of at most 32 bits; images are uint8 [P_train, H, W, C].
       train_y: int32 [P_train].
-      test_x: uint8 [P_test, H, W, C].
+      test_x: [P_test, ...], of the same type as train_x.
       test_y: int32 [P_test].
       num_classes: K.
-      mean: mean of pixels in [0, 1], per channel.
-      std: standard deviation of pixels in [0, 1], per channel.
+      mean: mean of uint8 pixels divided by 255, per channel; None for inputs that are not rescaled.
+      std: standard deviation of the same pixels, per channel; None together with the mean.
       keep_split: whether training and test examples must not be mixed, as for scikit-learn's digits, which are split by
         writer.
+      class_names: names of the classes 0 to K - 1; () if the names are the numbers.
+      train_client: int32 [P_train], client of each training example if the data has its own clients, otherwise None.
+      test_client: int32 [P_test], client of each test example.
+      client_names: names of the data's own clients.
     """
 
     name: str
@@ -52,9 +57,13 @@ class Dataset(NamedTuple):
     test_x: np.ndarray
     test_y: np.ndarray
     num_classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
     keep_split: bool
+    class_names: tuple[str, ...] = ()
+    train_client: np.ndarray | None = None
+    test_client: np.ndarray | None = None
+    client_names: tuple[str, ...] = ()
 
     @property
     def description(self) -> str:
@@ -62,10 +71,9 @@ class Dataset(NamedTuple):
         return f"{self.name} ({self.source}: {self.origin})" if self.origin else f"{self.name} ({self.source})"
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Shape (H, W, C) of an image."""
-        height, width, channels = self.train_x.shape[1:]
-        return height, width, channels
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, (H, W, C) for an image."""
+        return self.train_x.shape[1:]
 
 
 def print_to_stderr(message: str) -> None:

@@ -85,7 +85,7 @@ def place(data: FederatedData, mesh: Mesh) -> PlacedData:
 
 
 def without_pixels(dataset: Dataset) -> Dataset:
-    """Dataset with the same labels and image shape, but without images."""
+    """Dataset with the same labels and the same shape and type of inputs, but without inputs."""
 
     def no_images(images: np.ndarray) -> np.ndarray:
         # A new array: a slice would keep all images in memory.
@@ -282,7 +282,7 @@ def _part(
         return np.concatenate([leaf, np.zeros((size - len(leaf), *leaf.shape[1:]), leaf.dtype)])
 
     part = {"x": fill(np.asarray(data.x)[used], pool), "y": fill(np.asarray(data.y)[used], pool)}
-    part |= {"mean": np.asarray(data.mean), "std": np.asarray(data.std)}
+    part |= {name: np.asarray(leaf) for name, leaf in (("mean", data.mean), ("std", data.std)) if leaf is not None}
     for name in PER_CLIENT:
         leaf = getattr(data, name)
         if leaf is None:

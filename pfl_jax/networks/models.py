@@ -19,7 +19,7 @@ from pfl_jax.networks.text import text_gru, text_mean
 
 
 class Backbone(nn.Module):
-    """Convolution blocks, then hidden dense layers, for inputs [B, ...] -> features [B, d].
+    """Convolution blocks, then hidden dense layers, for inputs [B, ...] -> features [B, d]; integers as numbers.
 
     Attributes:
       blocks: (features, size, padding) of each convolution block.
@@ -33,6 +33,9 @@ class Backbone(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        if jnp.issubdtype(x.dtype, jnp.integer):
+            # Sums of squares, as Fisher traces take of inputs, would overflow.
+            x = x.astype(jnp.float32)
         for index, (features, size, padding) in enumerate(self.blocks, start=1):
             x = ConvBlock(features, size, padding, self.activation, name=f"conv{index}")(x)
         x = x.reshape(x.shape[0], -1)

@@ -21,6 +21,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 # As the tests see the machine: two devices, whatever there is.
+import bad_own_data
 import conftest  # noqa: F401
 import numpy as np
 from archives import IDX_NAMES, cifar_members, idx, images, write_idx, write_tar
@@ -169,6 +170,11 @@ def _data() -> Iterator[Case]:
     yield Case(section, "cifar10 --data-dir data", "prepared data names code of others", _foreign_features)
 
 
+def _own_data() -> Iterator[Case]:
+    for command, what, prepare in bad_own_data.cases(evil_pickle):
+        yield Case("Your own data", command, what, prepare)
+
+
 def _checkpoints() -> Iterator[Case]:
     section = "Runs that go on"
 
@@ -310,7 +316,7 @@ def cases() -> list[Case]:
     """All of them."""
     return [
         case
-        for part in (_options, _combinations, _folders, _data, _checkpoints, _own_code, _export, _many)
+        for part in (_options, _combinations, _folders, _data, _own_data, _checkpoints, _own_code, _export, _many)
         for case in part()
     ]
 

@@ -1,0 +1,123 @@
+"""A user's own data as options: which of them belong together, and what the data itself decides."""
+
+import dataclasses
+
+import numpy as np
+
+from experiments.config.options import Options, flag
+from pfl_jax.data import own_files
+from pfl_jax.data.sources import Dataset
+from pfl_jax.errors import InvalidInput
+
+CUSTOM = "custom"
+"""The experiment on the user's own data."""
+
+OWN_DATA = ("data", "label", "client_column", "test_data", "test_fraction", "normalize", "data_digest")
+"""Options that it alone has."""
+
+PUBLISHED_DATA = ("source", "data_dir", "pixel_normalization")
+"""Options that it alone has not."""
+
+
+def checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
+    """Options of the run, with the partition that --client-column asks for.
+
+    Args:
+      dataset: which experiment.
+      options: as given.
+      given: names of the options that the user gave.
+
+    Raises:
+      InvalidInput: options that this experiment has not, or that exclude each other.
+    """
+    if dataset != CUSTOM:
+        for name in OWN_DATA:
+            if getattr(options, name) not in (None, False):
+                raise InvalidInput(f"{flag(name)} is for your own data: python -m experiments.custom")
+        if options.partition == "natural":
+            raise InvalidInput(f"--partition natural is for your own data: {dataset} has no clients of its own")
+        return options
+    for name in PUBLISHED_DATA[:2]:
+        if getattr(options, name) != getattr(Options, name):
+            raise InvalidInput(f"{flag(name)} is for the papers' data sets: custom reads --data")
+    if options.test_data is not None and options.test_fraction is not None:
+        raise InvalidInput("--test-fraction and --test-data cannot both be given")
+    if options.client_column is None:
+        if options.partition == "natural":
+            raise InvalidInput("--partition natural needs --client-column, the column that names each row's client")
+        return options
+    if "partition" in given and options.partition != "natural":
+        raise InvalidInput(
+            f"--client-column {options.client_column} and --partition {options.partition} cannot both be given: either "
+            "says which rows a client has"
+        )
+    return dataclasses.replace(options, partition="natural")
+
+
+def digest(options: Options) -> str:
+    """Digest of the data: that of the run, or of the files as they are now.
+
+    Raises:
+      InvalidInput: there is no data.
+    """
+    if options.data_digest is not None:
+        return options.data_digest
+    return own_files.digest(_data(options), options.test_data)
+
+
+def load(options: Options) -> Dataset:
+    """The data.
+
+    Raises:
+      InvalidInput: it is missing, cannot be used, or is not what the run began on.
+    """
+    dataset = own_files.from_file(
+        _data(options),
+        label=options.label,
+        client_column=options.client_column,
+        test_data=options.test_data,
+        test_fraction=options.test_fraction,
+        normalize=options.normalize,
+    )
+    if options.data_digest not in (None, dataset.origin):
+        raise InvalidInput(
+            f"{options.data} is not the data of this run, or has changed: its digest is {dataset.origin}, not "
+            f"{options.data_digest}"
+        )
+    return dataset
+
+
+def fitted(options: Options, given: frozenset[str], dataset: Dataset) -> Options:
+    """Options with the digest of the data and, where it has clients of its own, their number.
+
+    Raises:
+      InvalidInput: another number of clients was given.
+    """
+    options = dataclasses.replace(options, data_digest=dataset.origin)
+    if options.partition != "natural":
+        return options
+    found = len(dataset.client_names)
+    if "num_clients" in given and options.num_clients != found:
+        raise InvalidInput(
+            f"--num-clients {options.num_clients}: {options.client_column} names {found} clients, leave it out"
+        )
+    return dataclasses.replace(options, num_clients=found)
+
+
+def notes(dataset: Dataset) -> list[str]:
+    """Remarks on data that can be used, and may not be what was meant."""
+    found = []
+    if dataset.mean is None and dataset.train_x.dtype == "uint8" and dataset.train_x.max() > 1:
+        found.append("inputs are bytes from 0 to 255 and stay so; --normalize scales them")
+    if dataset.train_client is not None:
+        pairs = np.unique(np.stack([dataset.train_client, dataset.train_y]), axis=1)[0]
+        alone = int(np.sum(np.bincount(pairs) == 1))
+        if alone:
+            found.append(f"{alone} of {len(dataset.client_names)} clients have training rows of one class only")
+    return found
+
+
+def _data(options: Options) -> str:
+    if options.data is None:
+        raise InvalidInput(f"give --data: {own_files.FORMATS}")
+    return options.data

@@ -1,0 +1,163 @@
+"""Data sets from a user's own files: .npz, .csv, a folder of images by class, or a Hugging Face dataset.
+
+Nothing is unpickled, and no code that comes with data is run.
+"""
+
+import functools
+import hashlib
+from pathlib import Path
+
+from pfl_jax.data import read_folders, read_tables
+from pfl_jax.data.arrays import from_arrays
+from pfl_jax.data.read_tables import Columns
+from pfl_jax.data.sources import Dataset
+from pfl_jax.errors import InvalidInput
+
+HUB = "hf:"
+"""What the name of a dataset on the Hugging Face hub starts with."""
+
+FORMATS = "an .npz or .csv file, a folder of images by class, a Hugging Face dataset's folder, or hf:NAME of the hub"
+
+DIGITS = 16
+"""Hexadecimal digits of a digest."""
+
+
+def from_file(
+    data: str | Path,
+    *,
+    label: str | None = None,
+    client_column: str | None = None,
+    test_data: str | Path | None = None,
+    test_fraction: float | None = None,
+    normalize: bool = False,
+) -> Dataset:
+    """Data set of a file or folder.
+
+    - .npz: arrays x [P, ...], y [P], and if there are, test_x, test_y.
+    - .csv: a header, then one row for each example; all columns but label and client are numbers. Integers if all of
+      them are integers, otherwise float32.
+    - Folder of images: a sub-folder for each class, images of one size; uint8 [H, W, 1] or [H, W, 3].
+    - Folder of Hugging Face's `save_to_disk`, or hf:NAME of the hub: the images, the column of equally long lists, or
+      all columns as numbers; the split "test" is the test set.
+
+    Args:
+      data: the file, the folder, or hf:NAME.
+      label: array or column of the labels; by default y of .npz, otherwise label.
+      client_column: array or column that says whose row it is; None leaves the clients to a partition.
+      test_data: file or folder with the test rows, of the same format; by default those within `data`.
+      test_fraction: where there are no test rows, share of the rows that become them, see `from_arrays`.
+      normalize: see `from_arrays`.
+
+    Returns:
+      The dataset, with the digest of the files as its origin.
+
+    Raises:
+      InvalidInput: a missing or damaged file, an unknown format, a missing column, or anything `from_arrays` refuses.
+    """
+    columns, kind = _read(data, label, client_column)
+    if test_data is not None:
+        if columns.test_x is not None:
+            raise InvalidInput(f"{data} has test rows of its own: leave out either them or {test_data}")
+        other, other_kind = _read(test_data, label, client_column)
+        if other_kind != kind:
+            raise InvalidInput(f"{data} is {kind}, and {test_data} is {other_kind}: give both in one format")
+        if other.features != columns.features:
+            raise InvalidInput(
+                f"{test_data} has the columns {', '.join(other.features)}, {data} has {', '.join(columns.features)}"
+            )
+        columns = columns._replace(test_x=other.x, test_y=other.y, test_client=other.client)
+    if columns.test_x is not None and test_fraction is not None:
+        raise InvalidInput(f"a test fraction cannot be given: {test_data or data} has test rows")
+    try:
+        arrays = columns._asdict()
+        del arrays["features"]
+        return from_arrays(
+            **arrays,
+            test_fraction=test_fraction,
+            normalize=normalize,
+            name=_name(data),
+            source=kind,
+            origin=digest(data, test_data),
+        )
+    except InvalidInput as error:
+        raise InvalidInput(f"{data}: {error}") from None
+
+
+def digest(data: str | Path, test_data: str | Path | None = None) -> str:
+    """First 16 hexadecimal digits of the SHA-256 of the contents, whatever the files' names and places.
+
+    Args:
+      data: see `from_file`.
+      test_data: likewise.
+
+    Raises:
+      InvalidInput: a file is missing or cannot be read.
+    """
+    whole = hashlib.sha256()
+    for part in [data] if test_data is None else [data, test_data]:
+        whole.update(_content(str(part)).encode())
+    return whole.hexdigest()[:DIGITS]
+
+
+def _content(data: str) -> str:
+    """SHA-256 of one file, of a folder's files with their names in it, or of a hub's arrays."""
+    if data.startswith(HUB):
+        return _content_on_hub(data.removeprefix(HUB))
+    path = _existing(data)
+    files = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+    try:
+        stamps = tuple((str(one), one.stat().st_size, one.stat().st_mtime_ns) for one in files)
+        return _content_of_files(str(path), stamps)
+    except OSError as error:
+        raise InvalidInput(f"cannot read {error.filename or data}: {error.strerror or error}") from None
+
+
+@functools.lru_cache(maxsize=64)
+def _content_of_files(path: str, stamps: tuple[tuple[str, int, int], ...]) -> str:
+    """SHA-256 of files, read again only if size or time of one have changed."""
+    whole = hashlib.sha256()
+    for name, _, _ in stamps:
+        if name != path:
+            whole.update(f"{Path(name).relative_to(path).as_posix()}\0".encode())
+        with open(name, "rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
+
+
+@functools.lru_cache(maxsize=8)
+def _content_on_hub(name: str) -> str:
+    whole, columns = hashlib.sha256(), read_folders.hugging_face_rows(name)
+    for split, values in sorted(columns.items()):
+        for column, array in sorted(values.items()):
+            whole.update(f"{split}/{column}/{array.dtype}/{array.shape}".encode())
+            whole.update(str(array.tolist()).encode() if array.dtype == object else array.tobytes())
+    return whole.hexdigest()
+
+
+def _existing(data: str | Path) -> Path:
+    """The path, if there is something; InvalidInput otherwise."""
+    path = Path(data).expanduser()
+    if not path.exists():
+        raise InvalidInput(f"{data} is not there: data is {FORMATS}")
+    return path
+
+
+def _read(data: str | Path, label: str | None, client: str | None) -> tuple[Columns, str]:
+    """Columns of a file or folder, and its kind."""
+    if str(data).startswith(HUB):
+        return read_folders.hugging_face(str(data).removeprefix(HUB), label, client), "Hugging Face"
+    path = _existing(data)
+    if path.is_dir():
+        if read_folders.is_hugging_face(path):
+            return read_folders.hugging_face(path, label, client), "Hugging Face"
+        return read_folders.image_folder(path, label, client), "image folder"
+    if path.suffix.lower() == ".npz":
+        return read_tables.npz(path, label, client), "npz"
+    if path.suffix.lower() == ".csv":
+        return read_tables.csv_file(path, label, client), "csv"
+    raise InvalidInput(f"{data} has the ending {path.suffix or 'of no format'}: data is {FORMATS}")
+
+
+def _name(data: str | Path) -> str:
+    """Name of the data set: that of the file without its ending."""
+    return str(data).removeprefix(HUB) if str(data).startswith(HUB) else Path(data).expanduser().resolve().stem

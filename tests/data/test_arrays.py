@@ -1,0 +1,201 @@
+"""A user's arrays reach the model as they are, and natural clients have their own rows alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pfl_jax.base import ClientData
+from pfl_jax.data import client_data, federate, federate_runs, from_arrays, hold_out, partition, select_run
+from pfl_jax.data.federated import OwnClients
+from pfl_jax.engine import sharding
+from pfl_jax.engine.mapping import client_mesh
+from pfl_jax.errors import InvalidInput
+from pfl_jax.networks import models
+from pfl_jax.primitives import fisher
+from pfl_jax.primitives.tree import gather
+
+RNG = np.random.default_rng(0)
+Y = np.arange(40) % 4
+SHAPES = [(7,), (5, 3), (6, 6, 2), (2, 3, 4, 5)]
+KINDS = [np.float64, np.float32, np.float16, np.int64, np.int32, np.int16, np.uint32, np.uint8, bool]
+
+
+def inputs(kind, shape, size=40):
+    values = RNG.normal(size=(size, *shape)) * 50 if np.issubdtype(kind, np.floating) else None
+    return (RNG.integers(0, 2 if kind is bool else 200, (size, *shape)) if values is None else values).astype(kind)
+
+
+def federation(dataset, clients=3):
+    parts = partition.iid(dataset.train_y, dataset.test_y, clients)
+    return federate(dataset, parts), parts
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_inputs_are_equal_at_the_model_for_every_type_and_rank(kind, shape):
+    x, test_x = inputs(kind, shape), inputs(kind, shape)
+    dataset = from_arrays(x, Y, test_x=test_x, test_y=Y)
+    assert dataset.input_shape == shape
+    data, parts = federation(dataset)
+    pool = np.concatenate([x, test_x])
+    for split in ("train", "test"):
+        for client, rows in enumerate(getattr(parts, split)):
+            got = client_data(data, client, split)
+            # JAX has no integers of 64 bits, and only those of 32 that have a sign hold both.
+            assert got.x.dtype == {bool: np.uint8, np.uint32: np.int32}.get(kind, got.x.dtype)
+            assert (got.x.dtype.kind == "f") == (np.dtype(kind).kind == "f")
+            assert got.x.dtype.itemsize <= 4
+            # float32 is all that is lost of a wider float.
+            wanted = pool[rows].astype(np.float32) if pool.dtype.kind == "f" else pool[rows]
+            np.testing.assert_array_equal(got.x[: len(rows)], wanted)
+            np.testing.assert_array_equal(got.y[: len(rows)], np.concatenate([Y, Y])[rows])
+
+
+def test_a_mean_of_pixels_is_for_pixels_alone():
+    dataset = from_arrays(inputs(np.float32, (4,)), Y)
+    with pytest.raises(InvalidInput, match="mean=None"):
+        federation(dataset._replace(mean=(0.5,), std=(0.5,)))
+    with pytest.raises(InvalidInput, match="together"):
+        federation(dataset._replace(mean=(0.5,)))
+    with pytest.raises(InvalidInput, match="one type"):
+        federation(dataset._replace(test_x=dataset.test_x.astype(np.float64)))
+
+
+def test_runs_held_out_clients_and_devices_have_the_same_inputs():
+    dataset = from_arrays(inputs(np.int32, (3,)), Y)
+    data, parts = federation(dataset, 4)
+    runs = federate_runs(dataset, [parts, parts])
+    stay, new = hold_out(data, 1)
+    placed = sharding.place(data, client_mesh(jax.devices()[:2]))
+    for client in range(4):
+        wanted = client_data(data, client, "train")
+        for other in (
+            client_data(select_run(runs, 1), client, "train"),
+            client_data(*((stay, client) if client < 3 else (new, 0)), "train"),
+            client_data(OwnClients(gather(placed.own, client % 2), 2), client, "train"),
+        ):
+            assert other.x.dtype == jnp.int32
+            np.testing.assert_array_equal(other.x[: len(parts.train[client])], wanted.x[: len(parts.train[client])])
+    bare = sharding.without_pixels(dataset)
+    assert (bare.train_x.dtype, bare.input_shape, len(bare.train_x)) == (np.int32, (3,), 0)
+
+
+def test_rotation_is_for_images():
+    dataset = from_arrays(inputs(np.float32, (4,)), Y)
+    parts = partition.iid(dataset.train_y, dataset.test_y, 2)
+    with pytest.raises(InvalidInput, match="rotation"):
+        federate(dataset, parts, shift="rotation", num_groups=2)
+    image = from_arrays(inputs(np.float32, (4, 4, 1)), Y)
+    data = federate(image, parts, shift="rotation", num_groups=2)
+    # Client 1 is turned by half a turn.
+    np.testing.assert_array_equal(
+        client_data(data, 1, "train").x[0], image.train_x[parts.train[1][0]][::-1, ::-1].astype(np.float32)
+    )
+
+
+def test_integers_do_not_overflow_in_a_network():
+    model, y = models.mlp((3,), 2, hidden=(4,)), jnp.zeros(5, jnp.int32)
+    params = model.init(jax.random.key(0))
+    x = jnp.full((5, 3), 200, jnp.uint8)
+    np.testing.assert_array_equal(model.apply(params, x), model.apply(params, x.astype(jnp.float32)))
+    batches = [ClientData(inputs, y, jnp.ones(len(y), bool)) for inputs in (x, x.astype(jnp.float32))]
+    traces = [fisher.fisher_trace(model, params, batch) for batch in batches]
+    np.testing.assert_array_equal(*traces)
+    assert traces[0] > 0
+
+
+def test_labels_of_any_kind_become_classes():
+    x = inputs(np.float32, (2,))
+    for labels, names in (
+        (Y, ()),
+        (Y - 7, ("-7", "-6", "-5", "-4")),
+        (np.array(["d", "a", "c", "b"])[Y], ("a", "b", "c", "d")),
+        (np.array(["d", "a", "c", "b"], object)[Y], ("a", "b", "c", "d")),
+        (np.array([b"x", b"y"])[Y % 2], ("x", "y")),
+        (Y.astype(float) * 10, ("0", "10", "20", "30")),
+        (Y % 2 == 1, ()),
+    ):
+        dataset = from_arrays(x, labels, test_x=x, test_y=labels)
+        assert dataset.class_names == names
+        assert dataset.num_classes == len(np.unique(labels))
+        assert dataset.train_y.dtype == np.int32
+        np.testing.assert_array_equal(dataset.train_y, np.unique(labels, return_inverse=True)[1])
+        np.testing.assert_array_equal(dataset.test_y, dataset.train_y)
+    # Strings in one file and integers in the other are the same labels.
+    for train, test in ((Y % 2 + 9, np.array(["9", "10"])[Y % 2]), (np.array(["9", "10", "a"])[Y % 3], Y % 2 + 9)):
+        dataset = from_arrays(x, train, test_x=x, test_y=test)
+        assert np.array(dataset.class_names)[dataset.test_y].tolist() == test.astype(str).tolist()
+    assert from_arrays(x, Y, num_classes=9).num_classes == 9
+    with pytest.raises(InvalidInput, match="3 classes"):
+        from_arrays(x, Y, num_classes=3)
+
+
+def test_a_share_of_each_class_or_client_is_the_test_set():
+    x = np.arange(40.0)[:, None]
+    dataset = from_arrays(x, Y, test_fraction=0.3)
+    np.testing.assert_array_equal(np.bincount(dataset.test_y), [3, 3, 3, 3])
+    assert sorted([*dataset.train_x[:, 0], *dataset.test_x[:, 0]]) == list(range(40))
+    again, other = from_arrays(x, Y, test_fraction=0.3), from_arrays(x, Y, test_fraction=0.3, seed=1)
+    np.testing.assert_array_equal(dataset.test_x, again.test_x)
+    assert (dataset.test_x != other.test_x).any()
+
+    owner = np.repeat(["b", "a", "c"], [2, 18, 20])
+    dataset = from_arrays(x, Y, client=owner)
+    assert dataset.client_names == ("a", "b", "c")
+    np.testing.assert_array_equal(np.bincount(dataset.test_client), [4, 1, 5])
+
+
+def test_natural_clients_have_their_own_rows_alone():
+    owner = RNG.permutation(np.repeat([11, 5, 7], [9, 12, 19]))
+    x = np.stack([owner, np.arange(40)], axis=1)
+    dataset = from_arrays(x, Y, client=owner)
+    parts = partition.natural(dataset.train_client, dataset.test_client)
+    named = partition.make("natural", dataset, 3)
+    data, seen = federate(dataset, parts), []
+    for client, name in enumerate((5, 7, 11)):
+        for split in ("train", "test"):
+            got = client_data(data, client, split)
+            rows = np.asarray(got.x)[np.asarray(got.mask)]
+            assert (rows[:, 0] == name).all()
+            np.testing.assert_array_equal(np.asarray(got.y)[np.asarray(got.mask)], Y[rows[:, 1]])
+            np.testing.assert_array_equal(getattr(parts, split)[client], getattr(named, split)[client])
+            seen += rows[:, 1].tolist()
+    assert sorted(seen) == list(range(40))
+    with pytest.raises(InvalidInput, match="has 3 clients, not 4"):
+        partition.make("natural", dataset, 4)
+    with pytest.raises(InvalidInput, match="no clients of its own"):
+        partition.make("natural", from_arrays(x, Y), 3)
+    with pytest.raises(InvalidInput, match="client b has no test rows"):
+        partition.natural(["a", "b"], ["a"])
+    with pytest.raises(InvalidInput, match="client c has no training rows"):
+        partition.natural(["a", "b"], ["a", "b", "c"])
+
+
+@pytest.mark.parametrize("shape", [(3,), (5, 2), (4, 4, 3)], ids=str)
+def test_normalized_features_or_channels(shape):
+    x, test_x = inputs(np.float64, shape), inputs(np.float64, shape)
+    x[..., 0] = 0.1
+    dataset = from_arrays(x, Y, test_x=test_x, test_y=Y, normalize=True)
+    assert dataset.mean is dataset.std is None
+    np.testing.assert_array_equal(dataset.train_x[..., 0], 0)
+    axes = (0, 1, 2) if len(shape) == 3 else (0,)
+    varying, test_varying = (part[..., 1:].astype(np.float32) for part in (x, test_x))
+    mean, std = varying.mean(axes, dtype=np.float64), varying.std(axes, dtype=np.float64)
+    np.testing.assert_allclose(dataset.train_x[..., 1:], (varying - mean) / std, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(dataset.test_x[..., 1:], (test_varying - mean) / std, rtol=1e-5, atol=1e-6)
+
+
+def test_normalized_bytes_of_images_stay_bytes():
+    x = inputs(np.uint8, (4, 4, 2))
+    x[..., 1] = 51
+    dataset = from_arrays(x, Y, test_x=x, test_y=Y, normalize=True)
+    assert dataset.train_x.dtype == np.uint8
+    pixels = x[..., 0] / 255
+    np.testing.assert_allclose(dataset.mean, [pixels.mean(), 0.2])
+    np.testing.assert_allclose(dataset.std, [pixels.std(), 1.0])
+    data, parts = federation(dataset)
+    got = client_data(data, 0, "train").x[: len(parts.train[0])]
+    assert got.dtype == jnp.float32
+    expected = (np.concatenate([x, x])[parts.train[0]] / 255 - dataset.mean) / dataset.std
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)

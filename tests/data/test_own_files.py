@@ -1,0 +1,236 @@
+"""What a user's files hold comes back: arrays, tables, images by class, Hugging Face datasets."""
+
+import csv
+import sys
+import types
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pfl_jax.data import from_file, own_files, read_folders
+from pfl_jax.errors import InvalidInput
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(24, 3))
+KIND = np.array(["no", "yes", "some"])[np.arange(24) % 3]
+USER = np.array(["u2", "u1"])[np.arange(24) // 2 % 2]
+
+
+def write_csv(path, columns):
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(columns)
+        table.writerows(zip(*columns.values(), strict=True))
+
+
+def whole(dataset):
+    """Training and test rows together, sorted: (inputs, names of their classes, names of their clients)."""
+    x = np.concatenate([dataset.train_x, dataset.test_x])
+    order = np.lexsort(x.reshape(len(x), -1).T)
+    y = np.array(dataset.class_names)[np.concatenate([dataset.train_y, dataset.test_y])]
+    if dataset.train_client is None:
+        return x[order], y[order], None
+    client = np.array(dataset.client_names)[np.concatenate([dataset.train_client, dataset.test_client])]
+    return x[order], y[order], client[order]
+
+
+def check_whole(dataset, x, y=KIND, client=USER):
+    order = np.lexsort(np.asarray(x, dataset.train_x.dtype).reshape(len(x), -1).T)
+    got = whole(dataset)
+    np.testing.assert_array_equal(got[0], np.asarray(x, dataset.train_x.dtype)[order])
+    np.testing.assert_array_equal(got[1], y[order])
+    if client is None:
+        assert got[2] is None
+    else:
+        np.testing.assert_array_equal(got[2], client[order])
+
+
+def test_npz(tmp_path):
+    np.savez(tmp_path / "my.npz", x=X, kind=KIND, user=USER)
+    dataset = from_file(tmp_path / "my.npz", label="kind", client_column="user")
+    assert (dataset.name, dataset.source, dataset.train_x.dtype) == ("my", "npz", np.float32)
+    check_whole(dataset, X)
+    check_whole(from_file(tmp_path / "my.npz", label="kind"), X, client=None)
+    np.savez(tmp_path / "both.npz", x=X, kind=KIND, user=USER, test_x=X[:6] + 1, test_kind=KIND[:6], test_user=USER[:6])
+    dataset = from_file(tmp_path / "both.npz", label="kind", client_column="user")
+    np.testing.assert_array_equal(dataset.train_x, X.astype(np.float32))
+    np.testing.assert_array_equal(dataset.test_x, (X[:6] + 1).astype(np.float32))
+    assert np.array(dataset.client_names)[dataset.test_client].tolist() == USER[:6].tolist()
+
+
+def test_csv(tmp_path):
+    columns = {"a": X[:, 0].tolist(), "user": USER, "b": X[:, 1].tolist(), "kind": KIND, "c": np.arange(24)}
+    write_csv(tmp_path / "my.csv", columns)
+    dataset = from_file(tmp_path / "my.csv", label="kind", client_column="user")
+    check_whole(dataset, np.stack([X[:, 0], X[:, 1], np.arange(24)], axis=1))
+    # Whole numbers in all columns stay whole; labels too.
+    label = np.arange(24) % 3 + 9
+    write_csv(tmp_path / "tokens.csv", {"t0": np.arange(24), "t1": np.arange(24) % 7, "label": label})
+    dataset = from_file(tmp_path / "tokens.csv")
+    assert (dataset.train_x.dtype, dataset.class_names) == (np.int32, ("9", "10", "11"))
+    check_whole(dataset, np.stack([np.arange(24), np.arange(24) % 7], axis=1), label.astype(str), None)
+
+
+def test_test_files(tmp_path):
+    train = {"a": np.arange(24), "kind": KIND, "user": USER}
+    write_csv(tmp_path / "train.csv", train)
+    write_csv(tmp_path / "test.csv", train | {"a": np.arange(24) + 0.5})
+    dataset = from_file(tmp_path / "train.csv", label="kind", client_column="user", test_data=tmp_path / "test.csv")
+    # The integers of one file and the floats of the other are floats.
+    assert dataset.train_x.dtype == dataset.test_x.dtype == np.float32
+    np.testing.assert_array_equal(dataset.train_x[:, 0], np.arange(24))
+    np.testing.assert_array_equal(dataset.test_x[:, 0], np.arange(24) + 0.5)
+    np.testing.assert_array_equal(dataset.test_client, dataset.train_client)
+    assert dataset.origin == own_files.digest(tmp_path / "train.csv", tmp_path / "test.csv")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_by_class(tmp_path, channels):
+    shape = (24, 5, 4, channels)
+    pixels = RNG.integers(0, 256, shape, dtype=np.uint8)
+    for number, (image, kind) in enumerate(zip(pixels, KIND, strict=True)):
+        (tmp_path / kind).mkdir(exist_ok=True)
+        Image.fromarray(image.squeeze()).save(tmp_path / kind / f"{number}.png")
+    (tmp_path / "yes" / "notes.txt").write_text("no image")
+    (tmp_path / ".hidden").mkdir()
+    dataset = from_file(tmp_path)
+    assert (dataset.source, dataset.class_names, dataset.train_x.dtype) == (
+        "image folder",
+        ("no", "some", "yes"),
+        np.uint8,
+    )
+    assert dataset.mean is None
+    check_whole(dataset, pixels, client=None)
+    # One picture in color makes three channels of all.
+    Image.fromarray(np.zeros((5, 4, 3), np.uint8)).save(tmp_path / "yes" / "color.png")
+    assert from_file(tmp_path).input_shape == (5, 4, 3)
+
+
+class Image_:
+    """Feature of a column of images."""
+
+
+Image_.__name__ = "Image"
+
+
+def split(columns, **features):
+    """A split as the package datasets gives it, with arrays in the place of Arrow tables."""
+    known = {name: types.SimpleNamespace() for name in columns} | features
+    return types.SimpleNamespace(with_format=lambda kind: Rows(columns), features=known)
+
+
+class Rows:
+    """Rows in NumPy's format, all of them at once."""
+
+    def __init__(self, columns):
+        self.columns = columns
+
+    def __getitem__(self, rows):
+        assert rows == slice(None)
+        return self.columns
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A stand-in for the package datasets, and the splits that it gives."""
+    splits = {}
+    stand_in = types.SimpleNamespace(load_dataset=lambda name: splits, load_from_disk=lambda path: splits)
+    monkeypatch.setitem(sys.modules, "datasets", stand_in)
+    own_files._content_on_hub.cache_clear()
+    yield splits
+    own_files._content_on_hub.cache_clear()
+
+
+def test_hugging_face(hub, tmp_path):
+    (tmp_path / "dataset_dict.json").write_text("{}")
+    names = types.SimpleNamespace(names=["no", "yes", "some"])
+    hub["train"] = split({"a": X[:, 0], "b": X[:, 1], "label": np.arange(24) % 3, "user": USER}, label=names)
+    dataset = from_file(tmp_path, client_column="user")
+    assert dataset.source == "Hugging Face"
+    check_whole(dataset, X[:, :2])
+    hub["test"] = split({"a": X[:, 1], "b": X[:, 0], "label": np.arange(24) % 3, "user": USER}, label=names)
+    dataset = from_file("hf:someone/wines", client_column="user")
+    np.testing.assert_array_equal(dataset.test_x, X[:, [1, 0]].astype(np.float32))
+    assert dataset.name == "someone/wines"
+    # Images and sequences are chosen before other columns.
+    pixels = RNG.integers(0, 256, (24, 4, 4), dtype=np.uint8)
+    hub.clear()
+    hub["train"] = split({"image": pixels, "id": KIND, "label": np.arange(24) % 3}, label=names, image=Image_())
+    check_whole(from_file(tmp_path), pixels[..., None], client=None)
+    tokens = RNG.integers(0, 99, (24, 6))
+    hub["train"] = split({"tokens": tokens, "text": KIND, "label": np.arange(24) % 3}, label=names)
+    dataset = from_file(tmp_path)
+    assert dataset.train_x.dtype == np.int32
+    check_whole(dataset, tokens, client=None)
+
+
+def test_bad_hugging_face(hub, tmp_path, monkeypatch):
+    (tmp_path / "state.json").write_text("{}")
+    labels = np.arange(24) % 3
+    ragged = np.empty(24, object)
+    ragged[:] = [[0] * (1 + row) for row in range(24)]
+    for columns, text in (
+        ({"a": labels, "kind": labels}, "no column label"),
+        ({"label": labels}, "no inputs"),
+        ({"a": KIND, "label": labels}, "column a is not numeric"),
+        ({"a": ragged, "label": labels}, "of different shapes"),
+        ({"a": X, "b": X, "label": labels}, "several columns of arrays"),
+    ):
+        hub["train"] = split(columns)
+        with pytest.raises(InvalidInput, match=text):
+            from_file(tmp_path)
+    hub["train"] = split({"a": labels, "label": labels - 1}, label=types.SimpleNamespace(names=["x", "y", "z"]))
+    with pytest.raises(InvalidInput, match="rows without a label"):
+        from_file(tmp_path)
+    hub["validation"] = hub.pop("train")
+    hub["test"] = hub["validation"]
+    with pytest.raises(InvalidInput, match="no split train"):
+        from_file(tmp_path)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InvalidInput, match="pip install datasets"):
+        from_file("hf:someone/wines")
+
+
+def test_hugging_face_itself(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    tokens = RNG.integers(0, 99, (24, 6))
+    images = [Image.fromarray(pixels) for pixels in RNG.integers(0, 256, (24, 4, 4), dtype=np.uint8)]
+    label = datasets.ClassLabel(names=["no", "yes", "some"])
+    features = datasets.Features({"image": datasets.Image(), "label": label})
+    columns = {"image": images, "label": (np.arange(24) % 3).tolist()}
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "images")
+    check_whole(from_file(tmp_path / "images"), np.stack([np.asarray(one)[..., None] for one in images]), client=None)
+    rows = datasets.Dataset.from_dict({"tokens": tokens.tolist(), "label": KIND.tolist(), "user": USER.tolist()})
+    datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "tokens")
+    dataset = from_file(tmp_path / "tokens", client_column="user")
+    np.testing.assert_array_equal(dataset.train_x, tokens)
+    np.testing.assert_array_equal(dataset.test_x, tokens)
+    table = datasets.Dataset.from_dict({"a": X[:, 0].tolist(), "b": X[:, 1].tolist(), "label": KIND.tolist()})
+    table.save_to_disk(tmp_path / "table")
+    check_whole(from_file(tmp_path / "table"), X[:, :2], client=None)
+
+
+def test_the_digest_is_of_the_content(tmp_path):
+    for folder in ("one", "two"):
+        for name in ("a", "b"):
+            (tmp_path / folder / name).mkdir(parents=True)
+            (tmp_path / folder / name / "file").write_text(name)
+    first = own_files.digest(tmp_path / "one")
+    assert first == own_files.digest(tmp_path / "two")
+    assert len(first) == own_files.DIGITS
+    (tmp_path / "two" / "b" / "file").write_text("a")
+    assert own_files.digest(tmp_path / "two") != first
+    # A file of another name within the folder: another class.
+    (tmp_path / "one" / "b").rename(tmp_path / "one" / "c")
+    assert own_files.digest(tmp_path / "one") != first
+    assert own_files.digest(tmp_path / "one" / "a" / "file") != own_files.digest(
+        tmp_path / "one" / "a" / "file", tmp_path / "one" / "c" / "file"
+    )
+
+
+def test_pillow_may_be_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(InvalidInput, match="pip install pillow"):
+        read_folders.image_folder(tmp_path, None, None)

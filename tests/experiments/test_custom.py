@@ -1,0 +1,152 @@
+"""`python -m experiments.custom`: a user's own data from the file to the results, and the data's part in a run."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from sklearn.datasets import load_wine
+
+from experiments.commands.main import main
+from experiments.config.cell import Cell
+from experiments.config.request import parse, relevant_options
+from experiments.execution import build
+from experiments.execution.cached_runs import inspect
+from experiments.results import gather
+from experiments.sweep.__main__ import main as sweep
+from pfl_jax import LocalSGD, models, simulate
+from pfl_jax.data import federate, from_arrays, partition
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import make_method
+
+WINE = load_wine()
+GROWER = np.array(["north", "river", "hill", "south"])[np.argsort(np.argsort(WINE.data[:, 0])) * 4 // 178]
+NATURAL = ["--client-column", "grower", "--normalize"]
+RUN = ["--method", "fedper", *NATURAL, "--epochs", "2", "--no-compilation-cache"]
+
+
+@pytest.fixture
+def wine(tmp_path, monkeypatch):
+    """The file my.npz in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("my.npz", x=WINE.data, y=WINE.target_names[WINE.target], grower=GROWER)
+    return tmp_path / "my.npz"
+
+
+def read(folder, name):
+    return json.loads((folder / name).read_text())
+
+
+def change(path):
+    """One value in the file becomes another."""
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    arrays["x"][0, 0] += 1
+    np.savez(path, **arrays)
+
+
+@pytest.mark.without_f1_auc
+def test_natural_clients_from_the_file_to_the_results(wine, capsys):
+    assert main("custom", ["--data", "my.npz", *RUN, "--rounds", "8", "--devices", "1", "--out", "run"]) == 0
+    config, summary = read(wine.parent / "run", "config.json"), read(wine.parent / "run", "summary.json")
+    assert config["data"]["client_names"] == ["hill", "north", "river", "south"]
+    assert config["data"]["class_names"] == ["class_0", "class_1", "class_2"]
+    assert (config["options"]["num_clients"], config["options"]["partition"]) == (4, "natural")
+    sizes = [int((name == GROWER).sum()) for name in config["data"]["client_names"]]
+    together = np.add(config["train_examples"], config["test_examples"])
+    np.testing.assert_array_equal(together, sizes)
+    assert summary["received_accuracy"] > 85
+    assert summary["data_source"] == f"my (npz: {config['options']['data_digest']})"
+    assert "have training rows of one class only" not in capsys.readouterr().out
+
+    # The same with the library alone.
+    dataset = from_arrays(WINE.data, WINE.target, client=GROWER, normalize=True)
+    data = federate(dataset, partition.natural(dataset.train_client, dataset.test_client))
+    model = models.mlp(dataset.input_shape, dataset.num_classes)
+    values = config["hyper_parameters"]
+    recipe = {name: values[name] for name in ("lr", "momentum", "weight_decay", "batch_size", "epochs")}
+    method = make_method("fedper", model, **vars(LocalSGD(**recipe)))
+    *_, last = simulate.run(method, data, simulate.Settings(rounds=8), jax.random.key(0))
+    np.testing.assert_allclose(100 * last.received.accuracy.mean(), summary["received_accuracy"], atol=3)
+
+
+@pytest.mark.without_f1_auc
+def test_a_run_does_not_go_on_with_other_data(wine, capsys):
+    words = [*RUN, "--rounds", "2", "--checkpoint-every", "1"]
+    assert main("custom", ["--data", "my.npz", *words, "--out", "run"]) == 0
+    (wine.parent / "run" / "summary.json").unlink()
+    capsys.readouterr()
+    moved = wine.rename(wine.with_name("elsewhere.npz"))
+    assert main("custom", ["--resume", "run"]) == 2
+    assert "my.npz is not there" in capsys.readouterr().err
+    change(moved)
+    assert main("custom", ["--resume", "run", "--data", "elsewhere.npz"]) == 2
+    assert "is not the data of this run, or has changed" in capsys.readouterr().err
+
+
+@pytest.mark.without_f1_auc
+def test_a_sweep_takes_no_results_on_other_data(wine, capsys):
+    words = [
+        "--dataset",
+        "custom",
+        "--data",
+        "my.npz",
+        *RUN,
+        "--rounds",
+        "1",
+        "--grid",
+        "lr=0.05,0.1",
+        "--out",
+        "sweep",
+    ]
+    assert sweep(words) == 0
+    assert sweep(words) == 0
+    assert "2 of 2 runs are there" in capsys.readouterr().out
+    (folder, _) = gather.find([wine.parent / "sweep"])
+    group = gather.Group("", (gather.read(folder),))
+    assert group.data_name.startswith("my (npz: ")
+    shutil.copy(wine, "copy.npz")
+    cell = Cell("custom", ("--data", "copy.npz", *RUN, "--rounds", "1", "--lr", "0.05"))
+    assert inspect(cell, wine.parent / "sweep" / "lr=0.05" / "seed-0") == "finished"
+    change(wine)
+    assert sweep(words) == 2
+    assert "holds another run (on data with the digest" in capsys.readouterr().err
+
+
+def test_what_the_results_depend_on(wine):
+    def relevant(*words, dataset="custom"):
+        return relevant_options(parse(dataset, words))
+
+    plain = relevant("--data", "my.npz")
+    shutil.copy(wine, "copy.npz")
+    assert relevant("--data", "copy.npz") == plain
+    for words in (("--label", "z"), ("--normalize",), ("--test-fraction", "0.5"), ("--num-clients", "3")):
+        assert relevant("--data", "my.npz", *words) != plain
+    natural = relevant("--data", "my.npz", *NATURAL)
+    assert "num_clients" not in natural
+    assert "beta" not in natural
+    assert not {"label", "normalize", "data_digest"} & set(relevant(dataset="digits"))
+    change(wine)
+    assert relevant("--data", "my.npz") != plain
+    # A stored run is compared by the digest it has, without its file.
+    wine.unlink()
+    assert relevant("--data", "my.npz", "--data-digest", plain["data_digest"]) == plain
+
+
+def test_notes_on_data(wine, capsys):
+    from rich.console import Console
+
+    classes = np.where(GROWER == "hill", 1, WINE.target)
+    np.savez("my.npz", x=WINE.data.astype(np.uint8), y=classes, grower=GROWER)
+    words = ["--data", "my.npz", "--client-column", "grower", "--train-size", "5"]
+    request, dataset = build.load_data(parse("custom", words), Console())
+    printed = capsys.readouterr().out
+    assert "1 of 4 clients have training rows of one class only" in printed
+    assert "bytes from 0 to 255" in printed
+    assert "--train-size has no effect with --partition natural" in printed
+    assert request.options.data_digest == dataset.origin
+    assert build.load_data(parse("custom", [*words, "--num-clients", "4"]), Console())[0].options.num_clients == 4
+    # More than the preset's clients is no error before the data has said how many there are.
+    with pytest.raises(InvalidInput, match="of 4 clients 1 to 3 can be held out, not 30"):
+        build.build_experiment(parse("custom", [*words, "--held-out-clients", "30"]), Console())

@@ -1,0 +1,56 @@
+"""Everything on docs/your-data.md runs as it stands: its data always, a round of training in `pytest -m slow`."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from experiments.commands.main import main
+from experiments.config.request import parse
+from experiments.execution import build
+from experiments.sweep.__main__ import main as sweep
+
+PAGE = (Path(__file__).parents[1] / "docs/your-data.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
+
+
+def commands():
+    """(module, words) of the page."""
+    lines = [shlex.split(line) for language, text in BLOCKS if language == "sh" for line in text.splitlines()]
+    assert all(words[:2] == ["python", "-m"] for words in lines)
+    return [(words[2], words[3:]) for words in lines]
+
+
+@pytest.fixture
+def names(tmp_path, monkeypatch, capsys):
+    """What the page's Python defines, run in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    found = {"__name__": "page"}
+    for language, text in BLOCKS:
+        if language == "python":
+            exec(compile(text, "docs/your-data.md", "exec"), found)
+    return found | {"printed": capsys.readouterr().out}
+
+
+def test_the_pages_data_is_what_it_says(names, capsys):
+    assert names["printed"] == "('hill', 'north', 'river', 'south') [34 34 33 33]\n"
+    assert len(names["parts"].train) == 5
+    clients = []
+    for module, words in commands():
+        if module == "experiments.custom":
+            clients.append(build.build_experiment(parse("custom", words), Console()).data.num_clients)
+        else:
+            assert sweep([*words, "--dry-run"]) == 0
+            assert "4 runs, 0 of them finished" in capsys.readouterr().out
+    assert clients == [4, 5, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("names")
+def test_the_page_runs(capsys):
+    for module, words in commands():
+        short = [*words, "--rounds", "1", "--no-compilation-cache"]
+        code = sweep(short) if module == "experiments.sweep" else main("custom", short)
+        assert code == 0, capsys.readouterr().err
