@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from pfl_jax.base import Model
 from pfl_jax.errors import InvalidInput
