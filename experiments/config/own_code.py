@@ -249,3 +249,15 @@ def _where(error: BaseException, path: Path) -> str:
             line = trace.tb_lineno
         trace = trace.tb_next
     return "" if line is None else f"line {line}: "
+
+
+def by_content(values: dict[str, Any], own_code: dict[str, dict[str, str]]) -> dict[str, str]:
+    """What stands for the user's own method and model where runs are compared: names without folders, and digests.
+
+    Args:
+      values: of a run's options.
+      own_code: its `Request.own_code`.
+    """
+    return {kind: label(values[kind]) for kind in own_code} | {
+        f"{kind}_digest": entry["digest"] for kind, entry in own_code.items()
+    }

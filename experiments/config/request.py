@@ -31,7 +31,7 @@ from experiments.config.options import (
     mesh_devices,
     reads_pixel_normalization,
 )
-from experiments.config.own_code import files, is_own, label
+from experiments.config.own_code import by_content, files, is_own
 from experiments.config.schedules import check_schedules
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.specs import SPECS
@@ -155,18 +155,6 @@ def relevant_options(request: Request) -> dict[str, Any]:
         # The data determines the number of clients.
         unused.add("num_clients")
     return {name: value for name, value in values.items() if name not in RESULT_NEUTRAL | unused | {"seed"}}
-
-
-def by_content(values: dict[str, Any], own_code: dict[str, dict[str, str]]) -> dict[str, str]:
-    """What stands for the user's own method and model where runs are compared: names without folders, and digests.
-
-    Args:
-      values: of a run's options.
-      own_code: its `Request.own_code`.
-    """
-    return {kind: label(values[kind]) for kind in own_code} | {
-        f"{kind}_digest": entry["digest"] for kind, entry in own_code.items()
-    }
 
 
 def filled(values: dict[str, Any]) -> dict[str, Any]:

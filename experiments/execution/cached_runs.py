@@ -16,7 +16,8 @@ from rich.console import Console
 from experiments.config.cell import Cell
 from experiments.config.hyper_parameters import method_config
 from experiments.config.options import Options, flag
-from experiments.config.request import Request, by_content, filled, relevant_options
+from experiments.config.own_code import by_content
+from experiments.config.request import Request, filled, relevant_options
 from experiments.execution import trackers
 from experiments.results.load import read_config, read_metrics, read_summary
 from experiments.results.run_folder import CONFIG, METRICS, STATE, SUMMARY

@@ -19,7 +19,8 @@ import numpy as np
 
 from experiments.config.exit_codes import INVALID
 from experiments.config.options import Options, flag
-from experiments.config.request import Request, by_content
+from experiments.config.own_code import by_content
+from experiments.config.request import Request
 from experiments.runtime.devices import devices
 from pfl_jax.engine.sharding import gather_rows, shard_rows
 from pfl_jax.engine.simulate import client_mesh
