@@ -62,6 +62,10 @@ MAX_COLUMNS = 100
 """Maximum width of the help: on wider terminals tyro would arrange the groups in columns, out of order."""
 
 
+MAX_METAVAR = 60
+"""Characters of a list of choices in the place of a value; longer lists are part of the help text."""
+
+
 def argument(kind: Any, text: str) -> Any:
     """Type of an option annotated with its help text, in the form that tyro reads.
 
@@ -69,8 +73,12 @@ def argument(kind: Any, text: str) -> Any:
       kind: type of the option's value.
       text: help text; line breaks are ignored.
     """
-    text = " ".join(text.split())
-    return Annotated[kind, tyro.conf.arg(help=text[:1].upper() + text[1:], metavar=_metavar(kind))]
+    text, metavar = " ".join(text.split()), _metavar(kind)
+    if metavar and len(metavar) > MAX_METAVAR:
+        # A long word would be broken within names.
+        *names, last = metavar.split("|")
+        metavar, text = f"NAME|{last}", f"{text} The names: {', '.join(names)}."
+    return Annotated[kind, tyro.conf.arg(help=text[:1].upper() + text[1:], metavar=metavar)]
 
 
 def grouped(common: Options, config: Any) -> type:

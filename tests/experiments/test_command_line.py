@@ -221,7 +221,7 @@ def refusal(capsys, dataset, words):
         ("--method --rounds 3", "--method needs a value"),
         ("--method=fedpca", "did you mean fedpac?"),
         ("--preset fedpacc", "unknown preset 'fedpacc' (there are fedpac, fedas); did you mean fedpac?"),
-        ("--model cnn", "unknown model 'cnn' (there are fedpac_cnn, fedavg_cnn, mlp)"),
+        ("--model cnn", "unknown model 'cnn' (there are fedpac_cnn, fedavg_cnn, mlp,"),
         (
             "--partition group",
             "(there are grouped, pathological, dirichlet, iid, natural); did you mean grouped?",
