@@ -222,7 +222,7 @@ def refusal(capsys, dataset, words):
         ("--model cnn", "unknown model 'cnn' (there are fedpac_cnn, fedavg_cnn, mlp)"),
         (
             "--partition group",
-            "unknown partition 'group' (there are grouped, pathological, dirichlet, iid, natural); did you mean grouped?",
+            "(there are grouped, pathological, dirichlet, iid, natural); did you mean grouped?",
         ),
         ("--source embeded", "unknown source 'embeded'"),
         ("--eval-protocol receive", "did you mean received?"),
