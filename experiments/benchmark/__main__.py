@@ -1,13 +1,10 @@
 """Benchmark of this machine: prints tables, and writes them to a file with --out; --only selects sections."""
 
-import datetime
 import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,26 +59,6 @@ def _parse(words: Sequence[str] | None) -> Options:
     return options
 
 
-def _machine() -> dict[str, Any]:
-    import jax
-
-    packages = ("jax", "jaxlib", "torch", "numpy")
-    there = {found.metadata["Name"]: found.version for found in metadata.distributions()}
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    devices = jax.local_devices()
-    return {
-        "devices": f"{devices[0].device_kind} x {len(devices)}",
-        "backend": jax.default_backend(),
-        "cpu": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "versions": {"python": platform.python_version()} | {name: there[name] for name in packages if name in there},
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-
-
 def _headline(machine: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     load = f"load {machine['load']:.1f} before" + (": BUSY, figures are too low" if machine["load"] > 1 else "")
@@ -99,15 +76,15 @@ def benchmark(request: Options, console: Console) -> None:
     """
     began = time.perf_counter()
     # Imported now, so that errors and --help do not wait for it.
-    from experiments.benchmark import records, sections, workload
+    from experiments.benchmark import measure, records, sections, workload
     from experiments.runtime import jax_config
 
     def notify(what: str) -> None:
         print_line(console, f"[{time.perf_counter() - began:4.0f} s] {what}", "dim")
 
     jax_config.prepare_jax()
-    machine = _machine()
-    print_line(console, _headline(machine))
+    this = measure.machine()
+    print_line(console, _headline(this))
     setup = workload.setup(workload.QUICK if request.quick else workload.FULL, request.chunks, notify)
     found = {name: getattr(sections, name)(setup) for name in SECTIONS if name in (request.only or USUAL)}
     for section in found.values():
@@ -115,10 +92,10 @@ def benchmark(request: Options, console: Console) -> None:
     seconds = time.perf_counter() - began
     print_line(console, f"{seconds:.0f} s in all")
     if request.out is not None:
-        machine |= {"quick": request.quick, "peak": setup.peak, "operations": workload.operations(), "seconds": seconds}
+        this |= {"quick": request.quick, "peak": setup.peak, "operations": workload.operations(), "seconds": seconds}
         is_markdown = request.out.suffix == ".md"
-        text = records.markdown(list(found.values())) if is_markdown else records.as_json(machine, found)
-        write_text(request.out, text if not is_markdown else f"{_headline(machine)}\n\n{text}")
+        text = records.markdown(list(found.values())) if is_markdown else records.as_json(this, found)
+        write_text(request.out, text if not is_markdown else f"{_headline(this)}\n\n{text}")
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -1,13 +1,16 @@
-"""Measurement of time and memory: interleaved repetitions, peak of matrix products, resident memory."""
+"""The machine, its time and memory: interleaved repetitions, peak of matrix products, resident memory."""
 
+import datetime
 import json
 import os
+import platform
 import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,25 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 ROOT = Path(__file__).parents[2]
+
+
+def machine() -> dict[str, Any]:
+    """Processor, devices and versions of this machine."""
+    packages = ("jax", "jaxlib", "torch", "numpy")
+    there = {found.metadata["Name"]: found.version for found in metadata.distributions()}
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    devices = jax.local_devices()
+    return {
+        "devices": f"{devices[0].device_kind} x {len(devices)}",
+        "backend": jax.default_backend(),
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "versions": {"python": platform.python_version()} | {name: there[name] for name in packages if name in there},
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
 
 
 def seconds(work: Callable[[], Any]) -> float:
