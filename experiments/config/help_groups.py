@@ -6,7 +6,7 @@ import functools
 import os
 import shutil
 import types
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import docstring_parser
@@ -98,12 +98,13 @@ def argument(kind: Any, text: str) -> Any:
     return Annotated[kind, tyro.conf.arg(help=text[:1].upper() + text[1:], metavar=metavar)]
 
 
-def grouped(common: Options, config: Any) -> type:
-    """Dataclass of all options: one nested dataclass for each group, with the given values as defaults.
+def grouped(common: Options, config: Any, known: Container[str]) -> type:
+    """Dataclass of options: one nested dataclass for each group, with the given values as defaults.
 
     Args:
       common: options that all methods have.
       config: the method's hyper-parameters, an instance of `experiments.config.request.method_config`.
+      known: names of the options that the dataclass has.
     """
     kinds = _common_kinds() | {field.name: field.type for field in dataclasses.fields(config)}
     values = vars(common) | vars(config)
@@ -115,11 +116,11 @@ def grouped(common: Options, config: Any) -> type:
 
     members: list[tuple[str, Any, Any]] = []
     for heading, (text, names) in groups.items():
-        group = dataclasses.make_dataclass(
-            "Group",
-            [(name, kinds[name], dataclasses.field(default=values[name])) for name in names if name in values],
-            frozen=True,
-        )
+        names = [name for name in names if name in values and name in known]
+        if not names:
+            continue
+        fields = [(name, kinds[name], dataclasses.field(default=values[name])) for name in names]
+        group = dataclasses.make_dataclass("Group", fields, frozen=True)
         # Given here, because tyro would look for it in the source of this generated class.
         group.__doc__, described = text, Annotated[tyro.conf.OmitArgPrefixes[group], tyro.conf.arg(help=text)]
         members.append((heading, described, dataclasses.field(default=group())))

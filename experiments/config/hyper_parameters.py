@@ -1,6 +1,7 @@
 """A method's hyper-parameters as options of the command line, from the signature and docstring of its factory."""
 
 import dataclasses
+import functools
 import inspect
 from typing import Any, get_args, get_type_hints
 
@@ -27,6 +28,16 @@ def method_config(name: str) -> type:
     Raises:
       InvalidInput: the file cannot be used, or one of its method's options has the name of another option.
     """
+    # A file may have changed since.
+    return _config(name) if is_own(name) else _known_config(name)
+
+
+@functools.cache
+def _known_config(name: str) -> type:
+    return _config(name)
+
+
+def _config(name: str) -> type:
     factory = method_factory(name)
     recipes = recipes_of(factory)
     taken = _COMMON.union(*({field.name for field in dataclasses.fields(recipe)} for recipe in recipes))

@@ -103,7 +103,7 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     defaults: dict[str, Any] = values | {"method": method, "preset": preset}
     common: Options = Options(**{name: value for name, value in defaults.items() if name in common_names})
     config = own(**{name: value for name, value in defaults.items() if name in own_names})
-    parsed = _tyro(dataset, arguments, common, config)
+    parsed = _tyro(dataset, arguments, common, config, given)
     options = Options(**{name: parsed[name] for name in vars(common)})
     hyper_parameters = {name: parsed[name] for name in vars(config)}
     options = own_data.checked(dataset, options, frozenset(given))
@@ -132,10 +132,14 @@ def _mesh_devices(text: str) -> int:
     return int(size)
 
 
-def _tyro(dataset: str, arguments: Sequence[str], common: Options, config: Any) -> dict[str, Any]:
+def _tyro(dataset: str, arguments: Sequence[str], common: Options, config: Any, given: set[str]) -> dict[str, Any]:
     """Values of all options, including the method's own, as parsed by tyro."""
-    groups = grouped(common, config)
-    errors = io.StringIO()
+    defaults = vars(common) | vars(config)
+    # Tyro takes a millisecond for each option that it is told of.
+    known = defaults.keys() if {"--help", "-h"} & set(arguments) else given
+    if not known:
+        return defaults
+    groups, errors = grouped(common, config, known), io.StringIO()
     try:
         with contextlib.redirect_stderr(errors), limited_columns() as columns:
             parsed = tyro.cli(
@@ -152,7 +156,7 @@ def _tyro(dataset: str, arguments: Sequence[str], common: Options, config: Any) 
         # All known errors are found before tyro runs; any other one is still reported in one line.
         message = " ".join(line.strip("╭╮╰╯│─ ") for line in errors.getvalue().splitlines())
         raise InvalidInput(" ".join(message.split())) from None
-    return ungrouped(parsed)
+    return defaults | ungrouped(parsed)
 
 
 def _description(dataset: str, preset: str, columns: int) -> str:
