@@ -1,12 +1,14 @@
-"""Pages of docs/ with a part that is made from the committed results, and the command that writes it anew."""
+"""Pages of docs/ with tables and a figure made from the committed results, and the command that makes them anew."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.commands.parser import Switch, parse
 from experiments.config.exit_codes import exit_code
 from experiments.execution.committed import ROOT, Library
+from experiments.plots.pictures import ACCURACY, Lines, Picture, Series
+from experiments.results.load import Result
 from pfl_jax.atomic_write import write_text
 from pfl_jax.errors import InvalidInput
 
@@ -35,26 +37,63 @@ class Options:
     """Write nothing, and say whether the page is up to date."""
 
 
+def figure_file(page: Path) -> Path:
+    """File of the page's figure."""
+    return page.parent / "figures" / f"{page.stem}.svg"
+
+
+def accuracies(
+    title: str, x_label: str, results: Mapping[str, Mapping[str, Result | None]], accuracy: Callable[[Result], float]
+) -> Lines:
+    """Mean accuracies in percent over settings, a line for each method.
+
+    Args:
+      title: of the panel.
+      x_label: what the settings are.
+      results: method -> setting -> its run; None for one that is not finished.
+      accuracy: of a run.
+    """
+    names = list(dict.fromkeys(name for runs in results.values() for name in runs))
+    series = []
+    for method, runs in results.items():
+        found = {names.index(name): accuracy(run) for name, run in runs.items() if run is not None}
+        if found:
+            series.append(Series(method, list(found), list(found.values())))
+    return Lines(title, x_label, ACCURACY, series, list(range(len(names))), names)
+
+
 def command(
-    name: str, doc: str, page: Path, measured: Callable[[Library], str], arguments: Sequence[str] | None
+    name: str,
+    doc: str,
+    page: Path,
+    measured: Callable[[Library], str],
+    drawn: Callable[[Library], Picture],
+    arguments: Sequence[str] | None,
 ) -> int:
-    """Write a page's measured part, or check it; return the exit code.
+    """Write a page's measured part and its figure, or check them; return the exit code.
 
     Args:
       name: of the command after `python -m experiments.`
       doc: its documentation.
       page: the file.
       measured: committed results -> the part.
+      drawn: committed results -> the figure.
       arguments: of the command; None for this process's.
     """
 
     def work() -> None:
         own, _ = parse(Options, f"experiments.{name}", doc, arguments)
-        before = page.read_text()
-        text = replaced(before, measured(Library()))
-        if not own.check:
-            write_text(page, text)
-        elif text != before:
-            raise InvalidInput(f"{page.name} is not what results/ gives: run experiments.{name}")
+        before, library, file = page.read_text(), Library(), figure_file(page)
+        text, figure = replaced(before, measured(library)), drawn(library)
+        if own.check:
+            if text != before or not file.is_file() or figure.digest() not in file.read_text():
+                raise InvalidInput(f"{page.name} or its figure is not what results/ gives: run experiments.{name}")
+            return
+        # Imported now: matplotlib takes seconds.
+        from experiments.plots.drawing import save_as
+
+        file.parent.mkdir(exist_ok=True)
+        save_as(figure, file, description=figure.digest())
+        write_text(page, text)
 
     return exit_code(work)

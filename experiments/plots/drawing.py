@@ -172,7 +172,8 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
         whole = all(float(x).is_integer() for series in panel.series for x in series.x)
         axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=whole, min_n_ticks=1))
     else:
-        axes.set_xticks(range(len(panel.x_ticks)), [f"{tick:g}" for tick in panel.x_ticks])
+        names = panel.x_names or [f"{tick:g}" for tick in panel.x_ticks]
+        axes.set_xticks(range(len(names)), names)
     axes.margins(x=0.04, y=0.08)
     if panel.least is not None and panel.series:
         axes.set_ylim(bottom=panel.least)

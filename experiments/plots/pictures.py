@@ -1,6 +1,7 @@
 """Content of a picture as plain data: all numbers that are drawn."""
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class Lines:
       x_label, y_label: what the axes are, with units.
       series: the lines.
       x_ticks: ticks of the x axis, drawn at equal distances; None for ticks chosen by the drawing.
+      x_names: names of these ticks; if empty, their numbers.
       zero_line: whether a line is drawn at y = 0.
       least: lower end of the y axis; None for one chosen by the drawing.
     """
@@ -55,6 +57,7 @@ class Lines:
     y_label: str
     series: Sequence[Series]
     x_ticks: Sequence[float] | None = None
+    x_names: Sequence[str] = ()
     zero_line: bool = False
     least: float | None = None
 
@@ -155,6 +158,10 @@ class Picture:
             kept["kind"] = type(panel).__name__.lower()
         # NumPy's arrays and numbers as lists and Python's.
         return json.loads(json.dumps(content, default=lambda value: value.tolist()))
+
+    def digest(self) -> str:
+        """Digest of all that is drawn, whatever draws it; committed drawings have it in their files."""
+        return hashlib.sha256(json.dumps(self.record(), sort_keys=True).encode()).hexdigest()
 
 
 def over_seeds(label: str, x: Sequence[float], runs: Sequence[Sequence[float]], *, is_main: bool = False) -> Series:

@@ -20,7 +20,7 @@ from experiments.execution.committed import Library
 from experiments.plots.pictures import Picture
 from experiments.results_page import places
 from experiments.results_page.page import Content, page, readme_table
-from experiments.results_page.picture import digest, picture
+from experiments.results_page.picture import picture
 from experiments.runtime.console import print_line
 from pfl_jax.atomic_write import write_text
 from pfl_jax.errors import InvalidInput
@@ -76,7 +76,7 @@ def write(root: Path, console: Console) -> None:
     texts, shown = made(root)
     figures = [root / path for path in FIGURES]
     figures[0].parent.mkdir(parents=True, exist_ok=True)
-    save_as(shown, *figures, description=digest(shown))
+    save_as(shown, *figures, description=shown.digest())
     for path, text in texts.items():
         write_text(path, text)
     for path in (*texts, *figures):
@@ -89,7 +89,7 @@ def differing(root: Path) -> list[Path]:
     A drawing counts by the digest of what it shows, since versions of matplotlib draw differently.
     """
     texts, shown = made(root)
-    mark, figures = digest(shown).encode(), [root / path for path in FIGURES]
+    mark, figures = shown.digest().encode(), [root / path for path in FIGURES]
     other = [path for path, text in texts.items() if not path.is_file() or path.read_text() != text]
     return other + [path for path in figures if not path.is_file() or mark not in path.read_bytes()]
 

@@ -1,7 +1,5 @@
 """Accuracy over rounds: our curves, with the papers' final accuracies as marks."""
 
-import hashlib
-import json
 from collections.abc import Sequence
 
 from experiments.execution.committed import Library
@@ -43,11 +41,6 @@ def picture(library: Library) -> Picture:
     )
     panel = Lines("", ROUND, ACCURACY, series, least=LEAST)
     return Picture("Accuracy over rounds, pfl_jax beside FedPAC's paper", caption, [panel], 1)
-
-
-def digest(shown: Picture) -> str:
-    """Digest of everything drawn, independent of the drawing program; stored in the figure's files."""
-    return hashlib.sha256(json.dumps(shown.record(), sort_keys=True).encode()).hexdigest()
 
 
 def _series(row: Published, there: Sequence[Result]) -> Series:

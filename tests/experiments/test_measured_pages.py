@@ -3,7 +3,7 @@
 import pytest
 
 from experiments import privacy_page, robustness_page
-from experiments.commands.page import MARKS, replaced
+from experiments.commands.page import MARKS, figure_file, replaced
 from experiments.execution.committed import Library
 
 PAGES = {privacy_page: 1, robustness_page: 3}
@@ -15,6 +15,7 @@ def test_the_page_has_the_committed_results(module):
     page = module.PAGE.read_text()
     # Otherwise run the module.
     assert replaced(page, module.measured(Library())) == page
+    assert module.drawn(Library()).digest() in figure_file(module.PAGE).read_text()
 
 
 @pytest.mark.parametrize("module", PAGES)
@@ -23,7 +24,10 @@ def test_the_command_says_whether_the_page_is_up_to_date(module, monkeypatch, tm
     page.write_text("".join(["before\n", *MARKS, "after\n"]))
     monkeypatch.setattr(module, "PAGE", page)
     assert module.main(["--check"]) == 2
-    assert f"{page.name} is not what results/ gives" in capsys.readouterr().err
+    assert f"{page.name} or its figure is not what results/ gives" in capsys.readouterr().err
     assert module.main([]) == 0
     assert module.main(["--check"]) == 0
+    drawing = figure_file(page)
+    drawing.write_text(drawing.read_text().replace(module.drawn(Library()).digest(), "of other numbers"))
+    assert module.main(["--check"]) == 2
     assert page.read_text().count("| `fedavg` |") == PAGES[module]

@@ -13,7 +13,7 @@ from experiments.queue.jobs import comparisons, field_jobs, jobs
 from experiments.results_page import __main__ as command
 from experiments.results_page import places
 from experiments.results_page.page import Content, page, readme_table
-from experiments.results_page.picture import METHODS, digest, picture
+from experiments.results_page.picture import METHODS, picture
 from experiments.results_page.places import SECTIONS, Cause, load_causes, load_released, rows
 from pfl_jax.errors import InvalidInput
 
@@ -182,7 +182,7 @@ def test_the_figure_has_curves_and_the_papers_marks(tmp_path):
     keep(tmp_path / "one", f"{MAIN}/local/seed-0", 84.0)
     assert "; 1 seed. Filled" in picture(Library(tmp_path / "one" / "results")).caption
     keep(tmp_path, f"{MAIN}/ditto/seed-0", 84.0)
-    assert digest(picture(Library(tmp_path / "results"))) != digest(shown)
+    assert picture(Library(tmp_path / "results")).digest() != shown.digest()
 
 
 def checkout(tmp_path):
