@@ -168,7 +168,7 @@ def compare(options: Options, notify: Callable[[str], None]) -> Section:
                 seconds["pfl_jax"].append(statistics.median(measure.seconds(play) for _ in range(ROUNDS)))
             medians = {f"{by}, s": statistics.median(times) for by, times in seconds.items()}
             ratio = medians["PFLlib, s"] / medians["pfl_jax, s"]
-            rows.append({"method": their_name, **medians, "ratio": ratio, "repetitions": seconds})
+            rows.append({"method": their_name, **medians, "ratio": ratio, **seconds})
     images = "synthetic images in Fashion-MNIST's shape" if options.embedded else "Fashion-MNIST"
     note = f"{images}, {CLIENTS} clients of {EXAMPLES} examples, batches of {BATCH_SIZE}, one epoch, seconds per round"
     return Section("Beside PFLlib", rows, note)

@@ -59,7 +59,7 @@ def accuracies(
         found = {names.index(name): accuracy(run) for name, run in runs.items() if run is not None}
         if found:
             series.append(Series(method, list(found), list(found.values())))
-    return Lines(title, x_label, ACCURACY, series, list(range(len(names))), names)
+    return Lines(title, x_label, ACCURACY, series, list(range(len(names))), x_names=names)
 
 
 def command(

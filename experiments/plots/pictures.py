@@ -47,9 +47,9 @@ class Lines:
       x_label, y_label: what the axes are, with units.
       series: the lines.
       x_ticks: ticks of the x axis, drawn at equal distances; None for ticks chosen by the drawing.
-      x_names: names of these ticks; if empty, their numbers.
       zero_line: whether a line is drawn at y = 0.
       least: lower end of the y axis; None for one chosen by the drawing.
+      x_names: names of `x_ticks`; if empty, their numbers.
     """
 
     title: str
@@ -57,9 +57,9 @@ class Lines:
     y_label: str
     series: Sequence[Series]
     x_ticks: Sequence[float] | None = None
-    x_names: Sequence[str] = ()
     zero_line: bool = False
     least: float | None = None
+    x_names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ cannot be mistaken for results on the real dataset.
 """
 
 import difflib
+import functools
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -162,7 +163,16 @@ def _embedded(spec: DatasetSpec, seed: int) -> Dataset:
     if spec.tfds_name is None:
         return _dataset(spec, embedded.digits(), "scikit-learn digits", "", is_real=True, keep_split=True)
     label = "embedded digit pairs" if embedded.is_pairs(spec.num_classes) else "embedded digits"
-    return _dataset(spec, embedded.compose_images(spec, seed), label, "", is_real=False, keep_split=True)
+    return _dataset(spec, _composed(spec, seed), label, "", is_real=False, keep_split=True)
+
+
+@functools.lru_cache(maxsize=1)
+def _composed(spec: DatasetSpec, seed: int) -> Arrays:
+    """Embedded images, kept because they take seconds, and a command of many runs loads them for each."""
+    arrays = embedded.compose_images(spec, seed)
+    for array in arrays:
+        array.flags.writeable = False
+    return arrays
 
 
 def _from_tfds(spec: DatasetSpec, found: tuple[Arrays, str], notify: Notify) -> Dataset:
