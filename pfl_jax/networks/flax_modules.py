@@ -1,21 +1,31 @@
 """A `Model` from any Flax module: its head is one of its parts, its backbone all the rest."""
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from pfl_jax.base import STATISTICS, Model, PyTree
+from pfl_jax.base import STATISTICS, Model
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.batch_norm import apply_backbone, init_backbone, normalizing
+from pfl_jax.networks.module_checks import (
+    in_words,
+    num_features_of,
+    refuse_variables,
+    require_one_last_call,
+    require_part,
+    said,
+)
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 
 def from_flax(
-    module: nn.Module | Callable[[nnx.Rngs], nnx.Module],
+    module: "nn.Module | Callable[[nnx.Rngs], nnx.Module]",
     input_shape: Sequence[int],
     num_classes: int,
     *,
@@ -57,7 +67,7 @@ def from_flax(
     inputs = jax.ShapeDtypeStruct((2, *input_shape), input_dtype)
     if isinstance(module, nn.Module):
         model = _from_linen(module, inputs, num_classes, tuple(head.split("/")))
-    elif isinstance(module, nnx.Module):
+    elif _is_nnx_module(module):
         raise InvalidInput(
             "a flax.nnx module has its parameters already: give a function rngs -> module, so that each seed starts "
             "from parameters of its own"
@@ -66,7 +76,9 @@ def from_flax(
         kind = module.__name__ if isinstance(module, type) else type(module).__name__
         raise InvalidInput(f"{kind} is neither a Model nor a flax.linen module nor a function rngs -> flax.nnx module")
     else:
-        model = _from_nnx(module, inputs, num_classes, head.split("/"))
+        from pfl_jax.networks.nnx_modules import from_nnx
+
+        model = from_nnx(module, inputs, num_classes, head.split("/"))
     check_model(model, input_shape, num_classes, input_dtype=input_dtype)
     return model
 
@@ -88,14 +100,22 @@ def check_model(model: Model, input_shape: Sequence[int], num_classes: int, *, i
     except InvalidInput:
         raise
     except Exception as error:
-        raise InvalidInput(f"the model cannot be applied to inputs {_words(inputs)}: {_said(error)}") from None
+        raise InvalidInput(f"the model cannot be applied to inputs {in_words(inputs)}: {said(error)}") from None
     if set(params) != {"backbone", "head"}:
         raise InvalidInput(f"the model's parameters are {sorted(params)}, not backbone and head")
     if getattr(features, "shape", None) != (2, model.num_features):
-        found = _words(features) if hasattr(features, "shape") else type(features).__name__
+        found = in_words(features) if hasattr(features, "shape") else type(features).__name__
         raise InvalidInput(f"two inputs have features {found}, not [2, {model.num_features}]: flatten before the head")
     if logits.shape != (2, num_classes) or model.num_classes != num_classes:
-        raise InvalidInput(f"two inputs have logits {_words(logits)}, not [2, {num_classes}] for {num_classes} classes")
+        raise InvalidInput(
+            f"two inputs have logits {in_words(logits)}, not [2, {num_classes}] for {num_classes} classes"
+        )
+
+
+def _is_nnx_module(module: Any) -> bool:
+    # Nobody has one who has not imported flax.nnx.
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(module, nnx.Module)
 
 
 def _from_linen(module: nn.Module, inputs: jax.ShapeDtypeStruct, num_classes: int, path: tuple[str, ...]) -> Model:
@@ -157,115 +177,14 @@ def _linen_head(module: nn.Module, inputs: jax.ShapeDtypeStruct, path: tuple[str
     except InvalidInput:
         raise
     except Exception as error:
-        raise InvalidInput(f"the module cannot be called with inputs {_words(inputs)} alone: {_said(error)}") from None
-    _refuse_variables(set(variables) - {"params", STATISTICS})
+        raise InvalidInput(f"the module cannot be called with inputs {in_words(inputs)} alone: {said(error)}") from None
+    refuse_variables(set(variables) - {"params", STATISTICS})
     _refuse_statistics(variables.get(STATISTICS, {}), norms, path)
     params = variables.get("params", {})
-    _require_part(path, _linen_parts(params), there=_lookup(params, path) is not None)
-    _require_one_last_call(name, len(found), last[-1])
+    require_part(path, _linen_parts(params), there=_lookup(params, path) is not None)
+    require_one_last_call(name, len(found), last[-1])
     head, features, _ = found[0]
-    return head, _num_features(features, name)
-
-
-class _Pass(nnx.Module):
-    """In the place of a head: the features as they are."""
-
-    def __init__(self, record: Callable[[jax.Array], None]):
-        self.record = record
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        self.record(x)
-        return x
-
-
-def _from_nnx(
-    make: Callable[[nnx.Rngs], nnx.Module], inputs: jax.ShapeDtypeStruct, num_classes: int, path: Sequence[str]
-) -> Model:
-    seen: list[jax.Array] = []
-    calls: list[tuple[int, bool]] = []
-
-    def record(x: jax.Array) -> None:
-        # Two at most are kept: their arrays belong to traces that are over.
-        seen.append(x)
-        del seen[:-2]
-
-    def split(rngs: nnx.Rngs) -> tuple[nnx.Module, Any]:
-        return _without_head(make(rngs), path, record)
-
-    try:
-        graphs = [nnx.split(part) for part in nnx.eval_shape(lambda: split(nnx.Rngs(0)))]
-    except InvalidInput:
-        raise
-    except Exception as error:
-        raise InvalidInput(f"the function of rngs fails: {_said(error)}") from None
-    kinds = {type(leaf) for _, state in graphs for _, leaf in nnx.to_flat_state(state)}
-    others = {kind.__name__ for kind in kinds if not issubclass(kind, nnx.Param)}
-    if any(issubclass(kind, nnx.BatchStat) for kind in kinds):
-        raise InvalidInput(
-            "BatchNorm in a flax.nnx module is not supported: write the module in flax.linen, or use GroupNorm"
-        )
-    _refuse_variables(others)
-
-    def apply(which: int, params: PyTree, x: jax.Array) -> Any:
-        graph, shapes = graphs[which]
-        state = jax.tree.map(lambda leaf: leaf, shapes)
-        nnx.replace_by_pure_dict(state, params)
-        module: Any = nnx.merge(graph, state)
-        return module(x)
-
-    def init(key):
-        backbone, head = (nnx.to_pure_dict(nnx.state(part)) for part in split(nnx.Rngs(key)))
-        return {"backbone": backbone, "head": head}
-
-    def probe(params, x):
-        seen.clear()
-        result = apply(0, params, x)
-        calls.append((len(seen), bool(seen) and seen[-1] is result))
-        return result
-
-    try:
-        params = jax.eval_shape(init, jax.random.key(0))
-        features = jax.eval_shape(probe, params["backbone"], inputs)
-    except Exception as error:
-        raise InvalidInput(f"the module cannot be called with inputs {_words(inputs)} alone: {_said(error)}") from None
-    _require_one_last_call("/".join(path), *calls[-1])
-    num_features = _num_features(features, "/".join(path))
-    return Model(init, functools.partial(apply, 0), functools.partial(apply, 1), num_features, num_classes)
-
-
-def _without_head(module: Any, path: Sequence[str], record: Callable[[jax.Array], None]) -> tuple[nnx.Module, Any]:
-    """An nnx module with `_Pass` in the place of its head, and the head.
-
-    Raises:
-      InvalidInput: it is no module, or has no such part.
-    """
-    if not isinstance(module, nnx.Module):
-        raise InvalidInput(f"the function of rngs gives a {type(module).__name__}, not a flax.nnx module")
-    owner: Any = module
-    for part in path[:-1]:
-        owner = _part(owner, part)
-    head = _part(owner, path[-1]) if owner is not None else None
-    _require_part(path, _nnx_parts(module), there=isinstance(head, nnx.Module))
-    if isinstance(owner, list | nnx.List):
-        owner[int(path[-1])] = _Pass(record)
-    else:
-        setattr(owner, path[-1], _Pass(record))
-    return module, head
-
-
-def _num_features(features: Any, head: str) -> int:
-    """d of the features of two inputs; InvalidInput unless they are [2, d]."""
-    if not hasattr(features, "shape") or features.ndim != 2:
-        words = _words(features) if hasattr(features, "shape") else type(features).__name__
-        raise InvalidInput(f"the features of two inputs are {words}, not [2, d]: flatten before {head}")
-    return features.shape[1]
-
-
-def _part(owner: Any, name: str) -> Any:
-    """Part of an nnx module, an attribute or a place in a list; None without one."""
-    if isinstance(owner, list | tuple | nnx.List) and name.isdecimal() and int(name) < len(owner):
-        return owner[int(name)]
-    return getattr(owner, name, None)
+    return head, num_features_of(features, name)
 
 
 def _refuse_statistics(statistics: Any, norms: set[tuple[str, ...]], head: tuple[str, ...]) -> None:
@@ -278,29 +197,6 @@ def _refuse_statistics(statistics: Any, norms: set[tuple[str, ...]], head: tuple
             raise InvalidInput(f"the head {'/'.join(head)} has BatchNorm, which only a backbone can have")
 
 
-def _refuse_variables(collections: Iterable[str]) -> None:
-    """Raise InvalidInput for a module with other variables than parameters."""
-    if others := sorted(collections):
-        raise InvalidInput(
-            f"the module keeps variables besides its parameters ({', '.join(others)}), which a Model cannot"
-        )
-
-
-def _require_part(path: Sequence[str], parts: Sequence[str], *, there: bool) -> None:
-    if not there:
-        raise InvalidInput(
-            f"the module has no part {'/'.join(path)} with parameters: name its head with head=, one of "
-            f"{', '.join(parts) or 'none'}"
-        )
-
-
-def _require_one_last_call(name: str, calls: int, last: bool) -> None:
-    if calls != 1:
-        raise InvalidInput(f"{name} is called {calls} times: a head is called once, on the features")
-    if not last:
-        raise InvalidInput(f"the module does more after {name}: a head gives the logits, and is the last step")
-
-
 def _linen_parts(params: Any, prefix: str = "") -> list[str]:
     """Paths of all parts that have parameters."""
     found = []
@@ -308,11 +204,6 @@ def _linen_parts(params: Any, prefix: str = "") -> list[str]:
         if hasattr(inner, "items"):
             found += [prefix + name, *_linen_parts(inner, f"{prefix}{name}/")]
     return found
-
-
-def _nnx_parts(module: nnx.Module) -> list[str]:
-    """Paths of all parts of a module."""
-    return ["/".join(map(str, path)) for path, part in nnx.iter_modules(module) if path]
 
 
 def _lookup(params: Any, path: Sequence[str]) -> Any:
@@ -328,13 +219,3 @@ def _without(params: Any, path: Sequence[str]) -> dict[str, Any]:
     kept = {name: inner for name, inner in params.items() if name != first}
     inner = _without(params[first], rest) if rest else {}
     return kept | ({first: inner} if inner else {})
-
-
-def _words(array: Any) -> str:
-    """Type and shape: "float32 [2, 8]"."""
-    return f"{array.dtype} [{', '.join(map(str, array.shape))}]"
-
-
-def _said(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text if len(text) <= 200 else text[:197] + '...'}"

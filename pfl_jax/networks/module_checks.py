@@ -1,0 +1,50 @@
+"""What a Flax module must satisfy to become a `Model`, each with the message for the user."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pfl_jax.errors import InvalidInput
+
+
+def num_features_of(features: Any, head: str) -> int:
+    """d of the features of two inputs; InvalidInput unless they are [2, d]."""
+    if not hasattr(features, "shape") or features.ndim != 2:
+        words = in_words(features) if hasattr(features, "shape") else type(features).__name__
+        raise InvalidInput(f"the features of two inputs are {words}, not [2, d]: flatten before {head}")
+    return features.shape[1]
+
+
+def refuse_variables(collections: Iterable[str]) -> None:
+    """Raise InvalidInput for a module with other variables than parameters."""
+    if others := sorted(collections):
+        raise InvalidInput(
+            f"the module keeps variables besides its parameters ({', '.join(others)}), which a Model cannot"
+        )
+
+
+def require_part(path: Sequence[str], parts: Sequence[str], *, there: bool) -> None:
+    """Raise InvalidInput unless the module has the part; `parts` are those that it has."""
+    if not there:
+        raise InvalidInput(
+            f"the module has no part {'/'.join(path)} with parameters: name its head with head=, one of "
+            f"{', '.join(parts) or 'none'}"
+        )
+
+
+def require_one_last_call(name: str, calls: int, last: bool) -> None:
+    """Raise InvalidInput unless a head is called once, as the last step of its module."""
+    if calls != 1:
+        raise InvalidInput(f"{name} is called {calls} times: a head is called once, on the features")
+    if not last:
+        raise InvalidInput(f"the module does more after {name}: a head gives the logits, and is the last step")
+
+
+def in_words(array: Any) -> str:
+    """Type and shape of an array: "float32 [2, 8]"."""
+    return f"{array.dtype} [{', '.join(map(str, array.shape))}]"
+
+
+def said(error: Exception) -> str:
+    """Type and message of an error, in one line of limited length."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text if len(text) <= 200 else text[:197] + '...'}"
