@@ -51,12 +51,14 @@ def stack(trees):
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-@pytest.mark.parametrize("name", ["fedper", pytest.param("ditto", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedper", "ditto"])
 def test_before_aggregation_of_a_full_cohort_is_trained(name):
     for result in play(make(name), Settings(rounds=2, before_aggregation=True)):
         assert_scores(result.before_aggregation, result.trained, exact=True)
 
 
+@pytest.mark.slow
 def test_before_aggregation_of_local_against_float64():
     """Nobody shares anything: every client has what it trained last, or its first model."""
     method = make_method("local", tiny_model(), batch_size=32, epochs=EPOCHS, **SGD)
@@ -113,7 +115,11 @@ def test_before_aggregation_of_fedper_against_a_loop_over_clients():
 @pytest.mark.parametrize("name", ["fedper", pytest.param("fedpac", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("placed", "state_on"),
-    [(False, "host"), pytest.param(True, "device", marks=pytest.mark.slow), (True, "host")],
+    [
+        (False, "host"),
+        pytest.param(True, "device", marks=pytest.mark.slow),
+        pytest.param(True, "host", marks=pytest.mark.slow),
+    ],
 )
 def test_before_aggregation_with_states_on_the_host_and_owned_clients(name, placed, state_on, monkeypatch):
     monkeypatch.setattr(host_state, "BLOCK", 3)
@@ -125,6 +131,7 @@ def test_before_aggregation_with_states_on_the_host_and_owned_clients(name, plac
             assert_scores(one.before_aggregation, other.before_aggregation)
 
 
+@pytest.mark.slow
 def test_a_continued_run_has_the_same_before_aggregation():
     """Where the round before was evaluated, by what it had received; after an interruption that is made anew."""
     method, every = make("fedper"), Settings(rounds=3, participation=0.3, before_aggregation=True)

@@ -44,6 +44,7 @@ def test_each_round_has_its_own_rate():
     chex.assert_trees_all_close(last.state.server, before.state.server, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_states_in_host_memory_change_nothing():
     data, settings = tiny_federation(), Settings(rounds=2, participation=0.5)
     engine = host_state.build(lambda index: method(RATES[index]), settings, block=2)
@@ -54,6 +55,7 @@ def test_states_in_host_memory_change_nothing():
     chex.assert_trees_all_close(jax.tree.map(jnp.asarray, state.clients), want.clients, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_clients_fine_tune_as_in_the_last_round():
     data, settings = tiny_federation(), Settings(rounds=3)
     tuned, untuned = (

@@ -57,6 +57,7 @@ def test_the_commands_leave_what_the_page_says(folder):
     assert (folder / "runs/net/state.msgpack").exists()
 
 
+@pytest.mark.slow
 def test_the_notebook_gives_the_runs_back(folder, monkeypatch):
     monkeypatch.chdir(folder)
     names = {}

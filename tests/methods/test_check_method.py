@@ -71,16 +71,23 @@ def starts_alike(base, share, key, server, clients, messages, cohort):
     return jax.tree.map(jnp.zeros_like, server), clients, {}
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("check", "parts", "message"),
     [
         ("order_of_clients", {"aggregate": leaks_order}, "Clients in another order have the same results"),
         ("structure", {"aggregate": counts_in_floats}, r"the state changes: .*float32.* before and .*bfloat16.* after"),
         ("structure", {"aggregate": deploys_what_is_not_a_number}, "structure: "),
-        ("learning", {"aggregate": forgets}, r"after 20 rounds the mean accuracy \(received\) is 0"),
         ("seeds", {"aggregate": starts_alike}, "another seed gives the same state"),
-        ("vmap", {"local": branches}, "TracerBoolConversionError"),
-        ("chunks_and_padding", {"local": reads_padding}, "Neither clients under one vmap nor more padding"),
+        pytest.param(
+            "learning", {"aggregate": forgets}, r"after 20 rounds the mean accuracy \(received\) is 0", marks=SLOW
+        ),
+        pytest.param("vmap", {"local": branches}, "TracerBoolConversionError", marks=SLOW),
+        pytest.param(
+            "chunks_and_padding", {"local": reads_padding}, "Neither clients under one vmap nor more", marks=SLOW
+        ),
     ],
 )
 def test_a_broken_method_fails_with_the_rule_it_breaks(check, parts, message):

@@ -8,25 +8,30 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.primitives.tree import gather
 
 
-def log_probabilities(method, examples=None):
-    """A compiled function of a federation and a state, for both protocols of evaluation.
+def log_probabilities(method, examples=None, *, protocols=("received", "trained")):
+    """A compiled function of a federation and a state.
 
     Args:
       method: whose models are asked.
       examples: how many of each client's first test examples; None for all.
+      protocols: of evaluation; `trained` takes most of the time to compile.
 
     Returns:
-      (data, state) -> {"received": [N, examples, K], "trained": the same after one more local training of each client}.
+      (data, state) -> {"received": [N, examples, K], "trained": the same after one more local training of each client},
+      for these protocols.
     """
 
     def one(data, state, client):
         key, kept = jax.random.fold_in(state.key, client), gather(state.clients, client)
         train, test = (client_data(data, client, split) for split in ("train", "test"))
-        received = method.personalize(key, state.server, kept, train)
-        trained = method.local(key, state.server, kept, train).personal
+        personals = {}
+        if "received" in protocols:
+            personals["received"] = method.personalize(key, state.server, kept, train)
+        if "trained" in protocols:
+            personals["trained"] = method.local(key, state.server, kept, train).personal
         return {
             protocol: jax.nn.log_softmax(method.predict(personal, test.x[:examples]))
-            for protocol, personal in (("received", received), ("trained", trained))
+            for protocol, personal in personals.items()
         }
 
     @jax.jit

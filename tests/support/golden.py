@@ -19,7 +19,7 @@ EXAMPLES = 3
 def fingerprint(method, engine):
     """Flat numbers by name, after four rounds of three of the four clients, one client after another.
 
-    - `received`, `trained`: log-probabilities [N, EXAMPLES, K] of what the clients deploy, see `deployed.py`;
+    - `received`: log-probabilities [N, EXAMPLES, K] of what the clients deploy, see `deployed.py`;
     - `losses/...`: the engine's losses [N] under both protocols;
     - `sum/...`, `norm/...`: sum and Euclidean norm of every array of the final state, by its path in the tree.
 
@@ -34,7 +34,7 @@ def fingerprint(method, engine):
     state = engine.init(data, jax.random.key(11))
     for _ in range(4):
         state, _ = engine.round(data, state, 3)
-    numbers = log_probabilities(method, EXAMPLES)(data, state)
+    numbers = log_probabilities(method, EXAMPLES, protocols=("received",))(data, state)
     numbers |= {"losses/received": engine.evaluate(data, state).loss, "losses/trained": state.trained.loss}
     for path, leaf in jax.tree_util.tree_leaves_with_path({"server": state.server, "clients": state.clients}):
         name, leaf = jax.tree_util.keystr(path, simple=True, separator="/"), np.asarray(leaf, np.float64)
