@@ -39,11 +39,11 @@ def median(x: jax.Array, w: jax.Array) -> jax.Array:
       >>> print(robust_means.median(x, jnp.ones(3)), robust_means.median(x, jnp.array([1.0, 1.0, 0.0])))
       [2.] [1.5]
     """
-    x, w, ends = _sorted(x, w)
+    x, _, ends = _sorted(x, w)
     half, rounding = ends[-1] / 2, 1e-6 * ends[-1]
 
     def first(reached):
-        return jnp.take_along_axis(x, jnp.argmax(reached & (w > 0), axis=0)[None], axis=0)[0]
+        return jnp.take_along_axis(x, jnp.argmax(reached, axis=0)[None], axis=0)[0]
 
     middle = (first(ends >= half - rounding) + first(ends > half + rounding)) / 2
     return jnp.where(ends[-1] > 0, middle, 0.0)

@@ -91,6 +91,19 @@ def test_median_of_ties():
         assert median(x, np.float32(w)).tolist() == [want]
 
 
+def test_median_with_sums_of_weights_that_are_rounded():
+    # The sum of the lower half may be a little less than half of the total.
+    for number in range(2, 40, 2):
+        got = robust_means.median(jnp.arange(number, dtype=jnp.float32)[:, None], jnp.full(number, 0.1))
+        assert got.tolist() == [(number - 1) / 2]
+
+
+def test_krum_counts_the_nearest_alone():
+    # 1 has the two nearest, 1.9 the three nearest.
+    x = jnp.array([[0.0], [1.0], [1.9], [10.0]])
+    assert jax.jit(partial(robust_means.krum, share=0.0))(x, jnp.ones(4)).tolist() == [1.0]
+
+
 def test_trimmed_mean_without_trimming_is_the_mean():
     x = vectors()
     trimmed_mean = jax.jit(robust_means.trimmed_mean)

@@ -59,6 +59,7 @@ def test_the_reference_is_what_was_received():
     assert not any(jax.tree.leaves(reference(params, twice)[1]))
     named, flags = reference({"params": params, "change": params}, twice)
     assert flags["params"]["bias"] is True
+    assert (named["params"]["kernel"] == 1).all()
     assert flags["change"]["bias"] is False
     assert not named["change"]["kernel"].any()
     # Another type is another thing.
