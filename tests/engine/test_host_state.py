@@ -9,6 +9,7 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
 from pfl_jax.engine import host_state
+from pfl_jax.engine.rows_file import NAME
 from pfl_jax.methods import make_method
 
 pytestmark = pytest.mark.without_f1_auc
@@ -54,18 +55,46 @@ def test_states_on_the_host_and_on_the_device_give_the_same_results(name, device
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(on_host[0][-1].state.clients))
 
 
+def test_states_on_disk_give_bit_for_bit_what_states_on_the_host_give(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_state, "BLOCK", 2)
+    on_host, on_disk = play("fedper", state_on="host"), play("fedper", state_on="disk", state_folder=tmp_path)
+    for one, other in zip(*(results for results, _ in (on_host, on_disk)), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, (one.received, one.trained), (other.received, other.trained))
+    jax.tree.map(np.testing.assert_array_equal, on_host[1], on_disk[1])
+    assert (tmp_path / NAME).stat().st_size > 0
+    # The state of every round is still what it was.
+    first = [results[0].state.clients for results, _ in (on_host, on_disk)]
+    jax.tree.map(np.testing.assert_array_equal, *(jax.tree.map(np.asarray, clients) for clients in first))
+    last = jax.tree.leaves(on_disk[1].clients)
+    assert any((one[:] != two).any() for one, two in zip(jax.tree.leaves(first[1]), last, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedpac", "fedas", "fedavg"])
+def test_other_states_on_disk(name, tmp_path):
+    on_host = play(name, state_on="host", mesh=simulate.client_mesh())
+    on_disk = play(name, state_on="disk", mesh=simulate.client_mesh())
+    jax.tree.map(np.testing.assert_array_equal, on_host[1], on_disk[1])
+
+
 @pytest.mark.slow
 def test_a_run_continues_from_a_state_on_the_host_or_the_device():
     whole, state = play("ditto")
     half = simulate.Settings(rounds=2, participation=0.6)
     (*_, middle) = simulate.run(make("ditto"), DATA, half, jax.random.key(5), state_on="host")
     kept = jax.tree.map(np.array, middle.state.clients)
-    for place in ("device", "host"):
+    for place in ("device", "host", "disk"):
         rest = list(simulate.run(make("ditto"), DATA, SETTINGS, jax.random.key(0), state=middle.state, state_on=place))
         last = jax.tree.map(np.asarray, rest[-1].state._replace(key=()))
         assert_same((rest, last), (whole[2:], state))
         # The state that came from outside stays as it was.
         jax.tree.map(np.testing.assert_array_equal, kept, middle.state.clients)
+    (*_, middle) = simulate.run(make("ditto"), DATA, half, jax.random.key(5), state_on="disk")
+    for place in ("device", "host", "disk"):
+        rest = list(simulate.run(make("ditto"), DATA, SETTINGS, jax.random.key(0), state=middle.state, state_on=place))
+        last = jax.tree.map(np.asarray, rest[-1].state._replace(key=()))
+        assert_same((rest, last), (whole[2:], state))
+        jax.tree.map(np.testing.assert_array_equal, kept, jax.tree.map(np.asarray, middle.state.clients))
 
 
 def test_a_round_writes_the_cohorts_rows_alone():
