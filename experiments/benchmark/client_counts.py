@@ -25,24 +25,24 @@ from pfl_jax.primitives.tree import byte_count
 PLACES = {"fedavg": ("host",), "fedpac": ("host", "disk"), "fedas": ("host", "disk")}
 """Method -> places of its clients' states; FedAvg's have none."""
 
-TRAIN, TEST, CLASSES, SHAPE = 50, 10, 10, (8, 8, 1)
-"""Examples of a client, and what they are like."""
+TRAIN, TEST, POOL, CLASSES, SHAPE = 50, 10, (50_000, 10_000), 10, (8, 8, 1)
+"""Training and test examples of a client and of the pool that they are drawn from, and what they are like."""
 
 _MIB = 2**20
 
 
-def own_examples(clients: int) -> FederatedData:
-    """Clients with synthetic examples of three classes each, of which no two clients share one."""
+def federation(clients: int) -> FederatedData:
+    """Clients with synthetic examples of two neighbouring classes each, which others may have too."""
     draw = np.random.default_rng(0)
     centers = draw.integers(0, 128, (CLASSES, *SHAPE), np.uint8)
-
-    def examples(size: int) -> tuple[np.ndarray, np.ndarray]:
-        y = (np.arange(clients)[:, None] + draw.integers(0, 3, (clients, size))).ravel() % CLASSES
-        return centers[y] + draw.integers(0, 128, (len(y), *SHAPE), np.uint8), y.astype(np.int32)
-
-    arrays = *examples(TRAIN), *examples(TEST)
+    arrays, tables, each = [], [], np.arange(clients)[:, None]
+    for size, own in zip(POOL, (TRAIN, TEST), strict=True):
+        # Sorted, so that neighbouring classes are neighbouring rows.
+        y = np.sort(np.arange(size) % CLASSES).astype(np.int32)
+        arrays += [centers[y] + draw.integers(0, 128, (size, *SHAPE), np.uint8), y]
+        starts = each % CLASSES * (size // CLASSES) + draw.integers(0, size // CLASSES, (clients, 1))
+        tables.append(list((starts + np.arange(own) * (size // CLASSES // own)) % size))
     dataset = Dataset("synthetic", "arrays", "", False, *arrays, CLASSES, (0.5,), (0.2,), keep_split=True)
-    tables = (list(np.arange(clients * size).reshape(clients, size)) for size in (TRAIN, TEST))
     return federated.federate(dataset, Partition(*tables))
 
 
@@ -66,11 +66,11 @@ def many_states(scale: Scale, method: str, clients: int, place: simulate.StateOn
     """A run over so many clients with their states in one place, in this process."""
     _, cohort, evaluated, rounds = scale.client_counts
     began = time.perf_counter()
-    data = own_examples(clients)
+    data = federation(clients)
     made = time.perf_counter() - began
     model = models.mlp(SHAPE, CLASSES)
     settings = simulate.Settings(
-        rounds, cohort / clients, chunk=None, eval_every=rounds, eval_clients=min(evaluated, clients)
+        rounds, cohort / clients, chunk=None, eval_every=rounds // 2, eval_clients=min(evaluated, clients)
     )
     with tempfile.TemporaryDirectory() as name:
         folder, times, last = Path(name), [], None
@@ -85,7 +85,9 @@ def many_states(scale: Scale, method: str, clients: int, place: simulate.StateOn
             times.append(result.seconds)
             last = result
         assert last is not None
-        usual, peak, size = statistics.median(times[1:-1]), measure.peak_memory(), byte_count(last.state.clients)
+        # The first evaluation is compiled.
+        usual, peak = statistics.median(times[1 : rounds // 2 - 1]), measure.peak_memory()
+        size = byte_count(last.state.clients)
         row: Row = {"method": method, "states on": place if size else "", "clients": clients}
         row |= {"s, data": made, "s, start": times[0], "ms/round": 1e3 * usual}
         row |= {"s/evaluation": times[-1] - usual, **_written(last, np.asarray(data.test_count), folder)}

@@ -64,7 +64,7 @@ QUICK = Scale(
     growth_examples=10,
     memory_growth=(6, 2),
     many_clients=(40, 0.1, 3),
-    client_counts=((40, 80), 5, 20, 4),
+    client_counts=((40, 80), 5, 20, 6),
     sweep=(2, 2, 20, 2),
     matmul=128,
 )

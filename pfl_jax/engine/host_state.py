@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax.base import Method, MethodSchedule, PyTree, Scores, State
+from pfl_jax.base import Method, MethodSchedule, PRNGKey, PyTree, Scores, State
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.engine.disk_state import Table, in_memory, reopened, table_of
 from pfl_jax.engine.rounds import Engine, Federation, Stages
@@ -106,9 +106,14 @@ def build(
         all_trained = _replaced(state.trained, ids, trained, donate=donate)
         return State(server, clients, all_trained, state.key, state.round + 1), outcome
 
+    # The clients that are evaluated in all rounds of a run: to draw some of very many takes longer than a round.
+    drawn: list[tuple[Federation, PRNGKey, np.ndarray]] = []
+
     def evaluate(data, state):
+        if not drawn or drawn[0][0] is not data or drawn[0][1] is not state.key:
+            drawn[:] = [(data, state.key, np.asarray(evaluated(data, state.key)))]
         scores = _unscored(data)
-        for ids, size in _blocks(np.asarray(evaluated(data, state.key)), block):
+        for ids, size in _blocks(drawn[0][2], block):
             rows = _fetch(data, state.clients, ids, mesh)
             block_scores = score(data, state.server, state.key, state.round, replicate(ids, mesh), rows)
             _write(scores, ids[:size], block_scores)
