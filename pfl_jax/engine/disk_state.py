@@ -183,14 +183,14 @@ def reopened(table: Table, folder: Path | None) -> Table | None:
       table: of the states.
       folder: where the states shall be; None for a temporary file.
     """
-    if table.file.path is None or folder is None:
-        return table if table.file.path is None and folder is None else None
-    if table.file.path.resolve() != (folder / NAME).resolve():
+    if not table.file.is_in(folder):
         return None
+    if folder is None or table.file.is_writable:
+        return table
     try:
-        file = RowsFile.open(table.file.path, table.file.layout, write=True)
+        file = RowsFile.open(folder / NAME, table.file.layout, write=True)
     except OSError as error:
-        raise cannot_write(table.file.path, error) from None
+        raise cannot_write(folder / NAME, error) from None
     return Table(file, table.slots, table.digests)
 
 

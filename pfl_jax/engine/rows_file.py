@@ -81,10 +81,11 @@ class RowsFile:
       descriptor: of the open file, closed with this object.
       layout: of a row.
       slots: number of slots that the file has.
+      write: whether it is open for writing.
     """
 
-    def __init__(self, path: Path | None, descriptor: int, layout: Layout, slots: int = 0):
-        self.path, self.layout = path, layout
+    def __init__(self, path: Path | None, descriptor: int, layout: Layout, slots: int = 0, *, write: bool = True):
+        self.path, self.layout, self.is_writable = path, layout, write
         self._descriptor, self._slots = descriptor, slots
         # Checkpoints of an earlier process may refer to any slot that is there.
         self._reserved, self._free = slots, np.empty(0, np.int32)
@@ -135,7 +136,17 @@ class RowsFile:
         with open_file(path) as file:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC) if write else os.dup(file.fileno())
         size = os.fstat(descriptor).st_size
-        return cls(path, descriptor, layout, -(-size // layout.size))
+        return cls(path, descriptor, layout, -(-size // layout.size), write=write)
+
+    def is_in(self, folder: Path | None) -> bool:
+        """Whether this is the file that a run in the folder uses, for None that it has no name."""
+        if self.path is None or folder is None:
+            return self.path is None and folder is None
+        try:
+            # A file that was replaced is still open here.
+            return os.path.samestat(os.fstat(self._descriptor), (folder / NAME).stat())
+        except OSError:
+            return False
 
     def read(self, slots: np.ndarray) -> np.ndarray:
         """Rows, uint8 [B, size], in these slots; zeros where the file is too short."""

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import types
 from pathlib import Path
 
 import jax
@@ -94,6 +95,26 @@ def test_a_state_stays_as_it_is_while_it_is_held_and_then_makes_room():
         clients, want = changed(clients, [number % 7, (number + 1) % 7], numbers(number, 2))
     assert_equal(in_memory(clients), want)
     assert file._slots == CLIENTS + 9
+
+
+def test_two_runs_that_go_on_from_one_state_share_its_file(tmp_path):
+    first = stored(numbers(0), tmp_path)
+    one = host_state._on_disk(first, None, host_state.Disk(tmp_path))
+    one, want = changed(one, [2], numbers(1, 1))
+    other = host_state._on_disk(first, None, host_state.Disk(tmp_path))
+    other, wanted = changed(other, [2], numbers(2, 1))
+    for found, right in ((first, numbers(0)), (one, want), (other, wanted)):
+        assert_equal(in_memory(found), right)
+    # A file that was replaced by another run is still read, and copied.
+    stored(numbers(3), tmp_path)
+    copied = host_state._on_disk(one, federation_of(CLIENTS), host_state.Disk(tmp_path))
+    assert_equal(in_memory(copied), want)
+    assert disk_state.table_of(copied).file is not disk_state.table_of(one).file
+
+
+def federation_of(clients):
+    """A federation of which only the number of clients is read."""
+    return types.SimpleNamespace(num_clients=clients)
 
 
 def test_no_process_writes_over_the_checkpoints_of_another(tmp_path):
