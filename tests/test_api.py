@@ -21,7 +21,8 @@ INTERNAL = {
     "safe_read",
     "streams",
     "wrappers",
-    *(f"engine.{name}" for name in ("checks", "cohort", "host_state", "mapping", "means", "rounds", "sharding")),
+    *(f"engine.{name}" for name in ("checks", "cohort", "disk_state", "host_state", "mapping", "means", "rounds")),
+    *(f"engine.{name}" for name in ("rows_file", "sharding")),
     *(f"primitives.{name}" for name in ("active_set", "affinity", "interior_point", "per_example")),
 }
 """Modules that are imported by others here, and promise nothing to users."""
