@@ -70,9 +70,8 @@ def many_states(scale: Scale, method: str, clients: int, place: simulate.StateOn
     data = federation(clients)
     made = time.perf_counter() - began
     model = models.mlp(SHAPE, CLASSES)
-    settings = simulate.Settings(
-        rounds, cohort / clients, chunk=None, eval_every=rounds // 2, eval_clients=min(evaluated, clients)
-    )
+    every, sample = max(2, rounds // 10), min(evaluated, clients)
+    settings = simulate.Settings(rounds, cohort / clients, chunk=None, eval_every=every, eval_clients=sample)
     with tempfile.TemporaryDirectory() as name:
         folder, times, last = Path(name), [], None
         for result in simulate.run(
@@ -86,12 +85,13 @@ def many_states(scale: Scale, method: str, clients: int, place: simulate.StateOn
             times.append(result.seconds)
             last = result
         assert last is not None
-        # The first evaluation is compiled.
-        usual, peak = statistics.median(times[1 : rounds // 2 - 1]), measure.peak_memory()
-        size = byte_count(last.state.clients)
+        # The first round and the first evaluation compile.
+        usual = statistics.median(s for number, s in enumerate(times[1:], 2) if number % every)
+        evaluation = statistics.median(times[2 * every - 1 :: every]) - usual
+        peak, size = measure.peak_memory(), byte_count(last.state.clients)
         row: Row = {"method": method, "states on": place if size else "", "clients": clients}
         row |= {"s, data": made, "s, start": times[0], "ms/round": 1e3 * usual}
-        row |= {"s/evaluation": times[-1] - usual, **_written(last, np.asarray(data.test_count), folder)}
+        row |= {"s/evaluation": evaluation, **_written(last, np.asarray(data.test_count), folder)}
     return row | {"states MiB": size / _MIB, "peak MiB": peak / _MIB}
 
 
