@@ -35,14 +35,15 @@ def federation(clients: int) -> FederatedData:
     """Clients with synthetic examples of two neighbouring classes each, which others may have too."""
     draw = np.random.default_rng(0)
     centers = draw.integers(0, 128, (CLASSES, *SHAPE), np.uint8)
-    arrays, tables, each = [], [], np.arange(clients)[:, None]
+    pools, tables, each = [], [], np.arange(clients)[:, None]
     for size, own in zip(POOL, (TRAIN, TEST), strict=True):
         # Sorted, so that neighbouring classes are neighbouring rows.
         y = np.sort(np.arange(size) % CLASSES).astype(np.int32)
-        arrays += [centers[y] + draw.integers(0, 128, (size, *SHAPE), np.uint8), y]
+        pools.append((centers[y] + draw.integers(0, 128, (size, *SHAPE), np.uint8), y))
         starts = each % CLASSES * (size // CLASSES) + draw.integers(0, size // CLASSES, (clients, 1))
         tables.append(list((starts + np.arange(own) * (size // CLASSES // own)) % size))
-    dataset = Dataset("synthetic", "arrays", "", False, *arrays, CLASSES, (0.5,), (0.2,), keep_split=True)
+    (x, y), (test_x, test_y) = pools
+    dataset = Dataset("synthetic", "arrays", "", False, x, y, test_x, test_y, CLASSES, (0.5,), (0.2,), keep_split=True)
     return federated.federate(dataset, Partition(*tables))
 
 
@@ -69,9 +70,8 @@ def many_states(scale: Scale, method: str, clients: int, place: simulate.StateOn
     data = federation(clients)
     made = time.perf_counter() - began
     model = models.mlp(SHAPE, CLASSES)
-    settings = simulate.Settings(
-        rounds, cohort / clients, chunk=None, eval_every=rounds // 2, eval_clients=min(evaluated, clients)
-    )
+    every, sample = max(2, rounds // 10), min(evaluated, clients)
+    settings = simulate.Settings(rounds, cohort / clients, chunk=None, eval_every=every, eval_clients=sample)
     with tempfile.TemporaryDirectory() as name:
         folder, times, last = Path(name), [], None
         for result in simulate.run(
@@ -85,12 +85,13 @@ def many_states(scale: Scale, method: str, clients: int, place: simulate.StateOn
             times.append(result.seconds)
             last = result
         assert last is not None
-        # The first evaluation is compiled.
-        usual, peak = statistics.median(times[1 : rounds // 2 - 1]), measure.peak_memory()
-        size = byte_count(last.state.clients)
+        # The first round and the first evaluation compile.
+        usual = statistics.median(s for number, s in enumerate(times[1:], 2) if number % every)
+        evaluation = statistics.median(times[2 * every - 1 :: every]) - usual
+        peak, size = measure.peak_memory(), byte_count(last.state.clients)
         row: Row = {"method": method, "states on": place if size else "", "clients": clients}
         row |= {"s, data": made, "s, start": times[0], "ms/round": 1e3 * usual}
-        row |= {"s/evaluation": times[-1] - usual, **_written(last, np.asarray(data.test_count), folder)}
+        row |= {"s/evaluation": evaluation, **_written(last, np.asarray(data.test_count), folder)}
     return row | {"states MiB": size / _MIB, "peak MiB": peak / _MIB}
 
 
