@@ -30,14 +30,17 @@ from experiments.results.run_folder import CONFIG, METRICS, RunFolder
 from experiments.runtime.compilation_cache import repair_cache
 from experiments.runtime.console import print_line, print_notice
 from experiments.runtime.devices import devices
-from experiments.runtime.distributed import Processes
+from experiments.runtime.distributed import EndedAlone, Processes, lost
 from experiments.runtime.jax_config import prepare
 from experiments.runtime.locks import lock_run
 from experiments.runtime.signals import interruptible, leaving, stoppable, writing
+from experiments.runtime.supervise import LOST, remember
 from pfl_jax import simulate
 from pfl_jax.base import State
 from pfl_jax.engine import host_state
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
+from pfl_jax.engine.sharding import PlacedData
+from pfl_jax.engine.shared_checkpoint import SharedCheckpoints
 from pfl_jax.errors import CannotWrite, Diverged, InvalidInput
 
 
@@ -111,6 +114,7 @@ class _Work:
       history: its rounds so far.
       experiment: its parts; None until its data is loaded.
       locked: whether this process has had the lock of the folder, and so may remove it.
+      on_host: whether the clients' states are on the hosts between rounds.
     """
 
     request: Request
@@ -121,6 +125,7 @@ class _Work:
     history: History = field(default_factory=History)
     experiment: Experiment | None = None
     locked: bool = False
+    on_host: bool = False
 
     @property
     def named(self) -> dict[str, str]:
@@ -156,6 +161,7 @@ def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
         held.enter_context(repair_cache(notify))
         work.experiment = experiment = build.build_experiment(work.request, console, processes)
         work.request = experiment.request
+        _choose_place(work, experiment)
         _start(work, experiment, console)
         history = work.history
         print_line(console, "; ".join([headline(experiment), *work.named.values()]))
@@ -185,6 +191,16 @@ def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
         outcome.print_results(experiment, folder, console, history)
 
 
+def _choose_place(work: _Work, experiment: Experiment) -> None:
+    """Choose the place of the clients' states, and the checkpoints that belong to it."""
+    processes, options = work.processes, work.request.options
+    # The same in all processes, however full their machines are.
+    work.on_host = processes.agree(state_place(experiment) == "host")
+    if work.on_host and processes.count > 1 and isinstance(experiment.data, PlacedData):
+        folder, keep = work.folder.path / FOLDER, options.keep_checkpoints
+        work.checkpoints = SharedCheckpoints(folder, keep, experiment.data, processes.exchange)
+
+
 def _start(work: _Work, experiment: Experiment, console: Console) -> None:
     """Write the configuration, or restore the history of a run that is resumed."""
     folder, processes = work.folder.path, work.processes
@@ -203,6 +219,7 @@ def _start(work: _Work, experiment: Experiment, console: Console) -> None:
         number = work.history.round
         processes.check_round(number)
         after = f"after round {number}" if number else "from the beginning"
+        remember(work.go_on)
         print_line(console, f"continuing {folder} {after}")
 
 
@@ -211,10 +228,13 @@ def _user_error(error: BaseException, work: _Work) -> BaseException:
     go_on = work.go_on
     if isinstance(error, Diverged):
         return InvalidInput(outcome.divergence_message(error, work.request, work.checkpoints, work.folder))
-    if isinstance(error, CannotWrite):
-        return CannotWrite(f"{error}{go_on}")
+    if isinstance(error, CannotWrite | EndedAlone):
+        return type(error)(f"{error}{go_on}")
     if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
-        return InvalidInput(advice(error, work.experiment) + go_on)
+        kind = InvalidInput if work.processes.count == 1 else EndedAlone
+        return kind(advice(error, work.experiment) + go_on)
+    if work.processes.count > 1 and lost(error):
+        return EndedAlone(f"{LOST}{go_on}")
     return _interrupted(work) if isinstance(error, KeyboardInterrupt) else error
 
 
@@ -267,8 +287,7 @@ def _rounds(work: _Work, experiment: Experiment, console: Console) -> Iterator[R
             jax.random.key(options.seed),
             state=work.history.state,
             mesh=simulate.client_mesh(devices(options)),
-            # The same in all processes, however full their machines are.
-            state_on="host" if work.processes.agree(state_place(experiment) == "host") else "device",
+            state_on="host" if work.on_host else "device",
             on_nan=options.on_nan,
             newcomers=experiment.newcomers,
             donate=True,
@@ -283,7 +302,14 @@ def _save(work: _Work, experiment: Experiment, state: State) -> None:
     """Write a checkpoint after a round; with a procedure there is none."""
     if work.procedure is not None:
         return
-    whole = host_state.whole(state, experiment.data)
-    with work.processes.synchronized():
-        if whole is not None:
-            work.history.save(work.checkpoints, whole, work.folder.path / METRICS, identity(experiment))
+    save = functools.partial(work.history.save, work.checkpoints, log=work.folder.path / METRICS)
+    if isinstance(work.checkpoints, SharedCheckpoints):
+        try:
+            save(state=state, identity=identity(experiment))
+        except CannotWrite as error:
+            raise EndedAlone(str(error)) from None
+    else:
+        with work.processes.synchronized():
+            if work.processes.is_first:
+                save(state=state, identity=identity(experiment))
+    remember(work.go_on)

@@ -70,7 +70,7 @@ def build(
         )
         for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), block):
             if isinstance(data, PlacedData):
-                own, rows = own_rows(init_own(data, server, key, replicate(ids, mesh)), ids)
+                own, rows = own_rows(init_own(data, server, key, replicate(ids, mesh)), ids, _owners(data, ids))
                 _write(clients, _positions(data, own), rows)
             else:
                 _write(clients, ids[:size], init_clients(data, server, key, replicate(ids, mesh)))
@@ -84,7 +84,7 @@ def build(
         server, rows, trained, outcome = train(data, state.server, state.key, state.round, cohort, rows, scores)
         # Read-only arrays, such as views of JAX arrays, are always copied before they are written into.
         clients, all_trained = jax.tree.map(_writable if donate else np.array, (state.clients, state.trained))
-        owned = np.isin(ids, own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else slice(None)
+        owned = np.isin(ids, own_clients(data)) if isinstance(data, PlacedData) else slice(None)
         _write(clients, _positions(data, ids[owned]), jax.tree.map(lambda leaf: np.asarray(leaf)[owned], rows))
         _write(all_trained, ids, trained)
         return State(server, clients, all_trained, state.key, state.round + 1), outcome
@@ -110,13 +110,13 @@ def _unscored(data: Federation) -> Scores:
 def _fetch(data: Federation, clients: PyTree, ids: np.ndarray, mesh: Mesh | None) -> PyTree:
     """Rows of some clients on the devices: replicated, or as `OwnerRows` for sharded data."""
     if isinstance(data, PlacedData):
-        return shard_rows(lambda own: _rows(clients, _positions(data, own)), ids, data.mesh)
+        return shard_rows(lambda own: _rows(clients, _positions(data, own)), ids, _owners(data, ids), data.mesh)
     return replicate(_rows(clients, ids), mesh)
 
 
 def _allocate(data: Federation, shapes: PyTree) -> PyTree:
     """Uninitialized rows of all clients that this process stores, given the shapes of one row."""
-    count = len(own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else data.num_clients
+    count = len(own_clients(data)) if isinstance(data, PlacedData) else data.num_clients
     return jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), shapes)
 
 
@@ -124,12 +124,16 @@ def copy(state: State, data: Federation, mesh: Mesh | None = None) -> State:
     """Independent copy of a state, with the clients' rows on the host.
 
     Args:
-      state: state with the rows of all clients.
+      state: state with the rows of all clients, or of this process's own clients.
       data: the federation's data; with `PlacedData` a process keeps the rows of its own clients only.
       mesh: devices for all other parts of the state.
     """
-    owned = own_clients(data.mesh, data.num_clients) if isinstance(data, PlacedData) else slice(None)
-    clients = jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[owned]), state.clients)
+    owned = own_clients(data) if isinstance(data, PlacedData) else slice(None)
+
+    def own_part(leaf):
+        return np.array(np.asarray(leaf)[owned if len(leaf) == data.num_clients else slice(None)])
+
+    clients = jax.tree.map(own_part, state.clients)
     trained = jax.tree.map(np.array, state.trained)
     server, key, number = replicate(jax.tree.map(jnp.copy, (state.server, state.key, state.round)), mesh)
     return State(server, clients, trained, key, number)
@@ -150,7 +154,7 @@ def whole(state: State, data: Federation, *, block: int | None = None) -> State 
     count = data.num_clients if first else 0
     clients = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), state.clients)
     for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), BLOCK if block is None else block):
-        rows = gather_all(shard_rows(lambda own: _rows(state.clients, _positions(data, own)), ids, data.mesh))
+        rows = gather_all(_fetch(data, state.clients, ids, None))
         if first:
             _write(clients, ids[:size], rows)
     return state._replace(clients=clients) if first else None
@@ -164,7 +168,12 @@ def _positions(data: Federation, clients: np.ndarray) -> np.ndarray:
     """Positions of this process's own clients among its stored rows."""
     if not isinstance(data, PlacedData):
         return clients
-    return np.searchsorted(own_clients(data.mesh, data.num_clients), clients)
+    return np.searchsorted(own_clients(data), clients)
+
+
+def _owners(data: PlacedData, clients: np.ndarray) -> np.ndarray:
+    """Devices [M] that own clients [M]."""
+    return np.asarray(data.owner)[clients]
 
 
 def _blocks(ids: np.ndarray, block: int) -> Iterator[tuple[np.ndarray, int]]:
