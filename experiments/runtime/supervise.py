@@ -26,7 +26,7 @@ _CHILD = "PFL_JAX_SUPERVISED"
 LOST = "another process of the run has died, or cannot be reached"
 
 _OF_RUNTIME = ("distributed service detected fatal errors", "coordination service", "CoordinationService")
-"""Parts of what JAX's runtime writes when it aborts because another process is gone."""
+"""Parts of what JAX's runtime writes when it aborts because another process is gone; at most log levels, nothing."""
 
 _note: int | None = None
 
@@ -85,11 +85,11 @@ def _content(file: IO[bytes]) -> str:
 
 def _ended(code: int, errors: str, note: str) -> int:
     """Exit code for a child's; say what needs to be said, given what C++ wrote and the note of `remember`."""
-    if code < 0 and any(part in errors for part in _OF_RUNTIME):
+    if code == -signal.SIGABRT and (not errors.strip() or any(part in errors for part in _OF_RUNTIME)):
         print_line(f"error: {LOST}{note}")
         return INVALID
-    # The reason of 2 and 130 has been said by Python.
-    if errors and code not in (INVALID, INTERRUPTED):
+    # What led to 2 and 130 has been said by Python.
+    if errors and code not in (0, INVALID, INTERRUPTED):
         print(errors, end="", file=sys.stderr, flush=True)
     if code >= 0:
         return code

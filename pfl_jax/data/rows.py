@@ -188,7 +188,7 @@ def of_file(path: str | Path, offset: int, shape: Sequence[int], dtype: Any) -> 
                 for at in range(0, len(rows), size):
                     part = rows[at : at + size]
                     content = np.empty(len(part) * width, np.uint8)
-                    _read_runs(file.fileno(), part, memoryview(content), offset, width, path)
+                    _read_runs(file.fileno(), part, memoryview(content.data), offset, width, path)
                     yield content.view(kind).reshape(len(part), *row_shape)
         except OSError as error:
             raise InvalidInput(f"{path} cannot be read: {error}") from error

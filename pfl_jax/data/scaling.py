@@ -41,11 +41,11 @@ def normalized(train_x: Any, test_x: Any) -> tuple[Any, Any, Channels | None, Ch
     def scale(part):
         return ((part - mean) / std).astype(np.float32)
 
-    parts = (
+    train, test = (
         part.map(scale, part.shape[1:], np.float32) if isinstance(part, Rows) else scale(part)
         for part in (train_x, test_x)
     )
-    return *parts, None, None
+    return train, test, None, None
 
 
 def _sum(terms: Iterable[np.ndarray]) -> np.ndarray:

@@ -145,9 +145,10 @@ def _read_cache(path: Path, spec: DatasetSpec, fingerprint: str | None = None, *
                 return None
             # By rows, that the file is whole is known from its sizes, and not from its digests.
             lazy = {name for name in Arrays._fields if by_rows and name.endswith("_x")}
-            arrays = Arrays(
-                **{name: rows.of_npz(path, name) if name in lazy else stored[name] for name in Arrays._fields}
-            )
+            parts: dict[str, Any] = {
+                name: rows.of_npz(path, name) if name in lazy else stored[name] for name in Arrays._fields
+            }
+            arrays = Arrays(**parts)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
     return arrays if arrays.train_x.shape[1:] == spec.shape and len(arrays.train_x) == len(arrays.train_y) else None
