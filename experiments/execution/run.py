@@ -16,8 +16,8 @@ from experiments.config.request import Request
 from experiments.execution import build, outcome
 from experiments.execution.experiment import Experiment
 from experiments.execution.history import History
-from experiments.execution.loaded_run import keep_state
-from experiments.execution.memory import advice, is_shortage, state_place
+from experiments.execution.loaded_run import is_kept, keep_state
+from experiments.execution.memory import advice, clients_bytes, is_shortage, state_place
 from experiments.execution.records import (
     configuration,
     headline,
@@ -267,6 +267,9 @@ def _folder(request: Request, processes: Processes, name: str) -> RunFolder:
 def _keep_state(work: _Work, experiment: Experiment, state: State | None, notify: Callable[[str], None]) -> None:
     """Write the final state if it was requested; with a procedure there is none to continue from."""
     if state is None or work.procedure is not None or experiment.request.options.keep_state == "never":
+        return
+    # Before the first process gathers the rows of all.
+    if work.processes.count > 1 and not is_kept(experiment.request.options, clients_bytes(experiment), notify):
         return
     whole = host_state.whole(state, experiment.data)
     with work.processes.synchronized(), writing():
