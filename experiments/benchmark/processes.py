@@ -112,5 +112,5 @@ if __name__ == "__main__":
         print(f"{arguments.clients} clients, images {write_images(images, arguments.clients):,.0f} MiB", flush=True)
         for number in arguments.processes:
             figures = measure(images, arguments.clients, number)
-            listed = ", ".join(f"{key} {value:,.0f}" for key, value in figures.items())
+            listed = ", ".join(f"{key} {value:,.1f}" for key, value in figures.items())
             print(f"{number} processes: {listed}", flush=True)

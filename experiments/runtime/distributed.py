@@ -47,8 +47,9 @@ class EndedAlone(InvalidInput):
 
 def lost(error: BaseException) -> bool:
     """Whether the error of a computation or barrier means that another process is gone."""
-    text = str(error).lower()
-    return isinstance(error, RuntimeError | ValueError) and any(part in text for part in _PEERS)
+    if isinstance(error, InvalidInput) or not isinstance(error, RuntimeError | ValueError):
+        return False
+    return any(part in str(error).lower() for part in _PEERS)
 
 
 @contextlib.contextmanager

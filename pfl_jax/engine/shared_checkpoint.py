@@ -84,6 +84,9 @@ class SharedCheckpoints(Checkpoints):
             # Every process reads its own files again, and no others.
             parts = self._exchange(json.dumps(together(lambda: self._own_digests(partial))))
             together(lambda: self._finish(partial, parts) if is_first else None)
+        except jax.errors.JaxRuntimeError:
+            # Of a collective computation: another process is gone.
+            raise
         except (OSError, ValueError, RuntimeError) as error:
             ignore_closed_loops()
             raise self._failure(number, reason(error)) from None

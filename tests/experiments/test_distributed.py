@@ -167,6 +167,12 @@ def test_a_killed_supervisor_takes_its_process_with_it(tmp_path):
     assert (children[1].returncode, err) == (2, f"error: {LOST}\n")
 
 
+def test_a_lost_process_is_told_from_other_errors():
+    assert distributed.lost(RuntimeError("INTERNAL: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]"))
+    assert not distributed.lost(RuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
+    assert not distributed.lost(InvalidInput("the folder barrier-study is not empty"))
+
+
 @pytest.mark.parametrize(
     ("code", "errors", "want", "said"),
     [
