@@ -11,6 +11,7 @@ from experiments.results.run_folder import RunFolder
 from pfl_jax.atomic_write import make_folder, sync_folder, write_text
 from pfl_jax.base import State
 from pfl_jax.engine.checkpoint import MANIFEST, Checkpoints
+from pfl_jax.engine.disk_state import Table
 from pfl_jax.errors import CannotWrite
 
 
@@ -68,6 +69,17 @@ def test_the_log_comes_before_the_checkpoint_and_the_checkpoint_before_its_name(
             place = os.path.relpath(path, partial)
             assert os.path.normpath(f"{inside}/{place}") in before
             assert ("disk", os.path.normpath(f"{inside}/{place}")) in steps[:manifest]
+
+
+def test_states_on_disk_come_before_the_name_of_the_checkpoint_that_refers_to_them(steps, tmp_path):
+    head = np.ones((3, 2), np.float32)
+    table = Table.create(tmp_path, [head], 3)
+    table.fill(np.arange(3), [head])
+    state = State((), table.tree(jax.tree.structure(0)), (), jax.random.key(0), np.int32(1))
+    Checkpoints(tmp_path / "checkpoints").save(state, {}, {})
+    rows = steps.index(("disk", "clients.rows"))
+    assert steps[rows + 1] == ("disk", ".")
+    assert rows < steps.index(("name", "checkpoints/1"))
 
 
 def test_the_log_comes_before_the_summary_that_has_its_digest(steps, tmp_path):

@@ -23,7 +23,7 @@ from pfl_jax.errors import InvalidInput
 
 SECTIONS = (
     *("training", "methods", "waste", "growth", "memory_growth"),
-    *("optimizations", "variants", "chunks", "many_clients", "sweep", "overhead", "head_weights"),
+    *("optimizations", "variants", "chunks", "many_clients", "client_counts", "sweep", "overhead", "head_weights"),
 )
 USUAL = SECTIONS[:5]
 """Sections without --only."""

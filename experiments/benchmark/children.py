@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 import pfl_jax.engine.sweep
 from experiments.benchmark import measure, workload
+from experiments.benchmark.client_counts import many_states
 from experiments.benchmark.jax_rounds import Rounds, local_training
 from experiments.benchmark.records import Row
 from experiments.benchmark.workload import Scale
@@ -149,7 +150,7 @@ def main(kind: str, request: dict[str, Any]) -> Row:
         request["scale"] = Scale(**request["scale"])
         # What is compiled again and again is a part of what sweeps save.
         jax_config.prepare_jax(compilation_cache=kind != "sweep")
-    work = {made.__name__: made for made in (growth, memory_growth, many_clients, sweep, start)}
+    work = {made.__name__: made for made in (growth, memory_growth, many_clients, many_states, sweep, start)}
     return work[kind](**request)
 
 

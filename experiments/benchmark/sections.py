@@ -1,6 +1,5 @@
 """Sections of the benchmark, one function for each name of --only."""
 
-import dataclasses
 import functools
 import importlib.util
 import statistics
@@ -13,12 +12,13 @@ import jax
 import numpy as np
 
 from experiments.benchmark import measure, workload
+from experiments.benchmark.client_counts import client_counts as client_counts
 from experiments.benchmark.head_weights import head_weights as head_weights
 from experiments.benchmark.jax_rounds import Rounds, local_training
 from experiments.benchmark.optimizations import optimizations as optimizations
 from experiments.benchmark.overhead import overhead as overhead
 from experiments.benchmark.records import Row, Section
-from experiments.benchmark.workload import Setup
+from experiments.benchmark.workload import Setup, child
 from experiments.config.options import MATMUL_PRECISION
 from pfl_jax import models
 from pfl_jax.engine import chunking
@@ -183,16 +183,12 @@ def waste(setup: Setup) -> Section:
     return Section(f"Wasted gradient steps by chunk, Dirichlet 0.1, {devices} devices", rows)
 
 
-def _child(setup: Setup, kind: str, **request: Any) -> Row:
-    return measure.in_process(kind, {"scale": dataclasses.asdict(setup.scale)} | request)
-
-
 def growth(setup: Setup) -> Section:
     """Time and peak memory from few to many clients, a process for each, and a line fitted to the cohorts' times."""
     rows = []
     for clients, participation in setup.scale.growth:
         setup.notify(f"{clients} clients, participation {participation:g}, in a process of its own")
-        rows.append(_child(setup, "growth", clients=clients, participation=participation))
+        rows.append(child(setup, "growth", clients=clients, participation=participation))
     cohorts, times = (np.array([row[heading] for row in rows], np.float64) for heading in ("cohort", "s/round"))
     slope, intercept = np.polyfit(cohorts, times, 1)
     apart = np.max(np.abs(times / (slope * cohorts + intercept) - 1))
@@ -206,7 +202,7 @@ def growth(setup: Setup) -> Section:
 def memory_growth(setup: Setup) -> Section:
     """Memory over many rounds, and programs compiled by two starts with an initially empty cache."""
     setup.notify(f"{setup.scale.memory_growth[0]} small rounds")
-    held = _child(setup, "memory_growth")
+    held = child(setup, "memory_growth")
     rows: list[Row] = [{"what": f"memory after round {number}", "MiB": mib} for number, mib in held.items()]
     setup.notify("two starts of the same experiment")
     with tempfile.TemporaryDirectory() as folder:
@@ -228,7 +224,7 @@ def many_clients(setup: Setup) -> Section:
     rows = []
     for method in ("fedpac", "fedas"):
         setup.notify(f"{method}, {clients} clients, in a process of its own")
-        rows.append(_child(setup, "many_clients", method=method))
+        rows.append(child(setup, "many_clients", method=method))
     note = f"trained: cohorts of the first three and the last three of {rounds} rounds; received: everyone at the end"
     return Section(f"{clients:,} clients, participation {participation:g}, states on the host", rows, note)
 
@@ -238,7 +234,7 @@ def sweep(setup: Setup) -> Section:
     rows: list[Row] = []
     for together, words in ((False, "one after another"), (True, "as a sweep")):
         setup.notify(f"{setup.scale.sweep[0]} runs {words}")
-        rows.append({"runs": words} | _child(setup, "sweep", together=together))
+        rows.append({"runs": words} | child(setup, "sweep", together=together))
     alone, swept = rows
     ratios = {heading.replace("s,", "ratio,"): alone[heading] / swept[heading] for heading in list(alone)[1:]}
     return Section(f"{setup.scale.sweep[0]} runs of FedPAC", [alone, swept | ratios])

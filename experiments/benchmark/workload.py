@@ -1,5 +1,6 @@
 """Workload of the benchmark: sizes, the federation, the network and its operations."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class Scale:
     """Rounds over which memory must not grow, and the round it is first measured after."""
     many_clients: tuple[int, float, int] = (10_000, 0.003, 20)
     """Clients, participation and rounds of the largest federations."""
+    client_counts: tuple[tuple[int, ...], int, int, int] = ((1000, 10_000, 100_000), 20, 1000, 40)
+    """Numbers of clients, clients of a cohort and of an evaluation, and rounds of runs that differ in size alone."""
     sweep: tuple[int, int, int, int] = (8, 10, 200, 5)
     """Runs, clients of each, examples of a client, and rounds."""
     matmul: int = 2048
@@ -61,6 +64,7 @@ QUICK = Scale(
     growth_examples=10,
     memory_growth=(6, 2),
     many_clients=(40, 0.1, 3),
+    client_counts=((40, 80), 5, 20, 6),
     sweep=(2, 2, 20, 2),
     matmul=128,
 )
@@ -87,6 +91,11 @@ class Setup(NamedTuple):
     @property
     def chunk(self) -> int | None:
         return self.chunks[0]
+
+
+def child(setup: Setup, kind: str, **request: Any) -> dict[str, Any]:
+    """Result of a function of `children` in a process of its own."""
+    return measure.in_process(kind, {"scale": dataclasses.asdict(setup.scale)} | request)
 
 
 def setup(scale: Scale, chunks: Sequence[int] | None, notify: Callable[[str], None]) -> Setup:

@@ -178,9 +178,10 @@ class Options:
     """Number of processes (only with --distributed)."""
     process_id: int | None = None
     """Number of this process, from 0 (only with --distributed)."""
-    state_on: Literal["auto", "device", "host"] = "auto"
-    """Memory that keeps the clients' states between rounds; auto is host if the states of all clients would take more
-    than a quarter of the device's free memory, otherwise device. The results are the same."""
+    state_on: Literal["auto", "device", "host", "disk"] = "auto"
+    """Place of the clients' states between rounds: the memory of the device or the host, or a file in the run's folder.
+    auto is host if the states of all clients would take more than a quarter of the device's free memory, disk if they
+    would take more than half of the machine's memory, otherwise device. The results are the same."""
     precision: Precision = "float32"
     """Precision of matrix products and convolutions on a GPU; a CPU always uses float32."""
     eval_every: int = 1
@@ -283,6 +284,8 @@ class Options:
         """Raise InvalidInput unless all or none of the options that locate the processes of --distributed are given."""
         names = ("coordinator", "num_processes", "process_id")
         given = [name for name in names if getattr(self, name) is not None]
+        if self.distributed and self.state_on == "disk":
+            raise InvalidInput("--state-on disk is for one process: with --distributed give --state-on host")
         if given and not self.distributed:
             raise InvalidInput(f"{flag(given[0])} is for --distributed")
         if given and len(given) < len(names):

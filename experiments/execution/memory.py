@@ -7,7 +7,7 @@ A shortage that JAX or NumPy notice is an error with advice. Where the kernel en
 import math
 import os
 import re
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,14 @@ import jax.numpy as jnp
 from experiments.execution.experiment import Experiment
 from experiments.runtime.devices import devices
 from pfl_jax.engine import rounds
+from pfl_jax.engine.simulate import StateOn
 from pfl_jax.primitives.tree import byte_count
 
 CLIENTS_SHARE = 0.25
 """Share of the free memory that the clients' states may take on the devices; a round may need them twice."""
+
+HOST_SHARE = 0.5
+"""Share of the machine's memory that they may take on the host."""
 
 
 def free_bytes(device: Any) -> int:
@@ -41,16 +45,26 @@ def clients_bytes(experiment: Experiment) -> int:
     return data.num_clients * byte_count(one)
 
 
-def state_place(experiment: Experiment) -> Literal["device", "host"]:
-    """Place of the clients' states: as requested, or on the host if they would fill the devices."""
+def machine_bytes() -> float:
+    """Memory of the machine; infinity where it is not known."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return math.inf
+
+
+def state_place(experiment: Experiment) -> StateOn:
+    """Place of the clients' states: as requested, or where they fit. Several processes share them on their hosts."""
     place = experiment.request.options.state_on
     if place != "auto":
         return place
     used = devices(experiment.request.options)
     # Every device keeps all of them, and the devices of a CPU share one memory.
     used = [one for one in used if one.process_index == jax.process_index()]
-    copies = len(used) if jax.default_backend() == "cpu" else 1
-    return "host" if copies * clients_bytes(experiment) > CLIENTS_SHARE * free_bytes(used[0]) else "device"
+    copies, size = len(used) if jax.default_backend() == "cpu" else 1, clients_bytes(experiment)
+    if size > HOST_SHARE * machine_bytes() and not experiment.request.options.distributed:
+        return "disk"
+    return "host" if copies * size > CLIENTS_SHARE * free_bytes(used[0]) else "device"
 
 
 def is_shortage(error: BaseException) -> bool:
@@ -83,7 +97,9 @@ def advice(error: BaseException, experiment: Experiment | None) -> str:
         )
     ways = [f"fewer --devices than {len(used)}"] if len(used) > 1 else []
     ways += ["a smaller --batch-size"] if "batch_size" in experiment.request.hyper_parameters else []
-    ways += ["--state-on host"] if state_place(experiment) == "device" else ["fewer --num-clients"]
+    next_place = {"device": "host"} | ({} if experiment.request.options.distributed else {"host": "disk"})
+    place = next_place.get(state_place(experiment))
+    ways.append("fewer --num-clients" if place is None else f"--state-on {place}")
     return f"the memory does not suffice, even for one client after another{asked}: use {' or '.join(ways)}"
 
 

@@ -32,12 +32,18 @@ class Run:
       folder: its own.
       history: its rounds so far.
       track: receives each evaluation, see `trackers.open_trackers`; None in processes that write nothing.
+      accuracy: mean of the latest evaluation in percent, by --eval-protocol; None before the first.
     """
 
     experiment: Experiment
     folder: RunFolder
     history: History
     track: Callable[[Evaluation], None] | None = None
+    accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.history.evaluations:
+            self._take(self.history.evaluations[-1])
 
     @property
     def log_bytes(self) -> int:
@@ -55,17 +61,20 @@ class Run:
             newcomers=result.newcomers,
             before_aggregation=result.before_aggregation,
         )
+        self._take(evaluation)
         if self.track is not None:
             epsilons = {budget.unit: budget.epsilon(result.round) for budget in self.experiment.privacy}
             self.folder.log(evaluation, **_log_entries(result), **({"epsilon": epsilons} if epsilons else {}))
             self.track(evaluation)
 
+    def _take(self, evaluation: Evaluation) -> None:
+        # Not in every round: it sorts the scores of all clients.
+        self.accuracy = evaluation.summary(self.experiment.request.options.eval_protocol).mean
+
     def has_reached_target(self) -> bool:
         """Whether the latest evaluation has --target-accuracy, so that the run may stop early."""
-        options, evaluations = self.experiment.request.options, self.history.evaluations
-        if options.target_accuracy is None or not evaluations:
-            return False
-        return evaluations[-1].summary(options.eval_protocol).mean >= options.target_accuracy
+        target = self.experiment.request.options.target_accuracy
+        return target is not None and self.accuracy is not None and self.accuracy >= target
 
     def write_summary(self, **further: Any) -> None:
         """Write the summary, which makes this a finished run."""
@@ -160,8 +169,7 @@ def run_rounds(
 
 def _accuracy(runs: Sequence[Run]) -> float | None:
     """Mean of the runs' latest accuracies in percent; None before the first evaluation."""
-    protocol = runs[0].experiment.request.options.eval_protocol
-    latest = [run.history.evaluations[-1].summary(protocol).mean for run in runs if run.history.evaluations]
+    latest = [run.accuracy for run in runs if run.accuracy is not None]
     return float(np.mean(latest)) if latest else None
 
 

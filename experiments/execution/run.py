@@ -26,7 +26,7 @@ from experiments.execution.records import (
 from experiments.execution.resume import check_data, refuse_finished
 from experiments.execution.rounds import Observe, Round, Run, run_rounds
 from experiments.execution.trackers import check, open_trackers
-from experiments.results.run_folder import CONFIG, METRICS, RunFolder
+from experiments.results.run_folder import CONFIG, METRICS, STATE, RunFolder
 from experiments.runtime.compilation_cache import repair_cache
 from experiments.runtime.console import print_line, print_notice
 from experiments.runtime.devices import devices
@@ -39,6 +39,7 @@ from pfl_jax import simulate
 from pfl_jax.base import State
 from pfl_jax.engine import host_state
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
+from pfl_jax.engine.disk_state import table_of
 from pfl_jax.engine.sharding import PlacedData
 from pfl_jax.engine.shared_checkpoint import SharedCheckpoints
 from pfl_jax.errors import CannotWrite, Diverged, InvalidInput
@@ -114,7 +115,7 @@ class _Work:
       history: its rounds so far.
       experiment: its parts; None until its data is loaded.
       locked: whether this process has had the lock of the folder, and so may remove it.
-      on_host: whether the clients' states are on the hosts between rounds.
+      place: place of the clients' states between rounds.
     """
 
     request: Request
@@ -125,7 +126,7 @@ class _Work:
     history: History = field(default_factory=History)
     experiment: Experiment | None = None
     locked: bool = False
-    on_host: bool = False
+    place: simulate.StateOn = "device"
 
     @property
     def named(self) -> dict[str, str]:
@@ -139,8 +140,11 @@ class _Work:
         return f"; --resume {self.folder.path} goes on after round {saved[-1]}" if saved else ""
 
     def discard(self) -> None:
-        """Remove the folder of a run without a result, unless it can be resumed."""
-        if self.locked and not self.request.options.resume and not self.checkpoints.rounds():
+        """Remove the folder of a run without a result, unless it can be resumed; the states on disk with it."""
+        if not self.locked or self.checkpoints.rounds():
+            return
+        self.folder.discard_rows()
+        if not self.request.options.resume:
             self.folder.discard()
 
 
@@ -184,6 +188,8 @@ def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
             stack.close()
             # Nothing is stopped between the last round and the summary, which makes the run a finished one.
             _keep_state(work, experiment, last, notify)
+            if processes.is_first and not _needs_rows(work, last):
+                work.folder.discard_rows()
             with processes.synchronized():
                 if processes.is_first:
                     one.write_summary(**work.named)
@@ -194,9 +200,10 @@ def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
 def _choose_place(work: _Work, experiment: Experiment) -> None:
     """Choose the place of the clients' states, and the checkpoints that belong to it."""
     processes, options = work.processes, work.request.options
+    place = state_place(experiment)
     # The same in all processes, however full their machines are.
-    work.on_host = processes.agree(state_place(experiment) == "host")
-    if work.on_host and processes.count > 1 and isinstance(experiment.data, PlacedData):
+    work.place = "host" if processes.agree(place == "host") else place
+    if work.place == "host" and processes.count > 1 and isinstance(experiment.data, PlacedData):
         folder, keep = work.folder.path / FOLDER, options.keep_checkpoints
         work.checkpoints = SharedCheckpoints(folder, keep, experiment.data, processes.exchange)
 
@@ -277,6 +284,12 @@ def _keep_state(work: _Work, experiment: Experiment, state: State | None, notify
             keep_state(work.folder.path, experiment.request.options, whole, notify)
 
 
+def _needs_rows(work: _Work, last: State | None) -> bool:
+    """Whether a checkpoint or the final state needs the states on disk."""
+    is_kept = (work.folder.path / STATE).exists() and last is not None and table_of(last.clients) is not None
+    return is_kept or bool(work.checkpoints.rounds())
+
+
 def _rounds(work: _Work, experiment: Experiment, console: Console) -> Iterator[Round]:
     """Remaining rounds, one by one."""
     options = experiment.request.options
@@ -290,7 +303,8 @@ def _rounds(work: _Work, experiment: Experiment, console: Console) -> Iterator[R
             jax.random.key(options.seed),
             state=work.history.state,
             mesh=simulate.client_mesh(devices(options)),
-            state_on="host" if work.on_host else "device",
+            state_on=work.place,
+            state_folder=work.folder.path if work.place == "disk" else None,
             on_nan=options.on_nan,
             newcomers=experiment.newcomers,
             donate=True,

@@ -51,7 +51,7 @@ def scalars(evaluation: Evaluation) -> dict[str, float]:
         elif isinstance(value, int | float) and math.isfinite(value):
             yield name, float(value)
 
-    record = evaluation.record()
+    record = evaluation.record(clients=False)
     # A round's Info differs between methods, and consists mostly of matrices.
     return dict(walk({name: value for name, value in record.items() if name not in ("round", "info")}, ""))
 

@@ -71,7 +71,9 @@ def _of_one_run(one: Group) -> Picture:
 
 def _with_spread(one: Group, protocol: Protocol) -> Series:
     rounds, table = one.curve(protocol)
-    bands = [np.percentile(one.per_client(number, protocol)[0], SPREAD) for number in rounds]
+    # Runs of very many clients have no scores of each.
+    clients = [values for number in rounds for values in one.per_client(number, protocol)]
+    bands = [np.percentile(values, SPREAD) for values in clients] if len(clients) == len(rounds) else []
     low, high = np.transpose(bands).tolist() if bands else ([], [])
     return Series(one.method, rounds, table[0].tolist() if rounds else [], low, high, is_main=True)
 

@@ -19,6 +19,7 @@ from experiments.config.measures import FIELD, PROTOCOLS, Average, Protocol
 from experiments.results.intact import DIGESTS, digest_of_content, digest_of_file, sync_log
 from pfl_jax.atomic_write import append_line, cannot_write, sync_folder, write_text
 from pfl_jax.base import Scores
+from pfl_jax.engine import rows_file
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import Summary, summarize
 
@@ -30,6 +31,10 @@ VALIDATION = "validation"
 
 HONEST, ATTACKERS = "honest", "attackers"
 """Entries of an evaluation with the summaries of honest clients and of attackers, by protocol."""
+
+
+MOST_CLIENTS = 10_000
+"""Number of clients up to which every line of the metrics log has the scores of each; the summary always has them."""
 
 
 class Counts(NamedTuple):
@@ -126,8 +131,8 @@ class Evaluation(NamedTuple):
             for name, rows in sides.items()
         }
 
-    def record(self) -> dict[str, Any]:
-        """Evaluation as a line of the metrics log; all scores but losses in percent."""
+    def record(self, *, clients: bool = True) -> dict[str, Any]:
+        """Evaluation as a line of the metrics log; all scores but losses in percent. `clients` adds those of each."""
         line: dict[str, Any] = {"round": self.round}
         for protocol in self.protocols:
             line[protocol] = summary_record(self.summary(protocol))
@@ -139,7 +144,7 @@ class Evaluation(NamedTuple):
                 line.setdefault(name, {})[protocol] = summary_record(summary)
         if self.newcomers is not None:
             line["new_clients"] = {name: summary_record(of) for name, of in self.newcomers.summaries().items()}
-        for protocol in self.protocols:
+        for protocol in self.protocols if clients else ():
             line |= per_client(protocol, getattr(self, protocol))
         return line | {
             "bytes_up": self.bytes_up,
@@ -259,7 +264,8 @@ class RunFolder:
           evaluation: evaluation of the round.
           **further: other entries of the line, for JSON.
         """
-        append_line(self.path / METRICS, json.dumps(_strict(evaluation.record() | further), allow_nan=False))
+        record = evaluation.record(clients=len(evaluation.test_counts) <= MOST_CLIENTS)
+        append_line(self.path / METRICS, json.dumps(_strict(record | further), allow_nan=False))
 
     def tidy(self) -> None:
         """Remove what a killed process had written of a file, before its rename."""
@@ -268,6 +274,12 @@ class RunFolder:
                 # What cannot be removed does no harm.
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+    def discard_rows(self) -> None:
+        """Remove the states of clients on disk, which nothing refers to any more."""
+        # What cannot be removed does no harm.
+        with contextlib.suppress(OSError):
+            (self.path / rows_file.NAME).unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Remove the folder unless it contains an evaluation: for a run that ended before it had a result."""

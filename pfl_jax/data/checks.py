@@ -289,7 +289,11 @@ def _check_distinct(flat: np.ndarray, owner: np.ndarray, split: str, whole: int)
 
 def _check_disjoint(train: Sequence[np.ndarray], test: Sequence[np.ndarray], word: str, num_train: int) -> None:
     """Raise InvalidInput if an example in the pool is for training, or validation, and for testing."""
-    shared = np.intersect1d(np.concatenate(train), np.concatenate(test))
+    used = [np.concatenate(rows) for rows in (train, test)]
+    is_used = np.zeros((2, 1 + max(int(rows.max(initial=0)) for rows in used)), bool)
+    for flags, rows in zip(is_used, used, strict=True):
+        flags[rows] = True
+    shared = np.flatnonzero(is_used.all(0))
     if not len(shared):
         return
     client = next(number for number, row in enumerate(test) if np.isin(shared, row).any())

@@ -218,8 +218,12 @@ def _named(partition: Partition) -> list[tuple[str, Sequence[np.ndarray]]]:
 
 def _used_examples(partitions: Sequence[Partition]) -> np.ndarray:
     """Sorted indices of the examples that clients use."""
-    rows = [row for partition in partitions for _, of_clients in _named(partition) for row in of_clients]
-    return np.unique(np.concatenate(rows))
+    every = [row for partition in partitions for _, of_clients in _named(partition) for row in of_clients]
+    rows = np.concatenate(every)
+    # Very many clients have millions of rows, of which np.unique makes a table of hashes.
+    is_used = np.zeros(int(rows.max()) + 1, bool)
+    is_used[rows] = True
+    return np.flatnonzero(is_used)
 
 
 def _pool(dataset: Dataset, used: np.ndarray) -> dict[str, Any]:

@@ -5,8 +5,11 @@ A checkpoint gets its name when all of its files are on the disk, also for a pow
 A checkpoint has a `State`, additional arrays by name, and a record that is stored as JSON. Arrays are stored unchanged,
 so that a resumed run equals the uninterrupted one bit for bit on the same machine and versions. Nothing in a checkpoint
 is executed or unpickled.
+
+Clients' states on disk, in the run's folder, are not copied into a checkpoint, see `pfl_jax.engine.disk_state`.
 """
 
+import collections
 import contextlib
 import functools
 import hashlib
@@ -26,6 +29,7 @@ import numpy as np
 
 from pfl_jax.atomic_write import make_folder, sync_folder, sync_tree, write_text
 from pfl_jax.base import State
+from pfl_jax.engine import disk_state
 from pfl_jax.errors import CannotWrite, InvalidInput
 from pfl_jax.safe_read import read_file
 
@@ -44,7 +48,8 @@ class Checkpoint(NamedTuple):
     """Content of a checkpoint.
 
     Attributes:
-      state: state for `simulate.run(state=...)`, with the clients' leaves and scores as NumPy arrays.
+      state: state for `simulate.run(state=...)`, with the clients' leaves and scores as NumPy arrays, or with the
+        clients' leaves on disk.
       arrays: additional arrays by name.
       record: the record, as read from JSON.
     """
@@ -65,6 +70,8 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int = 2):
         self.folder: Path = folder.absolute()
         self._keep = keep
+        # While a table exists, its rows do; see `disk_state`.
+        self._tables: collections.deque[disk_state.Table | None] = collections.deque(maxlen=keep)
 
     def save(self, state: State, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
         """Write a checkpoint; older ones are removed only after it is complete.
@@ -80,14 +87,19 @@ class Checkpoints:
         # Imported here because the import takes seconds.
         import orbax.checkpoint as ocp
 
-        leaves = state_leaves(state)
-        stored = {f"state-{index:04d}": np.asarray(leaf) for index, (_, leaf) in enumerate(leaves)}
-        stored |= {f"further-{name}": np.asarray(value) for name, value in arrays.items()}
-        content = {
-            "shapes": {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in stored.items()},
-            "leaves": [name for name, _ in leaves],
-            "record": record,
+        leaves, table = state_leaves(state), disk_state.table_of(state.clients)
+        rows = disk_state.reference(table, self.folder.parent)
+        stored = {
+            f"state-{index:04d}": np.asarray(leaf)
+            for index, (_, leaf) in enumerate(leaves)
+            if rows is None or not isinstance(leaf, disk_state.DiskLeaf)
         }
+        stored |= {f"further-{name}": np.asarray(value) for name, value in arrays.items()}
+        content = {"leaves": [name for name, _ in leaves], "record": record}
+        if rows is not None:
+            stored |= {f"rows-{name}": rows.pop(name) for name in ("slots", "digests")}
+            content["rows"] = rows
+        content["shapes"] = {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in stored.items()}
         # Tensorstore cannot store arrays of size zero.
         stored = {name: leaf for name, leaf in stored.items() if leaf.size}
         number = str(int(np.ravel(state.round)[0]))
@@ -98,6 +110,8 @@ class Checkpoints:
             shutil.rmtree(partial.parent, ignore_errors=True)
             make_folder(self.folder)
             partial.parent.mkdir()
+            if rows is not None and table is not None:
+                table.file.sync()
             with quiet(), checkpointer() as writer:
                 writer.save(
                     partial,
@@ -120,6 +134,10 @@ class Checkpoints:
                 # Succeeds only if the folder is empty.
                 self.folder.rmdir()
         self._remove_old()
+        self._tables.append(table)
+        if table is not None and len(self._tables) == self._keep:
+            # All checkpoints that are left are of this process.
+            table.file.release()
 
     def rounds(self) -> list[int]:
         """Rounds of the stored checkpoints, ascending."""
@@ -163,7 +181,7 @@ class Checkpoints:
             if number < first:
                 remove(self.folder / str(number))
 
-    def _read(self, number: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def _read(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
         folder = self.folder / str(number)
         # Digests are checked before orbax reads the files: orbax does not report all damage, and may leave threads.
         if not (folder / MANIFEST).is_file():
@@ -178,11 +196,17 @@ class Checkpoints:
             content = reader.restore(folder, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
             like = {n: np.empty(shape, dtype) for n, (shape, dtype) in content["shapes"].items() if 0 not in shape}
             arrays = reader.restore(folder, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(like))).arrays
-        empty = {name: np.empty(*shape) for name, shape in content["shapes"].items() if name not in arrays}
-        stored = {**{name: np.asarray(leaf) for name, leaf in arrays.items()}, **empty}
+        stored: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in arrays.items()}
+        stored |= {name: np.empty(*shape) for name, shape in content["shapes"].items() if name not in arrays}
+        if "rows" in content:
+            found = content["rows"] | {name: stored.pop(f"rows-{name}") for name in ("slots", "digests")}
+            table = disk_state.resolve(found, self.folder.parent)
+            table.check()
+            names = (f"state-{index:04d}" for index in range(len(content["leaves"])))
+            stored |= zip((name for name in names if name not in stored), table.leaves(), strict=True)
         return _in_client_order(stored, content), content
 
-    def _build(self, number: int, stored: dict[str, np.ndarray], content: dict[str, Any], like: State) -> Checkpoint:
+    def _build(self, number: int, stored: dict[str, Any], content: dict[str, Any], like: State) -> Checkpoint:
         names = sorted(name for name in stored if name.startswith("state-"))
         leaves = list(zip(content.get("leaves", names), (stored[name] for name in names), strict=True))
         state = state_from_leaves(leaves, like, f"the checkpoint of round {number} in {self.folder}")
@@ -283,7 +307,7 @@ def _plain_structure(state: State) -> State:
 
 
 def state_leaves(state: State) -> list[tuple[str, Any]]:
-    """Leaves of a state by path, the key's data in place of the key.
+    """Leaves of a state by path, the key's data in place of the key; of clients on disk a `disk_state.DiskLeaf`.
 
     Args:
       state: of one run or of several, or its shapes.
@@ -292,8 +316,8 @@ def state_leaves(state: State) -> list[tuple[str, Any]]:
     return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(plain)]
 
 
-def state_from_leaves(leaves: Sequence[tuple[str, np.ndarray]], like: State, what: str) -> State:
-    """State from the leaves of `state_leaves`, the clients' part as NumPy arrays.
+def state_from_leaves(leaves: Sequence[tuple[str, Any]], like: State, what: str) -> State:
+    """State from the leaves of `state_leaves`, the clients' part as it is there.
 
     Args:
       leaves: path and array of each.

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast, get_type_hints
 
 import flax.errors
@@ -35,10 +36,24 @@ def check_run(
     if not isinstance(settings, Settings):
         raise InvalidInput(f"settings must be Settings, such as Settings(rounds=10), not {_word(settings)}")
     check_key(key)
-    choice("state_on", state_on, ("device", "host"))
+    choice("state_on", state_on, ("device", "host", "disk"))
+    if state_on == "disk" and isinstance(data, PlacedData) and data.mesh.is_multi_process:
+        raise InvalidInput("state_on disk is for one process: with several, each keeps its own clients' on the host")
     choice("on_nan", on_nan, ("stop", "skip-client"))
     if state is not None:
         check_state(cast(Method | MethodSchedule, method), data, settings, state)
+
+
+def check_folder(state_on: str, folder: Any) -> None:
+    """Raise InvalidInput unless this is an existing folder for the states on disk, or None."""
+    if folder is None:
+        return
+    if not isinstance(folder, str | Path):
+        raise InvalidInput(f"state_folder must be a folder, not {_word(folder)}")
+    if state_on != "disk":
+        raise InvalidInput(f"state_folder is for state_on disk, not for {state_on}")
+    if not Path(folder).is_dir():
+        raise InvalidInput(f"the folder {folder} for the clients' states is not there")
 
 
 def check_key(key: Any) -> None:

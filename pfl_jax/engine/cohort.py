@@ -134,10 +134,11 @@ def sample_cohort(key: PRNGKey, round_index: jax.Array, counts: jax.Array, size:
     (num_clients,) = counts.shape
     cohort_key = jax.random.fold_in(jax.random.fold_in(key, COHORT), round_index)
     # The M largest of log weight + Gumbel noise are a weighted draw without replacement (Gumbel-top-k).
-    is_straggler = stragglers(key, num_clients, settings.straggler_fraction)
-    scores = jnp.where(is_straggler, jnp.log(settings.straggler_rate), 0.0) + jax.random.gumbel(
-        cohort_key, (num_clients,)
-    )
+    scores = jax.random.gumbel(cohort_key, (num_clients,))
+    # To find the stragglers takes a permutation of all clients in every round.
+    if settings.straggler_fraction:
+        is_straggler = stragglers(key, num_clients, settings.straggler_fraction)
+        scores += jnp.where(is_straggler, jnp.log(settings.straggler_rate), 0.0)
     _, clients = jax.lax.top_k(scores, size)
     clients = jnp.sort(clients).astype(jnp.int32)
     sizes = counts[clients]

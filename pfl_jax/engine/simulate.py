@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax
@@ -12,8 +13,9 @@ from jax.sharding import Mesh
 
 from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, Scores, State
 from pfl_jax.engine import host_state
-from pfl_jax.engine.checks import check_run, explained, num_labels
+from pfl_jax.engine.checks import check_folder, check_run, explained, num_labels
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
+from pfl_jax.engine.disk_state import in_memory
 from pfl_jax.engine.mapping import client_mesh, map_clients
 from pfl_jax.engine.rounds import Engine, Federation, Outcome, build
 from pfl_jax.engine.sharding import PlacedData, replicate
@@ -26,6 +28,7 @@ __all__ = [
     "Outcome",
     "RoundResult",
     "Settings",
+    "StateOn",
     "build",
     "client_mesh",
     "map_clients",
@@ -34,6 +37,9 @@ __all__ = [
     "stragglers",
 ]
 
+
+StateOn: TypeAlias = Literal["device", "host", "disk"]
+"""Place of the clients' states between rounds."""
 
 OnNaN: TypeAlias = Literal["stop", "skip-client"]
 """Treatment of a client that diverges: end the run with `Diverged`, or leave the client out of the round."""
@@ -46,7 +52,8 @@ class RoundResult(NamedTuple):
       round: number of the round, counted from 1.
       state: state after the round; with donate=True usable until the next round only. With state_on="host" the clients'
         leaves are NumPy arrays; with several processes, each process has only the rows of its own clients
-        (`host_state.whole` collects them).
+        (`host_state.whole` collects them). With "disk" they are read where they are indexed or made an array of
+        (`pfl_jax.engine.disk_state.DiskLeaf`).
       info: the method's `Info`, on the device. Rows of clients are those of `cohort`: row j of `info["head_weights"]`
         belongs to client `cohort[j]`. If all clients take part, row i is client i, as in `received` and `trained`.
       cohort: [M], the numbers of the clients that took part, ascending, as NumPy integers.
@@ -86,7 +93,8 @@ def run(
     *,
     state: State | None = None,
     mesh: Mesh | None = None,
-    state_on: Literal["device", "host"] = "device",
+    state_on: StateOn = "device",
+    state_folder: str | Path | None = None,
     on_nan: OnNaN = "stop",
     newcomers: Federation | None = None,
     donate: bool = False,
@@ -105,8 +113,11 @@ def run(
       state: state to continue from, instead of a new one initialized from the key; a state carries its own key.
       mesh: devices to spread the clients over, see `client_mesh`. None uses the default device, or the mesh of
         `PlacedData`.
-      state_on: memory that keeps the clients' states between rounds. "host" moves the cohort's states to the device for
-        each round, and all clients' states in blocks for each evaluation. The results are the same.
+      state_on: place of the clients' states between rounds. "host", the host's memory, and "disk", a file, move the
+        cohort's states to the device for each round, and all clients' states in blocks for each evaluation. The results
+        are the same. "disk" is for one process.
+      state_folder: existing folder of the file with state_on="disk", which replaces one of an earlier run there unless
+        `state` is in it. None takes a temporary file, which is gone with the process.
       on_nan: treatment of clients whose state, message or loss becomes NaN or infinite: "stop" ends the run,
         "skip-client" leaves them out of the round as if they had not been drawn.
       newcomers: clients that never take part, see `pfl_jax.data.federated.hold_out`. Each evaluation also scores the
@@ -126,9 +137,14 @@ def run(
     check_run(
         *(method, data, settings, key), state=state, newcomers=newcomers, state_on=state_on, on_nan=on_nan
     )  # fmt: skip
-    on_host = state_on == "host"
+    check_folder(state_on, state_folder)
+    disk = None if state_on != "disk" else host_state.Disk(None if state_folder is None else Path(state_folder))
     return _rounds(
-        *(method, data, settings, key, state, mesh, newcomers), on_host=on_host, on_nan=on_nan, donate=donate
+        *(method, data, settings, key, state, mesh, newcomers),
+        on_host=state_on != "device",
+        disk=disk,
+        on_nan=on_nan,
+        donate=donate,
     )
 
 
@@ -142,6 +158,7 @@ def _rounds(
     newcomers: Federation | None,
     *,
     on_host: bool,
+    disk: host_state.Disk | None,
     on_nan: OnNaN,
     donate: bool,
 ) -> Iterator[RoundResult]:
@@ -153,7 +170,7 @@ def _rounds(
         data, newcomers = replicate((data, newcomers), mesh)
     explains = partial(explained, lambda: method, {}, data)
     with explains():
-        engine, current = _start(method, data, settings, key, state, mesh, on_host=on_host, donate=donate)
+        engine, current = _start(method, data, settings, key, state, mesh, on_host=on_host, disk=disk, donate=donate)
     start, received = time.perf_counter(), None
     for index in range(int(current.round), settings.rounds):
         number, size = index + 1, settings.cohort_size(num_clients, index)
@@ -203,18 +220,20 @@ def _start(
     mesh: Mesh | None,
     *,
     on_host: bool,
+    disk: host_state.Disk | None,
     donate: bool,
 ) -> tuple[Engine, State]:
     """The compiled engine, and the state before the first round of this run."""
     labels = num_labels(data)
     if on_host:
-        engine = host_state.build(method, settings, mesh, donate=donate, num_labels=labels)
+        engine = host_state.build(method, settings, mesh, disk=disk, donate=donate, num_labels=labels)
     else:
         engine = build(method, settings, mesh, num_labels=labels).jit(mesh, donate=donate)
     if state is None:
         return engine, engine.init(data, replicate(key, mesh))
     if on_host:
-        return engine, host_state.copy(state, data, mesh)
+        return engine, host_state.copy(state, data, mesh, disk)
+    state = state._replace(clients=in_memory(state.clients))
     # The caller's state is never donated.
     return engine, replicate(jax.tree.map(jnp.copy if donate else jnp.asarray, state), mesh)
 

@@ -9,6 +9,8 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
 from pfl_jax.engine import host_state
+from pfl_jax.engine.disk_state import DiskLeaf, in_memory
+from pfl_jax.engine.rows_file import NAME
 from pfl_jax.methods import make_method
 
 pytestmark = pytest.mark.without_f1_auc
@@ -55,27 +57,71 @@ def test_states_on_the_host_and_on_the_device_give_the_same_results(name, device
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "devices"), [("fedper", 1), ("fedpac", 1), ("fedas", 2), ("fedavg", 1)])
+def test_states_on_disk_give_bit_for_bit_what_states_on_the_host_give(name, devices, tmp_path, monkeypatch):
+    monkeypatch.setattr(host_state, "BLOCK", 2)
+    mesh = simulate.client_mesh() if devices == 2 else None
+    on_host = play(name, mesh=mesh, state_on="host")
+    on_disk = play(name, mesh=mesh, state_on="disk", state_folder=tmp_path)
+    for one, other in zip(*(results for results, _ in (on_host, on_disk)), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, (one.received, one.trained), (other.received, other.trained))
+        # The state of every round is still what it was.
+        clients = [jax.tree.map(np.asarray, each.state.clients) for each in (one, other)]
+        jax.tree.map(np.testing.assert_array_equal, *clients)
+    jax.tree.map(np.testing.assert_array_equal, on_host[1], on_disk[1])
+    # FedAvg's clients have no state.
+    assert (tmp_path / NAME).exists() == (name != "fedavg")
+
+
+def test_initial_states_are_written_to_disk_in_blocks(tmp_path):
+    def init_client(key, server, data):
+        return {"draw": jax.random.normal(key, (2,)), "count": data.mask.sum()}
+
+    method = make("fedper")._replace(init_client=init_client, init_server=lambda key: ())
+    init, on_disk = (
+        host_state.build(method, SETTINGS, block=2, disk=disk).init for disk in (None, host_state.Disk(tmp_path))
+    )
+    want, found = init(DATA, jax.random.key(3)).clients, on_disk(DATA, jax.random.key(3)).clients
+    assert isinstance(found["draw"], DiskLeaf)
+    jax.tree.map(np.testing.assert_array_equal, want, jax.tree.map(np.asarray, found))
+    assert want["count"].tolist() == [9, 20, 14, 5, 12]
+
+
+@pytest.mark.slow
 def test_a_run_continues_from_a_state_on_the_host_or_the_device():
     whole, state = play("ditto")
     half = simulate.Settings(rounds=2, participation=0.6)
     (*_, middle) = simulate.run(make("ditto"), DATA, half, jax.random.key(5), state_on="host")
     kept = jax.tree.map(np.array, middle.state.clients)
-    for place in ("device", "host"):
+    for place in ("device", "host", "disk"):
         rest = list(simulate.run(make("ditto"), DATA, SETTINGS, jax.random.key(0), state=middle.state, state_on=place))
         last = jax.tree.map(np.asarray, rest[-1].state._replace(key=()))
         assert_same((rest, last), (whole[2:], state))
         # The state that came from outside stays as it was.
         jax.tree.map(np.testing.assert_array_equal, kept, middle.state.clients)
+    (*_, middle) = simulate.run(make("ditto"), DATA, half, jax.random.key(5), state_on="disk")
+    for place in ("device", "host", "disk"):
+        rest = list(simulate.run(make("ditto"), DATA, SETTINGS, jax.random.key(0), state=middle.state, state_on=place))
+        last = jax.tree.map(np.asarray, rest[-1].state._replace(key=()))
+        assert_same((rest, last), (whole[2:], state))
+        jax.tree.map(np.testing.assert_array_equal, kept, jax.tree.map(np.asarray, middle.state.clients))
 
 
-def test_a_round_writes_the_cohorts_rows_alone():
+def test_a_round_writes_the_cohorts_rows_alone(tmp_path):
     engine = host_state.build(make("fedper"), SETTINGS)
     state = engine.init(DATA, jax.random.key(0))
     before = jax.tree.map(np.array, state.clients)
+    on_disk = host_state.copy(state, DATA, disk=host_state.Disk(tmp_path))
     state, outcome = engine.round(DATA, state, 3)
     outside = np.setdiff1d(np.arange(5), np.asarray(outcome.cohort.clients))
     for was, now in zip(jax.tree.leaves(before), jax.tree.leaves(state.clients), strict=True):
         np.testing.assert_array_equal(was[outside], now[outside])
     changed = itertools.compress(range(5), np.isfinite(state.trained.accuracy))
     assert set(changed) == set(np.asarray(outcome.cohort.clients).tolist())
-    assert np.isfinite(engine.evaluate(DATA, state).accuracy).all()
+    scores = engine.evaluate(DATA, state)
+    assert np.isfinite(scores.accuracy).all()
+    # The same program with the rows of a file.
+    later, _ = engine.round(DATA, on_disk, 3)
+    for one, other in ((on_disk.clients, before), (later.clients, state.clients)):
+        jax.tree.map(np.testing.assert_array_equal, in_memory(one), other)
+    jax.tree.map(np.testing.assert_array_equal, engine.evaluate(DATA, later), scores)

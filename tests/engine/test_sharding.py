@@ -104,7 +104,8 @@ def test_rows_are_exchanged_between_their_owners():
 
 
 @pytest.mark.parametrize(
-    ("name", "place"), [("fedrep", "device"), pytest.param("fedper", "host", marks=pytest.mark.slow)]
+    ("name", "place"),
+    [("fedrep", "device"), *(pytest.param("fedper", place, marks=pytest.mark.slow) for place in ("host", "disk"))],
 )
 def test_owned_clients_give_the_same_results(name, place, monkeypatch):
     monkeypatch.setattr(host_state, "BLOCK", 2)

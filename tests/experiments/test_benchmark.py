@@ -189,5 +189,9 @@ def test_all_of_it(tmp_path):
     assert all(row["ratio"] > 0 for row in rows["optimizations"])
     assert all(rate > 0 for row in rows["chunks"] for heading, rate in row.items() if heading.startswith("chunk"))
     assert all(row["peak MiB"] > row["states MiB"] for row in rows["many_clients"])
+    assert {(row["method"], row["states on"]) for row in rows["client_counts"]} == {
+        *(("fedavg", ""), ("fedpac", "host"), ("fedpac", "disk"), ("fedas", "host"), ("fedas", "disk"))
+    }
+    assert all(row["peak MiB"] > row["states MiB"] for row in rows["client_counts"])
     assert rows["sweep"][1]["ratio, with compilation"] > 0
     assert [row["what"] for row in rows["overhead"]][-1] == "a checkpoint"

@@ -1,5 +1,6 @@
 """Full disks, too little memory, signals, other processes: one line, the right exit code, and nothing lost."""
 
+import dataclasses
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from experiments.commands.main import main
 from experiments.config.cell import Cell
-from experiments.execution import build, cached_runs, resume, run
+from experiments.execution import build, cached_runs, memory, resume, run
 from experiments.execution import rounds as recorded
 from experiments.execution.cached_runs import run_cell
 from experiments.execution.history import check_identity
@@ -31,9 +32,21 @@ SHORTAGE = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocat
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def both(tmp_path_factory):
+    """The run's experiment, and a state of it."""
+    return experiment_of(tmp_path_factory.mktemp("made") / "run")
+
+
+@pytest.fixture(scope="module")
+def experiment(both):
+    """The run's experiment."""
+    return both[0]
+
+
+@pytest.fixture(scope="module")
+def made(both):
     """A state of the run."""
-    return experiment_of(tmp_path_factory.mktemp("made") / "run")[1]
+    return both[1]
 
 
 @pytest.fixture
@@ -133,7 +146,8 @@ def test_a_disk_without_room_for_the_summary(rounds, tmp_path, capsys, monkeypat
             SHORTAGE,
             r"use fewer --devices than 2 or a smaller --batch-size or --state-on host$",
         ),
-        ("--devices 1 --chunk 1 --state-on host", SHORTAGE, "use a smaller --batch-size or fewer --num-clients$"),
+        ("--devices 1 --chunk 1 --state-on host", SHORTAGE, "use a smaller --batch-size or --state-on disk$"),
+        ("--devices 1 --chunk 1 --state-on disk", SHORTAGE, "use a smaller --batch-size or fewer --num-clients$"),
     ],
 )
 def test_too_little_memory_is_told_with_what_helps(rounds, tmp_path, capsys, words, error, message):
@@ -162,6 +176,34 @@ def test_too_little_memory_in_a_sweep(tmp_path, capsys, monkeypatch):
     assert sweep(words) == 2
     assert "use --chunk 1" in line(capsys)
     assert [path.name for path in (tmp_path / "sweep").rglob("*") if path.is_file()] == [".lock"]
+
+
+def test_states_are_where_they_fit(experiment, monkeypatch):
+    assert memory.state_place(experiment) == "device"
+    size = memory.clients_bytes(experiment)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 2 * size)
+    assert memory.state_place(experiment) == "host"
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 2 * size - 1)
+    assert memory.state_place(experiment) == "disk"
+    request = experiment.request
+    several = dataclasses.replace(request, options=dataclasses.replace(request.options, distributed=True))
+    assert memory.state_place(dataclasses.replace(experiment, request=several)) == "host"
+
+
+@pytest.mark.parametrize("ends", ["well", "in an error", "at once", "with checkpoints"])
+def test_states_on_disk_stay_where_a_checkpoint_needs_them(rounds, tmp_path, ends):
+    folder = tmp_path / "run"
+    rows = folder / "clients.rows"
+    rounds[1] = lambda: rows.write_bytes(b"0")
+    if ends == "in an error":
+        rounds[2] = fail(SHORTAGE)
+    elif ends == "at once":
+        rounds[1] = lambda: (rows.write_bytes(b"0"), fail(SHORTAGE)())
+    words = WORDS if ends == "with checkpoints" else RUN.split()
+    code = main("digits", [*words, "--eval-every", "1", "--state-on", "disk", "--out", str(folder)])
+    assert code == (2 if "error" in ends or ends == "at once" else 0)
+    assert rows.exists() == (ends == "with checkpoints")
+    assert folder.exists() == (ends != "at once")
 
 
 # Signals

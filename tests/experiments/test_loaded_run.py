@@ -53,6 +53,7 @@ def accuracies(loaded):
         pytest.param(["--method", "fedrep"], marks=pytest.mark.slow),
         # Fine-tuning draws numbers, the learning rate is a schedule's, states are on the host.
         ["--method", "fedavg_ft", "--schedule", "lr=cosine", "--state-on", "host"],
+        pytest.param(["--method", "ditto", "--state-on", "disk", "--checkpoint-every", "1"], marks=pytest.mark.slow),
         pytest.param(
             ["--method", "knn_per", "--held-out-clients", "1", "--participation", "0.5"], marks=pytest.mark.slow
         ),

@@ -33,7 +33,7 @@ def results(folder):
         del line["seconds"], line["examples_per_second"]
     checkpoints = Checkpoints(folder / FOLDER)
     stored, _ = checkpoints._read(checkpoints.rounds()[-1])
-    return lines, {name: leaf.tobytes() for name, leaf in stored.items() if name.startswith("state-")}
+    return lines, {name: np.asarray(leaf).tobytes() for name, leaf in stored.items() if name.startswith("state-")}
 
 
 def kill(child, after):
@@ -70,9 +70,10 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_and_ends_the_same(whole, tmp_path, capsys):
+@pytest.mark.parametrize("place", ["device", "disk"])
+def test_a_killed_run_goes_on_and_ends_the_same(whole, tmp_path, capsys, place):
     folder = tmp_path / "run"
-    child = process("experiments.digits", *RUN, "--out", "run", cwd=tmp_path)
+    child = process("experiments.digits", *RUN, "--state-on", place, "--out", "run", cwd=tmp_path)
     kill(child, (folder / FOLDER / "3" / MANIFEST).exists)
     assert not (folder / "summary.json").exists()
     # What was written after the checkpoint is written again, not twice.
@@ -85,6 +86,19 @@ def test_a_killed_run_goes_on_and_ends_the_same(whole, tmp_path, capsys):
         assert ours[name] == theirs[name]
     assert main("digits", ["--resume", str(folder)]) == 2
     assert "the run is finished" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_states_move_to_another_place_when_a_run_goes_on(whole, tmp_path):
+    folder, places = tmp_path / "run", ["disk", "host", "disk", "device"]
+    child = process("experiments.digits", *RUN, "--state-on", "disk", "--out", "run", cwd=tmp_path)
+    for number, place in enumerate(places, 1):
+        kill(child, (folder / FOLDER / str(number) / MANIFEST).exists)
+        if (folder / "summary.json").exists():
+            break
+        child = process("experiments.digits", "--resume", "run", "--state-on", place, cwd=tmp_path)
+    child.communicate(timeout=240)
+    assert results(folder) == results(whole)
 
 
 def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path):

@@ -63,7 +63,8 @@ def _options() -> Iterator[Case]:
         *("--participation half", "--straggler-rate 0", "--straggler-fraction 2", "--num-clients 0", "--eval-every 0"),
         *("--eval-clients 0", "--eval-clients 3 --eval-protocol before_aggregation"),
         *("--checkpoint-every 0", "--keep-checkpoints 0", "--chunk 0", "--chunk many", "--devices 0"),
-        *("--state-on disk", "--precision double", "--train-size few", "--test-size 0", "--size-choices"),
+        *("--state-on cloud", "--state-on disk --distributed", "--precision double", "--train-size few"),
+        *("--test-size 0", "--size-choices"),
         *("--hidden", "--hidden 64 0", "--hidden 64,32", "--model lenet5 --hidden 64", "--vocabulary 100"),
         *("--size-choices 300 many", "--size-choices 300 0", "--min-size 0", "--seed -1", "--seed 4294967296"),
         *("--val-fraction 0", "--val-fraction 1", "--val-fraction -0.1", "--val-fraction half"),
@@ -231,6 +232,8 @@ def _checkpoints() -> Iterator[Case]:
     yield of("the checkpoint was not written to its end", lambda run: (run / "checkpoints/1/files.json").unlink())
     yield of("a checkpoint folder of another program", _other_content)
     yield of("the checkpoint's arrays are of another shape", _other_shapes)
+    yield of("the clients' states on disk are gone", lambda run: (_on_disk(run), (run / "clients.rows").unlink()))
+    yield of("the clients' states on disk have another byte", lambda run: (_on_disk(run), _flip(run / "clients.rows")))
     yield of("another process is at work in it", lambda run: _hold(run / "metrics.jsonl"))
     yield of("the text of its own method has changed", _other_method)
     yield of("the file of its own method is gone", lambda run: (_other_method(run), (run / "mine.py").unlink()))
@@ -297,6 +300,11 @@ def _export() -> Iterator[Case]:
         lambda run: (finished(run), _file(run / "state.msgpack", b"\x83")),
     )
     yield of("it has four clients", "run --client 4 --to model.msgpack", lambda run: (finished(run), _keep_state(run)))
+    yield of(
+        "its clients' states on disk are gone",
+        "run --to model.msgpack",
+        lambda run: (finished(run), _keep_state(run, _on_disk(run)), (run / "clients.rows").unlink()),
+    )
     yield of("model.msgpack is there", "run --to model.msgpack", lambda run: _file(run.parent / "model.msgpack"))
 
 
@@ -458,6 +466,28 @@ def _other_shapes(run: Path) -> None:
     save_checkpoint(experiment, state._replace(clients=jax.tree.map(lambda leaf: leaf[:3], state.clients)), run)
 
 
+def _on_disk(run: Path):
+    """A checkpoint of the same run with the clients' states on disk; returns its state."""
+    import jax
+
+    from pfl_jax.engine.disk_state import Table
+
+    experiment, state = experiment_of(run)
+    leaves, structure = jax.tree.flatten(state.clients)
+    table = Table.create(run, leaves, 4)
+    table.fill(np.arange(4), leaves)
+    state = state._replace(clients=table.tree(structure))
+    shutil.rmtree(run / "checkpoints")
+    save_checkpoint(experiment, state, run)
+    return state
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+
+
 def _other_method(run: Path) -> None:
     """As of a run with a method of the user's own, whose text is another one now."""
     path = run / "mine.py"
@@ -468,11 +498,10 @@ def _other_method(run: Path) -> None:
     (run / "config.json").write_text(json.dumps(config))
 
 
-def _keep_state(run: Path) -> None:
+def _keep_state(run: Path, state=None) -> None:
     from pfl_jax.engine import final_state
 
-    _, state = experiment_of(run)
-    final_state.save(run / "state.msgpack", state)
+    final_state.save(run / "state.msgpack", experiment_of(run)[1] if state is None else state)
 
 
 _held: list[io.IOBase] = []

@@ -57,12 +57,13 @@ class Scene(NamedTuple):
 SCENES = {
     "a run": Scene(f"digits {RUN} --out run", "digits --resume run"),
     "states on the host": Scene(f"digits {RUN} --state-on host --out run", "digits --resume run"),
+    "states on disk": Scene(f"digits {RUN} --state-on disk --out run", "digits --resume run"),
     "a sweep": Scene(*[f"sweep --dataset digits --method fedper {SMALL} --seeds 2 --out run"] * 2),
     "a table": Scene(*[f"tables {TABLE} --out run"] * 2),
 }
 """Name -> command; all of them write into the folder `run`."""
 
-ORDER = ["a run", "states on the host", "a table", "a run", "a sweep", "a run", "states on the host"]
+ORDER = ["a run", "states on the host", "a table", "states on disk", "a sweep", "a run", "states on disk"]
 """Scenes of consecutive chains of kills."""
 
 
@@ -170,7 +171,24 @@ def _content(path: Path) -> object:
         return [_timeless(json.loads(line)) for line in path.read_text().splitlines()]
     if path.suffix == ".json":
         return _timeless(json.loads(path.read_text()))
-    return path.read_bytes()
+    if path.name == "clients.rows":
+        # The slots of rows depend on where the run was killed; those that count are read with the final state.
+        return None
+    return _state(path) if path.name == "state.msgpack" else path.read_bytes()
+
+
+def _state(path: Path) -> object:
+    """A final state, with the clients' states on disk that it refers to."""
+    from flax import serialization
+
+    from pfl_jax.engine.disk_state import resolve
+
+    content = path.read_bytes()
+    if b"rows" not in content:
+        return content
+    found = serialization.msgpack_restore(content)
+    rows = [leaf[:].tobytes() for leaf in resolve(found["rows"], path.parent).leaves()]
+    return {name: leaf.tobytes() for name, leaf in found["leaves"].items()}, rows
 
 
 def _timeless(value):
@@ -273,6 +291,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="results, a line for each chain of kills")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scene", choices=list(SCENES), help="only this command; by default all, in turn")
     words = parser.parse_args()
     records = [json.loads(line) for line in words.out.read_text().splitlines()] if words.out.exists() else []
     _import()
@@ -280,7 +299,7 @@ def main() -> int:
     assert len(threads) == 1, f"{len(threads)} threads: a fork would not have them"
     wholes: dict[str, Whole] = {}
     while sum(len(one["kills"]) for one in records) < words.kills:
-        name = ORDER[len(records) % len(ORDER)]
+        name = words.scene or ORDER[len(records) % len(ORDER)]
         work = words.out.absolute().with_suffix(".work") / str(list(SCENES).index(name))
         if name not in wholes:
             work.mkdir(parents=True, exist_ok=True)

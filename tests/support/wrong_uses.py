@@ -408,7 +408,10 @@ def _methods() -> Iterator[tuple[str, Call, str]]:
 
 
 def _runs() -> Iterator[tuple[str, Call, str]]:
-    yield "state_on disk", lambda: run(state_on="disk"), "unknown state_on 'disk' .*device, host"
+    yield "state_on cloud", lambda: run(state_on="cloud"), "unknown state_on 'cloud' .*device, host, disk"
+    yield "a folder for states on the host", lambda: run(state_on="host", state_folder="."), "is for state_on disk"
+    yield "a folder that is not there", lambda: run(state_on="disk", state_folder="absent"), "absent .* is not there"
+    yield "a number for a folder", lambda: run(state_on="disk", state_folder=3), "state_folder must be a folder, not 3"
     yield "on_nan x", lambda: run(on_nan="x"), "unknown on_nan 'x' .*stop, skip-client"
     yield "a factory for a method", lambda: run(method=methods.fedavg), "method must be a Method"
     yield "the name of a method", lambda: run(method="fedavg"), "method must be a Method"
