@@ -1,4 +1,4 @@
-"""Memory and checkpoints of 1, 2 and 4 processes on one machine: `python -m experiments.benchmark.processes`.
+"""Peak memory of 1, 2 and 4 processes on one machine: `python -m experiments.benchmark.processes`.
 
 The processes train FedPer over loopback on random images in EMNIST's shape, which every client has its own of; minutes
 on two cores. `--clients N` sets the number of clients.
@@ -43,8 +43,7 @@ def measure(folder: Path, clients: int, number: int) -> dict[str, float]:
       number: of processes.
 
     Returns:
-      Largest peak memory of a process, seconds of the run, and MiB that the processes wrote of its checkpoint, least
-      and most.
+      Largest peak memory of a process, and seconds of the run.
     """
     out = folder.parent / f"run{number}"
     words = ["--method", "fedper", "--model", "mlp", "--source", "files", "--data-dir", str(folder), "--rounds", "2"]
@@ -69,14 +68,7 @@ def measure(folder: Path, clients: int, number: int) -> dict[str, float]:
         time.sleep(0.1)
     if any(child.returncode for child in children):
         raise RuntimeError(f"{number} processes ended with {[child.returncode for child in children]}")
-    arrays = out / "checkpoints" / "2" / "arrays"
-    written = [_size(part) for part in arrays.glob("ocdbt.process_*")] if number > 1 else [_size(arrays)]
-    return {
-        "peak MiB": max(peaks.values()) / _MIB,
-        "s": time.perf_counter() - began,
-        "least written MiB": min(written) / _MIB,
-        "most written MiB": max(written) / _MIB,
-    }
+    return {"peak MiB": max(peaks.values()) / _MIB, "s": time.perf_counter() - began}
 
 
 def _family(pid: int) -> list[int]:
@@ -96,10 +88,6 @@ def _peak(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=2500)
@@ -112,5 +100,5 @@ if __name__ == "__main__":
         print(f"{arguments.clients} clients, images {write_images(images, arguments.clients):,.0f} MiB", flush=True)
         for number in arguments.processes:
             figures = measure(images, arguments.clients, number)
-            listed = ", ".join(f"{key} {value:,.1f}" for key, value in figures.items())
+            listed = ", ".join(f"{key} {value:,.0f}" for key, value in figures.items())
             print(f"{number} processes: {listed}", flush=True)
