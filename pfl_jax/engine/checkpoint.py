@@ -264,7 +264,7 @@ def reason(error: Exception) -> str:
 
 
 def remove(folder: Path) -> None:
-    """Remove the checkpoint in `folder`, its manifest first, so that a partly removed checkpoint does not count as complete."""
+    """Remove the `folder` of a checkpoint, its manifest first: partly removed, it does not count as complete."""
     (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
