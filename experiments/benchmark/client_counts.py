@@ -35,14 +35,15 @@ def federation(clients: int) -> FederatedData:
     """Clients with synthetic examples of two neighbouring classes each, which others may have too."""
     draw = np.random.default_rng(0)
     centers = draw.integers(0, 128, (CLASSES, *SHAPE), np.uint8)
-    arrays, tables, each = [], [], np.arange(clients)[:, None]
+    pools, tables, each = [], [], np.arange(clients)[:, None]
     for size, own in zip(POOL, (TRAIN, TEST), strict=True):
         # Sorted, so that neighbouring classes are neighbouring rows.
         y = np.sort(np.arange(size) % CLASSES).astype(np.int32)
-        arrays += [centers[y] + draw.integers(0, 128, (size, *SHAPE), np.uint8), y]
+        pools.append((centers[y] + draw.integers(0, 128, (size, *SHAPE), np.uint8), y))
         starts = each % CLASSES * (size // CLASSES) + draw.integers(0, size // CLASSES, (clients, 1))
         tables.append(list((starts + np.arange(own) * (size // CLASSES // own)) % size))
-    dataset = Dataset("synthetic", "arrays", "", False, *arrays, CLASSES, (0.5,), (0.2,), keep_split=True)
+    (x, y), (test_x, test_y) = pools
+    dataset = Dataset("synthetic", "arrays", "", False, x, y, test_x, test_y, CLASSES, (0.5,), (0.2,), keep_split=True)
     return federated.federate(dataset, Partition(*tables))
 
 

@@ -5,6 +5,7 @@ States of clients that are in a file beside it stay there (`pfl_jax.engine.disk_
 """
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -62,7 +63,7 @@ def load(path: Path, like: State) -> State:
     """
     try:
         content = serialization.msgpack_restore(read_file(path))
-        leaves = {name: np.asarray(leaf) for name, leaf in content["leaves"].items()}
+        leaves: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in content["leaves"].items()}
         if "rows" in content:
             table = disk_state.resolve(content["rows"], path.parent)
             leaves |= zip((name for name in content["names"] if name not in leaves), table.leaves(), strict=True)

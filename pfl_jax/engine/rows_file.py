@@ -152,7 +152,7 @@ class RowsFile:
         """Rows, uint8 [B, size], in these slots; zeros where the file is too short."""
         rows = np.zeros((len(slots), self.layout.size), np.uint8)
         for row, slot in zip(rows, slots.tolist(), strict=True):
-            view, start = memoryview(row), slot * self.layout.size
+            view, start = row.data, slot * self.layout.size
             while view and (content := os.pread(self._descriptor, len(view), start)):
                 view[: len(content)] = content
                 view, start = view[len(content) :], start + len(content)
@@ -162,7 +162,7 @@ class RowsFile:
         """Write rows, uint8 [B, size], into these slots; CannotWrite on failure."""
         try:
             for row, slot in zip(rows, slots.tolist(), strict=True):
-                view, start = memoryview(row), slot * self.layout.size
+                view, start = row.data, slot * self.layout.size
                 while view:
                     count = os.pwrite(self._descriptor, view, start)
                     view, start = view[count:], start + count
