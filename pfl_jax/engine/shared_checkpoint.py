@@ -265,8 +265,11 @@ class SharedCheckpoints(Checkpoints):
 
 def process_mesh() -> Mesh:
     """Mesh with the axis "processes", of one device of each process: one of its CPUs, where all have any."""
-    for devices in (jax.devices("cpu"), jax.devices()):
-        first = {device.process_index: device for device in reversed(devices)}
+    first: dict[int, jax.Device] = {}
+    for backend in ("cpu", None):
+        # JAX_PLATFORMS may leave out the CPUs.
+        with contextlib.suppress(RuntimeError):
+            first = {device.process_index: device for device in reversed(jax.devices(backend))}
         if len(first) == jax.process_count():
             break
     return Mesh(np.array([first[index] for index in sorted(first)]), (AXIS,))
