@@ -265,7 +265,7 @@ class SharedCheckpoints(Checkpoints):
 
 def process_mesh() -> Mesh:
     """Mesh with the axis "processes", of one device of each process: one of its CPUs, where all have any."""
-    first: dict[int, jax.Device] = {}
+    first: dict[int, Any] = {}
     for backend in ("cpu", None):
         # JAX_PLATFORMS may leave out the CPUs.
         with contextlib.suppress(RuntimeError):
