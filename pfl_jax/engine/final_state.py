@@ -37,7 +37,7 @@ def save(path: Path, state: State) -> None:
       CannotWrite: it cannot be written.
     """
     leaves, table = dict(state_leaves(state)), disk_state.table_of(state.clients)
-    content = {"format": 1, "names": list(leaves)}
+    content: dict[str, Any] = {"format": 1, "names": list(leaves)}
     rows = disk_state.reference(table, path.parent)
     if rows is not None and table is not None:
         try:
@@ -62,7 +62,7 @@ def load(path: Path, like: State) -> State:
       InvalidInput: the file cannot be read, or is of another run.
     """
     try:
-        content = serialization.msgpack_restore(read_file(path))
+        content: Any = serialization.msgpack_restore(read_file(path))
         leaves: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in content["leaves"].items()}
         if "rows" in content:
             table = disk_state.resolve(content["rows"], path.parent)
