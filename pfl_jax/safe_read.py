@@ -80,10 +80,21 @@ def _check_npz(file: BinaryIO) -> None:
                     _check_array(member.filename, content, member.file_size)
 
 
-def _check_array(name: str, content: IO[bytes], size: int) -> None:
+def read_npz_array(path: str | Path, name: str) -> np.ndarray:
+    """One array of an .npz file; errors as `open_npz`."""
+    with open_npz(path) as stored:
+        return stored[name]
+
+
+def npy_header(content: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether columns are stored one after another, and type of an array, from the beginning of an .npy file."""
     version = np.lib.format.read_magic(content)  # pyright: ignore[reportArgumentType]
     read = {(1, 0): np.lib.format.read_array_header_1_0}.get(version, np.lib.format.read_array_header_2_0)
-    shape, _, dtype = read(content)  # pyright: ignore[reportArgumentType]
+    return read(content)  # pyright: ignore[reportArgumentType]
+
+
+def _check_array(name: str, content: IO[bytes], size: int) -> None:
+    shape, _, dtype = npy_header(content)
     claimed, there = dtype.itemsize, size - content.tell()
     for length in shape:
         claimed *= length

@@ -23,13 +23,20 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
       The exit code, see `exit_codes.exit_code`.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    codes: list[int] = []
 
     def work() -> None:
         if dataset not in DEFAULT_PRESET:
             raise InvalidInput(unknown_dataset(dataset))
         request = parsing.parse(dataset, arguments)
         if request.options.distributed:
-            _run_distributed(request)
+            from experiments.runtime import supervise
+
+            if supervise.is_supervised():
+                supervise.attach()
+                _run_distributed(request)
+            else:
+                codes.append(supervise.supervise(dataset, arguments))
             return
         request = _resumed(request)
         # Imported now, so that errors and --help do not wait for it.
@@ -37,7 +44,7 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
 
         run.run(request, Console())
 
-    return exit_code(work)
+    return exit_code(work) or sum(codes)
 
 
 def _resumed(request: parsing.Request) -> parsing.Request:
@@ -55,7 +62,8 @@ def _run_distributed(request: parsing.Request) -> None:
     from experiments.runtime import distributed, jax_config
 
     jax_config.prepare(request.options)
-    processes = distributed.start(request)
-    with processes.synchronized():
-        request = _resumed(request)
-    run.run(request, Console(quiet=not processes.is_first), processes=processes)
+    with distributed.leaving_others():
+        processes = distributed.start(request)
+        with processes.synchronized():
+            request = _resumed(request)
+        run.run(request, Console(quiet=not processes.is_first), processes=processes)

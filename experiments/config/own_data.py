@@ -134,7 +134,7 @@ def notes(dataset: Dataset) -> list[str]:
 def _arguments(options: Options) -> dict[str, Any]:
     """Arguments of `own_files.from_file`."""
     names = ("label", "client_column", "test_data", "test_fraction", "normalize")
-    return {"data": _data(options)} | {name: getattr(options, name) for name in names}
+    return {"data": _data(options), "by_rows": options.distributed} | {name: getattr(options, name) for name in names}
 
 
 def _data(options: Options) -> str:

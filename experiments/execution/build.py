@@ -26,8 +26,9 @@ from pfl_jax import simulate
 from pfl_jax.base import Method, MethodSchedule, Model
 from pfl_jax.data import allocation, federated, partition, sources
 from pfl_jax.data.augment import CropAndFlip
+from pfl_jax.data.rows import as_rows
 from pfl_jax.data.sources import Dataset
-from pfl_jax.engine import chunking, sharding
+from pfl_jax.engine import chunking, placement
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method as method_of
 from pfl_jax.methods.fedbn import is_normalization
@@ -59,10 +60,12 @@ def build_experiment(request: Request, console: Console, processes: Processes | 
         on_host = jax.local_devices(backend="cpu")[0] if options.distributed else None
         with jax.default_device(on_host):
             parts, shift = divide(options, dataset), shift_of(options, dataset)
+            if options.distributed:
+                dataset = dataset._replace(train_x=as_rows(dataset.train_x), test_x=as_rows(dataset.test_x))
             data = federated.federate(dataset, parts, **shift, seed=options.seed)
         if not options.distributed:
             return assemble(request, dataset, data)
-        return assemble(request, sharding.without_pixels(dataset), data, simulate.client_mesh(devices(options)))
+        return assemble(request, placement.without_pixels(dataset), data, simulate.client_mesh(devices(options)))
 
 
 def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
@@ -101,7 +104,10 @@ def _dataset(request: Request, notify: Callable[[str], None]) -> Dataset:
     if request.dataset == own_data.CUSTOM:
         return own_data.load(options)
     return sources.load(
-        request.dataset, options.source, options.data_dir, notify=notify, normalization=options.pixel_normalization
+        *(request.dataset, options.source, options.data_dir),
+        notify=notify,
+        normalization=options.pixel_normalization,
+        by_rows=options.distributed,
     )
 
 
@@ -150,8 +156,8 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
     method, budgets = make_method(request, dataset), privacy_of(request, settings, np.asarray(data.train_count))
     if mesh is None:
         return Experiment(request, dataset, data, method, settings, newcomers, budgets)
-    placed = None if newcomers is None else sharding.place(newcomers, mesh)
-    return Experiment(request, dataset, sharding.place(data, mesh), method, settings, placed, budgets)
+    placed = None if newcomers is None else placement.place(newcomers, mesh)
+    return Experiment(request, dataset, placement.place(data, mesh), method, settings, placed, budgets)
 
 
 def privacy_of(request: Request, settings: simulate.Settings, counts: np.ndarray) -> tuple[Budget, ...]:

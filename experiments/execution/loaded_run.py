@@ -37,13 +37,15 @@ def keep_state(folder: Path, options: Options, state: State, notify: Callable[[s
     Raises:
       CannotWrite: it cannot be written.
     """
-    size = final_state.byte_count(state)
-    if options.keep_state == "never":
-        return
+    if is_kept(options, final_state.byte_count(state), notify):
+        final_state.save(folder / STATE, state)
+
+
+def is_kept(options: Options, size: int, notify: Callable[[str], None]) -> bool:
+    """Whether a final state of `size` bytes is kept; `options` and `notify` as in `keep_state`."""
     if options.keep_state == "auto" and size > MOST_BYTES:
         notify(f"The final state has {size / 2**20:,.0f} MiB and is not kept: --keep-state always would keep it.")
-        return
-    final_state.save(folder / STATE, state)
+    return options.keep_state == "always" or (options.keep_state == "auto" and size <= MOST_BYTES)
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def unused_shares(experiment: Experiment, cohort: np.ndarray | None = None) -> U
         sizes = counts[cohort]
     data, owners = experiment.data, None
     if isinstance(data, PlacedData) and cohort is not None:
-        owners = cohort % data.mesh.size
+        owners = np.asarray(data.owner)[cohort]
     schedule: dict[str, Any] = {
         "owners": owners,
         "batch_size": experiment.request.hyper_parameters.get("batch_size", 1),

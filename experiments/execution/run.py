@@ -16,8 +16,8 @@ from experiments.config.request import Request
 from experiments.execution import build, outcome
 from experiments.execution.experiment import Experiment
 from experiments.execution.history import History
-from experiments.execution.loaded_run import keep_state
-from experiments.execution.memory import advice, is_shortage, state_place
+from experiments.execution.loaded_run import is_kept, keep_state
+from experiments.execution.memory import advice, clients_bytes, is_shortage, state_place
 from experiments.execution.records import (
     configuration,
     headline,
@@ -30,15 +30,18 @@ from experiments.results.run_folder import CONFIG, METRICS, STATE, RunFolder
 from experiments.runtime.compilation_cache import repair_cache
 from experiments.runtime.console import print_line, print_notice
 from experiments.runtime.devices import devices
-from experiments.runtime.distributed import Processes
+from experiments.runtime.distributed import EndedAlone, Processes, lost
 from experiments.runtime.jax_config import prepare
 from experiments.runtime.locks import lock_run
 from experiments.runtime.signals import interruptible, leaving, stoppable, writing
+from experiments.runtime.supervise import LOST, remember
 from pfl_jax import simulate
 from pfl_jax.base import State
 from pfl_jax.engine import host_state
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.engine.disk_state import table_of
+from pfl_jax.engine.sharding import PlacedData
+from pfl_jax.engine.shared_checkpoint import SharedCheckpoints
 from pfl_jax.errors import CannotWrite, Diverged, InvalidInput
 
 
@@ -112,6 +115,7 @@ class _Work:
       history: its rounds so far.
       experiment: its parts; None until its data is loaded.
       locked: whether this process has had the lock of the folder, and so may remove it.
+      place: place of the clients' states between rounds.
     """
 
     request: Request
@@ -122,6 +126,7 @@ class _Work:
     history: History = field(default_factory=History)
     experiment: Experiment | None = None
     locked: bool = False
+    place: simulate.StateOn = "device"
 
     @property
     def named(self) -> dict[str, str]:
@@ -160,6 +165,7 @@ def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
         held.enter_context(repair_cache(notify))
         work.experiment = experiment = build.build_experiment(work.request, console, processes)
         work.request = experiment.request
+        _choose_place(work, experiment)
         _start(work, experiment, console)
         history = work.history
         print_line(console, "; ".join([headline(experiment), *work.named.values()]))
@@ -191,6 +197,17 @@ def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
         outcome.print_results(experiment, folder, console, history)
 
 
+def _choose_place(work: _Work, experiment: Experiment) -> None:
+    """Choose the place of the clients' states, and the checkpoints that belong to it."""
+    processes, options = work.processes, work.request.options
+    place = state_place(experiment)
+    # The same in all processes, however full their machines are.
+    work.place = "host" if processes.agree(place == "host") else place
+    if work.place == "host" and processes.count > 1 and isinstance(experiment.data, PlacedData):
+        folder, keep = work.folder.path / FOLDER, options.keep_checkpoints
+        work.checkpoints = SharedCheckpoints(folder, keep, experiment.data, processes.exchange)
+
+
 def _start(work: _Work, experiment: Experiment, console: Console) -> None:
     """Write the configuration, or restore the history of a run that is resumed."""
     folder, processes = work.folder.path, work.processes
@@ -209,6 +226,7 @@ def _start(work: _Work, experiment: Experiment, console: Console) -> None:
         number = work.history.round
         processes.check_round(number)
         after = f"after round {number}" if number else "from the beginning"
+        remember(work.go_on)
         print_line(console, f"continuing {folder} {after}")
 
 
@@ -217,10 +235,13 @@ def _user_error(error: BaseException, work: _Work) -> BaseException:
     go_on = work.go_on
     if isinstance(error, Diverged):
         return InvalidInput(outcome.divergence_message(error, work.request, work.checkpoints, work.folder))
-    if isinstance(error, CannotWrite):
-        return CannotWrite(f"{error}{go_on}")
+    if isinstance(error, CannotWrite | EndedAlone):
+        return type(error)(f"{error}{go_on}")
     if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
-        return InvalidInput(advice(error, work.experiment) + go_on)
+        kind = InvalidInput if work.processes.count == 1 else EndedAlone
+        return kind(advice(error, work.experiment) + go_on)
+    if work.processes.count > 1 and lost(error):
+        return EndedAlone(f"{LOST}{go_on}")
     return _interrupted(work) if isinstance(error, KeyboardInterrupt) else error
 
 
@@ -254,6 +275,9 @@ def _keep_state(work: _Work, experiment: Experiment, state: State | None, notify
     """Write the final state if it was requested; with a procedure there is none to continue from."""
     if state is None or work.procedure is not None or experiment.request.options.keep_state == "never":
         return
+    # Before the first process gathers the rows of all.
+    if work.processes.count > 1 and not is_kept(experiment.request.options, clients_bytes(experiment), notify):
+        return
     whole = host_state.whole(state, experiment.data)
     with work.processes.synchronized(), writing():
         if whole is not None:
@@ -272,9 +296,6 @@ def _rounds(work: _Work, experiment: Experiment, console: Console) -> Iterator[R
     if work.procedure is not None:
         results = work.procedure.rounds(experiment)
     else:
-        place = state_place(experiment)
-        # The same in all processes, however full their machines are.
-        place = "host" if work.processes.agree(place == "host") else place
         results = simulate.run(
             experiment.method,
             experiment.data,
@@ -282,8 +303,8 @@ def _rounds(work: _Work, experiment: Experiment, console: Console) -> Iterator[R
             jax.random.key(options.seed),
             state=work.history.state,
             mesh=simulate.client_mesh(devices(options)),
-            state_on=place,
-            state_folder=work.folder.path if place == "disk" else None,
+            state_on=work.place,
+            state_folder=work.folder.path if work.place == "disk" else None,
             on_nan=options.on_nan,
             newcomers=experiment.newcomers,
             donate=True,
@@ -298,7 +319,14 @@ def _save(work: _Work, experiment: Experiment, state: State) -> None:
     """Write a checkpoint after a round; with a procedure there is none."""
     if work.procedure is not None:
         return
-    whole = host_state.whole(state, experiment.data)
-    with work.processes.synchronized():
-        if whole is not None:
-            work.history.save(work.checkpoints, whole, work.folder.path / METRICS, identity(experiment))
+    save = functools.partial(work.history.save, work.checkpoints, log=work.folder.path / METRICS)
+    if isinstance(work.checkpoints, SharedCheckpoints):
+        try:
+            save(state=state, identity=identity(experiment))
+        except CannotWrite as error:
+            raise EndedAlone(str(error)) from None
+    else:
+        with work.processes.synchronized():
+            if work.processes.is_first:
+                save(state=state, identity=identity(experiment))
+    remember(work.go_on)

@@ -2,7 +2,8 @@
 
 Every process runs the same program over the same mesh and stores the examples of its own clients
 (`pfl_jax.engine.sharding`). Only the first process prints and writes files. An error in one process before the rounds,
-or while files are written, stops all processes with one line.
+or while files are written, stops all processes with one line. One that dies, or fails alone in a collective
+computation, ends the others within a minute, see `experiments.runtime.supervise`.
 """
 
 import contextlib
@@ -11,17 +12,19 @@ import json
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from experiments.config.exit_codes import INVALID
+from experiments.config.exit_codes import INVALID, print_line
 from experiments.config.options import Options, flag
 from experiments.config.own_code import by_content
 from experiments.config.request import Request
 from experiments.runtime.devices import devices
+from experiments.runtime.supervise import LOST
 from pfl_jax.engine.sharding import gather_rows, shard_rows
 from pfl_jax.engine.simulate import client_mesh
 from pfl_jax.errors import InvalidInput
@@ -29,7 +32,52 @@ from pfl_jax.errors import InvalidInput
 WAIT = 300
 """Seconds that a process waits for the others to connect."""
 
+HEARTBEAT = 30
+"""Seconds without a sign of life after which a process counts as dead, also for those that wait for it to leave."""
+
+_PEERS = ("gloo", "connection closed by peer", "connection reset", "coordination", "barrier", "heartbeat", "nccl")
+"""Words in errors of collective computations and barriers whose other participants are gone."""
+
 _Result = TypeVar("_Result")
+
+
+class EndedAlone(InvalidInput):
+    """Error of one process in the middle of a collective computation; the others learn it from its end."""
+
+
+def lost(error: BaseException) -> bool:
+    """Whether the error of a computation or barrier means that another process is gone."""
+    if isinstance(error, InvalidInput) or not isinstance(error, RuntimeError | ValueError):
+        return False
+    return any(part in str(error).lower() for part in _PEERS)
+
+
+@contextlib.contextmanager
+def leaving_others() -> Iterator[None]:
+    """Context of a process's work: one that fails alone ends at once, so that the others do not wait for it.
+
+    JAX's own end would wait for all processes.
+    """
+    try:
+        yield
+    except EndedAlone as error:
+        print_line(f"error: {error}")
+        _leave(INVALID)
+    except (InvalidInput, KeyboardInterrupt, SystemExit):
+        # All processes have agreed on it, or find it by themselves.
+        raise
+    except BaseException as error:
+        if lost(error):
+            print_line(f"error: {LOST}")
+            _leave(INVALID)
+        traceback.print_exc()
+        _leave(1)
+
+
+def _leave(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 class Processes:
@@ -166,7 +214,12 @@ def start(request: Request) -> Processes:
         }
     try:
         with _connection_timeout(options):
-            jax.distributed.initialize(**explicit, initialization_timeout=WAIT + 60)
+            jax.distributed.initialize(
+                **explicit,
+                initialization_timeout=WAIT + 60,
+                heartbeat_timeout_seconds=HEARTBEAT,
+                shutdown_timeout_seconds=HEARTBEAT,
+            )
     except ValueError as error:
         raise InvalidInput(
             f"--distributed found no cluster ({error}): start it under Slurm or another scheduler that JAX knows, or "
@@ -181,7 +234,8 @@ def start(request: Request) -> Processes:
         mesh = client_mesh(devices(options))
     with _without_output():
         # Devices connect when the first program with a collective runs, so run one now.
-        jax.block_until_ready(gather_rows(shard_rows(lambda own: own, np.arange(mesh.size), mesh)))
+        every = np.arange(mesh.size)
+        jax.block_until_ready(gather_rows(shard_rows(lambda own: own, every, every, mesh)))
     return processes
 
 

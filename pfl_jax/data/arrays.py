@@ -6,6 +6,7 @@ import numpy as np
 
 from pfl_jax.data import checks
 from pfl_jax.data.allocation import Partition
+from pfl_jax.data.rows import take
 from pfl_jax.data.scaling import normalized
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
@@ -152,7 +153,7 @@ def natural(client_of_train_row: Any, client_of_test_row: Any, *, names: Any = N
     return Partition(*parts, pooled=True)
 
 
-def _inputs(x: Any, what: str, *, normalize: bool) -> np.ndarray:
+def _inputs(x: Any, what: str, *, normalize: bool) -> Any:
     """Inputs as float32 or integers of at most 32 bits, checked."""
     x = checks.inputs(x, what, normalize=normalize)
     checks.check_finite(x, what)
@@ -217,7 +218,7 @@ def _are_numbers(classes: np.ndarray) -> bool:
     return classes.dtype.kind == "i" and np.array_equal(classes, np.arange(len(classes)))
 
 
-Part = tuple[np.ndarray, np.ndarray, np.ndarray]
+Part = tuple[Any, np.ndarray, np.ndarray]
 """Inputs, classes and clients of rows; clients of length 0 where there are none."""
 
 
@@ -266,4 +267,7 @@ def _divide(rows: Part, fraction: float, owners: np.ndarray, seed: int) -> list[
         is_test[of_group[: min(max(round(fraction * size), 1), size - 1)]] = True
     if not is_test.any():
         raise InvalidInput(f"{len(x)} rows leave none for a test set")
-    return [(x[chosen], y[chosen], client[chosen] if len(client) else client) for chosen in (~is_test, is_test)]
+    return [
+        (take(x, chosen), y[chosen], client[chosen] if len(client) else client)
+        for chosen in (np.flatnonzero(~is_test), np.flatnonzero(is_test))
+    ]

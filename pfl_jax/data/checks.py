@@ -11,6 +11,7 @@ import numpy as np
 
 from pfl_jax import hyper_parameters
 from pfl_jax.data.allocation import Partition
+from pfl_jax.data.rows import Rows, blocks
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 
@@ -18,18 +19,18 @@ SPLITS = {"train": "training", "test": "test", "validation": "validation"}
 """Field of a partition -> the word for its examples."""
 
 
-def inputs(x: Any, what: str, *, normalize: bool = False) -> np.ndarray:
+def inputs(x: Any, what: str, *, normalize: bool = False) -> Any:
     """Inputs as float32 or integers of at most 32 bits; floats may be NaN or infinite, see `check_finite`.
 
     Args:
-      x: inputs [P, ...].
+      x: inputs [P, ...]; `Rows` stay so.
       what: their name, for errors.
       normalize: whether they will be normalized, so that images may be integers of any size.
 
     Raises:
       InvalidInput: another type, no rows, or images that are neither uint8 nor floats or have their channels first.
     """
-    x = np.asarray(x)
+    x = x if isinstance(x, Rows) else np.asarray(x)
     if x.dtype.kind not in "fiub":
         raise InvalidInput(f"{what} holds {kind(x)}: inputs are numbers")
     if x.ndim < 2 or len(x) == 0:
@@ -51,7 +52,7 @@ def inputs(x: Any, what: str, *, normalize: bool = False) -> np.ndarray:
     return x.astype(np.int32)
 
 
-def _check_images(x: np.ndarray, what: str, *, normalize: bool) -> None:
+def _check_images(x: np.ndarray | Rows, what: str, *, normalize: bool) -> None:
     """Raise InvalidInput for images [P, H, W, C] that no network here is meant for."""
     _, first, height, width = x.shape
     if first in (1, 3) and min(height, width) > 4:
@@ -65,20 +66,25 @@ def _check_images(x: np.ndarray, what: str, *, normalize: bool) -> None:
         )
 
 
-def check_finite(x: np.ndarray, what: str) -> None:
+def check_finite(x: np.ndarray | Rows, what: str) -> None:
     """Raise InvalidInput for the first NaN or infinity in inputs [P, ...]."""
     if x.dtype.kind != "f":
         return
-    bad = np.argwhere(~np.isfinite(x))
-    if len(bad):
-        row, *place = bad[0].tolist()
+    first, number = None, 0
+    for start, part in blocks(x):
+        bad = np.argwhere(~np.isfinite(part))
+        number += len(bad)
+        if len(bad) and first is None:
+            first = part[tuple(bad[0])], start + int(bad[0][0]), bad[0][1:].tolist()
+    if first is not None:
+        value, row, place = first
         raise InvalidInput(
-            f"{what} has {x[tuple(bad[0])]} in row {row}, place {place} ({len(bad)} such values): leave these rows "
-            "out, or fill them in"
+            f"{what} has {value} in row {row}, place {place} ({number} such values): leave these rows out, or fill "
+            "them in"
         )
 
 
-def one_type(train_x: np.ndarray, test_x: np.ndarray, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
+def one_type(train_x: Any, test_x: Any, names: tuple[str, str]) -> tuple[Any, Any]:
     """Training and test inputs of one type: floats if either are, but never pixels beside other images.
 
     Args:
@@ -156,7 +162,7 @@ def dataset(given: Dataset) -> Dataset:
     return given._replace(train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y)
 
 
-def _check_pixels(given: Dataset, x: np.ndarray) -> None:
+def _check_pixels(given: Dataset, x: np.ndarray | Rows) -> None:
     """Raise InvalidInput unless mean and standard deviation are those of these inputs' pixels."""
     if (given.mean is None) != (given.std is None):
         raise InvalidInput("mean and std of a dataset are given together, or both None")
@@ -306,7 +312,8 @@ def client_inputs(parts: Partition, given: Dataset) -> None:
       parts: result of `partition`.
       given: result of `dataset`.
     """
-    if given.train_x.dtype.kind != "f":
+    # Those that stay in their file were checked when it was opened.
+    if given.train_x.dtype.kind != "f" or isinstance(given.train_x, Rows):
         return
     axes = tuple(range(1, given.train_x.ndim))
     bad = np.concatenate([~np.isfinite(x).all(axes) for x in (given.train_x, given.test_x)])
@@ -329,7 +336,7 @@ def client_inputs(parts: Partition, given: Dataset) -> None:
                 )
 
 
-def kind(values: np.ndarray) -> str:
+def kind(values: np.ndarray | Rows) -> str:
     """Type of an array's values in words."""
     words = {"O": "objects", "U": "strings", "S": "strings", "c": "complex numbers", "M": "dates", "m": "durations"}
     return words.get(values.dtype.kind, str(values.dtype))

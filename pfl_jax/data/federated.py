@@ -11,6 +11,7 @@ from pfl_jax.base import ClientData
 from pfl_jax.data import checks
 from pfl_jax.data import shift as shifts
 from pfl_jax.data.partition import Partition
+from pfl_jax.data.rows import Rows, concatenate, take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 
@@ -24,7 +25,8 @@ class FederatedData(NamedTuple):
 
     Attributes:
       x: [P, ...], the inputs of the pool: training examples, then test examples. uint8 [P, H, W, C] for images,
-        otherwise float32 or integers.
+        otherwise float32 or integers. Of a dataset that was loaded by rows, `pfl_jax.data.rows.Rows`, which only
+        `pfl_jax.engine.placement.place` can use.
       y: int32 [P], the labels of the pool.
       train_index: int32 [N, n_max].
       train_count: int32 [N].
@@ -62,11 +64,11 @@ class OwnClients(NamedTuple):
 
     Attributes:
       data: federation of these clients.
-      devices: number of devices D; row p of `data` on device d is client p D + d.
+      row: int32 [N], row of each client of the whole federation in the tables of its owner.
     """
 
     data: FederatedData
-    devices: int
+    row: jax.Array
 
 
 PER_CLIENT = (
@@ -227,8 +229,9 @@ def _used_examples(partitions: Sequence[Partition]) -> np.ndarray:
 def _pool(dataset: Dataset, used: np.ndarray) -> dict[str, Any]:
     from_train, from_test = np.split(used, [np.searchsorted(used, len(dataset.train_y))])
     from_test = from_test - len(dataset.train_y)
+    x = concatenate([take(dataset.train_x, from_train), take(dataset.test_x, from_test)])
     return {
-        "x": jnp.asarray(np.concatenate([dataset.train_x[from_train], dataset.test_x[from_test]])),
+        "x": x if isinstance(x, Rows) else jnp.asarray(x),
         "y": jnp.asarray(np.concatenate([dataset.train_y[from_train], dataset.test_y[from_test]]), jnp.int32),
         "mean": None if dataset.mean is None else jnp.asarray(dataset.mean, jnp.float32),
         "std": None if dataset.std is None else jnp.asarray(dataset.std, jnp.float32),
@@ -279,7 +282,7 @@ def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split
       (30, 8, 8, 1) 20
     """
     if isinstance(data, OwnClients):
-        return client_data(data.data, client // data.devices, split)
+        return client_data(data.data, data.row[client], split)
     index, count = (table[client] for table in _tables(data, split))
     x, y = data.x[index], data.y[index]
     if data.rotation is not None:

@@ -31,6 +31,7 @@ def from_file(
     test_data: str | Path | None = None,
     test_fraction: float | None = None,
     normalize: bool = False,
+    by_rows: bool = False,
 ) -> Dataset:
     """Data set of a file or folder.
 
@@ -48,6 +49,8 @@ def from_file(
       test_data: file or folder with the test rows, of the same format; by default those within `data`.
       test_fraction: where there are no test rows, share of the rows that become them, see `from_arrays`.
       normalize: see `from_arrays`.
+      by_rows: whether the inputs of .npz files stay there, see `pfl_jax.data.sources.load`; those of the other formats
+        are read into memory.
 
     Returns:
       The dataset, with the digest of the files as its origin.
@@ -55,11 +58,11 @@ def from_file(
     Raises:
       InvalidInput: a missing or damaged file, an unknown format, a missing column, or anything `from_arrays` refuses.
     """
-    columns, kind = _read(data, label, client_column)
+    columns, kind = _read(data, label, client_column, by_rows=by_rows)
     if test_data is not None:
         if columns.test_x is not None:
             raise InvalidInput(f"{data} has test rows of its own: leave out either them or {test_data}")
-        other, other_kind = _read(test_data, label, client_column)
+        other, other_kind = _read(test_data, label, client_column, by_rows=by_rows)
         if other_kind != kind:
             raise InvalidInput(f"{data} is {kind}, and {test_data} is {other_kind}: give both in one format")
         if other.features != columns.features:
@@ -144,7 +147,7 @@ def _existing(data: str | Path) -> Path:
     return path
 
 
-def _read(data: str | Path, label: str | None, client: str | None) -> tuple[Columns, str]:
+def _read(data: str | Path, label: str | None, client: str | None, *, by_rows: bool) -> tuple[Columns, str]:
     """Columns of a file or folder, and its kind."""
     if str(data).startswith(HUB):
         return read_folders.hugging_face(str(data).removeprefix(HUB), label, client), "Hugging Face"
@@ -154,7 +157,7 @@ def _read(data: str | Path, label: str | None, client: str | None) -> tuple[Colu
             return read_folders.hugging_face(path, label, client), "Hugging Face"
         return read_folders.image_folder(path, label, client), "image folder"
     if path.suffix.lower() == ".npz":
-        return read_tables.npz(path, label, client), "npz"
+        return read_tables.npz(path, label, client, by_rows=by_rows), "npz"
     if path.suffix.lower() == ".csv":
         return read_tables.csv_file(path, label, client), "csv"
     raise InvalidInput(f"{data} has the ending {path.suffix or 'of no format'}: data is {FORMATS}")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pfl_jax.data import rows
 from pfl_jax.errors import InvalidInput
 from pfl_jax.safe_read import open_file, open_npz
 
@@ -35,13 +36,14 @@ class Columns(NamedTuple):
     features: tuple[str, ...] = ()
 
 
-def npz(path: Path, label: str | None, client: str | None) -> Columns:
+def npz(path: Path, label: str | None, client: str | None, *, by_rows: bool = False) -> Columns:
     """Arrays of an .npz file: x, the labels, the clients, and the same with test_ before their names.
 
     Args:
       path: of the file.
       label: name of the labels' array, y by default.
       client: name of the clients' array, if they are asked for.
+      by_rows: whether the inputs are `pfl_jax.data.rows.Rows`, which are read later.
 
     Raises:
       InvalidInput: a damaged file, a missing array, or one that is a pickle.
@@ -53,7 +55,11 @@ def npz(path: Path, label: str | None, client: str | None) -> Columns:
         with open_npz(path) as stored:
             if not isinstance(stored, np.lib.npyio.NpzFile):
                 raise InvalidInput(f"{path} holds a single array, not an archive: write it with np.savez(x=..., y=...)")
-            there: dict[str, Any] = {role: stored[name] for role, name in wanted.items() if name in stored.files}
+            there: dict[str, Any] = {
+                role: rows.of_npz(path, name) if by_rows and role in ("x", "test_x") else stored[name]
+                for role, name in wanted.items()
+                if name in stored.files
+            }
             names = ", ".join(stored.files)
     except ValueError as error:
         if "pickle" not in str(error):
@@ -78,14 +84,14 @@ def csv_file(path: Path, label: str | None, client: str | None) -> Columns:
     Raises:
       InvalidInput: no header, rows of unequal length, a missing column, or one that is not numeric.
     """
-    header, rows = _rows(path)
+    header, lines = _rows(path)
     label = label or "label"
     for name in filter(None, (label, client)):
         if name not in header:
             raise InvalidInput(f"{path} has no column {name} (there are {', '.join(header)})")
     if label == client:
         raise InvalidInput(f"{path}: the column {label} cannot be both label and client")
-    columns = dict(zip(header, zip(*rows, strict=True), strict=True))
+    columns = dict(zip(header, zip(*lines, strict=True), strict=True))
     for name in filter(None, (label, client)):
         if "" in columns[name]:
             raise InvalidInput(

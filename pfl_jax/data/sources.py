@@ -34,7 +34,8 @@ class Dataset(NamedTuple):
       origin: version or folder of real data, and its size if it is incomplete; digest of a user's own files; "" for
         embedded data.
       is_real: False for synthetic images in place of the dataset.
-      train_x: [P_train, ...], float32 or integers of at most 32 bits; images are uint8 [P_train, H, W, C].
+      train_x: [P_train, ...], float32 or integers of at most 32 bits; images are uint8 [P_train, H, W, C]. If loaded by
+        rows, `pfl_jax.data.rows.Rows` of this shape and type.
       train_y: int32 [P_train].
       test_x: [P_test, ...], of the same type as train_x.
       test_y: int32 [P_test].
@@ -90,6 +91,7 @@ def load(
     notify: Notify = print_to_stderr,
     *,
     normalization: PixelNormalization = "fedas",
+    by_rows: bool = False,
 ) -> Dataset:
     """Load a dataset.
 
@@ -104,6 +106,9 @@ def load(
       notify: function that receives messages before slow steps, and if "auto" selects embedded images.
       normalization: paper whose released code defines the mean and standard deviation that normalize pixels: for CIFAR
         0.5 ("fedas"), or those of CIFAR-10's training pixels ("fedpac"). The other datasets have only one.
+      by_rows: whether the inputs stay in their file (`pfl_jax.data.rows.Rows`), so that
+        `pfl_jax.engine.placement.place` reads only the examples of the process's own clients. Of embedded data, and of
+        tensorflow-datasets before the first run has cached it, they are in memory.
 
     Returns:
       The dataset. EMNIST's published images are transposed; here they are upright.
@@ -132,22 +137,23 @@ def load(
     if source == "embedded":
         return _embedded(spec, seed)
     if source == "tfds":
-        return _from_tfds(spec, tfds.find(spec, folder, notify) or tfds.download(spec, folder, notify), notify)
+        found = tfds.find(spec, folder, notify, by_rows=by_rows) or tfds.download(spec, folder, notify)
+        return _from_tfds(spec, found, notify)
     if source == "files":
-        return _from_files(spec, folder, notify)
-    return _auto(spec, folder, seed, notify)
+        return _from_files(spec, folder, notify, by_rows=by_rows)
+    return _auto(spec, folder, seed, notify, by_rows=by_rows)
 
 
-def _auto(spec: DatasetSpec, folder: Path | None, seed: int, notify: Notify) -> Dataset:
+def _auto(spec: DatasetSpec, folder: Path | None, seed: int, notify: Notify, *, by_rows: bool) -> Dataset:
     """Load prepared tfds data, files, a download, or embedded images with a notice, whichever is available first.
 
     Unusable data is an error; only missing data is skipped.
     """
-    prepared = tfds.find(spec, folder, notify)
+    prepared = tfds.find(spec, folder, notify, by_rows=by_rows)
     if prepared is not None:
         return _from_tfds(spec, prepared, notify)
     if files.find(spec, folder) is not None:
-        return _from_files(spec, folder, notify)
+        return _from_files(spec, folder, notify, by_rows=by_rows)
     try:
         return _from_tfds(spec, tfds.download(spec, folder, notify), notify)
     except InvalidInput as error:
@@ -180,7 +186,7 @@ def _from_tfds(spec: DatasetSpec, found: tuple[Arrays, str], notify: Notify) -> 
     return _dataset(spec, arrays, "tfds", version + _incomplete(spec, arrays, notify), is_real=True, keep_split=False)
 
 
-def _from_files(spec: DatasetSpec, folder: Path | None, notify: Notify) -> Dataset:
+def _from_files(spec: DatasetSpec, folder: Path | None, notify: Notify, *, by_rows: bool) -> Dataset:
     if not spec.folders:
         raise InvalidInput(f"{spec.name} comes through tensorflow-datasets alone: use --source tfds or auto")
     found = files.find(spec, folder)
@@ -190,7 +196,7 @@ def _from_files(spec: DatasetSpec, folder: Path | None, notify: Notify) -> Datas
             f"no files of {spec.name} found: give the folder of {files.expected_names(spec)} as --data-dir "
             f"(looked in {searched}, ...)"
         )
-    arrays = files.load(spec, found)
+    arrays = files.load(spec, found, by_rows=by_rows)
     return _dataset(
         spec, arrays, "files", str(found.folder) + _incomplete(spec, arrays, notify), is_real=True, keep_split=False
     )

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from pfl_jax.atomic_write import write_binary
-from pfl_jax.data import cinic10
+from pfl_jax.data import cinic10, rows
 from pfl_jax.data.specs import Arrays, DatasetSpec
 from pfl_jax.errors import CannotWrite, InvalidInput
 from pfl_jax.safe_read import open_npz
@@ -43,13 +43,16 @@ def folder_or_default(data_dir: Path | None) -> Path:
     return Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 
 
-def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arrays, str] | None:
+def find(
+    spec: DatasetSpec, data_dir: Path | None, notify: Notify, *, by_rows: bool = False
+) -> tuple[Arrays, str] | None:
     """Load the dataset as prepared by tfds in a data folder, or as cached by an earlier run.
 
     Args:
       spec: the dataset.
       data_dir: the data folder; None for tfds' default.
       notify: function that receives messages before slow steps.
+      by_rows: whether the images of an earlier run's cache are `pfl_jax.data.rows.Rows`, which are read later.
 
     Returns:
       The examples and their version, or None if there are none.
@@ -63,7 +66,7 @@ def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arra
         kept = _newest_version(folder / "pfl_jax", f"{spec.name}-*.npz")
         if kept is None:
             return None
-        arrays = _read_cache(kept, spec)
+        arrays = _read_cache(kept, spec, by_rows=by_rows)
         if arrays is None:
             raise InvalidInput(f"{kept} is damaged, or not {spec.name}: put a whole copy of it there, or remove it")
         return arrays, _version(kept)
@@ -71,7 +74,7 @@ def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arra
     cache = folder / "pfl_jax" / f"{spec.name}-{version}.npz"
     # The version does not change if a folder is prepared again from other files; the fingerprint does.
     fingerprint = hashlib.sha256(prepared.read_bytes()).hexdigest()
-    arrays = _read_cache(cache, spec, fingerprint)
+    arrays = _read_cache(cache, spec, fingerprint, by_rows=by_rows)
     if arrays is None:
         notify(f"reading {spec.name} from {prepared.parent} with TensorFlow; later runs will be faster")
         arrays = _read_prepared(spec, prepared.parent)
@@ -134,13 +137,18 @@ def _newest_version(folder: Path, pattern: str) -> Path | None:
     return max(found, key=lambda path: tuple(map(int, _version(path).split("."))), default=None)
 
 
-def _read_cache(path: Path, spec: DatasetSpec, fingerprint: str | None = None) -> Arrays | None:
+def _read_cache(path: Path, spec: DatasetSpec, fingerprint: str | None = None, *, by_rows: bool) -> Arrays | None:
     """Cached arrays; None if they are absent, damaged, or of other data."""
     try:
         with open_npz(path) as stored:
             if fingerprint is not None and stored["fingerprint"].item() != fingerprint:
                 return None
-            arrays = Arrays(**{name: stored[name] for name in Arrays._fields})
+            # By rows, that the file is whole is known from its sizes, and not from its digests.
+            lazy = {name for name in Arrays._fields if by_rows and name.endswith("_x")}
+            parts: dict[str, Any] = {
+                name: rows.of_npz(path, name) if name in lazy else stored[name] for name in Arrays._fields
+            }
+            arrays = Arrays(**parts)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
     return arrays if arrays.train_x.shape[1:] == spec.shape and len(arrays.train_x) == len(arrays.train_y) else None

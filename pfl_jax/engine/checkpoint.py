@@ -40,7 +40,8 @@ MANIFEST = "files.json"
 """File in a checkpoint's folder with the digests of its other files. It is written last: without it the checkpoint is
 incomplete."""
 
-_WRITING = ".writing"
+WRITING = ".writing"
+"""Folder in which a checkpoint is written before it gets its name."""
 
 
 class Checkpoint(NamedTuple):
@@ -102,7 +103,7 @@ class Checkpoints:
         # Tensorstore cannot store arrays of size zero.
         stored = {name: leaf for name, leaf in stored.items() if leaf.size}
         number = str(int(np.ravel(state.round)[0]))
-        partial = self.folder / _WRITING / number
+        partial = self.folder / WRITING / number
         try:
             # Tensorstore takes text alone, and fails in other ways.
             str(self.folder).encode()
@@ -111,21 +112,21 @@ class Checkpoints:
             partial.parent.mkdir()
             if rows is not None and table is not None:
                 table.file.sync()
-            with _quiet(), _checkpointer() as checkpointer:
-                checkpointer.save(
+            with quiet(), checkpointer() as writer:
+                writer.save(
                     partial,
                     args=ocp.args.Composite(arrays=ocp.args.StandardSave(stored), record=ocp.args.JsonSave(content)),
                 )
             sync_tree(partial)
             write_text(partial / MANIFEST, json.dumps(_digests(partial)))
             # A folder of this number can only be a damaged one: a run resumes after its newest intact checkpoint.
-            _remove(self.folder / number)
+            remove(self.folder / number)
             partial.rename(self.folder / number)
             sync_folder(self.folder)
         except (OSError, ValueError, RuntimeError) as error:
-            _ignore_closed_loops()
+            ignore_closed_loops()
             raise CannotWrite(
-                f"cannot write the checkpoint of round {number} into {self.folder}: {_reason(error)}"
+                f"cannot write the checkpoint of round {number} into {self.folder}: {reason(error)}"
             ) from None
         finally:
             shutil.rmtree(partial.parent, ignore_errors=True)
@@ -159,7 +160,7 @@ class Checkpoints:
             try:
                 stored, content = self._read(number)
             except Exception as error:
-                reasons.append(f"round {number}: {_reason(error)}")
+                reasons.append(f"round {number}: {reason(error)}")
                 continue
             if check is not None:
                 check(content["record"])
@@ -178,7 +179,7 @@ class Checkpoints:
         first = complete[-self._keep :][0]
         for number in self.rounds():
             if number < first:
-                _remove(self.folder / str(number))
+                remove(self.folder / str(number))
 
     def _read(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
         folder = self.folder / str(number)
@@ -191,10 +192,10 @@ class Checkpoints:
             raise ValueError(f"{next(names)} is not as it was written")
         import orbax.checkpoint as ocp
 
-        with _quiet(), _checkpointer() as checkpointer:
-            content = checkpointer.restore(folder, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
+        with quiet(), checkpointer() as reader:
+            content = reader.restore(folder, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
             like = {n: np.empty(shape, dtype) for n, (shape, dtype) in content["shapes"].items() if 0 not in shape}
-            arrays = checkpointer.restore(folder, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(like))).arrays
+            arrays = reader.restore(folder, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(like))).arrays
         stored: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in arrays.items()}
         stored |= {name: np.empty(*shape) for name, shape in content["shapes"].items() if name not in arrays}
         if "rows" in content:
@@ -203,7 +204,7 @@ class Checkpoints:
             table.check()
             names = (f"state-{index:04d}" for index in range(len(content["leaves"])))
             stored |= zip((name for name in names if name not in stored), table.leaves(), strict=True)
-        return stored, content
+        return _in_client_order(stored, content), content
 
     def _build(self, number: int, stored: dict[str, Any], content: dict[str, Any], like: State) -> Checkpoint:
         names = sorted(name for name in stored if name.startswith("state-"))
@@ -213,7 +214,8 @@ class Checkpoints:
         return Checkpoint(state, arrays, content["record"])
 
 
-def _checkpointer() -> Any:
+def checkpointer() -> Any:
+    """Orbax's checkpointer for this process alone."""
     import orbax.checkpoint as ocp
 
     if jax.process_count() == 1:
@@ -227,7 +229,7 @@ def _checkpointer() -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the logs of orbax's threads, for example on a full disk; the error itself is still raised."""
     logger = logging.getLogger("absl")
     level = logger.level
@@ -240,7 +242,7 @@ def _quiet() -> Iterator[None]:
 
 
 @functools.cache
-def _ignore_closed_loops() -> None:
+def ignore_closed_loops() -> None:
     """Silence the errors of tensorstore's threads that end after a failed write, until the process ends."""
     previous = sys.unraisablehook
 
@@ -251,7 +253,7 @@ def _ignore_closed_loops() -> None:
     sys.unraisablehook = hook
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """First line of an error, without tensorstore's source location."""
     text = next(iter(str(error).splitlines()), type(error).__name__)
     if isinstance(error, OSError):
@@ -261,16 +263,29 @@ def _reason(error: Exception) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def _remove(folder: Path) -> None:
-    """Remove a checkpoint, its manifest first, so that a partly removed checkpoint does not count as complete."""
+def remove(folder: Path) -> None:
+    """Remove the `folder` of a checkpoint, its manifest first: partly removed, it does not count as complete."""
     (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _digests(folder: Path) -> dict[str, str]:
     """SHA-256 digests of all files below a folder, except the manifest."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    return {str(path.relative_to(folder)): hashlib.sha256(read_file(path)).hexdigest() for path in files}
+    return {str(path.relative_to(folder)): hashlib.sha256(read_file(path)).hexdigest() for path in files_in(folder)}
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Sorted paths of all files below a folder, except the manifest."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+
+
+def _in_client_order(stored: dict[str, np.ndarray], content: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Arrays in which the rows of all clients are in their order, see `pfl_jax.engine.shared_checkpoint`."""
+    if "order" not in stored:
+        return stored
+    # Free places have a number beyond all clients.
+    clients = np.argsort(stored.pop("order"), kind="stable")[: content["clients"]]
+    return stored | {name: stored[name][clients] for name in content["shared"]}
 
 
 def _signature(leaf: Any) -> tuple[tuple[int, ...], str]:

@@ -88,7 +88,7 @@ def build(
         )
         for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), block):
             if isinstance(data, PlacedData):
-                own, rows = own_rows(init_own(data, server, key, replicate(ids, mesh)), ids)
+                own, rows = own_rows(init_own(data, server, key, replicate(ids, mesh)), ids, _owners(data, ids))
                 _fill(clients, _positions(data, own), rows)
             else:
                 _fill(clients, ids[:size], init_clients(data, server, key, replicate(ids, mesh)))
@@ -100,7 +100,7 @@ def build(
         rows, scores = _fetch(data, state.clients, ids, mesh), replicate(_rows(state.trained, ids), mesh)
         rows = gather_all(rows) if isinstance(rows, OwnerRows) else rows
         server, rows, trained, outcome = train(data, state.server, state.key, state.round, cohort, rows, scores)
-        owned = np.isin(ids, own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else slice(None)
+        owned = np.isin(ids, own_clients(data)) if isinstance(data, PlacedData) else slice(None)
         own = jax.tree.map(lambda leaf: np.asarray(leaf)[owned], rows)
         clients = _replaced(state.clients, _positions(data, ids[owned]), own, donate=donate)
         all_trained = _replaced(state.trained, ids, trained, donate=donate)
@@ -132,13 +132,13 @@ def _unscored(data: Federation) -> Scores:
 def _fetch(data: Federation, clients: PyTree, ids: np.ndarray, mesh: Mesh | None) -> PyTree:
     """Rows of some clients on the devices: replicated, or as `OwnerRows` for sharded data."""
     if isinstance(data, PlacedData):
-        return shard_rows(lambda own: _rows(clients, _positions(data, own)), ids, data.mesh)
+        return shard_rows(lambda own: _rows(clients, _positions(data, own)), ids, _owners(data, ids), data.mesh)
     return replicate(_rows(clients, ids), mesh)
 
 
 def _allocate(data: Federation, shapes: PyTree, disk: Disk | None) -> PyTree:
     """Uninitialized rows of all clients that this process stores, given the shapes of one row."""
-    count = len(own_clients(data.mesh, data.num_clients)) if isinstance(data, PlacedData) else data.num_clients
+    count = len(own_clients(data)) if isinstance(data, PlacedData) else data.num_clients
     if disk is not None and jax.tree.leaves(shapes):
         return Table.create(disk.folder, jax.tree.leaves(shapes), count).tree(jax.tree.structure(shapes))
     return jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), shapes)
@@ -148,7 +148,7 @@ def copy(state: State, data: Federation, mesh: Mesh | None = None, disk: Disk | 
     """Independent copy of a state, with the clients' rows on the host.
 
     Args:
-      state: state with the rows of all clients.
+      state: state with the rows of all clients, or of this process's own clients.
       data: the federation's data; with `PlacedData` a process keeps the rows of its own clients only.
       mesh: devices for all other parts of the state.
       disk: place of the rows on disk; None for host memory. Rows that are there already are not copied.
@@ -158,8 +158,12 @@ def copy(state: State, data: Federation, mesh: Mesh | None = None, disk: Disk | 
     elif table_of(state.clients) is not None:
         clients = in_memory(state.clients)
     else:
-        owned = own_clients(data.mesh, data.num_clients) if isinstance(data, PlacedData) else slice(None)
-        clients = jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[owned]), state.clients)
+        owned = own_clients(data) if isinstance(data, PlacedData) else slice(None)
+
+        def own_part(leaf):
+            return np.array(np.asarray(leaf)[owned if len(leaf) == data.num_clients else slice(None)])
+
+        clients = jax.tree.map(own_part, state.clients)
     trained = jax.tree.map(np.array, state.trained)
     server, key, number = replicate(jax.tree.map(jnp.copy, (state.server, state.key, state.round)), mesh)
     return State(server, clients, trained, key, number)
@@ -194,7 +198,7 @@ def whole(state: State, data: Federation, *, block: int | None = None) -> State 
     count = data.num_clients if first else 0
     clients = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), state.clients)
     for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), BLOCK if block is None else block):
-        rows = gather_all(shard_rows(lambda own: _rows(state.clients, _positions(data, own)), ids, data.mesh))
+        rows = gather_all(_fetch(data, state.clients, ids, None))
         if first:
             _write(clients, ids[:size], rows)
     return state._replace(clients=clients) if first else None
@@ -208,7 +212,12 @@ def _positions(data: Federation, clients: np.ndarray) -> np.ndarray:
     """Positions of this process's own clients among its stored rows."""
     if not isinstance(data, PlacedData):
         return clients
-    return np.searchsorted(own_clients(data.mesh, data.num_clients), clients)
+    return np.searchsorted(own_clients(data), clients)
+
+
+def _owners(data: PlacedData, clients: np.ndarray) -> np.ndarray:
+    """Devices [M] that own clients [M]."""
+    return np.asarray(data.owner)[clients]
 
 
 def _blocks(ids: np.ndarray, block: int) -> Iterator[tuple[np.ndarray, int]]:

@@ -1,9 +1,10 @@
 """Sharding by client: each device holds only the examples of its own clients.
 
-Client i belongs to device i mod D of a mesh, in whichever process that device is. A process therefore stores only the
-images of its own clients, and the same functions work for one process with several devices and for many machines. In a
-round, each device processes its own clients of the cohort. A sum over the devices then replicates the results; it is
-exact because each row is zero on all devices but one. All devices do the rest (aggregation, the next state) alike.
+Each client belongs to one device of a mesh (`pfl_jax.engine.placement.place`), in whichever process that device is. A
+process therefore stores only the images of its own clients, and the same functions work for one process with several
+devices and for many machines. In a round, each device processes its own clients of the cohort. A sum over the devices
+then replicates the results; it is exact because each row is zero on all devices but one. All devices do the rest
+(aggregation, the next state) alike.
 
 Disadvantage: with a small cohort the number of clients per device is random, and all devices wait for the one with the
 most. `pfl_jax.engine.mapping.map_clients`, in which every device can read all examples, distributes clients evenly.
@@ -20,8 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import PyTree
-from pfl_jax.data.federated import PER_CLIENT, FederatedData, OwnClients
-from pfl_jax.data.sources import Dataset
+from pfl_jax.data.federated import FederatedData, OwnClients
 from pfl_jax.engine.mapping import add_up
 from pfl_jax.primitives.tree import choose, gather
 
@@ -31,16 +31,20 @@ AXIS = "clients"
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PlacedData:
-    """Federation whose examples are on the devices that own the clients; made by `place`.
+    """Federation whose examples are on the devices that own the clients; made by `pfl_jax.engine.placement.place`.
 
     Attributes:
       own: federation of each device's own clients, stacked: leaves [D, ...], with row d on device d.
+      owner: int32 [N], position on the mesh of the device that owns each client, on every device.
+      row: int32 [N], row of each client in the tables of its owner, on every device.
       train_count, test_count: int32 [N], for all clients, on every device.
       validation_count: the same for validation examples; None for a federation without any.
       mesh: mesh with the single axis "clients".
     """
 
     own: FederatedData
+    owner: jax.Array
+    row: jax.Array
     train_count: jax.Array
     test_count: jax.Array
     validation_count: jax.Array | None
@@ -66,40 +70,9 @@ class OwnerRows:
     mesh: Mesh = dataclasses.field(metadata={"static": True})
 
 
-def place(data: FederatedData, mesh: Mesh) -> PlacedData:
-    """Assign a federation's clients to the devices of a mesh; this process stores those of its own devices.
-
-    Args:
-      data: data of all clients, the same in all processes.
-      mesh: mesh with the single axis "clients", over devices of one or more processes.
-    """
-    host = jax.tree.map(np.asarray, data)
-    devices, num_clients = mesh.size, data.num_clients
-    # All rows of the stack are padded to the largest number of clients and of examples of a device.
-    used = [_used(host, device, devices) for device in range(devices)]
-    pool, rows = max(map(len, used)), -(-num_clients // devices)
-    sharding = NamedSharding(mesh, PartitionSpec(AXIS))
-    parts = {device: _part(host, device, devices, used[device], pool, rows) for device in own_devices(mesh)}
-    names = next(iter(parts.values())).keys()
-    leaves = {name: _stack({device: part[name] for device, part in parts.items()}, devices, sharding) for name in names}
-    own = data._replace(**leaves)
-    counts = replicate((host.train_count, host.test_count, host.validation_count), mesh)
-    return PlacedData(own, *counts, mesh=mesh)
-
-
-def without_pixels(dataset: Dataset) -> Dataset:
-    """Dataset with the same labels and the same shape and type of inputs, but without inputs."""
-
-    def no_images(images: np.ndarray) -> np.ndarray:
-        # A new array: a slice would keep all images in memory.
-        return np.empty((0, *images.shape[1:]), images.dtype)
-
-    return dataset._replace(train_x=no_images(dataset.train_x), test_x=no_images(dataset.test_x))
-
-
 def first_shard(data: FederatedData | PlacedData) -> FederatedData | OwnClients:
     """Input of `client_data` for functions that need only shapes: the first device's part."""
-    return OwnClients(gather(data.own, 0), data.mesh.size) if isinstance(data, PlacedData) else data
+    return OwnClients(gather(data.own, 0), data.row) if isinstance(data, PlacedData) else data
 
 
 def own_devices(mesh: Mesh) -> list[int]:
@@ -109,10 +82,9 @@ def own_devices(mesh: Mesh) -> list[int]:
     ]
 
 
-def own_clients(mesh: Mesh, num_clients: int) -> np.ndarray:
+def own_clients(data: PlacedData) -> np.ndarray:
     """Sorted ids of the clients whose owners are in this process."""
-    clients = np.arange(num_clients, dtype=np.int32)
-    return clients[np.isin(clients % mesh.size, own_devices(mesh))]
+    return np.flatnonzero(np.isin(np.asarray(data.owner), own_devices(data.mesh))).astype(np.int32)
 
 
 def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
@@ -155,10 +127,11 @@ def map_owned(
     def is_owner_rows(part):
         return isinstance(part, OwnerRows)
 
-    def device_work(own, rest, clients):
+    def device_work(own, places, rest, clients):
+        owner, row = places
         clients = jax.tree.map(lambda c: gather(c.tree, 0) if is_owner_rows(c) else c, clients, is_leaf=is_owner_rows)
-        map_one = partial(fn, (OwnClients(gather(own, 0), mesh.size), *rest))
-        owned = jax.tree.leaves(clients)[0] % mesh.size == jax.lax.axis_index(AXIS)
+        map_one = partial(fn, (OwnClients(gather(own, 0), row), *rest))
+        owned = owner[jax.tree.leaves(clients)[0]] == jax.lax.axis_index(AXIS)
         order, number = jnp.argsort(~owned, stable=True), jnp.sum(owned)
 
         def step(index, carry):
@@ -187,28 +160,29 @@ def map_owned(
     results, total = jax.shard_map(
         device_work,
         mesh=mesh,
-        in_specs=(own_spec, all_spec, specs),
+        in_specs=(own_spec, all_spec, all_spec, specs),
         out_specs=(own_spec if keep_sharded else all_spec, all_spec),
         # As in `mapping.map_and_sum`: the loops of `fit` carry unsharded values into sharded results.
         check_vma=False,
-    )(data.own, tuple(rest), clients)
+    )(data.own, (data.owner, data.row), tuple(rest), clients)
     if keep_sharded:
         return OwnerRows(results, mesh), total
     return jax.lax.with_sharding_constraint(results, NamedSharding(mesh, PartitionSpec())), total
 
 
-def shard_rows(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, mesh: Mesh) -> OwnerRows:
+def shard_rows(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, owners: np.ndarray, mesh: Mesh) -> OwnerRows:
     """Rows sharded over the devices, from the memory of the processes that own the clients.
 
     Args:
       rows: function from ids [B] of clients of this process to their rows, leaves [B, ...]; B may be 0.
       clients: client ids [M], the same in all processes.
+      owners: the devices [M] that own these clients.
       mesh: mesh of the devices.
     """
     sharding = NamedSharding(mesh, PartitionSpec(AXIS))
 
     def device_rows(device):
-        owned = clients % mesh.size == device
+        owned = owners == device
 
         def fill(leaf):
             full = np.zeros((len(clients), *leaf.shape[1:]), leaf.dtype)
@@ -221,7 +195,7 @@ def shard_rows(rows: Callable[[np.ndarray], PyTree], clients: np.ndarray, mesh: 
     first, *_ = parts.values()
     leaves = {device: jax.tree.leaves(part) for device, part in parts.items()}
     stacked = [
-        _stack({device: part[index] for device, part in leaves.items()}, mesh.size, sharding)
+        stack({device: part[index] for device, part in leaves.items()}, mesh.size, sharding)
         for index in range(len(jax.tree.leaves(first)))
     ]
     return OwnerRows(jax.tree.unflatten(jax.tree.structure(first), stacked), mesh)
@@ -238,9 +212,13 @@ def gather_rows(rows: OwnerRows) -> PyTree:
     )(rows.tree)
 
 
-def own_rows(rows: OwnerRows, clients: np.ndarray) -> tuple[np.ndarray, PyTree]:
-    """Ids [B] of this process's clients among `clients` [M] and their rows [B, ...], on the host."""
-    owners = clients % rows.mesh.size
+def own_rows(rows: OwnerRows, clients: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, PyTree]:
+    """Ids [B] of this process's clients among `clients` [M] and their rows [B, ...], on the host.
+
+    Args:
+      rows: rows of all `clients`.
+      clients, owners: see `shard_rows`.
+    """
     positions = {device: np.flatnonzero(owners == device) for device in own_devices(rows.mesh)}
 
     def own_part(leaf):
@@ -257,47 +235,11 @@ def _sum(leaf: jax.Array) -> jax.Array:
     return jax.lax.psum(leaf, AXIS)
 
 
-def _stack(parts: dict[int, np.ndarray], devices: int, sharding: NamedSharding) -> jax.Array:
-    """Array [D, ...] with row d on device d, from the rows of this process."""
+def stack(parts: dict[int, np.ndarray], devices: int, sharding: NamedSharding) -> jax.Array:
+    """Array [D, ...] with row d on device d of the mesh, from the rows of this process, by device."""
     shape = (devices, *next(iter(parts.values())).shape)
 
     def row(index):
         return parts[index[0].start or 0][None]
 
     return jax.make_array_from_callback(shape, sharding, row)
-
-
-def _used(data: FederatedData, device: int, devices: int) -> np.ndarray:
-    """Sorted pool indices of the examples that a device's clients use."""
-    used = []
-    for split in ("train", "test", "validation"):
-        index, count = getattr(data, f"{split}_index"), getattr(data, f"{split}_count")
-        if index is None:
-            continue
-        index, count = np.asarray(index)[device::devices], np.asarray(count)[device::devices]
-        used.append(index[np.arange(index.shape[1]) < count[:, None]])
-    return np.unique(np.concatenate(used))
-
-
-def _part(
-    data: FederatedData, device: int, devices: int, used: np.ndarray, pool: int, rows: int
-) -> dict[str, np.ndarray]:
-    """Fields of the federation of a device's clients, padded to `pool` examples and tables of `rows` clients."""
-
-    def fill(leaf, size):
-        return np.concatenate([leaf, np.zeros((size - len(leaf), *leaf.shape[1:]), leaf.dtype)])
-
-    part = {"x": fill(np.asarray(data.x)[used], pool), "y": fill(np.asarray(data.y)[used], pool)}
-    part |= {name: np.asarray(leaf) for name, leaf in (("mean", data.mean), ("std", data.std)) if leaf is not None}
-    for name in PER_CLIENT:
-        leaf = getattr(data, name)
-        if leaf is None:
-            continue
-        leaf = np.asarray(leaf)[device::devices]
-        if name.endswith("_index"):
-            # Padding points to the pool's first example, which may be another client's.
-            count = np.asarray(getattr(data, name.replace("index", "count")))[device::devices]
-            is_real = np.arange(leaf.shape[1]) < count[:, None]
-            leaf = np.where(is_real, np.searchsorted(used, leaf), 0).astype(np.int32)
-        part[name] = fill(leaf, rows)
-    return part

@@ -8,7 +8,7 @@ import pytest
 from pfl_jax.base import ClientData
 from pfl_jax.data import client_data, federate, federate_runs, from_arrays, hold_out, partition, select_run
 from pfl_jax.data.federated import OwnClients
-from pfl_jax.engine import sharding
+from pfl_jax.engine import placement
 from pfl_jax.engine.mapping import client_mesh
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks import models
@@ -67,17 +67,17 @@ def test_runs_held_out_clients_and_devices_have_the_same_inputs():
     data, parts = federation(dataset, 4)
     runs = federate_runs(dataset, [parts, parts])
     stay, new = hold_out(data, 1)
-    placed = sharding.place(data, client_mesh(jax.devices()[:2]))
+    placed = placement.place(data, client_mesh(jax.devices()[:2]))
     for client in range(4):
         wanted = client_data(data, client, "train")
         for other in (
             client_data(select_run(runs, 1), client, "train"),
             client_data(*((stay, client) if client < 3 else (new, 0)), "train"),
-            client_data(OwnClients(gather(placed.own, client % 2), 2), client, "train"),
+            client_data(OwnClients(gather(placed.own, placed.owner[client]), placed.row), client, "train"),
         ):
             assert other.x.dtype == jnp.int32
             np.testing.assert_array_equal(other.x[: len(parts.train[client])], wanted.x[: len(parts.train[client])])
-    bare = sharding.without_pixels(dataset)
+    bare = placement.without_pixels(dataset)
     assert (bare.train_x.dtype, bare.input_shape, len(bare.train_x)) == (np.int32, (3,), 0)
 
 

@@ -13,7 +13,7 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from pfl_jax import simulate
 from pfl_jax.base import ClientData, Mean
 from pfl_jax.data import federated
-from pfl_jax.engine import host_state, sharding
+from pfl_jax.engine import host_state, placement
 from pfl_jax.engine.attacks import attackers, flip_labels, perturb
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
@@ -153,7 +153,7 @@ def test_attacks_drop_outs_and_stragglers_on_every_engine(name, attack):
         state, _ = on_host.round(data, state, 3)
     assert_close(state, want)
     mesh = simulate.client_mesh()
-    placed = sharding.place(data, mesh)
+    placed = placement.place(data, mesh)
     assert_close(play(simulate.build(method, settings(), num_labels=3).jit(mesh), placed), want)
     honest = play(simulate.build(method, Settings(rounds=3, drop_rate=0.4)).jit(), data)
     first, second = (np.asarray(jax.tree.leaves(one.server)[0]) for one in (honest, want))

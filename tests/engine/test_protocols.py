@@ -14,7 +14,7 @@ from trees import row
 
 from pfl_jax import simulate, sweep
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine import host_state, sharding
+from pfl_jax.engine import host_state, placement
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.methods import make_method
 from pfl_jax.primitives.metrics import score
@@ -123,7 +123,7 @@ def test_before_aggregation_of_fedper_against_a_loop_over_clients():
 )
 def test_before_aggregation_with_states_on_the_host_and_owned_clients(name, placed, state_on, monkeypatch):
     monkeypatch.setattr(host_state, "BLOCK", 3)
-    data = sharding.place(DATA, simulate.client_mesh()) if placed else DATA
+    data = placement.place(DATA, simulate.client_mesh()) if placed else DATA
     got = play(make(name), data=data, state_on=state_on)
     for one, other in zip(got, usual(name), strict=True):
         assert (one.before_aggregation is None) == (other.before_aggregation is None) == (one.round % 2 == 1)

@@ -11,7 +11,7 @@ from test_host_state import assert_same
 
 from pfl_jax import simulate
 from pfl_jax.data.federated import OwnClients, client_data
-from pfl_jax.engine import host_state, sharding
+from pfl_jax.engine import host_state, placement, sharding
 from pfl_jax.methods import make_method
 
 pytestmark = pytest.mark.without_f1_auc
@@ -27,21 +27,24 @@ def make(name):
 
 
 def test_every_device_has_its_own_clients_and_no_other_examples():
-    @partial(jax.jit, static_argnums=(2, 3))
-    def read(data, client, split, devices=None):
-        return client_data(data if devices is None else OwnClients(data, devices), client, split)
+    @partial(jax.jit, static_argnums=2)
+    def read(data, client, split, row=None):
+        return client_data(data if row is None else OwnClients(data, row), client, split)
 
     mesh = simulate.client_mesh()
-    placed = sharding.place(DATA, mesh)
+    placed = placement.place(DATA, mesh)
+    owner = np.asarray(placed.owner)
+    # 20 and 9 examples on one device, 14, 12 and 5 on the other.
+    assert mesh.size != 2 or owner.tolist() == [0, 0, 1, 1, 1]
     for device in range(mesh.size):
         own = jax.tree.map(lambda leaf, device=device: np.asarray(leaf)[device], placed.own)
-        mine = np.arange(5)[device :: mesh.size]
+        mine = np.flatnonzero(owner == device)
         real = sum(int(DATA.train_count[client]) + int(DATA.test_count[client]) for client in mine)
         pixels = np.asarray(own.x).reshape(len(own.x), -1)
         assert (pixels[real:] == 0).all()
         for client in mine:
             for split in ("train", "test"):
-                got, want = read(own, client, split, mesh.size), read(DATA, client, split)
+                got, want = read(own, client, split, placed.row), read(DATA, client, split)
                 mask = np.asarray(want.mask)
                 np.testing.assert_array_equal(got.mask, mask)
                 np.testing.assert_array_equal(np.asarray(got.x)[mask], np.asarray(want.x)[mask])
@@ -49,10 +52,21 @@ def test_every_device_has_its_own_clients_and_no_other_examples():
     assert {shard.data.shape[0] for shard in placed.own.x.addressable_shards} == {1}
 
 
+def test_the_largest_clients_are_dealt_first():
+    counts = np.random.default_rng(0).integers(1, 200, 40)
+    dealt = placement.deal(counts, 4)
+    assert [len(own) for own in dealt] == [10] * 4
+    assert sorted(np.concatenate(dealt)) == list(range(40))
+    loads, plain = np.array([counts[own].sum() for own in dealt]), np.array([counts[d::4].sum() for d in range(4)])
+    assert np.ptp(loads) <= 5 < np.ptp(plain)
+    # Clients of one size are dealt in turn.
+    assert [own.tolist() for own in placement.deal(np.full(5, 7), 2)] == [[0, 2, 4], [1, 3]]
+
+
 @pytest.mark.parametrize("chunk", [1, 2, None])
 @pytest.mark.parametrize("ids", [[0, 1, 2, 3, 4], [1, 3], [4]])
 def test_mapping_is_exact_for_every_type(chunk, ids):
-    placed = sharding.place(DATA, simulate.client_mesh())
+    placed = placement.place(DATA, simulate.client_mesh())
     ids, rows = jnp.asarray(ids, jnp.int32), jnp.arange(3.0 * len(ids)).reshape(-1, 3)
 
     def fn(shared, client):
@@ -77,13 +91,14 @@ def test_mapping_is_exact_for_every_type(chunk, ids):
 
 def test_rows_are_exchanged_between_their_owners():
     mesh, clients = simulate.client_mesh(), np.array([3, 0, 4], np.int32)
+    owners = np.array([1, 0, 1], np.int32) % mesh.size
     table = {"a": np.arange(10.0, dtype=np.float32).reshape(5, 2), "b": np.array([True, False, True, True, False])}
-    rows = sharding.shard_rows(lambda own: jax.tree.map(lambda leaf: leaf[own], table), clients, mesh)
+    rows = sharding.shard_rows(lambda own: jax.tree.map(lambda leaf: leaf[own], table), clients, owners, mesh)
     for device, block in enumerate(rows.tree["a"]):
-        np.testing.assert_array_equal(block[clients % mesh.size != device], 0)
+        np.testing.assert_array_equal(block[owners != device], 0)
     met = jax.jit(lambda rows: sharding.gather_rows(rows))(rows)
     jax.tree.map(lambda got, leaf: np.testing.assert_array_equal(got, leaf[clients]), met, table)
-    own, found = sharding.own_rows(rows, clients)
+    own, found = sharding.own_rows(rows, clients, owners)
     assert sorted(own) == sorted(clients)
     jax.tree.map(lambda got, leaf: np.testing.assert_array_equal(got, leaf[own]), found, table)
 
@@ -99,7 +114,7 @@ def test_owned_clients_give_the_same_results(name, place, monkeypatch):
         results = list(simulate.run(make(name), data, SETTINGS, jax.random.key(5), **options))
         return results, jax.tree.map(np.asarray, results[-1].state._replace(key=()))
 
-    placed = sharding.place(DATA, simulate.client_mesh())
+    placed = placement.place(DATA, simulate.client_mesh())
     got = play(placed, state_on=place)
     want = play(DATA)
     assert_same(got, want)

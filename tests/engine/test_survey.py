@@ -9,7 +9,7 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from pfl_jax import simulate
 from pfl_jax.base import Mean, Survey
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine import host_state, sharding
+from pfl_jax.engine import host_state, placement
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import make_method
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
@@ -65,5 +65,5 @@ def test_chunks_and_hosts_change_nothing():
 def test_devices_change_nothing():
     want, mesh = start(simulate.build), simulate.client_mesh()
     shared = simulate.build(asking(), SETTINGS, mesh).init(tiny_federation(), jax.random.key(0)).server
-    for one in (shared, start(simulate.build, sharding.place(tiny_federation(), mesh))):
+    for one in (shared, start(simulate.build, placement.place(tiny_federation(), mesh))):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, want)

@@ -10,7 +10,7 @@ from trees import row
 from pfl_jax import data as pfl_data
 from pfl_jax import simulate, sweep
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine import sharding
+from pfl_jax.engine import placement
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 
@@ -50,7 +50,7 @@ def assert_scores(got, want):
 )
 def test_validation_scores_are_test_scores_of_the_swapped_federation(place):
     options = {"state_on": "host"} if place == "host" else {}
-    data = sharding.place(DATA, simulate.client_mesh()) if place == "sharded" else DATA
+    data = placement.place(DATA, simulate.client_mesh()) if place == "sharded" else DATA
     results, swapped, plain = play(data, **options), play(SWAPPED), play(PLAIN)
     for result, other, without in zip(results, swapped, plain, strict=True):
         for protocol in ("received", "trained", "before_aggregation"):

@@ -1,13 +1,16 @@
-"""Two processes over loopback make the run that one makes; what cannot be is one line."""
+"""Two and four processes over loopback make the run that one makes; what cannot be is one line."""
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -19,8 +22,10 @@ from experiments.commands.main import main
 from experiments.config.cell import Cell
 from experiments.config.request import parse
 from experiments.results.run_folder import METRICS
+from experiments.runtime import distributed, supervise
 from experiments.runtime.devices import devices
 from experiments.runtime.distributed import Processes, _one_line
+from experiments.runtime.supervise import LOST
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
@@ -34,12 +39,12 @@ def free_port():
         return found.getsockname()[1]
 
 
-def start(*words, cwd, different=()):
-    """Two processes of one run; the second one has some words more."""
-    told = ["--distributed", "--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", "2", "--process-id"]
+def start(*words, cwd, different=(), number=2):
+    """Processes of one run; all but the first have some words more."""
+    told = ["--distributed", "--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", str(number)]
     return [
-        process("experiments.digits", *words, *(different if index else ()), *told, str(index), cwd=cwd)
-        for index in range(2)
+        process("experiments.digits", *words, *(different if index else ()), *told, "--process-id", str(index), cwd=cwd)
+        for index in range(number)
     ]
 
 
@@ -91,13 +96,98 @@ def test_two_processes_are_one_run_stop_together_and_go_on(tmp_path, place):
 
     child = process("experiments.digits", *words, "--devices", "1", "--out", "one", cwd=tmp_path)
     assert finish([child])[0] == [0]
-    for two, one in zip(lines(tmp_path / "two"), lines(tmp_path / "one"), strict=True):
+    assert_same(lines(tmp_path / "two"), lines(tmp_path / "one"))
+
+
+def assert_same(some, others):
+    for two, one in zip(some, others, strict=True):
         for name in ("received_per_client", "trained_per_client"):
             # One test example of ten is ten points: rounding may turn one now and then.
             got, want = (np.array(line[name], float) for line in (two, one))
             np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
             assert np.nanmax(np.abs(got - want)) <= 10.01
             assert abs(np.nanmean(got) - np.nanmean(want)) <= 4.01
+
+
+@pytest.mark.slow
+def test_other_numbers_of_processes_go_on_and_end_as_one(tmp_path):
+    words = [*RUN, "--rounds", "6", "--state-on", "host", "--checkpoint-every", "2"]
+    codes, _, errors = finish(start(*words, "--out", "two", cwd=tmp_path))
+    assert codes == [0, 0], errors
+    # No process wrote the rows of all clients: each has a folder of its own.
+    newest = tmp_path / "two" / FOLDER / "6"
+    assert {path.name for path in newest.rglob("ocdbt.process_*")} == {"ocdbt.process_0", "ocdbt.process_1"}
+    for name in ("checkpoints/6", "summary.json", "state.msgpack"):
+        path = tmp_path / "two" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(tmp_path / "two", tmp_path / "alone")
+    codes, outs, errors = finish(start("--resume", "two", cwd=tmp_path, number=4))
+    assert codes == [0] * 4, errors
+    assert "continuing two after round 4" in outs[0]
+    assert "in 4 processes" in outs[0]
+    assert finish([process("experiments.digits", "--resume", "alone", cwd=tmp_path)])[0] == [0]
+    assert finish([process("experiments.digits", *words, "--out", "one", cwd=tmp_path)])[0] == [0]
+    for name in ("two", "alone"):
+        assert_same(lines(tmp_path / name), lines(tmp_path / "one"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)])
+def test_a_killed_process_ends_the_other_with_one_line_and_the_run_goes_on(tmp_path, victim, number):
+    words = [*RUN, "--rounds", "300", "--state-on", "host", "--checkpoint-every", "1", "--out", "two"]
+    children = start(*words, "--devices", "2", cwd=tmp_path)
+    wait(lambda: (tmp_path / "two" / METRICS).exists() and len(lines(tmp_path / "two")) >= 3, children)
+    # The supervisor's own child does the work.
+    pid = children[victim].pid
+    worker = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    os.kill(worker, number)
+    began = time.monotonic()
+    _, err = children[1 - victim].communicate(timeout=60)
+    assert time.monotonic() - began < 60
+    if number == signal.SIGSTOP:
+        os.kill(worker, signal.SIGKILL)
+    _, other = children[victim].communicate(timeout=60)
+    assert children[1 - victim].returncode == 2
+    assert re.fullmatch(rf"error: {LOST}; --resume two goes on after round \d+\n", err), err
+    assert children[victim].returncode == 128 + signal.SIGKILL
+    assert other.count("\n") == 1
+    done = len(lines(tmp_path / "two"))
+    child = process("experiments.digits", "--resume", "two", cwd=tmp_path)
+    wait(lambda: len(lines(tmp_path / "two")) > done + 1, [child])
+    child.send_signal(signal.SIGTERM)
+    assert finish([child])[0] == [130]
+
+
+@pytest.mark.slow
+def test_a_killed_supervisor_takes_its_process_with_it(tmp_path):
+    children = start(*RUN, "--rounds", "300", "--out", "two", cwd=tmp_path)
+    wait(lambda: (tmp_path / "two" / METRICS).exists() and len(lines(tmp_path / "two")) >= 2, children)
+    children[0].kill()
+    _, err = children[1].communicate(timeout=60)
+    assert (children[1].returncode, err) == (2, f"error: {LOST}\n")
+
+
+def test_a_lost_process_is_told_from_other_errors():
+    assert distributed.lost(RuntimeError("INTERNAL: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]"))
+    assert not distributed.lost(RuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
+    assert not distributed.lost(InvalidInput("the folder barrier-study is not empty"))
+
+
+@pytest.mark.parametrize(
+    ("code", "errors", "want", "said"),
+    [
+        (0, "a warning of C++\n", 0, ""),
+        (2, "INFO: gRPC\n", 2, ""),
+        (1, "what C++ said\n", 1, "what C++ said\n"),
+        (-signal.SIGABRT, "F client.h] the JAX distributed service detected fatal errors\n", 2, f"error: {LOST}; x\n"),
+        (-signal.SIGABRT, "", 2, f"error: {LOST}; x\n"),
+        (-signal.SIGABRT, "corrupted\n", 134, "corrupted\nerror: this process was ended by SIGABRT; x\n"),
+        (-signal.SIGSEGV, "", 139, "error: this process was ended by SIGSEGV; x\n"),
+    ],
+)
+def test_the_end_of_a_process_is_one_line(code, errors, want, said, capsys):
+    assert supervise._ended(code, errors, "; x") == want
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.slow
@@ -123,7 +213,10 @@ def test_what_cannot_be_is_one_line_of_the_first_process(tmp_path, words, differ
 @pytest.mark.slow
 def test_a_process_that_waits_in_vain_says_so(tmp_path):
     words = ["--distributed", "--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", "2", "--process-id", "1"]
-    program = f"from experiments import cli, distributed; distributed.WAIT = 2; exit(cli.main('digits', {words}))"
+    program = "from experiments.runtime import distributed; from experiments.commands import main; "
+    # As the child of a supervisor.
+    program += "import os; reader, writer = os.pipe(); os.environ['PFL_JAX_SUPERVISED'] = f'2 {reader} {writer}'; "
+    program += f"distributed.WAIT = 2; exit(main.main('digits', {words}))"
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     run = partial(subprocess.run, capture_output=True, text=True, timeout=240)
     child = run([sys.executable, "-c", program], cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)})
@@ -188,15 +281,14 @@ def test_all_processes_give_equally_many_devices(words, there, want, monkeypatch
         assert [one.id for one in devices(options)] == want
 
 
-def test_without_a_cluster_the_line_says_what_to_give(capsys, monkeypatch):
+def test_without_a_cluster_the_line_says_what_to_give(monkeypatch):
     for name in ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "JAX_COORDINATOR_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     # This process has its devices already, which the runtime would find first.
     monkeypatch.setattr(jax._src.xla_bridge, "backends_are_initialized", lambda: False)
-    assert main("digits", ["--distributed"]) == 2
-    err = capsys.readouterr().err
-    assert "--distributed found no cluster" in err
-    assert err.count("\n") == 1
+    with pytest.raises(InvalidInput, match="--distributed found no cluster") as error:
+        distributed.start(parse("digits", ["--distributed"]))
+    assert "\n" not in str(error.value)
 
 
 def test_many_runs_have_one_process():

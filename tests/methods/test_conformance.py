@@ -12,7 +12,7 @@ import pytest
 from golden import FILE, fingerprint
 
 from pfl_jax import simulate
-from pfl_jax.engine import sharding
+from pfl_jax.engine import placement
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import documented_info
@@ -70,7 +70,7 @@ def test_devices_change_nothing(subject):
 @pytest.mark.slow
 def test_devices_that_own_their_clients_change_nothing(subject):
     # On eight devices some own nobody.
-    data = sharding.place(tiny_federation(), simulate.client_mesh())
+    data = placement.place(tiny_federation(), simulate.client_mesh())
     got = conformance.play(simulate.build(subject.build(), Settings(rounds=1)).jit(data.mesh), data)
     conformance.assert_close(got, subject.reference)
 
