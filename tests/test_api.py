@@ -36,7 +36,7 @@ PUBLIC = [
     *(f"engine.{name}" for name in ("attacks", "checkpoint", "chunking", "communication", "final_state", "simulate")),
     "engine.sweep",
     *(f"networks.{name}" for name in ("batch_norm", "convolution", "flax_modules", "layers", "models", "pooling")),
-    *(f"networks.{name}" for name in ("resnet", "text")),
+    *(f"networks.{name}" for name in ("module_checks", "nnx_modules", "resnet", "text")),
     *(f"testing.{name}" for name in ("conformance", "problems")),
     *(f"primitives.{name}" for name in ("aggregation", "compressors", "ensembles", "feature_statistics", "features")),
     *(f"primitives.{name}" for name in ("fingerprint", "robust_means", "updates")),

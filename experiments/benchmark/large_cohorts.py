@@ -1,6 +1,7 @@
 """Large models and large cohorts: time and memory of a round, a process for each."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -52,22 +53,23 @@ def large_cohorts(setup: Setup) -> Section:
     return Section("Large models and cohorts", rows, note)
 
 
-def large_cohort(scale: Scale, of: list) -> Row:
+def large_cohort(scale: Scale, of: Sequence[Any]) -> Row:
     """Seconds and memory of one of ROUNDS, the second round of a new federation; in a process of its own.
 
     On paper each device holds a client's parameters, gradient and momentum, the sum of the means of its clients, the
     server's model before and after the round, all clients' states twice, and the examples. The activations of a batch
     and the programs are not in it.
     """
-    of, mesh = Large(*of), simulate.client_mesh()
-    data = workload.federation(of.clients, of.examples, "cifar10")
-    model = models.MODELS[of.model]((32, 32, 3), 10)
+    method, name, clients, cohort, examples = Large(*of)
+    mesh = simulate.client_mesh()
+    data = workload.federation(clients, examples, "cifar10")
+    model = models.MODELS[name]((32, 32, 3), 10)
     before = measure.peak_memory()
-    rates = {"lr": 0.01, "momentum": 0.5, "batch_size": of.examples, "epochs": 1}
+    rates = {"lr": 0.01, "momentum": 0.5, "batch_size": examples, "epochs": 1}
     rounds = Rounds(
-        make_method(of.method, model, **rates),
+        make_method(method, model, **rates),
         data,
-        participation=of.cohort / of.clients,
+        participation=cohort / clients,
         chunk=1 if jax.default_backend() == "cpu" else None,
         mesh=mesh,
         evaluation=False,
@@ -77,10 +79,10 @@ def large_cohort(scale: Scale, of: list) -> Row:
     states = byte_count(rounds.state.clients)
     held = mesh.size * (6 * size + 2 * states + byte_count(data))
     return {
-        "method": of.method,
-        "model": of.model,
+        "method": method,
+        "model": name,
         "parameters, million": size / 4e6,
-        "cohort": of.cohort,
+        "cohort": cohort,
         "s/round": seconds,
         "on paper MiB": held / _MIB,
         "peak MiB": measure.peak_memory() / _MIB,

@@ -7,7 +7,12 @@ from pfl_jax.errors import InvalidInput
 
 
 def num_features_of(features: Any, head: str) -> int:
-    """d of the features of two inputs; InvalidInput unless they are [2, d]."""
+    """Number of features d of two inputs; InvalidInput unless the features are [2, d].
+
+    Args:
+      features: of two inputs.
+      head: name of the head, for the error.
+    """
     if not hasattr(features, "shape") or features.ndim != 2:
         words = in_words(features) if hasattr(features, "shape") else type(features).__name__
         raise InvalidInput(f"the features of two inputs are {words}, not [2, d]: flatten before {head}")
@@ -15,7 +20,11 @@ def num_features_of(features: Any, head: str) -> int:
 
 
 def refuse_variables(collections: Iterable[str]) -> None:
-    """Raise InvalidInput for a module with other variables than parameters."""
+    """Raise InvalidInput for a module with other variables than parameters.
+
+    Args:
+      collections: names of the kinds of other variables.
+    """
     if others := sorted(collections):
         raise InvalidInput(
             f"the module keeps variables besides its parameters ({', '.join(others)}), which a Model cannot"
@@ -23,7 +32,13 @@ def refuse_variables(collections: Iterable[str]) -> None:
 
 
 def require_part(path: Sequence[str], parts: Sequence[str], *, there: bool) -> None:
-    """Raise InvalidInput unless the module has the part; `parts` are those that it has."""
+    """Raise InvalidInput unless a module has a part.
+
+    Args:
+      path: of the part.
+      parts: paths of all parts of the module.
+      there: whether the part is there.
+    """
     if not there:
         raise InvalidInput(
             f"the module has no part {'/'.join(path)} with parameters: name its head with head=, one of "
@@ -32,7 +47,13 @@ def require_part(path: Sequence[str], parts: Sequence[str], *, there: bool) -> N
 
 
 def require_one_last_call(name: str, calls: int, last: bool) -> None:
-    """Raise InvalidInput unless a head is called once, as the last step of its module."""
+    """Raise InvalidInput unless a head is called once, as the last step of its module.
+
+    Args:
+      name: of the head.
+      calls: number of its calls.
+      last: whether its last call is the module's last step.
+    """
     if calls != 1:
         raise InvalidInput(f"{name} is called {calls} times: a head is called once, on the features")
     if not last:

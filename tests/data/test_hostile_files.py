@@ -154,7 +154,8 @@ def header(shape, kind="<f8"):
 def test_an_array_that_promises_gigabytes(tmp_path, shape):
     path = npz(tmp_path / "my.npz", x=header(shape) + bytes(80), y=np.arange(3))
     assert "the header of x.npy promises" in refusal(lambda: read_tables.npz(path, None, None))
-    assert tfds._read_cache(path, SPECS["cifar10"]) is None
+    for by_rows in (False, True):
+        assert tfds._read_cache(path, SPECS["cifar10"], by_rows=by_rows) is None
 
 
 @pytest.mark.slow
