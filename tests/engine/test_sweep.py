@@ -37,7 +37,8 @@ def assert_same_run(alone, together, index):
 @pytest.mark.parametrize(
     ("name", "chunk", "devices"),
     [
-        ("fedper", 1, 2),
+        # The sweep of the command is compared with its runs too.
+        pytest.param("fedper", 1, 2, marks=pytest.mark.slow),
         pytest.param("fedpac", 1, 2, marks=pytest.mark.slow),
         pytest.param("ditto", None, 1, marks=pytest.mark.slow),
     ],

@@ -61,6 +61,8 @@ def test_validation_scores_are_test_scores_of_the_swapped_federation(place):
         assert without.received.validation is None
 
 
+# The sweep of the command has them too.
+@pytest.mark.slow
 def test_runs_of_a_sweep_have_validation_scores():
     keys = jnp.stack([KEY, jax.random.key(6)])
     (*_, last), (*_, alone) = sweep.run(make, DATA, SETTINGS, keys), play(DATA)

@@ -418,7 +418,7 @@ def test_durations(seconds, text):
     [
         ("--partition pathological --pathological-protocol clustered", "pathological (clustered)"),
         pytest.param("--partition iid --size-choices 10 20 --shift labels", "labels permuted by group", marks=SLOW),
-        ("--shift rotation --num-clients 6", "images rotated by group"),
+        pytest.param("--shift rotation --num-clients 6", "images rotated by group", marks=SLOW),
     ],
 )
 def test_settings_run(tmp_path, capsys, words, said):

@@ -162,9 +162,10 @@ PRIVATE = {"dp_clip": 0.5, "dp_noise": 0.1}
 BOTH = PRIVATE | {"client_clip": 0.5, "client_noise": 0.1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "values"),
-    [("fedper", BOTH), *(pytest.param(name, PRIVATE, marks=pytest.mark.slow) for name in ("fedpac", "ditto"))],
+    [("fedper", BOTH), ("fedpac", PRIVATE), ("ditto", PRIVATE)],
 )
 def test_conformance_with_private_steps(name, values):
     subject = conformance.Subject(METHODS[name], **values)

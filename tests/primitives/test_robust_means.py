@@ -92,10 +92,8 @@ def test_median_of_ties():
 
 
 def test_median_with_sums_of_weights_that_are_rounded():
-    # The sum of the lower half may be a little less than half of the total.
-    for number in range(2, 40, 2):
-        got = robust_means.median(jnp.arange(number, dtype=jnp.float32)[:, None], jnp.full(number, 0.1))
-        assert got.tolist() == [(number - 1) / 2]
+    # In float32 the sum of the lower half is a little less than half of the total.
+    assert robust_means.median(jnp.arange(10.0)[:, None], jnp.full(10, 0.1)).tolist() == [4.5]
 
 
 def test_krum_counts_the_nearest_alone():
