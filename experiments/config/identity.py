@@ -35,7 +35,11 @@ def relevant_options(request: Request) -> dict[str, Any]:
     if not reads_pixel_normalization(request.dataset):
         unused.add("pixel_normalization")
     values = resolve_defaults(dataclasses.asdict(request.options) | request.hyper_parameters)
-    unused |= unread_by_wrappers(values).keys() | unread_attack(request.options).keys()
+    unread = unread_attack(request.options)
+    if "attack" in unread:
+        # It stays, because runs under attack are others.
+        values["attack"] = None
+    unused |= unread_by_wrappers(values).keys() | unread.keys() - {"attack"}
     values |= by_content(values, request.own_code)
     if request.dataset == own_data.CUSTOM:
         values["data_digest"] = own_data.digest(request.options)

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from experiments.commands.main import main
+from experiments.config.identity import relevant_options
+from experiments.config.request import parse
+from experiments.execution.cached_runs import difference
 from experiments.results.load import read_evaluations
 from experiments.results.run_folder import Evaluation
 from experiments.sweep.__main__ import main as sweep
@@ -97,3 +100,17 @@ def test_a_sweep_of_means_and_compressions(tmp_path):
     assert len(configs) == 8
     assert sorted("attackers" in config for config in configs) == [False] * 4 + [True] * 4
     assert len({config["bytes_per_client_and_round"]["up"] for config in configs}) == 2
+
+
+def test_a_run_under_attack_is_not_taken_for_a_plain_one():
+    attacked = parse("digits", ["--attack", "signs", "--attackers", "0.2"])
+    config = {
+        "data": {"is_real": True, "description": ""},
+        "dataset": "digits",
+        "options": json.loads(json.dumps(vars(attacked.options))),
+        "hyper_parameters": attacked.hyper_parameters,
+    }
+    assert difference(attacked, config) == ""
+    assert difference(parse("digits", []), config) == "--attack signs, not None"
+    # Nobody attacks.
+    assert relevant_options(parse("digits", ["--attack", "signs"])) == relevant_options(parse("digits", []))
