@@ -1,22 +1,18 @@
 """Benchmark of this machine: prints tables, and writes them to a file with --out; --only selects sections."""
 
-import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.console import Console
 
-from experiments.commands.parser import Switch, choose, parse
-from experiments.config.exit_codes import exit_code
-from experiments.runtime.console import print_line
-from experiments.runtime.signals import interruptible
-from pfl_jax.atomic_write import write_text
+from experiments.benchmark import command
+from experiments.commands.parser import Switch, choose
 from pfl_jax.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from experiments.benchmark.records import Section
 
 SECTIONS = (
     *("training", "methods", "waste", "growth", "memory_growth"),
@@ -29,12 +25,10 @@ USUAL = SECTIONS[:5]
 HELP_ONLY = f"Some of {', '.join(SECTIONS)}; those after {USUAL[-1]} are run only if they are named."
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class Options(command.Options):
     """Command line of the benchmark."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """New file for all figures: .md is Markdown, else JSON."""
     quick: Switch = False
     """Tiny sizes, which only show that it runs."""
     chunks: Annotated[tuple[int, ...], tyro.conf.arg(metavar="M...")] = ()
@@ -46,57 +40,25 @@ class Options:
         choose("section", self.only, SECTIONS)
         if self.chunks and min(self.chunks) < 1:
             raise InvalidInput(f"--chunks must be at least 1, not {min(self.chunks)}")
-        if self.out is None:
-            return
-        if self.out.exists():
-            raise InvalidInput(f"{self.out} is there already: name a new file, or remove it")
-        if not os.access(self.out.absolute().parent, os.W_OK):
-            raise InvalidInput(f"the folder of {self.out} is not there or cannot be written")
+        super().check()
 
 
-def _parse(words: Sequence[str] | None) -> Options:
-    options, _ = parse(Options, "experiments.benchmark", __doc__, words)
-    options.check()
-    return options
-
-
-def _headline(machine: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    load = f"load {machine['load']:.1f} before" + (": BUSY, figures are too low" if machine["load"] > 1 else "")
-    torch = "" if "torch" in machine["versions"] else "; no PyTorch: pip install -r requirements-bench.txt to compare"
-    gpu = machine["devices"] if machine["backend"] == "gpu" else "no GPU: GPU rows need one, same command"
-    return f"{machine['cpu']}, {machine['cores']} cores, {load}; {versions}{torch}\n{gpu}"
-
-
-def benchmark(request: Options, console: Console) -> None:
-    """Run the benchmark, print its progress and its tables, and write the file.
+def benchmark(request: Options, notify: command.Notify) -> "tuple[dict[str, Section], dict[str, Any]]":
+    """Measure the sections that are asked for.
 
     Args:
       request: the parsed command line.
-      console: for progress and tables.
+      notify: for progress.
+
+    Returns:
+      The sections by name, and what was asked and what the machine's peak is.
     """
-    began = time.perf_counter()
     # Imported now, so that errors and --help do not wait for it.
-    from experiments.benchmark import measure, records, sections, workload
-    from experiments.runtime import jax_config
+    from experiments.benchmark import sections, workload
 
-    def notify(what: str) -> None:
-        print_line(console, f"[{time.perf_counter() - began:4.0f} s] {what}", "dim")
-
-    jax_config.prepare_jax()
-    this = measure.machine()
-    print_line(console, _headline(this))
     setup = workload.setup(workload.QUICK if request.quick else workload.FULL, request.chunks, notify)
     found = {name: getattr(sections, name)(setup) for name in SECTIONS if name in (request.only or USUAL)}
-    for section in found.values():
-        console.print(section.terminal())
-    seconds = time.perf_counter() - began
-    print_line(console, f"{seconds:.0f} s in all")
-    if request.out is not None:
-        this |= {"quick": request.quick, "peak": setup.peak, "operations": workload.operations(), "seconds": seconds}
-        is_markdown = request.out.suffix == ".md"
-        text = records.markdown(list(found.values())) if is_markdown else records.as_json(this, found)
-        write_text(request.out, text if not is_markdown else f"{_headline(this)}\n\n{text}")
+    return found, {"quick": request.quick, "peak": setup.peak, "operations": workload.operations()}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -108,15 +70,7 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns:
       The exit code, see `exit_codes.exit_code`.
     """
-
-    def work() -> None:
-        try:
-            with interruptible():
-                benchmark(_parse(words), Console())
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("interrupted: nothing was written") from None
-
-    return exit_code(work)
+    return command.command(Options, "experiments.benchmark", __doc__, words, benchmark)
 
 
 if __name__ == "__main__":

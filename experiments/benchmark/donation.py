@@ -1,16 +1,19 @@
-"""Cost of keeping the states of past rounds: `python -m experiments.benchmark.donation`, some minutes on two cores.
+"""Cost of keeping the states of past rounds; some minutes on two cores.
 
 Rounds on 20 clients of 600 examples in Fashion-MNIST's shape, by turns with and without `donate` of
 `pfl_jax.engine.simulate.run`.
 """
 
 import statistics
+import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from experiments.benchmark import workload
+from experiments.benchmark import command, workload
+from experiments.benchmark.records import Row, Section
 from pfl_jax import simulate
 from pfl_jax.methods import make_method
 from pfl_jax.primitives.tree import byte_count
@@ -19,7 +22,7 @@ ROUNDS = 10
 _MB = 1e6
 
 
-def measure(name: str) -> dict[str, float]:
+def donation(name: str) -> Row:
     """Megabytes of the state and of a round, kept and donated, and the median ratio of paired times.
 
     Args:
@@ -30,7 +33,7 @@ def measure(name: str) -> dict[str, float]:
     built = simulate.build(method, simulate.Settings(rounds=1))
     engines: dict[bool, Any] = {donate: built.jit(donate=donate) for donate in (False, True)}
     states = {donate: engine.init(data, jax.random.key(0)) for donate, engine in engines.items()}
-    found = {"state MB": byte_count(states[True]._replace(key=())) / _MB}
+    found: Row = {"method": name, "state MB": byte_count(states[True]._replace(key=())) / _MB}
     for donate, engine in engines.items():
         memory = engine.round.lower(data, states[donate], 20).compile().memory_analysis()
         results = memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -48,6 +51,27 @@ def measure(name: str) -> dict[str, float]:
     return found | {"time, kept / donated": statistics.median(ratios), "least": min(ratios), "greatest": max(ratios)}
 
 
-if __name__ == "__main__":
+def compare(options: command.Options, notify: command.Notify) -> tuple[dict[str, Section], dict[str, Any]]:
+    """Memory and time with and without donated states."""
+    rows: list[Row] = []
     for name in ("fedpac", "ditto"):
-        print(name, ", ".join(f"{key} {value:.2f}" for key, value in measure(name).items()))
+        notify(name)
+        rows.append(donation(name))
+    note = f"20 clients of 600 examples in Fashion-MNIST's shape, one epoch, {ROUNDS} pairs of rounds"
+    return {"donation": Section("Kept and donated states", rows, note)}, {}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+      words: after the module's name; by default those of this process.
+
+    Returns:
+      The exit code, see `exit_codes.exit_code`.
+    """
+    return command.command(command.Options, "experiments.benchmark.donation", __doc__, words, compare)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

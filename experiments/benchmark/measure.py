@@ -107,9 +107,14 @@ def resident_memory() -> int | None:
     return _status("VmRSS")
 
 
-def _status(name: str) -> int | None:
+def peak_memory_of(process: int) -> int:
+    """Peak memory of another process so far, in bytes; 0 once it has ended."""
+    return _status("VmHWM", str(process)) or 0
+
+
+def _status(name: str, process: str = "self") -> int | None:
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)

@@ -1,4 +1,4 @@
-"""Rounds beside those of PFLlib itself, on the same clients and network, with the same steps. Minutes on two cores:
+"""Rounds beside those of PFLlib itself, on the same clients and network, with the same steps; 13 minutes on two cores:
 
     git clone https://github.com/TsingZ0/PFLlib
     python -m experiments.benchmark.pfllib --checkout PFLlib --out pfllib.json
@@ -19,23 +19,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 
-from experiments.benchmark import measure
-from experiments.benchmark.records import Row, Section, as_json
-from experiments.commands.parser import Switch, parse
-from experiments.config.exit_codes import exit_code
-from experiments.runtime import jax_config
-from experiments.runtime.console import print_line
-from experiments.runtime.signals import interruptible
-from pfl_jax.atomic_write import write_text
+from experiments.benchmark import command, measure
+from experiments.benchmark.records import Row, Section
+from experiments.commands.parser import Switch
 from pfl_jax.errors import InvalidInput
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -50,14 +43,12 @@ ROUNDS = 3
 """Timed rounds of a repetition; the median counts."""
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class Options(command.Options):
     """Command line of the comparison."""
 
     checkout: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """Folder of PFLlib."""
-    out: Annotated[Path, tyro.conf.arg(metavar="FILE")]
-    """New JSON file for all figures."""
     python: str = sys.executable
     """Python that runs PFLlib."""
     repetitions: int = 3
@@ -69,10 +60,9 @@ class Options:
         """Raise InvalidInput for values that cannot be used."""
         if not (self.checkout / "system" / "main.py").is_file():
             raise InvalidInput(f"--checkout {self.checkout}: no system/main.py there; name a clone of PFLlib")
-        if self.out.exists():
-            raise InvalidInput(f"{self.out} is there already: name a new file, or remove it")
         if self.repetitions < 1:
             raise InvalidInput(f"--repetitions must be at least 1, not {self.repetitions}")
+        super().check()
 
 
 def write_clients(folder: Path, train: Sequence[Any], test: Sequence[Any]) -> None:
@@ -154,7 +144,7 @@ def ours(data: Any, name: str, own: dict[str, Any]) -> Callable[[], None]:
     return rounds.round
 
 
-def compare(options: Options, notify: Callable[[str], None]) -> Section:
+def compare(options: Options, notify: command.Notify) -> tuple[dict[str, Section], dict[str, Any]]:
     """Seconds of a round of each method, ours and PFLlib's in turn."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -171,7 +161,7 @@ def compare(options: Options, notify: Callable[[str], None]) -> Section:
             rows.append({"method": their_name, **medians, "ratio": ratio, **seconds})
     images = "synthetic images in Fashion-MNIST's shape" if options.embedded else "Fashion-MNIST"
     note = f"{images}, {CLIENTS} clients of {EXAMPLES} examples, batches of {BATCH_SIZE}, one epoch, seconds per round"
-    return Section("Beside PFLlib", rows, note)
+    return {"pfllib": Section("Beside PFLlib", rows, note)}, {}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -183,21 +173,7 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns:
       The exit code, see `exit_codes.exit_code`.
     """
-
-    def work() -> None:
-        options, _ = parse(Options, "experiments.benchmark.pfllib", __doc__, words)
-        options.check()
-        console, began = Console(), time.perf_counter()
-        jax_config.prepare_jax()
-        with interruptible():
-            this = measure.machine()
-            found = compare(
-                options, lambda what: print_line(console, f"[{time.perf_counter() - began:4.0f} s] {what}", "dim")
-            )
-        console.print(found.terminal())
-        write_text(options.out, as_json(this, {"pfllib": found}))
-
-    return exit_code(work)
+    return command.command(Options, "experiments.benchmark.pfllib", __doc__, words, compare)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""Peak memory of 1, 2 and 4 processes on one machine: `python -m experiments.benchmark.processes`.
+"""Peak memory of 1, 2 and 4 processes on one machine; minutes on two cores.
 
-The processes train FedPer over loopback on random images in EMNIST's shape, which every client has its own of; minutes
-on two cores. `--clients N` sets the number of clients.
+The processes train FedPer over loopback on random images in EMNIST's shape, which every client has its own of.
 """
 
-import argparse
 import os
 import socket
 import struct
@@ -12,13 +10,41 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+import tyro
+
+from experiments.benchmark import command, measure
+from experiments.benchmark.records import Row, Section
+from experiments.commands.parser import at_least_one
+from pfl_jax.errors import InvalidInput
 
 TRAIN, TEST = 180, 20
 _MIB = 2**20
 _NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "test-images-idx3-ubyte", "test-labels-idx1-ubyte")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(command.Options):
+    """Command line of the comparison."""
+
+    clients: int = 2500
+    """Clients of the federation."""
+    processes: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N...")] = (1, 2, 4)
+    """Numbers of processes to compare."""
+    checkout: Annotated[Path, tyro.conf.arg(metavar="DIR")] = measure.ROOT
+    """Folder of the program that runs; by default this one."""
+
+    def check(self) -> None:
+        """Raise InvalidInput for values that cannot be used."""
+        at_least_one(clients=self.clients, processes=min(self.processes))
+        if not (self.checkout / "experiments" / "emnist.py").is_file():
+            raise InvalidInput(f"--checkout {self.checkout}: no experiments/emnist.py there")
+        super().check()
 
 
 def write_images(folder: Path, clients: int) -> float:
@@ -34,16 +60,20 @@ def write_images(folder: Path, clients: int) -> float:
     return sum(path.stat().st_size for path in folder.iterdir()) / _MIB
 
 
-def measure(folder: Path, clients: int, number: int) -> dict[str, float]:
+def trained(checkout: Path, folder: Path, clients: int, number: int) -> Row:
     """Figures of one run.
 
     Args:
+      checkout: folder of the program.
       folder: of the images.
       clients: number of clients.
       number: of processes.
 
     Returns:
       Largest peak memory of a process, and seconds of the run.
+
+    Raises:
+      InvalidInput: a process failed; with the last line that one wrote.
     """
     out = folder.parent / f"run{number}"
     words = ["--method", "fedper", "--model", "mlp", "--source", "files", "--data-dir", str(folder), "--rounds", "2"]
@@ -55,20 +85,29 @@ def measure(folder: Path, clients: int, number: int) -> dict[str, float]:
         port = found.getsockname()[1]
     words += ["--distributed", "--coordinator", f"127.0.0.1:{port}", "--num-processes", str(number), "--devices"]
     words += [str(number), "--process-id"]
-    began = time.perf_counter()
+    began, environment = time.perf_counter(), os.environ | {"PYTHONPATH": str(checkout.absolute())}
     children = [
-        subprocess.Popen([sys.executable, "-m", "experiments", "emnist", *words, str(index)], stdout=subprocess.DEVNULL)
+        subprocess.Popen(
+            [sys.executable, "-m", "experiments", "emnist", *words, str(index)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for index in range(number)
     ]
     peaks: dict[int, int] = {}
     while any(child.poll() is None for child in children):
         for child in children:
-            for pid in _family(child.pid):
-                peaks[pid] = max(peaks.get(pid, 0), _peak(pid))
+            for process in _family(child.pid):
+                peaks[process] = max(peaks.get(process, 0), measure.peak_memory_of(process))
         time.sleep(0.1)
-    if any(child.returncode for child in children):
-        raise RuntimeError(f"{number} processes ended with {[child.returncode for child in children]}")
-    return {"peak MiB": max(peaks.values()) / _MIB, "s": time.perf_counter() - began}
+    said = [(child.communicate()[1].strip().splitlines() or ["it wrote nothing"])[-1] for child in children]
+    for child, line in zip(children, said, strict=True):
+        if child.returncode:
+            raise InvalidInput(f"one of {number} processes ended with exit code {child.returncode}: {line}")
+    row: Row = {"processes": number, "largest peak MiB": max(peaks.values()) / _MIB}
+    return row | {"s": time.perf_counter() - began}
 
 
 def _family(pid: int) -> list[int]:
@@ -79,26 +118,33 @@ def _family(pid: int) -> list[int]:
         return [pid]
 
 
-def _peak(pid: int) -> int:
-    """Peak memory of a process in bytes; 0 once it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=2500)
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
-    arguments = parser.parse_args()
-    os.environ.setdefault("PYTHONPATH", str(Path(__file__).parents[2]))
+def compare(options: Options, notify: command.Notify) -> tuple[dict[str, Section], dict[str, Any]]:
+    """Peak memory and seconds by number of processes."""
     with tempfile.TemporaryDirectory() as place:
         images = Path(place, "images")
         images.mkdir()
-        print(f"{arguments.clients} clients, images {write_images(images, arguments.clients):,.0f} MiB", flush=True)
-        for number in arguments.processes:
-            figures = measure(images, arguments.clients, number)
-            listed = ", ".join(f"{key} {value:,.0f}" for key, value in figures.items())
-            print(f"{number} processes: {listed}", flush=True)
+        size = write_images(images, options.clients)
+        rows: list[Row] = []
+        for number in options.processes:
+            notify(f"processes: {number}")
+            rows.append(trained(options.checkout, images, options.clients, number))
+    note = (
+        f"FedPer, {options.clients:,} clients of {TRAIN + TEST} images, {size:,.0f} MiB in all; 2 rounds, a checkpoint"
+    )
+    return {"processes": Section("Memory by number of processes", rows, note)}, {}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+      words: after the module's name; by default those of this process.
+
+    Returns:
+      The exit code, see `exit_codes.exit_code`.
+    """
+    return command.command(Options, "experiments.benchmark.processes", __doc__, words, compare)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,15 +10,8 @@ import jax.numpy as jnp
 
 from pfl_jax.base import STATISTICS, Model
 from pfl_jax.errors import InvalidInput
+from pfl_jax.networks import module_checks
 from pfl_jax.networks.batch_norm import apply_backbone, init_backbone, normalizing
-from pfl_jax.networks.module_checks import (
-    in_words,
-    num_features_of,
-    refuse_variables,
-    require_one_last_call,
-    require_part,
-    said,
-)
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -100,15 +93,17 @@ def check_model(model: Model, input_shape: Sequence[int], num_classes: int, *, i
     except InvalidInput:
         raise
     except Exception as error:
-        raise InvalidInput(f"the model cannot be applied to inputs {in_words(inputs)}: {said(error)}") from None
+        raise InvalidInput(
+            f"the model cannot be applied to inputs {module_checks.in_words(inputs)}: {module_checks.said(error)}"
+        ) from None
     if set(params) != {"backbone", "head"}:
         raise InvalidInput(f"the model's parameters are {sorted(params)}, not backbone and head")
     if getattr(features, "shape", None) != (2, model.num_features):
-        found = in_words(features) if hasattr(features, "shape") else type(features).__name__
+        found = module_checks.in_words(features) if hasattr(features, "shape") else type(features).__name__
         raise InvalidInput(f"two inputs have features {found}, not [2, {model.num_features}]: flatten before the head")
     if logits.shape != (2, num_classes) or model.num_classes != num_classes:
         raise InvalidInput(
-            f"two inputs have logits {in_words(logits)}, not [2, {num_classes}] for {num_classes} classes"
+            f"two inputs have logits {module_checks.in_words(logits)}, not [2, {num_classes}] for {num_classes} classes"
         )
 
 
@@ -177,14 +172,14 @@ def _linen_head(module: nn.Module, inputs: jax.ShapeDtypeStruct, path: tuple[str
     except InvalidInput:
         raise
     except Exception as error:
-        raise InvalidInput(f"the module cannot be called with inputs {in_words(inputs)} alone: {said(error)}") from None
-    refuse_variables(set(variables) - {"params", STATISTICS})
+        raise module_checks.not_callable(inputs, error) from None
+    module_checks.refuse_variables(set(variables) - {"params", STATISTICS})
     _refuse_statistics(variables.get(STATISTICS, {}), norms, path)
     params = variables.get("params", {})
-    require_part(path, _linen_parts(params), there=_lookup(params, path) is not None)
-    require_one_last_call(name, len(found), last[-1])
+    module_checks.require_part(path, _linen_parts(params), there=_lookup(params, path) is not None)
+    module_checks.require_one_last_call(name, len(found), last[-1])
     head, features, _ = found[0]
-    return head, num_features_of(features, name)
+    return head, module_checks.num_features_of(features, name)
 
 
 def _refuse_statistics(statistics: Any, norms: set[tuple[str, ...]], head: tuple[str, ...]) -> None:

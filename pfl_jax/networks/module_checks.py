@@ -60,6 +60,16 @@ def require_one_last_call(name: str, calls: int, last: bool) -> None:
         raise InvalidInput(f"the module does more after {name}: a head gives the logits, and is the last step")
 
 
+def not_callable(inputs: Any, error: Exception) -> InvalidInput:
+    """Error for a module whose call fails.
+
+    Args:
+      inputs: shape and type of its inputs.
+      error: what it raised.
+    """
+    return InvalidInput(f"the module cannot be called with inputs {in_words(inputs)} alone: {said(error)}")
+
+
 def in_words(array: Any) -> str:
     """Type and shape of an array: "float32 [2, 8]"."""
     return f"{array.dtype} [{', '.join(map(str, array.shape))}]"

@@ -9,14 +9,7 @@ from flax import nnx
 
 from pfl_jax.base import Model, PyTree
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks.module_checks import (
-    in_words,
-    num_features_of,
-    refuse_variables,
-    require_one_last_call,
-    require_part,
-    said,
-)
+from pfl_jax.networks import module_checks
 
 
 class _Pass(nnx.Module):
@@ -60,14 +53,14 @@ def from_nnx(
     except InvalidInput:
         raise
     except Exception as error:
-        raise InvalidInput(f"the function of rngs fails: {said(error)}") from None
+        raise InvalidInput(f"the function of rngs fails: {module_checks.said(error)}") from None
     kinds = {type(leaf) for _, state in graphs for _, leaf in nnx.to_flat_state(state)}
     others = {kind.__name__ for kind in kinds if not issubclass(kind, nnx.Param)}
     if any(issubclass(kind, nnx.BatchStat) for kind in kinds):
         raise InvalidInput(
             "BatchNorm in a flax.nnx module is not supported: write the module in flax.linen, or use GroupNorm"
         )
-    refuse_variables(others)
+    module_checks.refuse_variables(others)
 
     def apply(which: int, params: PyTree, x: jax.Array) -> Any:
         graph, shapes = graphs[which]
@@ -90,9 +83,9 @@ def from_nnx(
         params = jax.eval_shape(init, jax.random.key(0))
         features = jax.eval_shape(probe, params["backbone"], inputs)
     except Exception as error:
-        raise InvalidInput(f"the module cannot be called with inputs {in_words(inputs)} alone: {said(error)}") from None
-    require_one_last_call("/".join(path), *calls[-1])
-    num_features = num_features_of(features, "/".join(path))
+        raise module_checks.not_callable(inputs, error) from None
+    module_checks.require_one_last_call("/".join(path), *calls[-1])
+    num_features = module_checks.num_features_of(features, "/".join(path))
     return Model(init, functools.partial(apply, 0), functools.partial(apply, 1), num_features, num_classes)
 
 
@@ -108,7 +101,7 @@ def _without_head(module: Any, path: Sequence[str], record: Callable[[jax.Array]
     for part in path[:-1]:
         owner = _part(owner, part)
     head = _part(owner, path[-1]) if owner is not None else None
-    require_part(path, _nnx_parts(module), there=isinstance(head, nnx.Module))
+    module_checks.require_part(path, _nnx_parts(module), there=isinstance(head, nnx.Module))
     if isinstance(owner, list | nnx.List):
         owner[int(path[-1])] = _Pass(record)
     else:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.benchmark import measure, optimizations, records, sections, workload
+from experiments.benchmark import donation, measure, optimizations, processes, records, sections, workload
 from experiments.benchmark.__main__ import SECTIONS, main
 from experiments.benchmark.jax_rounds import Rounds, convolutions, local_training
 from pfl_jax import simulate
@@ -128,6 +128,41 @@ def test_bad_input_is_one_line(words, expected, capsys):
     assert err.startswith("error: ")
     assert expected in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "expected"),
+    [
+        (donation, "--out missing/figures.json", "the folder of missing/figures.json is not there"),
+        (donation, "--clients 3", "unrecognized arguments: --clients 3"),
+        (processes, "--out pyproject.toml", "pyproject.toml is there already"),
+        (processes, "--clients 0", "--clients must be at least 1, not 0"),
+        (processes, "--processes 2 0", "--processes must be at least 1, not 0"),
+        (processes, "--checkout docs", "--checkout docs: no experiments/emnist.py there"),
+    ],
+)
+def test_bad_input_of_the_smaller_commands_is_one_line(program, words, expected, capsys):
+    assert program.main(words.split()) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {expected}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_processes_are_compared(tmp_path):
+    words = ["--clients", "50", "--processes", "1", "2", "--out", str(tmp_path / "figures.json")]
+    assert processes.main(words) == 0
+    one, two = json.loads((tmp_path / "figures.json").read_text())["processes"]["rows"]
+    assert (one["processes"], two["processes"]) == (1, 2)
+    assert min(one["largest peak MiB"], two["largest peak MiB"]) > 100
+
+
+def test_a_failed_process_is_told(tmp_path, capsys):
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "emnist.py").touch()
+    (tmp_path / "experiments" / "__main__.py").write_text("raise SystemExit('it has no data')")
+    assert processes.main(["--clients", "2", "--processes", "1", "--checkout", str(tmp_path)]) == 2
+    assert "one of 1 processes ended with exit code 1: it has no data" in capsys.readouterr().err
 
 
 def test_figures_are_never_overwritten(tmp_path, capsys):

@@ -67,6 +67,7 @@ def test_its_errors_are_one_line(checkout, monkeypatch, capsys):
         (["--checkout", "."], "no system/main.py there"),
         (["--repetitions", "0"], "--repetitions must be at least 1, not 0"),
         (["--out", "pyproject.toml"], "pyproject.toml is there already"),
+        (["--out", "missing/found.json"], "the folder of missing/found.json is not there"),
     ],
 )
 def test_bad_input_is_one_line(checkout, words, expected, capsys):
@@ -76,7 +77,7 @@ def test_bad_input_is_one_line(checkout, words, expected, capsys):
 
 @pytest.mark.slow
 def test_our_rounds_run_with_all_three_methods(checkout, tmp_path):
-    words = pfllib.Options(tmp_path, tmp_path / "found.json", embedded=True)
+    words = pfllib.Options(checkout=tmp_path, embedded=True)
     (tmp_path / "system").mkdir()
     data = pfllib.prepare(words, tmp_path / "here")
     for name, own in pfllib.METHODS.values():
