@@ -65,7 +65,7 @@ def build_experiment(request: Request, console: Console, processes: Processes | 
             data = federated.federate(dataset, parts, **shift, seed=options.seed)
         if not options.distributed:
             return assemble(request, dataset, data)
-        return assemble(request, placement.without_pixels(dataset), data, simulate.client_mesh(devices(options)))
+        return assemble(request, placement.without_inputs(dataset), data, simulate.client_mesh(devices(options)))
 
 
 def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:

@@ -219,15 +219,15 @@ def _information(title: str, name: str, values: np.ndarray, cohorts: Sequence[Se
 
 def partitions(groups: Sequence[Group]) -> list[Chart]:
     """Classes by clients, each partition once, and no more than a few."""
-    return [_partition(run) for run in _divided(groups)[:MOST_PARTITIONS]]
+    return [_partition(run) for run in _distinct_partitions(groups)[:MOST_PARTITIONS]]
 
 
 def more_partitions(groups: Sequence[Group]) -> int:
     """Number of partitions without a chart."""
-    return max(0, len(_divided(groups)) - MOST_PARTITIONS)
+    return max(0, len(_distinct_partitions(groups)) - MOST_PARTITIONS)
 
 
-def _divided(groups: Sequence[Group]) -> list[Run]:
+def _distinct_partitions(groups: Sequence[Group]) -> list[Run]:
     """One run of each different partition."""
     runs = [run for group in groups for run in group.runs if run.config.get("class_table")]
     found: dict[str, Run] = {}
@@ -236,7 +236,7 @@ def _divided(groups: Sequence[Group]) -> list[Run]:
     return list(found.values())
 
 
-def _division(run: Run) -> str:
+def _partition_words(run: Run) -> str:
     """Partition of the examples, in words."""
     options = run.request.options
     words = {
@@ -259,5 +259,5 @@ def _partition(run: Run) -> Chart:
         words += f" The first {len(some)} clients."
     names, columns = ([str(place) for place in range(size)] for size in some.T.shape)
     totals = () if equal else some.sum(1).tolist()
-    title = f"{_division(run)}, seed {run.seed}"
+    title = f"{_partition_words(run)}, seed {run.seed}"
     return Chart(Heat(title, "client", "class", some.T.tolist(), (), names, columns, totals, "examples"), words)

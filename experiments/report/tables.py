@@ -12,9 +12,9 @@ from experiments.papers.published import Published
 from experiments.plots.selection import ordered
 from experiments.results.gather import Group, Run, mean_and_deviation, plain
 from experiments.results.run_folder import ATTACKERS, HONEST, VALIDATION
+from experiments.results.tables import NOTHING
 from experiments.runtime.progress import duration
 
-NOTHING = "—"
 _FIGURES = {
     "pooled": ("pooled", 2),
     "std": ("std over clients", 2),
@@ -88,7 +88,7 @@ def _result(group: Group, protocol: Protocol) -> Row:
         found = _values(group, protocol, name)
         row[heading] = f"{statistics.fmean(found):.{decimals}f}" if found else None
     row |= {"best (round)": _best(group, protocol)}
-    row |= {heading: _apart_mean(group, protocol, entry) for heading, entry in _APART.items()}
+    row |= {heading: _subset_mean(group, protocol, entry) for heading, entry in _SUBSETS.items()}
     row["paper"] = None if figure is None else Cell(f"{figure.accuracy_percent:.2f}", figure.source)
     row["difference"] = None if figure is None else _difference(group, protocol, figure)
     return row | {"seeds": str(len(group.counted)), "round": _round(group)}
@@ -128,11 +128,11 @@ def _best(group: Group, protocol: Protocol) -> str | None:
     return f"{over[best]:.2f} ({rounds[best]})"
 
 
-_APART = {"honest": HONEST, "attackers": ATTACKERS, "new clients": "new_clients"}
+_SUBSETS = {"honest": HONEST, "attackers": ATTACKERS, "new clients": "new_clients"}
 """Column -> entry of an evaluation with some clients by themselves."""
 
 
-def _apart_mean(group: Group, protocol: Protocol, entry: str) -> str | None:
+def _subset_mean(group: Group, protocol: Protocol, entry: str) -> str | None:
     """Mean accuracy of the clients of an entry after the last round."""
     lines = group.lines(group.rounds[-1]) if group.rounds else []
     means = [((line.get(entry) or {}).get(protocol) or {}).get("mean") for line in lines]
@@ -153,10 +153,10 @@ def options(groups: Sequence[Group]) -> tuple[Table | None, dict[str, list[str]]
         for label, setting in names.items()
     }
     alike = {_named(name): plain(groups[0].setting[name]) for name in here if name not in apart}
-    return _apart(names, apart), {label: words for label, words in own.items() if words}, alike
+    return _differing(names, apart), {label: words for label, words in own.items() if words}, alike
 
 
-def _apart(settings: dict[str, dict[str, Any]], names: Sequence[str]) -> Table | None:
+def _differing(settings: dict[str, dict[str, Any]], names: Sequence[str]) -> Table | None:
     """Groups by options or, where these are more, options by groups."""
     rows: list[Row]
     if len(settings) > len(names):

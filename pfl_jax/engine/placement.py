@@ -63,14 +63,14 @@ def deal(counts: np.ndarray, devices: int) -> list[np.ndarray]:
     return [np.sort(own[own < len(counts)]) for own in assigned]
 
 
-def without_pixels(dataset: Dataset) -> Dataset:
+def without_inputs(dataset: Dataset) -> Dataset:
     """Dataset with the same labels and the same shape and type of inputs, but without inputs."""
 
-    def no_images(images: np.ndarray) -> np.ndarray:
-        # A new array: a slice would keep all images in memory.
-        return np.empty((0, *images.shape[1:]), images.dtype)
+    def no_rows(inputs: np.ndarray) -> np.ndarray:
+        # A new array: a slice would keep all inputs in memory.
+        return np.empty((0, *inputs.shape[1:]), inputs.dtype)
 
-    return dataset._replace(train_x=no_images(dataset.train_x), test_x=no_images(dataset.test_x))
+    return dataset._replace(train_x=no_rows(dataset.train_x), test_x=no_rows(dataset.test_x))
 
 
 def _is_array(leaf: object) -> bool:

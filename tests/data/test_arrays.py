@@ -77,7 +77,7 @@ def test_runs_held_out_clients_and_devices_have_the_same_inputs():
         ):
             assert other.x.dtype == jnp.int32
             np.testing.assert_array_equal(other.x[: len(parts.train[client])], wanted.x[: len(parts.train[client])])
-    bare = placement.without_pixels(dataset)
+    bare = placement.without_inputs(dataset)
     assert (bare.train_x.dtype, bare.input_shape, len(bare.train_x)) == (np.int32, (3,), 0)
 
 
