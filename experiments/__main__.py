@@ -9,6 +9,7 @@ from pathlib import Path
 
 import experiments
 from experiments.commands.main import main
+from experiments.config.exit_codes import leave
 
 
 def commands() -> dict[str, str]:
@@ -48,4 +49,4 @@ if __name__ == "__main__":
         sys.argv[:2] = [f"python -m experiments.{name}"]
         runpy.run_module(f"experiments.{name}", run_name="__main__")
     else:
-        sys.exit(main(name, sys.argv[2:]))
+        leave(main(name, sys.argv[2:]))

@@ -7,9 +7,8 @@ FedPAC's setting: 20 clients of 600 examples, s = 20 %, everyone in each of 200 
 The paper: 81.13 %.
 """
 
-import sys
-
 from experiments.commands.main import main
+from experiments.config.exit_codes import leave
 
 if __name__ == "__main__":
-    sys.exit(main("cifar10"))
+    leave(main("cifar10"))

@@ -7,9 +7,8 @@ The paper: 52.41 %.
 Embedded digit pairs in its shape: 56.5 % received after 20 rounds, in about two minutes on two cores.
 """
 
-import sys
-
 from experiments.commands.main import main
+from experiments.config.exit_codes import leave
 
 if __name__ == "__main__":
-    sys.exit(main("cifar100"))
+    leave(main("cifar100"))

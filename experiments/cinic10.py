@@ -8,9 +8,8 @@ The paper: 74.96
  %.
 """
 
-import sys
-
 from experiments.commands.main import main
+from experiments.config.exit_codes import leave
 
 if __name__ == "__main__":
-    sys.exit(main("cinic10"))
+    leave(main("cinic10"))

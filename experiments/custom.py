@@ -6,9 +6,8 @@ Without --client-column a partition divides the rows over clients. By default an
 hyper-parameters of the preset; docs/your-data.md has the formats.
 """
 
-import sys
-
 from experiments.commands.main import main
+from experiments.config.exit_codes import leave
 
 if __name__ == "__main__":
-    sys.exit(main("custom"))
+    leave(main("custom"))

@@ -5,9 +5,8 @@
 20 clients of 60 examples in groups with common classes, an MLP, 40 rounds.
 """
 
-import sys
-
 from experiments.commands.main import main
+from experiments.config.exit_codes import leave
 
 if __name__ == "__main__":
-    sys.exit(main("digits"))
+    leave(main("digits"))

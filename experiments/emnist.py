@@ -6,9 +6,8 @@ FedPAC's setting: 20 clients of 1000 examples, s = 20 %, everyone in each of 200
 The paper: 86.46 %.
 """
 
-import sys
-
 from experiments.commands.main import main
+from experiments.config.exit_codes import leave
 
 if __name__ == "__main__":
-    sys.exit(main("emnist"))
+    leave(main("emnist"))

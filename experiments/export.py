@@ -6,7 +6,6 @@ In a notebook, `from experiments.export import load_run, load_runs, read_metrics
 the evaluations of one run.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import tyro
 from rich.console import Console
 
 from experiments.commands.parser import parse
-from experiments.config.exit_codes import exit_code
+from experiments.config.exit_codes import exit_code, leave
 from experiments.execution.loaded_run import LoadedRun, load_run
 from experiments.results.load import read_metrics
 from experiments.results.model_files import ENDINGS, save
@@ -82,4 +81,4 @@ def _export(run: LoadedRun, client: int, target: Path, console: Console) -> None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments import unknown_dataset
-from experiments.config.exit_codes import exit_code
+from experiments.config.exit_codes import exit_code, leave
 from experiments.config.options import PROCESSES, flag
 from experiments.config.presets import DEFAULT_PRESET
 from experiments.config.request import Request, parse
@@ -234,4 +234,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -4,10 +4,10 @@ python -m experiments.queue --only privacy   # runs what is missing
 python -m experiments.privacy_page           # makes the table and the figure anew
 """
 
-import sys
 from collections.abc import Sequence
 
 from experiments.commands.page import DOCS, accuracies, command
+from experiments.config.exit_codes import leave
 from experiments.config.measures import ALWAYS
 from experiments.execution.committed import Library
 from experiments.plots.pictures import Picture
@@ -60,4 +60,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

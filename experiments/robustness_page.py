@@ -4,10 +4,10 @@ python -m experiments.queue --only compression attacks   # runs what is missing
 python -m experiments.robustness_page                    # makes the tables and the figure anew
 """
 
-import sys
 from collections.abc import Callable, Sequence
 
 from experiments.commands.page import DOCS, accuracies, command
+from experiments.config.exit_codes import leave
 from experiments.config.measures import ALWAYS
 from experiments.execution.committed import Library
 from experiments.plots.pictures import Picture
@@ -103,4 +103,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from experiments import unknown_dataset
 from experiments.commands import parser
-from experiments.config.exit_codes import exit_code
+from experiments.config.exit_codes import exit_code, leave
 from experiments.config.own_data import CUSTOM
 from experiments.config.request import parse
 from experiments.runtime.console import print_line
@@ -146,4 +146,4 @@ def in_words(amount: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

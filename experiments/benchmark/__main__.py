@@ -1,6 +1,5 @@
 """Benchmark of this machine: prints tables, and writes them to a file with --out; --only selects sections."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +8,7 @@ import tyro
 
 from experiments.benchmark import command
 from experiments.commands.parser import Switch, choose
+from experiments.config.exit_codes import leave
 from pfl_jax.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -74,4 +74,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

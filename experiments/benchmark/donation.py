@@ -5,7 +5,6 @@ Rounds on 20 clients of 600 examples in Fashion-MNIST's shape, by turns with and
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import jax
 
 from experiments.benchmark import command, workload
 from experiments.benchmark.records import Row, Section
+from experiments.config.exit_codes import leave
 from pfl_jax import simulate
 from pfl_jax.methods import make_method
 from pfl_jax.primitives.tree import byte_count
@@ -74,4 +74,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

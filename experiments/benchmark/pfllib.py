@@ -29,6 +29,7 @@ import tyro
 from experiments.benchmark import command, measure
 from experiments.benchmark.records import Row, Section
 from experiments.commands.parser import Switch
+from experiments.config.exit_codes import leave
 from pfl_jax.errors import InvalidInput
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -177,4 +178,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

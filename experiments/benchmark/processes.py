@@ -3,7 +3,6 @@
 The processes train FedPer over loopback on random images in EMNIST's shape, which every client has its own of.
 """
 
-import os
 import socket
 import struct
 import subprocess
@@ -21,6 +20,7 @@ import tyro
 from experiments.benchmark import command, measure
 from experiments.benchmark.records import Row, Section
 from experiments.commands.parser import at_least_one
+from experiments.config.exit_codes import leave
 from pfl_jax.errors import InvalidInput
 
 TRAIN, TEST = 180, 20
@@ -78,18 +78,27 @@ def trained(checkout: Path, folder: Path, clients: int, number: int) -> Row:
     out = folder.parent / f"run{number}"
     words = ["--method", "fedper", "--model", "mlp", "--source", "files", "--data-dir", str(folder), "--rounds", "2"]
     words += ["--partition", "iid", "--num-clients", str(clients), "--train-size", str(TRAIN), "--test-size", str(TEST)]
-    words += ["--participation", str(10 / clients), "--epochs", "1", "--eval-every", "2", "--eval-clients", "50"]
+    words += [
+        "--participation",
+        str(min(1, 10 / clients)),
+        "--epochs",
+        "1",
+        "--eval-every",
+        "2",
+        "--eval-clients",
+        "50",
+    ]
     words += ["--state-on", "host", "--keep-state", "never", "--checkpoint-every", "2", "--out", str(out)]
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     words += ["--distributed", "--coordinator", f"127.0.0.1:{port}", "--num-processes", str(number), "--devices"]
     words += [str(number), "--process-id"]
-    began, environment = time.perf_counter(), os.environ | {"PYTHONPATH": str(checkout.absolute())}
+    began = time.perf_counter()
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "experiments", "emnist", *words, str(index)],
-            env=environment,
+            cwd=checkout,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -147,4 +156,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

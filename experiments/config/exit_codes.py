@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from pfl_jax.atomic_write import DISK_FULL
 from pfl_jax.errors import InvalidInput
@@ -57,6 +57,20 @@ def exit_code(work: Callable[[], None]) -> int:
         print_line("error: a path begins with ~, and the home folder cannot be found: give the whole path")
         return INVALID
     return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with an exit code; after SIGINT at once, unless other processes wait for this one.
+
+    Python's own way out destroys JAX's client, which waits for XLA's threads while they compile, for some ten seconds,
+    or crashes.
+    """
+    jax = sys.modules.get("jax")
+    if code == INTERRUPTED and (jax is None or not jax.distributed.is_initialized()):
+        with contextlib.suppress(OSError, AttributeError):
+            sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def print_line(message: str) -> None:

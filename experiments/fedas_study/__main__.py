@@ -8,7 +8,6 @@ The page docs/fedas.md and its figure are written from these files, at the end a
 --page only writes them; --dry-run lists the missing runs.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from rich.console import Console
 
 from experiments.commands import batch, parser
 from experiments.commands.parser import Folder, Names, Switch, choose, flat
+from experiments.config.exit_codes import leave
 from experiments.execution import cached_runs
 from experiments.fedas_study import ladder, page, records
 from experiments.fedas_study.ladder import LADDER, SOURCES, Place
@@ -139,4 +139,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -12,7 +12,6 @@ size and take hours.
 
 import functools
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from rich.console import Console
 from experiments.commands import batch, parser
 from experiments.commands.parser import Names, Number, choose, flat
 from experiments.config.cell import Cell
+from experiments.config.exit_codes import leave
 from experiments.config.identity import relevant_options
 from experiments.config.options import flag
 from experiments.figures.figure import Figure, Key, Results, Runs, arrays_path
@@ -167,4 +167,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

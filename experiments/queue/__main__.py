@@ -17,7 +17,6 @@ The results of a finished run are written to results/, to be committed; a run wi
 
 import functools
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from rich.console import Console
 from experiments.commands import batch
 from experiments.commands.parser import Folder, Names, Switch, choose, flat
 from experiments.config.cell import Cell
+from experiments.config.exit_codes import leave
 from experiments.execution import cached_runs, committed
 from experiments.execution.committed import Library
 from experiments.queue.jobs import BLOCKS, DATASET, Job, comparisons, jobs
@@ -181,4 +181,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -8,7 +8,6 @@ Folders of sweeps, tables and figures are searched for runs. Runs that differ on
 band. The page is one file that needs no network.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import tyro
 from rich.console import Console
 
 from experiments.commands.parser import choose, parse
-from experiments.config.exit_codes import exit_code
+from experiments.config.exit_codes import exit_code, leave
 from experiments.config.measures import PROTOCOLS, Protocol
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, write_text
 from experiments.runtime.console import print_line
@@ -114,4 +113,4 @@ def _write(folders: Sequence[Path], out: Path, plot: Path | None, headline: Prot
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

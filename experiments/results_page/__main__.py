@@ -6,7 +6,6 @@
 In README the lines between <!-- results:start --> and <!-- results:end --> are replaced.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.commands.parser import Switch, parse
-from experiments.config.exit_codes import exit_code
+from experiments.config.exit_codes import exit_code, leave
 from experiments.execution import committed
 from experiments.execution.committed import Library
 from experiments.plots.pictures import Picture
@@ -95,4 +94,4 @@ def differing(root: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

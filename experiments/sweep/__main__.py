@@ -13,7 +13,6 @@ With --val-fraction 0.1 the best setting is chosen on validation examples, other
 
 import functools
 import itertools
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from experiments import DATASETS, unknown_dataset
 from experiments.commands import batch, parser
 from experiments.commands.parser import Names
 from experiments.config.cell import Cell
+from experiments.config.exit_codes import leave
 from experiments.config.identity import relevant_options
 from experiments.config.options import flag
 from experiments.config.own_code import label
@@ -150,4 +150,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

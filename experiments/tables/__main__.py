@@ -12,7 +12,6 @@ Table 1 of FedPAC on Fashion-MNIST with 20 clients: 15 methods of 200 rounds for
 """
 
 import functools
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from rich.console import Console
 from experiments.commands import batch, parser
 from experiments.commands.parser import Names, Switch, choose, flat
 from experiments.config.cell import Cell
+from experiments.config.exit_codes import leave
 from experiments.config.measures import AVERAGES, PROTOCOLS, Score
 from experiments.config.options import flag
 from experiments.execution import committed
@@ -189,4 +189,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -18,10 +18,6 @@ from pfl_jax.primitives.tree import gather
 Solver: TypeAlias = Literal["auto", "projected_gradient", "osqp", "interior_point"]
 """Names of the solvers of `solve_simplex_qp`."""
 
-AUTO_GRADIENT_STEPS = 50
-"""Projected-gradient steps of `solver="auto"`: enough for a few dozen similar clients, and no slower than an
-interior-point solve. FedPAC's programs for groups of different clients need thousands of steps."""
-
 FEW = 128
 """Coordinates of a restricted program of `solver="auto"`, or a quarter of all where that is more: the clients of one of
 FedPAC's five groups fit. They pay from twice as many coordinates on."""
@@ -53,9 +49,8 @@ def solve_simplex_qp(matrices: jax.Array, *, solver: Solver = "auto", tolerance:
 
     Solvers:
 
-    - "auto": for m below 256 a few steps of jaxopt's projected gradient (none without jaxopt), from 256 on
-      `pfl_jax.primitives.active_set`; matrices whose Frank-Wolfe gap then exceeds `tolerance` are solved by the
-      interior-point method.
+    - "auto": for m below 256 the interior-point method; from 256 on equal weights and `pfl_jax.primitives.active_set`
+      are tried before it, and accepted if their Frank-Wolfe gap is at most `tolerance`.
     - "projected_gradient": jaxopt.ProjectedGradient, accelerated, for at most 5000 steps.
     - "osqp": jaxopt.BoxOSQP with LU factorizations; slow for more than a few dozen clients.
     - "interior_point": `pfl_jax.primitives.interior_point`, to a gap of 1e-9 or `tolerance`, whichever is smaller.
@@ -89,11 +84,11 @@ def solve_simplex_qp(matrices: jax.Array, *, solver: Solver = "auto", tolerance:
     if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2] or matrices.shape[-1] == 0:
         raise InvalidInput(f"a quadratic program needs square matrices [..., m, m], got shape {matrices.shape}")
 
-    return _solver(solver, float(tolerance), _has_jaxopt())(matrices)
+    return _solver(solver, float(tolerance))(matrices)
 
 
 @functools.cache
-def _solver(solver: Solver, tolerance: float, has_jaxopt: bool) -> Callable[[jax.Array], SimplexSolution]:
+def _solver(solver: Solver, tolerance: float) -> Callable[[jax.Array], SimplexSolution]:
     """Compiled part of `solve_simplex_qp`, cached by its options so that repeated calls compile once."""
 
     def solve(matrices: jax.Array) -> SimplexSolution:
@@ -176,32 +171,23 @@ def _solve_batch(matrices: jax.Array, solver: Solver, tolerance: float, floor: f
     def interior(matrix: jax.Array) -> jax.Array:
         return interior_point.minimize_on_simplex(matrix, tolerance=min(tolerance, 1e-9), floor=floor)
 
-    if solver == "interior_point":
+    if solver == "interior_point" or (solver == "auto" and matrices.shape[-1] < 2 * FEW):
         return jax.vmap(interior)(matrices)
     if solver == "osqp":
         return jax.vmap(lambda matrix: _osqp(matrix, tolerance))(matrices)
     if solver == "projected_gradient":
-        return jax.vmap(lambda matrix: _projected_gradient(matrix, tolerance, GRADIENT_STEPS))(matrices)
+        return jax.vmap(lambda matrix: _projected_gradient(matrix, tolerance))(matrices)
 
     def equal(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
         weights = jnp.full(matrix.shape[0], 1 / matrix.shape[0], matrix.dtype)
-        return weights, reaches_tolerance(matrix, weights)
+        return weights, frank_wolfe_gap(matrix, weights, floor) <= tolerance
 
     def few(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
         size = max(FEW, matrix.shape[0] // 4)
         return active_set.minimize_with_few(matrix, size=size, tolerance=tolerance, floor=floor)
 
-    def gradient(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-        weights = _projected_gradient(matrix, tolerance, AUTO_GRADIENT_STEPS)
-        return weights, reaches_tolerance(matrix, weights)
-
-    def reaches_tolerance(matrix: jax.Array, weights: jax.Array) -> jax.Array:
-        return frank_wolfe_gap(matrix, _onto_simplex(weights), floor) <= tolerance
-
-    attempts = [equal, few] if matrices.shape[-1] >= 2 * FEW else []
-    attempts += [gradient] if _has_jaxopt() else []
     weights, missed = jnp.zeros(matrices.shape[:-1], matrices.dtype), jnp.ones(matrices.shape[0], bool)
-    for attempt in [*attempts, lambda matrix: (interior(matrix), jnp.bool_(True))]:
+    for attempt in (equal, few, lambda matrix: (interior(matrix), jnp.bool_(True))):
         weights, missed = _solve_missed(attempt, matrices, weights, missed)
     return weights
 
@@ -257,7 +243,7 @@ def _onto_simplex(weights: jax.Array) -> jax.Array:
     return weights / jnp.sum(weights, axis=-1, keepdims=True)
 
 
-def _projected_gradient(matrix: jax.Array, tolerance: float, steps: int) -> jax.Array:
+def _projected_gradient(matrix: jax.Array, tolerance: float) -> jax.Array:
     """Accelerated projected gradient from equal weights, with P divided by its curvature (step length 1)."""
     jaxopt = _import_jaxopt()
     size = matrix.shape[-1]
@@ -279,7 +265,7 @@ def _projected_gradient(matrix: jax.Array, tolerance: float, steps: int) -> jax.
         lambda weights, matrix: weights @ matrix @ weights / 2,
         jaxopt.projection.projection_simplex,
         stepsize=1.0,
-        maxiter=steps,
+        maxiter=GRADIENT_STEPS,
         # jaxopt's error is the length of the next step, an absolute value; objectives are often below 1e-4 times P's
         # curvature.
         tol=min(tolerance, 1e-4) * 1e-5,

@@ -95,6 +95,29 @@ def test_what_must_be_whole_is_written_to_its_end(start):
     assert child.returncode != 130
 
 
+LEAVING = """
+import atexit, sys
+from experiments.config.exit_codes import leave
+
+atexit.register(print, "on the way out")
+print("before")
+leave(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("code", "printed"), [(130, "before\n"), (2, "before\non the way out\n")])
+def test_an_interrupted_command_does_not_wait_for_xla_on_pythons_way_out(code, printed):
+    """Which destroys JAX's client, and that waits for the threads that compile."""
+    done = subprocess.run([sys.executable, "-c", LEAVING, str(code)], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, printed, "")
+
+
+def test_every_command_leaves_like_that():
+    for path in sorted((ROOT / "experiments").rglob("*.py")):
+        _, is_command, last = path.read_text().rpartition('\nif __name__ == "__main__":\n')
+        assert not is_command or "leave(main(" in last or path.name == "children.py", path
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [0.5, 3.0, 8.0])
 def test_a_run_that_compiles_is_left_within_two_seconds(tmp_path, after):

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from scipy.optimize import nnls
 
 from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives import interior_point, simplex_qp
+from pfl_jax.primitives import active_set, interior_point, simplex_qp
 from pfl_jax.primitives.simplex_qp import solve_simplex_qp
 
 SOLVERS = ["auto", "projected_gradient", "osqp", "interior_point"]
@@ -204,13 +204,15 @@ def test_an_accelerator_solves_batch_after_batch(size, batch):
 
 def test_auto_hands_only_the_missed_rows_to_the_interior_point(monkeypatch):
     marked = jnp.arange(6.0)
+    monkeypatch.setattr(simplex_qp, "FEW", 3)
+    monkeypatch.setattr(active_set, "minimize_with_few", lambda matrix, **_: (marked, jnp.bool_(False)))
     monkeypatch.setattr(interior_point, "minimize_on_simplex", lambda matrix, **_: marked)
     easy, hard = np.eye(6), groups_of_clients(6)[0]
     both = simplex_qp._solve_batch(jnp.asarray(np.stack([easy, hard]), jnp.float32), "auto", 1e-4, 1e-7)
     np.testing.assert_allclose(both, [np.full(6, 1 / 6), marked], atol=1e-6)
 
 
-def test_without_jaxopt_auto_is_the_interior_point(monkeypatch):
+def test_auto_is_the_interior_point_for_small_cohorts_and_needs_no_jaxopt(monkeypatch):
     matrices = jnp.asarray(random_matrices(2, 3), jnp.float32)
     want = solve_simplex_qp(matrices, solver="interior_point")
     monkeypatch.setattr(simplex_qp, "_has_jaxopt", lambda: False)
