@@ -77,8 +77,8 @@ def readme_table(content: Content) -> str:
     close = sum(place.is_close is True for place in known)
     return (
         f"{tables.markdown(['method', 'ours', 'paper', 'difference'], rows)}\n"
-        f"Of {len(known)} places of the papers' tables that have a finished run, {close} are within {CLOSE:g} point: "
-        "all of them, and\nwhy the others are not, in [docs/results.md](docs/results.md).\n"
+        f"Of the {len(known)} places of the papers' tables that have a finished run, {close} are within {CLOSE:g} point. "
+        "[All places](docs/results.md),\nwith the causes of larger differences.\n"
     )
 
 
