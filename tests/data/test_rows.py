@@ -1,5 +1,7 @@
 """Data that stays in its file: only the rows of a process's own clients are read, and they are the right ones."""
 
+import functools
+import gzip
 import tracemalloc
 
 import archives
@@ -126,3 +128,10 @@ def test_damage_is_one_line(tmp_path, compress):
     with pytest.raises(InvalidInput, match=r"damaged|truncated") as error:
         images[np.array([0, 39])]
     assert "\n" not in str(error.value)
+
+
+def test_a_stream_that_does_not_end_with_its_array_is_damaged(tmp_path):
+    (tmp_path / "x.gz").write_bytes(gzip.compress(X.tobytes() + b"more"))
+    stream = rows.of_stream(tmp_path / "x.gz", functools.partial(gzip.open, tmp_path / "x.gz"), 0, X.shape, X.dtype)
+    with pytest.raises(InvalidInput, match=r"x.gz is damaged: it has more than the 1200 bytes promised"):
+        stream[:1]

@@ -151,7 +151,9 @@ def test_no_process_writes_over_the_checkpoints_of_another(tmp_path):
     assert_equal(in_memory(checkpoints.newest(like).state.clients), wanted[8])
 
 
-def test_a_damaged_row_or_a_missing_file_is_noticed(tmp_path):
+def test_a_damaged_row_or_a_missing_file_is_noticed(tmp_path, monkeypatch):
+    # The damaged row is not in the first block.
+    monkeypatch.setattr(disk_state, "BLOCK", 2)
     clients, wanted = stored(numbers(0), tmp_path), {}
     checkpoints, like = Checkpoints(tmp_path / "checkpoints"), state_of(jax.eval_shape(lambda: numbers(0)))
     for number in (1, 2):

@@ -57,6 +57,7 @@ def test_the_largest_clients_are_dealt_first():
     dealt = placement.deal(counts, 4)
     assert [len(own) for own in dealt] == [10] * 4
     assert sorted(np.concatenate(dealt)) == list(range(40))
+    assert all((np.diff(own) > 0).all() for own in dealt)
     loads, plain = np.array([counts[own].sum() for own in dealt]), np.array([counts[d::4].sum() for d in range(4)])
     assert np.ptp(loads) <= 5 < np.ptp(plain)
     # Clients of one size are dealt in turn.
