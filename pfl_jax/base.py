@@ -210,8 +210,9 @@ class Method(NamedTuple):
       personalize: (key, Server, Client, ClientData) -> Personal. Model that the client would deploy now, given the
         server's state and its own; fine-tuning belongs here. Evaluation protocol `received`.
       predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K].
-      download: (Server, Client) -> message of the server to one client before local training; only its shapes are
-        used, to count bytes. None means the whole server state.
+      download: (Server, Client) -> message of the server to one client before local training. Attacks, compression and
+        client privacy take the update of a client as the difference to it, and communication counts its bytes. None
+        means the whole server state.
       survey: what the server asks of all clients once, before their states are initialized; None for nothing.
       server_mean: (values [M, ...], weights [M, ...]) -> Mean. Statistic of the clients' values that takes the place
         of the weighted mean for each `Mean` of a message; weights of absent clients are zero. The server then sees

@@ -100,7 +100,7 @@ def _measured(options: _Options, measure: Measure[_Options], console: Console) -
 
 def _headline(machine: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    load = f"load {machine['load']:.1f} before" + (": BUSY, figures are too low" if machine["load"] > 1 else "")
+    load = f"load {machine['load']:.1f} before" + (": BUSY, times are too long" if machine["load"] > 1 else "")
     torch = "" if "torch" in machine["versions"] else "; no PyTorch: pip install -r requirements-bench.txt to compare"
     gpu = machine["devices"] if machine["backend"] == "gpu" else "no GPU: GPU rows need one, same command"
     return f"{machine['cpu']}, {machine['cores']} cores, {load}; {versions}{torch}\n{gpu}"

@@ -1,8 +1,9 @@
 """Peak memory of 1, 2 and 4 processes on one machine; minutes on two cores.
 
-The processes train FedPer over loopback on random images in EMNIST's shape, which every client has its own of.
+The processes train FedPer over loopback on random images in EMNIST's shape; each client has its own images.
 """
 
+import contextlib
 import socket
 import struct
 import subprocess
@@ -41,7 +42,7 @@ class Options(command.Options):
 
     def check(self) -> None:
         """Raise InvalidInput for values that cannot be used."""
-        at_least_one(clients=self.clients, processes=min(self.processes))
+        at_least_one(clients=self.clients, processes=min(self.processes, default=0))
         if not (self.checkout / "experiments" / "emnist.py").is_file():
             raise InvalidInput(f"--checkout {self.checkout}: no experiments/emnist.py there")
         super().check()
@@ -76,47 +77,52 @@ def trained(checkout: Path, folder: Path, clients: int, number: int) -> Row:
       InvalidInput: a process failed; with the last line that one wrote.
     """
     out = folder.parent / f"run{number}"
-    words = ["--method", "fedper", "--model", "mlp", "--source", "files", "--data-dir", str(folder), "--rounds", "2"]
-    words += ["--partition", "iid", "--num-clients", str(clients), "--train-size", str(TRAIN), "--test-size", str(TEST)]
-    words += [
-        "--participation",
-        str(min(1, 10 / clients)),
-        "--epochs",
-        "1",
-        "--eval-every",
-        "2",
-        "--eval-clients",
-        "50",
-    ]
-    words += ["--state-on", "host", "--keep-state", "never", "--checkpoint-every", "2", "--out", str(out)]
+    words = f"--method fedper --model mlp --epochs 1 --rounds 2 --eval-every 2 --num-clients {clients}".split()
+    words += f"--source files --partition iid --train-size {TRAIN} --test-size {TEST} --eval-clients 50".split()
+    words += f"--participation {min(1, 10 / clients)} --state-on host --keep-state never --checkpoint-every 2".split()
+    words += ["--data-dir", str(folder), "--out", str(out)]
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    words += ["--distributed", "--coordinator", f"127.0.0.1:{port}", "--num-processes", str(number), "--devices"]
-    words += [str(number), "--process-id"]
+    words += f"--distributed --coordinator 127.0.0.1:{port} --num-processes {number} --devices {number}".split()
+    words += ["--process-id"]
     began = time.perf_counter()
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "experiments", "emnist", *words, str(index)],
-            cwd=checkout,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(number)
-    ]
-    peaks: dict[int, int] = {}
-    while any(child.poll() is None for child in children):
-        for child in children:
-            for process in _family(child.pid):
-                peaks[process] = max(peaks.get(process, 0), measure.peak_memory_of(process))
-        time.sleep(0.1)
-    said = [(child.communicate()[1].strip().splitlines() or ["it wrote nothing"])[-1] for child in children]
-    for child, line in zip(children, said, strict=True):
-        if child.returncode:
-            raise InvalidInput(f"one of {number} processes ended with exit code {child.returncode}: {line}")
+    with contextlib.ExitStack() as held:
+        # Not pipes, which would have to be read while the processes run.
+        errors = [held.enter_context(tempfile.TemporaryFile("w+")) for _ in range(number)]
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-m", "experiments", "emnist", *words, str(index)],
+                cwd=checkout,
+                stdout=subprocess.DEVNULL,
+                stderr=error,
+            )
+            for index, error in enumerate(errors)
+        ]
+        peaks = _watched(children)
+        for child, error in zip(children, errors, strict=True):
+            if child.returncode:
+                error.seek(0)
+                line = (error.read().strip().splitlines() or ["it wrote nothing"])[-1]
+                raise InvalidInput(f"one of {number} processes ended with exit code {child.returncode}: {line}")
     row: Row = {"processes": number, "largest peak MiB": max(peaks.values()) / _MIB}
     return row | {"s": time.perf_counter() - began}
+
+
+def _watched(children: Sequence["subprocess.Popen[bytes]"]) -> dict[int, int]:
+    """Peak memory of every process by its number, once all have ended; nothing is left of them after an error."""
+    peaks: dict[int, int] = {}
+    try:
+        while any(child.poll() is None for child in children):
+            for child in children:
+                for process in _family(child.pid):
+                    peaks[process] = max(peaks.get(process, 0), measure.peak_memory_of(process))
+            time.sleep(0.1)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    return peaks
 
 
 def _family(pid: int) -> list[int]:

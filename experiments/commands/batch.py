@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 import tyro
 from rich.console import Console
 
-from experiments.commands.parser import Folder, Switch, choose, parse
+from experiments.commands.parser import Folder, Switch, parse
 from experiments.config.cell import Cell
 from experiments.config.exit_codes import exit_code
 from experiments.execution import cached_runs
@@ -27,7 +27,7 @@ from experiments.runtime.progress import duration
 from experiments.runtime.signals import interruptible, leaving
 from pfl_jax.errors import CannotWrite, InvalidInput
 
-__all__ = ["Batch", "Job", "choose", "command", "drive", "read"]
+__all__ = ["Batch", "Job", "command", "drive", "read"]
 
 
 class Job(NamedTuple):
@@ -143,7 +143,7 @@ class Batch(abc.ABC):
         print_line(
             console,
             f"{len(jobs)} runs, {shares.count(0.0)} of them finished; {examples / 1e6:,.1f} million training examples "
-            f"are left, about {duration(sum(left))} on two cores",
+            f"are left, about {duration(sum(left))}",
         )
 
     def left(self, jobs: Sequence[Job]) -> list[float]:
@@ -228,7 +228,7 @@ def drive(batch: Batch, console: Console) -> None:
             with leaving(told):
                 is_done = _run(batch, missing, console)
             if not is_done:
-                refused += 1
+                refused += len(missing)
                 continue
             for job in missing:
                 done[job.folder] = batch.seconds(job) or 0.0
@@ -237,7 +237,7 @@ def drive(batch: Batch, console: Console) -> None:
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(told(str(stop))) from None
     if refused:
-        raise InvalidInput(f"{len(done)} of {len(jobs)} runs are finished, {refused} could not be: see above")
+        raise InvalidInput(f"{len(done)} of {len(jobs)} runs are finished, {refused} were refused: see above")
     batch.finish(console)
 
 

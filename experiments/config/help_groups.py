@@ -103,7 +103,7 @@ def grouped(common: Options, config: Any, known: Container[str]) -> type:
 
     Args:
       common: options that all methods have.
-      config: the method's hyper-parameters, an instance of `experiments.config.request.method_config`.
+      config: the method's hyper-parameters, an instance of `experiments.config.hyper_parameters.method_config`.
       known: names of the options that the dataclass has.
     """
     kinds = _common_kinds() | {field.name: field.type for field in dataclasses.fields(config)}

@@ -18,7 +18,7 @@ DEFAULT_PRESET = {
     "digits": "fedpac",
     "custom": "fedpac",
 }
-"""Default preset of each dataset: that of the (first) paper that reports results on it."""
+"""Default preset of each dataset: the first paper that reports results on it, FedPAC for those in neither paper."""
 
 PRESETS: dict[str, Values] = {
     # Xu, Tong, Huang. ICLR 2023. Appendix B.2 (data), B.3 (training); C.1 and the released code (network). 600 test

@@ -60,7 +60,7 @@ class Request:
         return real_numbers(self.options.method, self.hyper_parameters)
 
     def on_own_data(self, dataset: Dataset) -> "Request":
-        """This request with what the user's own data decides; InvalidInput if it says otherwise."""
+        """This request with what the user's own data decides; InvalidInput if given options contradict the data."""
         return dataclasses.replace(self, options=own_data.fitted(self.options, self.given, dataset))
 
     def on_embedded_data(self) -> tuple["Request", dict[str, Any]]:
@@ -92,17 +92,17 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
       InvalidInput: an option or choice is unknown, or a value has the wrong type or is out of range.
     """
     preset = _first_choice("preset", arguments, get_args(PresetName), presets.DEFAULT_PRESET[dataset])
-    own_method = presets.values(preset, dataset)["method"]
-    method = _first_choice("method", arguments, tuple(METHODS), own_method, own=True)
+    default_method = presets.values(preset, dataset)["method"]
+    method = _first_choice("method", arguments, tuple(METHODS), default_method, own=True)
     values = presets.values(preset, dataset, method)
-    own = method_config(method)
-    hints = get_type_hints(Options) | get_type_hints(own)
+    config_type = method_config(method)
+    hints = get_type_hints(Options) | get_type_hints(config_type)
     given = check_arguments(arguments, hints, method)
 
-    common_names, own_names = ({field.name for field in dataclasses.fields(kind)} for kind in (Options, own))
+    common_names, own_names = ({field.name for field in dataclasses.fields(kind)} for kind in (Options, config_type))
     defaults: dict[str, Any] = values | {"method": method, "preset": preset}
     common: Options = Options(**{name: value for name, value in defaults.items() if name in common_names})
-    config = own(**{name: value for name, value in defaults.items() if name in own_names})
+    config = config_type(**{name: value for name, value in defaults.items() if name in own_names})
     parsed = _tyro(dataset, arguments, common, config, given)
     options = Options(**{name: parsed[name] for name in vars(common)})
     hyper_parameters = {name: parsed[name] for name in vars(config)}
@@ -277,7 +277,7 @@ def _check_value(option: str, kind: Any, value: str | None) -> None:
 
 
 def _number(kind: Any, text: str) -> Any:
-    """Text as the number that an option of this type takes it for; as it is where it takes it for something else."""
+    """Value of a text for the check of the range: a number, None for "None", otherwise the text."""
     if text in literals(kind):
         return text
     for part in (int, float):

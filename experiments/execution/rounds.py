@@ -20,7 +20,7 @@ from pfl_jax.base import State
 from pfl_jax.engine.simulate import RoundResult
 
 Observe: TypeAlias = Callable[[Experiment, RoundResult], None]
-"""Sees every round of a run, before the next one begins and, after the last, before the summary is written."""
+"""Called after every round of a run; after the last one, before the summary is written."""
 
 
 @dataclass

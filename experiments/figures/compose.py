@@ -7,8 +7,8 @@ from typing import Any
 from experiments.commands.parser import given
 from experiments.config import presets
 from experiments.config.options import PARTITION_OPTIONS, option_words
-from experiments.figures.figure import Panel, Results, Runs
-from experiments.plots.pictures import ACCURACY, Lines, Picture
+from experiments.figures.figure import Results, Runs
+from experiments.plots.pictures import ACCURACY, Lines, Panel, Picture
 
 
 def compose(results: Sequence[Results]) -> Picture:

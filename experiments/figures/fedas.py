@@ -8,9 +8,9 @@ import numpy as np
 from experiments.execution.build import model_of
 from experiments.execution.experiment import Experiment
 from experiments.figures.fedpac import curves, line, of_methods
-from experiments.figures.figure import Figure, Key, Panel, Results, Runs, Values
+from experiments.figures.figure import Figure, Key, Results, Runs, Values
 from experiments.figures.substitution import accuracies_after_replacement
-from experiments.plots.pictures import ACCURACY, ROUND, Bars, Lines, Series, over_seeds
+from experiments.plots.pictures import ACCURACY, ROUND, Bars, Lines, Panel, Series, over_seeds
 from pfl_jax import simulate
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.engine.simulate import RoundResult

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 
 from experiments.execution.experiment import Experiment
-from experiments.figures.figure import Figure, Key, Panel, Results, Runs, Values
-from experiments.plots.pictures import ACCURACY, ROUND, Heat, Lines, Series, over_seeds
+from experiments.figures.figure import Figure, Key, Results, Runs, Values
+from experiments.plots.pictures import ACCURACY, ROUND, Heat, Lines, Panel, Series, over_seeds
 from pfl_jax.data.partition import dominant_classes
 from pfl_jax.engine.simulate import RoundResult
 

@@ -15,7 +15,7 @@ from experiments.config.cell import Cell
 from experiments.config.measures import Protocol
 from experiments.config.options import option_words
 from experiments.papers.settings import PAPERS
-from experiments.plots.pictures import Bars, Heat, Lines
+from experiments.plots.pictures import Panel
 from experiments.results import load
 from pfl_jax.errors import InvalidInput
 from pfl_jax.safe_read import open_npz
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 Key: TypeAlias = tuple[str, ...]
 """Key of a run of a figure on a dataset, without the seed; also the name of its folder."""
 
-Panel: TypeAlias = Lines | Bars | Heat
 
 Keep: TypeAlias = "Callable[[Experiment, RoundResult], dict[str, np.ndarray]]"
 """Arrays to keep of a round, by name."""

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from experiments.plots.drawing import SETTINGS, draw_panel
 from experiments.plots.palette import COLORS
-from experiments.plots.pictures import Heat, Histograms, Panel
+from experiments.plots.pictures import Heat, Histograms, Lines, Panel
 
 _SIZE = (4.2, 2.6)
 _ROW = 0.48
@@ -40,7 +40,7 @@ def inline(panel: Panel, name: str, title: str, description: str) -> str:
         figure = Figure(figsize=(_SIZE[0], height), layout="constrained")
         axes = figure.subplots()
         grays = _shades(panel.matrix) if isinstance(panel, Heat) else Normalize()
-        draw_panel(axes, panel, grays, own_legend=not hasattr(panel, "series"))
+        draw_panel(axes, panel, grays, own_legend=not isinstance(panel, Lines))
         axes.set_title("")
         if isinstance(panel, Heat):
             bar = figure.colorbar(ScalarMappable(grays, "Greys"), ax=axes, shrink=0.8, aspect=25, label=panel.unit)

@@ -93,9 +93,9 @@ class Heat:
       title: above the panel.
       x_label, y_label: what columns and rows are.
       matrix: [R, C].
-      blocks: sizes of the groups of consecutive rows and columns that lines divide; they sum to N.
+      blocks: sizes of the groups of consecutive rows and columns that lines divide; they sum to R, which is C then.
       rows, columns: names of rows and columns; if empty, their numbers.
-      totals: [C], bars above the columns; none for no bars.
+      totals: [C], bars above the columns; empty for no bars.
       unit: of the numbers.
     """
 
@@ -170,7 +170,7 @@ def over_seeds(label: str, x: Sequence[float], runs: Sequence[Sequence[float]], 
     Args:
       label: text in the legend.
       x: [X].
-      runs: a row [X] for each seed; None and NaN count as missing.
+      runs: a row [X] for each seed; a point that is None or NaN in any row is missing in the line.
       is_main: see `Series`.
     """
     values = np.asarray(runs, np.float64)

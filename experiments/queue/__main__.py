@@ -1,4 +1,4 @@
-"""Queue of the long runs behind docs/results.md, by priority, at the lowest process priority.
+"""Queue of the long runs behind the pages on results, privacy and robustness, at the lowest process priority.
 
     python -m experiments.queue                  # until all are finished; the same command goes on where it was stopped
     python -m experiments.queue --list           # what is finished, what is left, and for how long
@@ -12,9 +12,10 @@ machine fails. `kill -STOP PID` pauses the queue and `kill -CONT PID` continues 
 
 The results of a finished run are written to results/, to be committed; a run with a file there counts as finished.
 --collect does the same with finished runs of other commands, such as experiments.tables. Afterwards
-`python -m experiments.results_page` writes docs/results.md anew.
+`experiments.results_page`, `privacy_page` and `robustness_page` write these pages anew.
 """
 
+import difflib
 import functools
 import os
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ import tyro
 from rich.console import Console
 
 from experiments.commands import batch
-from experiments.commands.parser import Folder, Names, Switch, choose, flat
+from experiments.commands.parser import Folder, Names, Switch, flat
 from experiments.config.cell import Cell
 from experiments.config.exit_codes import leave
 from experiments.execution import cached_runs, committed
@@ -63,7 +64,10 @@ class Queue(batch.Batch):
 
     def check(self) -> None:
         every = [*jobs(), *comparisons()]
-        choose("block or method", flat(self.only), dict.fromkeys([*BLOCKS, *(job.method for job in every)]))
+        known = {*BLOCKS, *(job.method for job in every)}
+        for name in set(flat(self.only)) - known:
+            near = ", ".join([*difflib.get_close_matches(name, sorted(known)), "--list has all"])
+            raise InvalidInput(f"unknown block or method '{name}' (blocks are {', '.join(BLOCKS)}; near: {near})")
         for folder in flat(self.collect):
             if not Path(folder).is_dir():
                 raise InvalidInput(f"--collect {folder}: there is no such folder")

@@ -108,7 +108,7 @@ class Job(NamedTuple):
 
 
 def jobs() -> list[Job]:
-    """All jobs of the papers' tables, by priority."""
+    """All jobs except those of `comparisons`, by priority."""
     found: dict[tuple[str, int, str], Job] = {}
     for job in _all():
         request = job.cell.request()

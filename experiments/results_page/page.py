@@ -26,6 +26,12 @@ class Content:
       library: the committed results.
       causes: known causes of large differences.
       released: accuracies of released code.
+
+    Attributes:
+      library, released: as given.
+      sections: table of the page -> its places.
+      fields: comparisons of all methods.
+      queued, left: number of jobs of the queue, and of those without a result.
     """
 
     def __init__(self, library: Library, causes: Sequence[Cause], released: Sequence[Released]):
@@ -77,8 +83,8 @@ def readme_table(content: Content) -> str:
     close = sum(place.is_close is True for place in known)
     return (
         f"{tables.markdown(['method', 'ours', 'paper', 'difference'], rows)}\n"
-        f"Of the {len(known)} places of the papers' tables that have a finished run, {close} are within {CLOSE:g} point. "
-        "[All places](docs/results.md),\nwith the causes of larger differences.\n"
+        f"Of the {len(known)} places of the papers' tables that have a finished run, {close} are within {CLOSE:g} "
+        "point. [All places](docs/results.md),\nwith the causes of larger differences.\n"
     )
 
 

@@ -15,7 +15,8 @@ def devices(options: Options) -> list[Any]:
       options: options of the run.
 
     Raises:
-      InvalidInput: there are too few devices, more processes than clients, or the devices cannot be shared equally.
+      InvalidInput: there are too few devices, more processes than clients, with --distributed more devices than
+        clients, or the devices cannot be shared equally.
     """
     if not options.distributed:
         available = jax.local_devices()

@@ -38,8 +38,10 @@ def lock_folder(folder: str | Path) -> Iterator[None]:
     folder = Path(folder).expanduser()
     make_folder(folder)
     if any((folder / name).exists() for name in (CONFIG, METRICS)):
-        raise InvalidInput(f"{folder} is the folder of a single run: give --out another")
-    with _locked(folder / ".lock", f"another process is at work in {folder}: wait for it, or give --out another"):
+        raise InvalidInput(f"{folder} is the folder of a single run: give --out another folder")
+    with _locked(
+        folder / ".lock", f"another process is at work in {folder}: wait for it, or give --out another folder"
+    ):
         yield
 
 

@@ -52,18 +52,18 @@ class Tables(batch.Batch):
     paper: Annotated[str, tyro.conf.arg(help=", ".join(settings.PAPERS))]
     table: Annotated[int, tyro.conf.arg(help="; ".join(f"{name}: {', '.join(of)}" for name, of in NUMBERS.items()))]
     dataset: Names = ()
-    """Some of its datasets."""
+    """Datasets; by default all of the table."""
     clients: Names = ()
-    """Some of its numbers of clients."""
+    """Numbers of clients; by default all of the table."""
     setting: Names = ()
     """Settings with these words, such as beta=0.1."""
     method: Names = ()
-    """Some of its methods, by their names in the table."""
+    """Methods by their names in the table; by default all of it."""
     seeds: int = 1
     """Number of seeds, from 0."""
     eval_protocol: str | None = None
-    """Received, trained or before_aggregation; by default the paper's own protocol. Runs measure the third one only on
-    request, and then all three: with the same --out, tables of the other two use the same runs."""
+    """Received, trained or before_aggregation; by default the paper's own protocol. before_aggregation is measured only
+    on request; such runs also serve tables of the other two, with the same --out."""
     score: str | None = None
     """Reported round, last or best; by default the paper's choice. The best one is chosen on test examples, as in the
     papers."""
@@ -164,6 +164,7 @@ class Tables(batch.Batch):
 
     def compare(self) -> tuple[Comparison, Comparison]:
         """The requested part of the table, and the same with all other stored results."""
+        # Read again: runs have finished since.
         library = self.library()
         figures = [comparison.figure(row, self.runs(row), self.measure, library) for row in self.rows]
         shown = [figure for figure in figures if figure.row in self.shown]

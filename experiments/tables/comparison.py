@@ -49,7 +49,7 @@ def place(row: Published) -> Path:
 
 
 class Figure(NamedTuple):
-    """One place of a table.
+    """Our accuracy and the published one at a place of a table.
 
     Attributes:
       row: what is published there.

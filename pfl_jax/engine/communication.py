@@ -12,6 +12,7 @@ from pfl_jax.engine.means import is_mean
 from pfl_jax.engine.rounds import Federation, Stages
 from pfl_jax.engine.sharding import first_shard
 from pfl_jax.primitives.tree import byte_count
+from pfl_jax.primitives.updates import received
 
 
 class Traffic(NamedTuple):
@@ -57,6 +58,6 @@ def shapes(method: Method | MethodSchedule, data: Federation) -> tuple[PyTree, P
         server = stages.init_server(data, key)
         client = jax.tree.map(lambda leaf: leaf[0], stages.init_clients(data, server, key, jnp.zeros(1, jnp.int32)))
         result = method.local(key, server, client, client_data(first_shard(data), 0, "train"))
-        return result.message, server if method.download is None else method.download(server, client)
+        return result.message, received(method, server, client)
 
     return jax.eval_shape(exchange, data)

@@ -144,20 +144,20 @@ def _map_chunks(
     size = jax.tree.leaves(clients)[0].shape[0]
     width = size if chunk is None else min(chunk, size)
 
-    def map_chunk(chunk):
-        rows, terms = jax.vmap(fn, in_axes=(None, 0))(shared, chunk)
+    def map_chunk(part):
+        rows, terms = jax.vmap(fn, in_axes=(None, 0))(shared, part)
         return rows, add_up(terms)
 
     if width == size and width > 1:
         return map_chunk(clients)
 
-    def map_one(chunk):
+    def map_one(part):
         # Without vmap, a loop keeps the client's own trip count; vmap would run it as often as the largest one.
-        rows, terms = fn(shared, gather(chunk, 0))
+        rows, terms = fn(shared, gather(part, 0))
         return jax.tree.map(lambda leaf: leaf[None], rows), terms
 
-    def step(total, chunk):
-        rows, terms = map_one(chunk) if width == 1 else map_chunk(chunk)
+    def step(total, part):
+        rows, terms = map_one(part) if width == 1 else map_chunk(part)
         return jax.tree.map(jnp.add, total, terms), rows
 
     even = size // width * width  # clients in complete chunks

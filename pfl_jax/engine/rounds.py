@@ -199,7 +199,7 @@ class Stages:
         return server, rows, scores, Outcome(cohort, training.finite, all_finite((server, rows)), jnp.sum(sizes), info)
 
     def evaluated(self, data: Federation, key: PRNGKey) -> jax.Array:
-        """Clients [B] that are evaluated by `received`, in the order in which they are."""
+        """Clients [B] that are evaluated by `received`, in the order of their evaluation."""
         return evaluated_clients(key, data.train_count, self.settings)
 
     def evaluate(
@@ -272,7 +272,7 @@ class Stages:
         return partial(mapping.map_and_sum, chunk=self.settings.chunk, mesh=self.mesh, loads=data.train_count[clients])
 
     def _map(self, fn: Callable[..., Any], shared: tuple[Any, ...], clients: PyTree) -> Any:
-        """Results of fn(shared, client) for clients [B]; the first of `shared` is the data, of `clients` their ids."""
+        """Results of fn(shared, client) for clients [B]; shared[0] is the data, the first leaf of `clients` ids."""
         map_and_sum = self._map_and_sum(shared[0], jax.tree.leaves(clients)[0])
         rows, _ = map_and_sum(lambda *arguments: (fn(*arguments), ()), shared, clients)
         return rows

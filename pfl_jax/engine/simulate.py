@@ -60,13 +60,14 @@ class RoundResult(NamedTuple):
       arrived: [M], bool: whether the server received the client's message, see `Settings.drop_rate` and `run`'s
         on_nan. Rows of `info` for other clients are meaningless.
       diverged: the clients of the cohort that were left out because they diverged.
-      received: Scores [N] of what every client would deploy now, or None if not evaluated.
+      received: Scores [N] of what every client would deploy now, NaN for clients that `Settings.eval_clients` leaves
+        out; None if not evaluated.
       trained: Scores [N] of every client's model right after its own last local training, NaN before the first.
       newcomers: two Scores of clients that never took part: of the model they would deploy given the server's state,
         and of that model after one round of local training. None if there are no such clients or this round is not
         evaluated.
       examples: training examples of the cohort, each counted once.
-      seconds: wall time of the round, including compilation if there was any.
+      seconds: wall time of the round and its evaluation, including compilation if there was any.
       before_aggregation: Scores [N] of the model that every client had in the middle of this round, see
         `pfl_jax.primitives.metrics.before_aggregation`; None unless `Settings.before_aggregation` asks for it.
     """
@@ -116,8 +117,8 @@ def run(
       state_on: place of the clients' states between rounds. "host", the host's memory, and "disk", a file, move the
         cohort's states to the device for each round, and all clients' states in blocks for each evaluation. The results
         are the same. "disk" is for one process.
-      state_folder: existing folder of the file with state_on="disk", which replaces one of an earlier run there unless
-        `state` is in it. None takes a temporary file, which is gone with the process.
+      state_folder: existing folder for the file of state_on="disk"; an earlier file there is replaced unless `state` is
+        stored in it. None takes a temporary file that ends with the process.
       on_nan: treatment of clients whose state, message or loss becomes NaN or infinite: "stop" ends the run,
         "skip-client" leaves them out of the round as if they had not been drawn.
       newcomers: clients that never take part, see `pfl_jax.data.federated.hold_out`. Each evaluation also scores the
@@ -176,7 +177,7 @@ def _rounds(
         number, size = index + 1, settings.cohort_size(num_clients, index)
         evaluated = settings.is_evaluated(number)
         all_train = size == num_clients and on_nan == "stop"
-        # Clients outside this cohort are scored with what they received; an evaluation after the last round has it.
+        # Clients outside this cohort are scored with what they received, which the previous evaluation may have.
         if evaluated and settings.before_aggregation and not all_train and received is None:
             received = jax.tree.map(np.asarray, engine.evaluate(data, current))
         with explains():

@@ -10,6 +10,7 @@ import optax
 from pfl_jax.base import Mean, Message, Method, PyTree, Server
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import NOT_NEGATIVE, POSITIVE
+from pfl_jax.primitives.updates import received
 from pfl_jax.streams import CLIENT_NOISE
 
 
@@ -38,8 +39,8 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
     deploy what they deploy, without clipping and noise.
 
     Args:
-      method: the method to derive from. Its message is one `Mean` of the parameters that `Method.download` sends, or
-        has such a `Mean` of the server's `backbone` under that name; its other parts stay as they are.
+      method: the method to derive from. Its message is one `Mean` of the parameters that `Method.download` gives, or
+        has a field `backbone`, a `Mean` of the server's `backbone`; other fields are sent unchanged.
       recipe: clipping and noise; without clipping the method is returned as it is.
 
     Raises:
@@ -58,13 +59,9 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
             raise InvalidInput("client_noise needs a client_clip: noise alone does not make an update private")
         return method
 
-    def received(server: Server) -> PyTree:
-        # None of these methods sends a client parameters of its own.
-        return server if method.download is None else method.download(server, ())
-
     def local(key, server, client, data):
         result = method.local(key, server, client, data)
-        sent, reference = _mean_of(result.message), _reference(result.message, server, received)
+        sent, reference = _mean_of(result.message), _reference(method, result.message, server)
         if jax.tree.structure(sent.value) != jax.tree.structure(reference):
             raise InvalidInput("client_clip is for methods whose clients send the parameters that they received")
         update = jax.tree.map(jnp.subtract, sent.value, reference)
@@ -73,7 +70,7 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
         return result._replace(message=_with_mean(result.message, clipped))
 
     def aggregate(key, server, clients, messages, cohort):
-        mean, reference = _mean_of(messages), _reference(messages, server, received)
+        mean, reference = _mean_of(messages), _reference(method, messages, server)
         leaves, structure = jax.tree.flatten(mean.value)
         keys = jax.random.split(jax.random.fold_in(key, CLIENT_NOISE), len(leaves))
         size = cohort.clients.shape[0]
@@ -100,6 +97,7 @@ def _with_mean(message: Message, mean: Mean) -> Message:
     return mean if isinstance(message, Mean) else message._replace(backbone=mean)
 
 
-def _reference(message: Message, server: Server, received: Any) -> PyTree:
+def _reference(method: Method, message: Message, server: Server) -> PyTree:
     """Parameters that a client received, as a tree like those that it sends."""
-    return received(server) if isinstance(message, Mean) else server.backbone
+    # These methods send the same parameters to every client.
+    return received(method, server, ()) if isinstance(message, Mean) else server.backbone

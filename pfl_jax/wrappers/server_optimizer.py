@@ -12,6 +12,7 @@ from pfl_jax.base import Mean, Method, Params, PyTree, Survey
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.local_sgd import sgd
 from pfl_jax.primitives.tree import map_statistics
+from pfl_jax.primitives.updates import received
 
 ServerRule: TypeAlias = Literal["sgd", "adam", "yogi", "adagrad"]
 """Names of the server's optimizers, see `ServerOptimizer`."""
@@ -158,9 +159,6 @@ def server_optimized(method: Method, recipe: ServerOptimizer) -> Method:
         params = jax.tree.map(lambda new, update, g: new + (update + g), target, updates, gradient)
         return OptimizedServer(params, opt_state), clients, info
 
-    def download(server, client):
-        return server.params if method.download is None else method.download(server.params, client)
-
     def wrapped(survey: Survey) -> Survey:
         return Survey(
             lambda key, server, data: survey.local(key, server.params, data),
@@ -173,6 +171,6 @@ def server_optimized(method: Method, recipe: ServerOptimizer) -> Method:
         local=lambda key, server, client, data: method.local(key, server.params, client, data),
         aggregate=aggregate,
         personalize=lambda key, server, client, data: method.personalize(key, server.params, client, data),
-        download=download,
+        download=lambda server, client: received(method, server.params, client),
         survey=None if method.survey is None else wrapped(method.survey),
     )

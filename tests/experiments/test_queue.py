@@ -193,7 +193,7 @@ def test_what_is_refused_does_not_stop_the_rest(runs, words, capsys):
     assert queue.main([*words, "--only", "lg_fedavg", "apfl"]) == 2
     captured = capsys.readouterr()
     assert "left out: --lr 0.01 is too large" in captured.out
-    assert "2 of 6 runs are finished, 4 could not be" in captured.err
+    assert "2 of 6 runs are finished, 4 were refused: see above" in captured.err
 
 
 def test_the_list_says_what_is_left_and_runs_nothing(runs, words, tmp_path, nice, capsys):
@@ -323,7 +323,7 @@ def test_the_commit_is_the_one_whose_sources_made_the_run(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--only fedpca", "unknown block or method 'fedpca' (there are table-1"),
+        ("--only fedpca", "unknown block or method 'fedpca' (blocks are table-1"),
         ("--collect nowhere", "--collect nowhere: there is no such folder"),
         ("--everything", "unrecognized arguments: --everything"),
     ],
