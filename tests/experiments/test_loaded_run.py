@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import struct
 import sys
 
@@ -35,6 +36,12 @@ def made(folder, *words):
 def fedrep(tmp_path_factory):
     """A run whose clients keep their heads."""
     return made(tmp_path_factory.mktemp("fedrep") / "run", "--method", "fedrep")
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """Folder of a finished run of a method that communicates nothing."""
+    return made(tmp_path_factory.mktemp("local") / "run", "--method", "local")
 
 
 def summary(folder):
@@ -133,11 +140,16 @@ def line(capsys):
     return text
 
 
-def test_what_cannot_be_exported(tmp_path, fedrep, capsys):
+@pytest.mark.slow
+def test_an_ensemble_cannot_be_exported(tmp_path, capsys):
     several = made(tmp_path / "several", "--method", "fedem")
     capsys.readouterr()
+    assert export.main([str(several), "--to", "model.msgpack"]) == 2
+    assert "a client of fedem deploys more than one set" in line(capsys)
+
+
+def test_what_cannot_be_exported(fedrep, capsys):
     for words, message in (
-        ([str(several), "--to", "model.msgpack"], "a client of fedem deploys more than one set"),
         ([str(fedrep), "--client", "4", "--to", "model.msgpack"], "there is no client 4: the run has clients 0 to 3"),
         ([str(fedrep), "--client", "-1", "--to", "model.msgpack"], "there is no client -1"),
         ([str(fedrep), "--to", str(fedrep / "state.msgpack")], "is there already"),
@@ -146,8 +158,8 @@ def test_what_cannot_be_exported(tmp_path, fedrep, capsys):
         assert message in line(capsys)
 
 
-def test_a_damaged_state_or_that_of_another_run(tmp_path, fedrep):
-    other = made(tmp_path / "other", "--method", "local", "--num-clients", "5")
+def test_a_damaged_state_or_that_of_another_run(tmp_path, fedrep, local):
+    other = shutil.copytree(local, tmp_path / "other")
     (other / "state.msgpack").write_bytes((fedrep / "state.msgpack").read_bytes())
     with pytest.raises(InvalidInput, match=r"state\.msgpack is not as it was written"):
         load_run(other)
@@ -174,8 +186,8 @@ def test_a_state_is_restored_bit_for_bit(tmp_path, fedrep):
     assert final_state.byte_count(state) == 4 * (6570 + 4 * 330) + 4 * (4 * 4) + 8 + 4
 
 
-def test_a_table_of_runs(tmp_path, fedrep, monkeypatch):
-    made(tmp_path / "runs/one", "--method", "local")
+def test_a_table_of_runs(tmp_path, fedrep, local, monkeypatch):
+    shutil.copytree(local, tmp_path / "runs/one")
     made(tmp_path / "runs/two", "--method", "fedprox", "--seed", "1")
     rows = load_runs(tmp_path / "runs", fedrep)
     rows = rows.to_dict("records") if hasattr(rows, "to_dict") else rows
