@@ -89,7 +89,7 @@ def test_it_counts_what_agrees_what_is_explained_and_what_is_open(tmp_path):
     assert line_of(text, "| `lg_fedavg` | 8").endswith("|  |")
     assert line_of(text, "| `ditto` | 9").endswith("| open |")
     assert line_of(text, "| `fedper` | 7").endswith(f"| {cause.cause} `{cause.command}` |")
-    assert "Of 3 places of the papers' tables that have a finished run, 1 are within 1 point" in readme_table(
+    assert "Of the 3 places of the papers' tables that have a finished run, 1 are within 1 point" in readme_table(
         content(tmp_path)
     )
 
