@@ -24,19 +24,19 @@ from pfl_jax.primitives.tree import byte_count
 _MIB = 2**20
 
 
-def _chunk() -> int | None:
-    return 1 if jax.default_backend() == "cpu" else None
-
-
 def growth(scale: Scale, clients: int, participation: float) -> Row:
     """Time and memory of FedPAC's rounds over a federation of this many clients, and of its cohort trained alone."""
     mesh = simulate.client_mesh()
     data = workload.federation(clients, scale.growth_examples)
-    rounds = Rounds(workload.method("fedpac", scale), data, participation=participation, chunk=_chunk(), mesh=mesh)
+    rounds = Rounds(
+        workload.method("fedpac", scale), data, participation=participation, chunk=workload.usual_chunks()[0], mesh=mesh
+    )
     rounds.round()
     evaluation = measure.seconds(rounds.evaluate)
     peak = measure.peak_memory()
-    alone = local_training(data, scale, clients=rounds.cohort_size, epochs=scale.epochs, chunk=_chunk(), mesh=mesh)
+    alone = local_training(
+        data, scale, clients=rounds.cohort_size, epochs=scale.epochs, chunk=workload.usual_chunks()[0], mesh=mesh
+    )
     alone()
     times = measure.medians(scale.repetitions[1], {"round": rounds.round, "alone": alone})
     return {
@@ -73,7 +73,9 @@ def many_clients(scale: Scale, method: str) -> Row:
     """
     clients, participation, rounds = scale.many_clients
     data = workload.federation(clients, scale.growth_examples)
-    settings = simulate.Settings(rounds=rounds, participation=participation, eval_every=rounds, chunk=_chunk())
+    settings = simulate.Settings(
+        rounds=rounds, participation=participation, eval_every=rounds, chunk=workload.usual_chunks()[0]
+    )
     seconds, trained, received, state_bytes = [], [], float("nan"), 0
     began = time.perf_counter()
     federated = workload.method(method, scale), data, settings, jax.random.key(0)
@@ -103,7 +105,7 @@ def sweep(scale: Scale, together: bool) -> Row:
     """FedPAC with several strengths of its alignment and several seeds: as one sweep, or one run after another."""
     runs, clients, examples, rounds = scale.sweep
     data = workload.federation(clients, examples)
-    settings = simulate.Settings(rounds=rounds, chunk=_chunk())
+    settings = simulate.Settings(rounds=rounds, chunk=workload.usual_chunks()[0])
     strengths, seeds = [0.1 * 2 ** (run // 2) for run in range(runs)], [run % 2 for run in range(runs)]
 
     def make(lam):

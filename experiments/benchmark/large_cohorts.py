@@ -70,7 +70,7 @@ def large_cohort(scale: Scale, of: Sequence[Any]) -> Row:
         make_method(method, model, **rates),
         data,
         participation=cohort / clients,
-        chunk=1 if jax.default_backend() == "cpu" else None,
+        chunk=workload.usual_chunks()[0],
         mesh=mesh,
         evaluation=False,
     )

@@ -89,10 +89,10 @@ def theirs(options: Options, root: Path, name: str, rounds: int) -> list[float]:
       InvalidInput: PFLlib failed; with the last line that it wrote.
     """
     words = f"-data FashionMNIST -m CNN -algo {name} -gr {rounds} -nc {CLIENTS} -lbs {BATCH_SIZE} -lr {LR} -ls 1"
-    command = [options.python, "main.py", *words.split(), "-eg", str(rounds + 1), "-dev", "cpu"]
+    line = [options.python, "main.py", *words.split(), "-eg", str(rounds + 1), "-dev", "cpu"]
     path = os.pathsep.join(filter(None, [str(root / "modules"), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        command,
+        line,
         cwd=root / "system",
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,

@@ -98,12 +98,16 @@ def child(setup: Setup, kind: str, **request: Any) -> dict[str, Any]:
     return measure.in_process(kind, {"scale": dataclasses.asdict(setup.scale)} | request)
 
 
+def usual_chunks() -> tuple[int | None, ...]:
+    """Clients under one vmap to compare on this backend, the first one everywhere; None for all at once."""
+    return (1, 5) if jax.default_backend() == "cpu" else (None, 1, 5)
+
+
 def setup(scale: Scale, chunks: Sequence[int] | None, notify: Callable[[str], None]) -> Setup:
     """Setup with the machine's peak measured; chunks are by default those of the backend."""
     mesh = simulate.client_mesh()
     notify("the peak of matrix products")
-    usual = (1, 5) if jax.default_backend() == "cpu" else (None, 1, 5)
-    return Setup(scale, mesh, chunks or usual, measure.matmul_peak(scale.matmul, mesh), notify)
+    return Setup(scale, mesh, chunks or usual_chunks(), measure.matmul_peak(scale.matmul, mesh), notify)
 
 
 @functools.cache
