@@ -14,7 +14,7 @@ from experiments.results_page.field import Comparison, comparisons
 from experiments.results_page.picture import chosen
 from experiments.results_page.places import CLOSE, SECTIONS, SEEDS, Cause, Place, Released, mean_after, places, runs
 from experiments.runtime.progress import duration
-from experiments.tables.comparison import Figure
+from experiments.tables.comparison import Entry
 
 TEMPLATE = Path(__file__).with_name("page.md.jinja")
 
@@ -57,7 +57,7 @@ def page(content: Content) -> str:
         counts=_counts(content),
         close=CLOSE,
         rows=lambda there: [
-            [f"`{place.figure.row.method}`", *_numbers(place.figure), number(place.trained), _cause(place)]
+            [f"`{place.entry.row.method}`", *_numbers(place.entry), number(place.trained), _cause(place)]
             for place in there
         ],
         fedas_methods=[f"`{method}`" for method in FEDAS_METHODS],
@@ -77,8 +77,8 @@ def page(content: Content) -> str:
 
 def readme_table(content: Content) -> str:
     """Table of README."""
-    by_row = {place.figure.row: place for place in content.sections[SECTIONS[0]]}
-    rows = ([f"`{row.method}`", *_numbers(by_row[row].figure)] for row in chosen())
+    by_row = {place.entry.row: place for place in content.sections[SECTIONS[0]]}
+    rows = ([f"`{row.method}`", *_numbers(by_row[row].entry)] for row in chosen())
     known = [place for place in content.places if place.is_close is not None]
     close = sum(place.is_close is True for place in known)
     return (
@@ -106,10 +106,10 @@ def _cause(place: Place) -> str:
     return "open" if place.cause is None else f"{place.cause.cause} `{place.cause.command}`"
 
 
-def _numbers(figure: Figure) -> list[str]:
+def _numbers(entry: Entry) -> list[str]:
     """Our accuracy, the paper's, and the difference."""
-    spread = "" if figure.std is None else f" ± {figure.std:.2f} ({len(figure.accuracies)})"
-    return [number(figure.mean) + spread, number(figure.published), number(figure.difference, "+.2f")]
+    spread = "" if entry.std is None else f" ± {entry.std:.2f} ({len(entry.accuracies)})"
+    return [number(entry.mean) + spread, number(entry.published), number(entry.difference, "+.2f")]
 
 
 def _best(library: Library, beta: float, participation: float, method: str) -> str:

@@ -13,7 +13,7 @@ from experiments.papers.published import Published
 from experiments.queue.jobs import DATASET
 from experiments.results.load import Result, read_json
 from experiments.tables import comparison
-from experiments.tables.comparison import Figure
+from experiments.tables.comparison import Entry
 from pfl_jax.errors import InvalidInput
 
 SEEDS = (0, 1, 2)
@@ -66,19 +66,19 @@ class Place(NamedTuple):
     """One place of a table.
 
     Attributes:
-      figure: our accuracy and the paper's, by the protocol of the paper's tables.
+      entry: our accuracy and the paper's, by the protocol of the paper's tables.
       trained: our accuracy after local training, in percent; None without a result.
       cause: known cause of a large difference; None without one.
     """
 
-    figure: Figure
+    entry: Entry
     trained: float | None
     cause: Cause | None
 
     @property
     def is_close(self) -> bool | None:
         """Whether the difference is small; None if there is nothing to compare."""
-        difference = self.figure.difference
+        difference = self.entry.difference
         return None if difference is None else round(abs(difference), 2) <= CLOSE
 
 
@@ -131,7 +131,7 @@ def mean_after(there: Sequence[Result], number: int, protocol: Protocol) -> floa
 def _place(row: Published, library: Library, causes: Sequence[Cause]) -> Place:
     cells = [(Cell(row.dataset, row.arguments, seed), None) for seed in SEEDS]
     measure = settings.MEASURES[row.paper]
-    received, trained = (comparison.figure(row, cells, measure._replace(protocol=name), library) for name in ALWAYS)
+    received, trained = (comparison.entry(row, cells, measure._replace(protocol=name), library) for name in ALWAYS)
     return Place(received, trained.mean, next((cause for cause in causes if cause.holds(row)), None))
 
 

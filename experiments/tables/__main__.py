@@ -166,11 +166,11 @@ class Tables(batch.Batch):
         """The requested part of the table, and the same with all other stored results."""
         # Read again: runs have finished since.
         library = self.library()
-        figures = [comparison.figure(row, self.runs(row), self.measure, library) for row in self.rows]
-        shown = [figure for figure in figures if figure.row in self.shown]
-        there = [figure for figure in figures if figure.accuracies or figure.row in self.shown]
-        columns, methods = {figure.column for figure in there}, {figure.row.method for figure in there}
-        saved = [figure for figure in figures if figure.column in columns and figure.row.method in methods]
+        entries = [comparison.entry(row, self.runs(row), self.measure, library) for row in self.rows]
+        shown = [entry for entry in entries if entry.row in self.shown]
+        there = [entry for entry in entries if entry.accuracies or entry.row in self.shown]
+        columns, methods = {entry.column for entry in there}, {entry.row.method for entry in there}
+        saved = [entry for entry in entries if entry.column in columns and entry.row.method in methods]
         both = (comparison.compare(self.paper, self.table, some, self.measure, self.seeds) for some in (shown, saved))
         return next(both), next(both)
 

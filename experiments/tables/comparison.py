@@ -48,7 +48,7 @@ def place(row: Published) -> Path:
     return Path(where, slug(row.method.replace(" -", " no-")))
 
 
-class Figure(NamedTuple):
+class Entry(NamedTuple):
     """Our accuracy and the published one at a place of a table.
 
     Attributes:
@@ -95,38 +95,38 @@ class Comparison(NamedTuple):
 
     Attributes:
       paper, number: which.
-      figures: its places in the paper's order.
+      entries: its places in the paper's order.
       measure: which accuracy of a run counts.
       seeds: the requested number.
     """
 
     paper: str
     number: int
-    figures: tuple[Figure, ...]
+    entries: tuple[Entry, ...]
     measure: Measure
     seeds: int
 
     @property
     def columns(self) -> list[Column]:
-        return list(dict.fromkeys(figure.column for figure in self.figures))
+        return list(dict.fromkeys(entry.column for entry in self.entries))
 
     @property
     def methods(self) -> list[str]:
-        return list(dict.fromkeys(figure.row.method for figure in self.figures))
+        return list(dict.fromkeys(entry.row.method for entry in self.entries))
 
     @property
     def title(self) -> str:
         """Title: table, kind of accuracy, and the data that was used."""
-        data = dict.fromkeys(figure.description for figure in self.figures if figure.description)
+        data = dict.fromkeys(entry.description for entry in self.entries if entry.description)
         table = settings.TABLES[self.paper, self.number]
         return (
             f"{settings.PAPERS[self.paper]}, Table {self.number}: {table.title}. Accuracy in percent "
             f"{in_words(self.measure)}" + (f", on {'; '.join(data)}" if data else ": no results yet")
         )
 
-    def at(self, column: Column, method: str) -> Figure | None:
+    def at(self, column: Column, method: str) -> Entry | None:
         """Entry at a place; None if the paper has none."""
-        return next((figure for figure in self.figures if (figure.column, figure.row.method) == (column, method)), None)
+        return next((entry for entry in self.entries if (entry.column, entry.row.method) == (column, method)), None)
 
 
 def in_words(measure: Measure) -> str:
@@ -134,12 +134,12 @@ def in_words(measure: Measure) -> str:
     return ", ".join((PROTOCOL_WORDS[measure.protocol], SCORE_WORDS[measure.score], AVERAGE_WORDS[measure.average]))
 
 
-def figure(
+def entry(
     row: Published,
     runs: Sequence[tuple[Cell, Path | None]],
     measure: Measure,
     library: Library | None = None,
-) -> Figure:
+) -> Entry:
     """Collect the results of one place of a table.
 
     Args:
@@ -154,13 +154,13 @@ def figure(
     """
     results = {cell: result for cell, folder in runs if (result := _finished(cell, folder, library)) is not None}
     if not results:
-        return Figure(row, {}, None, None, {})
+        return Entry(row, {}, None, None, {})
     means = {cell.seed: result.accuracy(*measure) for cell, result in results.items()}
     data = [result.config["data"] for result in results.values()]
     deviations: dict[str, tuple[Any, Any]] = {}
     for cell, result in results.items():
         deviations |= _deviations(row, cell, result.config)
-    return Figure(
+    return Entry(
         row,
         {seed: mean for seed, mean in means.items() if mean is not None},
         "; ".join(dict.fromkeys(one["description"] for one in data)),
@@ -179,7 +179,7 @@ def _finished(cell: Cell, folder: Path | None, library: Library | None) -> Resul
     return None if library is None else library.find(cell)
 
 
-def compare(paper: str, number: int, figures: Sequence[Figure], measure: Measure, seeds: int) -> Comparison:
+def compare(paper: str, number: int, entries: Sequence[Entry], measure: Measure, seeds: int) -> Comparison:
     """Combine entries into a table; see `Comparison` for the arguments.
 
     A column with a result on a stand-in shows no figure of the paper, not even where there is no result of ours.
@@ -188,11 +188,11 @@ def compare(paper: str, number: int, figures: Sequence[Figure], measure: Measure
       InvalidInput: a column has results on the dataset beside results on its stand-in.
     """
     kinds: dict[Column, set[Any]] = {}
-    for figure in figures:
-        kinds.setdefault(figure.column, set()).add(figure.is_real)
+    for entry in entries:
+        kinds.setdefault(entry.column, set()).add(entry.is_real)
     real = {column: _one_kind(kind - {None}, column) for column, kind in kinds.items()}
-    figures = [figure if real[figure.column] else figure._replace(is_real=False) for figure in figures]
-    return Comparison(paper, number, tuple(figures), measure, seeds)
+    entries = [entry if real[entry.column] else entry._replace(is_real=False) for entry in entries]
+    return Comparison(paper, number, tuple(entries), measure, seeds)
 
 
 def _one_kind(kinds: set[Any], where: Published | Column) -> bool:
@@ -218,8 +218,8 @@ def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str,
 
 def notes(comparison: Comparison) -> list[str]:
     """Notes needed to read the table, a line each."""
-    figures = comparison.figures
-    there = [figure for figure in figures if figure.description]
+    entries = comparison.entries
+    there = [entry for entry in entries if entry.description]
     over = f"seeds 0 to {comparison.seeds - 1}, ± their standard deviation" if comparison.seeds > 1 else "seed 0 alone"
     of = {"clients": "mean over clients", "examples": "mean over the test examples of all clients"}
     lines = [f"Each place: our {of[comparison.measure.average]}, {over} / the paper's figure / the difference."]
@@ -227,7 +227,7 @@ def notes(comparison: Comparison) -> list[str]:
     if comparison.measure != usual:
         lines.append(f"The paper's figures are taken to be {in_words(usual)}.")
     lines += _deviation_notes(there)
-    for description in dict.fromkeys(figure.description for figure in there if not figure.is_real):
+    for description in dict.fromkeys(entry.description for entry in there if not entry.is_real):
         lines.append(f"{description} only stands in for the dataset: the paper's figures do not belong beside it.")
     for method in comparison.methods:
         if not settings.has(method):
@@ -235,8 +235,8 @@ def notes(comparison: Comparison) -> list[str]:
     for dataset in dict.fromkeys(column.dataset for column in comparison.columns):
         if dataset not in DEFAULT_PRESET:
             lines.append(f"{dataset}: not an experiment of pfl_jax.")
-    runnable = [figure for figure in figures if is_runnable(figure.row)]
-    finished, wanted = sum(len(figure.accuracies) for figure in runnable), len(runnable) * comparison.seeds
+    runnable = [entry for entry in entries if is_runnable(entry.row)]
+    finished, wanted = sum(len(entry.accuracies) for entry in runnable), len(runnable) * comparison.seeds
     if finished < wanted:
         lines.append(f"{finished} of {wanted} runs are finished; {NOTHING} marks what is not there.")
     return lines + list(settings.TABLES[comparison.paper, comparison.number].notes)
@@ -247,18 +247,18 @@ def is_runnable(row: Published) -> bool:
     return row.dataset in DEFAULT_PRESET and settings.has(row.method)
 
 
-def _deviation_notes(figures: Sequence[Figure]) -> list[str]:
+def _deviation_notes(entries: Sequence[Entry]) -> list[str]:
     """Notes on deviations from the paper: a line for those everywhere, and lines for those in some places."""
-    found: dict[str, list[Figure]] = {}
-    for figure in figures:
-        for name, (had, paper) in figure.deviations.items():
-            found.setdefault(f"{flag(name)} {had} instead of {paper}", []).append(figure)
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        for name, (had, paper) in entry.deviations.items():
+            found.setdefault(f"{flag(name)} {had} instead of {paper}", []).append(entry)
     by_place: dict[str, list[str]] = {}
     for words, where in found.items():
         limits = ""
-        for kind, of in (("on", lambda figure: figure.row.dataset), ("for", lambda figure: figure.row.method)):
+        for kind, of in (("on", lambda entry: entry.row.dataset), ("for", lambda entry: entry.row.method)):
             names = dict.fromkeys(map(of, where))
-            if len(names) < len(set(map(of, figures))):
+            if len(names) < len(set(map(of, entries))):
                 limits += f" {kind} {', '.join(names)}"
         by_place.setdefault(limits, []).append(words)
     return [f"Not as in the paper{limits}: {', '.join(words)}." for limits, words in by_place.items()]

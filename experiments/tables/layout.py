@@ -8,7 +8,7 @@ from rich.text import Text
 
 from experiments.results.run_folder import rounded, strict_json
 from experiments.results.tables import comma_separated, markdown, number, terminal
-from experiments.tables.comparison import Column, Comparison, Figure, notes
+from experiments.tables.comparison import Column, Comparison, Entry, notes
 from pfl_jax.atomic_write import write_text
 
 MARKDOWN, CSV, JSON = "table.md", "table.csv", "table.json"
@@ -45,9 +45,9 @@ def save(comparison: Comparison, folder: Path) -> None:
     rows = [[f"`{method}`", *places] for method, *places in _rows(comparison, columns, " / ")]
     lines = "\n".join(f"- {note}" for note in notes(comparison))
     write_text(folder / MARKDOWN, f"**{comparison.title}**\n\n{markdown(heads, rows)}\n{lines}\n")
-    records = [_figure(figure) for figure in comparison.figures]
+    records = [_entry(entry) for entry in comparison.entries]
     write_text(folder / CSV, comma_separated([record | extra for record in records]))
-    places = [record | _details(figure) for record, figure in zip(records, comparison.figures, strict=True)]
+    places = [record | _details(entry) for record, entry in zip(records, comparison.entries, strict=True)]
     record = {"paper": comparison.paper, "table": comparison.number, "title": comparison.title, **extra}
     record |= {"seeds": comparison.seeds, "notes": notes(comparison), "places": places}
     write_text(folder / JSON, strict_json(record))
@@ -63,35 +63,35 @@ def _rows(comparison: Comparison, columns: list[Column], line: str) -> list[list
 
 def _heading(comparison: Comparison, column: Column, line: str) -> str:
     """Setting, and the substitute of the dataset if there is one; the source of the dataset is in the title."""
-    figures = [figure for figure in comparison.figures if figure.column == column and figure.is_real is False]
-    data = next((figure.description for figure in figures if figure.description), column.dataset)
+    entries = [entry for entry in comparison.entries if entry.column == column and entry.is_real is False]
+    data = next((entry.description for entry in entries if entry.description), column.dataset)
     return line.join((data, f"{column.clients} clients", column.setting))
 
 
-def _place(figure: Figure | None, seeds: int, line: str) -> str:
+def _place(entry: Entry | None, seeds: int, line: str) -> str:
     """Our accuracy, the paper's and the difference."""
-    if figure is None:
+    if entry is None:
         return ""
-    ours = number(figure.mean) + ("" if figure.std is None else f" ± {figure.std:.2f}")
-    if 0 < len(figure.accuracies) < seeds:
-        ours += f" ({len(figure.accuracies)} of {seeds})"
-    return f"{ours}{line}{number(figure.published)} / {number(figure.difference, '+.2f')}"
+    ours = number(entry.mean) + ("" if entry.std is None else f" ± {entry.std:.2f}")
+    if 0 < len(entry.accuracies) < seeds:
+        ours += f" ({len(entry.accuracies)} of {seeds})"
+    return f"{ours}{line}{number(entry.published)} / {number(entry.difference, '+.2f')}"
 
 
-def _figure(figure: Figure) -> dict[str, Any]:
+def _entry(entry: Entry) -> dict[str, Any]:
     """Record of one place."""
-    values = {"mean": figure.mean, "std": figure.std, "paper": figure.published, "difference": figure.difference}
+    values = {"mean": entry.mean, "std": entry.std, "paper": entry.published, "difference": entry.difference}
     return {
-        **{name: getattr(figure.row, name) for name in ("dataset", "clients", "setting", "method")},
-        "data": figure.description,
-        "seeds": len(figure.accuracies),
+        **{name: getattr(entry.row, name) for name in ("dataset", "clients", "setting", "method")},
+        "data": entry.description,
+        "seeds": len(entry.accuracies),
         **{name: None if value is None else rounded(value) for name, value in values.items()},
     }
 
 
-def _details(figure: Figure) -> dict[str, Any]:
+def _details(entry: Entry) -> dict[str, Any]:
     return {
-        "accuracies": {str(seed): rounded(value) for seed, value in figure.accuracies.items()},
-        "deviations": {name: {"here": had, "paper": paper} for name, (had, paper) in figure.deviations.items()},
-        "arguments": figure.row.arguments,
+        "accuracies": {str(seed): rounded(value) for seed, value in entry.accuracies.items()},
+        "deviations": {name: {"here": had, "paper": paper} for name, (had, paper) in entry.deviations.items()},
+        "arguments": entry.row.arguments,
     }
