@@ -70,14 +70,23 @@ def _zero(*_):
     return jnp.float32(0)
 
 
-@pytest.fixture(autouse=True)
-def _without_f1_auc(request):
-    """Constants in place of macro-F1 and AUC for tests marked `without_f1_auc`."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.node.get_closest_marker("without_f1_auc"):
-            for name in ("macro_f1", "macro_auc"):
-                patch.setattr(metrics, name, _zero)
-        yield
+def _without_f1_auc(scope):
+    """Fixture with constants in place of macro-F1 and AUC for what is marked `without_f1_auc`."""
+
+    @pytest.fixture(autouse=True, scope=scope)
+    def patched(request):
+        with pytest.MonkeyPatch.context() as patch:
+            if request.node.get_closest_marker("without_f1_auc"):
+                for name in ("macro_f1", "macro_auc"):
+                    patch.setattr(metrics, name, _zero)
+            yield
+
+    return patched
+
+
+_in_marked_tests = _without_f1_auc("function")
+# Also for a file's own fixtures.
+_in_marked_files = _without_f1_auc("module")
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from experiments.results import gather
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax.errors import InvalidInput
 
+pytestmark = pytest.mark.without_f1_auc
+
 METHOD = '''
 import helper_beside_it
 from typing import Literal

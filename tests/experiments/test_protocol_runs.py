@@ -19,6 +19,8 @@ from experiments.results.run_folder import Counts
 from experiments.sweep import __main__ as sweep
 from pfl_jax.base import Scores
 
+pytestmark = pytest.mark.without_f1_auc
+
 SMALL = ["--num-clients", "5", "--train-size", "20", "--test-size", "10", "--epochs", "1", "--no-compilation-cache"]
 RUN = ["--method", "fedper", "--rounds", "4", "--eval-every", "2", "--participation", "0.4", *SMALL]
 RUN = [*RUN, "--eval-protocol", "before_aggregation"]

@@ -14,6 +14,8 @@ from experiments.results.run_folder import Evaluation
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax.base import Scores
 
+pytestmark = pytest.mark.without_f1_auc
+
 SMALL = [
     "--num-clients",
     "5",

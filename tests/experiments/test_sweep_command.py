@@ -14,6 +14,8 @@ from experiments.sweep.__main__ import Sweep, main
 from experiments.sweep.plan import groups
 from pfl_jax.errors import InvalidInput
 
+pytestmark = pytest.mark.without_f1_auc
+
 SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--batch-size", "10", "--rounds", "2"]
 SWEEP = ["--dataset", "digits", "--method", "fedper", "--seeds", "2", "--grid", "lr=0.05,0.1", "--eval-every", "1"]
 SWEEP = [*SWEEP, *SMALL, "--val-fraction", "0.2", "--no-shuffle", "--no-compilation-cache"]

@@ -22,6 +22,8 @@ from experiments.tables import layout
 from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 
+pytestmark = pytest.mark.without_f1_auc
+
 ROWS = published.load()
 TABLE = ["--paper", "fedpac", "--table", "5", "--dataset", "fashion_mnist"]
 SMALL = ["--source", "embedded", "--model", "mlp", "--rounds", "1", "--epochs", "1", "--train-size", "20"]
