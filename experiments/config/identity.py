@@ -35,11 +35,8 @@ def relevant_options(request: Request) -> dict[str, Any]:
     if not reads_pixel_normalization(request.dataset):
         unused.add("pixel_normalization")
     values = resolve_defaults(dataclasses.asdict(request.options) | request.hyper_parameters)
-    unread = unread_attack(request.options)
-    if "attack" in unread:
-        # It stays, because runs under attack are others.
-        values["attack"] = None
-    unused |= unread_by_wrappers(values).keys() | unread.keys() - {"attack"}
+    # The attack stays, as None where nobody attacks: a run under attack is another one.
+    unused |= unread_by_wrappers(values).keys() | unread_attack(request.options).keys() - {"attack"}
     values |= by_content(values, request.own_code)
     if request.dataset == own_data.CUSTOM:
         values["data_digest"] = own_data.digest(request.options)
@@ -52,7 +49,10 @@ def relevant_options(request: Request) -> dict[str, Any]:
 
 
 def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Options and hyper-parameters, with `finetune_epochs` None replaced by the epochs of training."""
+    """Options and hyper-parameters, with the epochs of training for `finetune_epochs` None, and no attack by nobody."""
+    resolved = dict(values)
     if "finetune_epochs" in values and values["finetune_epochs"] is None:
-        return values | {"finetune_epochs": values["epochs"]}
-    return values
+        resolved["finetune_epochs"] = values["epochs"]
+    if "attack" in values and not values["attackers"]:
+        resolved["attack"] = None
+    return resolved

@@ -115,4 +115,7 @@ def test_a_run_under_attack_is_not_taken_for_a_plain_one():
     assert difference(attacked, config) == ""
     assert difference(parse("digits", []), config) == "--attack signs, not None"
     # Nobody attacks.
-    assert relevant_options(parse("digits", ["--attack", "signs"])) == relevant_options(parse("digits", []))
+    nobody, plain = (parse("digits", words) for words in (["--attack", "signs"], []))
+    assert relevant_options(nobody) == relevant_options(plain)
+    config["options"] = json.loads(json.dumps(vars(nobody.options)))
+    assert difference(nobody, config) == difference(plain, config) == ""
