@@ -31,7 +31,17 @@ def _write_no_programs():
     jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
 
 
-@pytest.fixture(params=METHODS, scope="module")
+ALIKE = {
+    *("fedprox", "moon", "feddyn", "fedprox_ft", "fedala", "per_fedavg", "apfl", "pfedme", "fedrod", "lg_fedavg"),
+    *("fedbabu", "gpfl", "fedcac", "cd2pfed", "fedpac_proto", "fedas_cd2", "hypcluster", "fedem_ft", "floco"),
+    *("fedamp", "apple", "pfedgraph", "fedproto_l", "fedgh", "fedtgp"),
+}
+"""Methods with the states and messages of another one, for which it stands by default: compiling is all their time."""
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in METHODS], scope="module"
+)
 def subject(request):
     """Each method in turn. All tests of one run together, so that its programs are compiled once and then dropped."""
     return conformance.Subject(METHODS[request.param])
