@@ -165,6 +165,8 @@ def test_a_killed_supervisor_takes_its_process_with_it(tmp_path):
     children[0].kill()
     _, err = children[1].communicate(timeout=60)
     assert (children[1].returncode, err) == (2, f"error: {LOST}\n")
+    # The pipes of the first one close when its own process ends too.
+    children[0].communicate(timeout=60)
 
 
 def test_a_lost_process_is_told_from_other_errors():
