@@ -49,7 +49,10 @@ def relevant_options(request: Request) -> dict[str, Any]:
 
 
 def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Options and hyper-parameters, with the epochs of training for `finetune_epochs` None, and no attack by nobody."""
+    """Options and hyper-parameters with the values that they stand for.
+
+    `finetune_epochs` None stands for the epochs of training, and an attack without attackers for none.
+    """
     resolved = dict(values)
     if "finetune_epochs" in values and values["finetune_epochs"] is None:
         resolved["finetune_epochs"] = values["epochs"]
