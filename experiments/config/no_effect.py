@@ -126,7 +126,9 @@ def ineffective_options(dataset: str, options: Options, given: frozenset[str], b
     notes = [f"{flag(name)} has no effect with --partition {options.partition}" for name in unused]
     if "train_size" in given and options.size_choices is not None and "size_choices" not in unused:
         notes.append("--train-size has no effect with --size-choices")
-    notes += [f"{flag(name)} has no effect {why}" for name, why in unread_attack(options).items() if name in given]
+    # --attackers 0 does what it says.
+    unread = {name: why for name, why in unread_attack(options).items() if name in given - {"attackers"}}
+    notes += [f"{flag(name)} has no effect {why}" for name, why in unread.items()]
     if "momentum" in given and options.optimizer != "sgd":
         notes.append(f"--momentum has no effect with --optimizer {options.optimizer}, which has its own")
     if backend == "cpu" and options.precision != "float32":

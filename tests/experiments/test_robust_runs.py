@@ -7,6 +7,7 @@ import pytest
 
 from experiments.commands.main import main
 from experiments.config.identity import relevant_options
+from experiments.config.no_effect import ineffective_options
 from experiments.config.request import parse
 from experiments.execution.cached_runs import difference
 from experiments.results.load import read_evaluations
@@ -117,5 +118,8 @@ def test_a_run_under_attack_is_not_taken_for_a_plain_one():
     # Nobody attacks.
     nobody, plain = (parse("digits", words) for words in (["--attack", "signs"], []))
     assert relevant_options(nobody) == relevant_options(plain)
+    zero = parse("digits", ["--attack", "signs", "--attackers", "0"])
+    notes = ineffective_options("digits", zero.options, zero.given, "cpu")
+    assert notes == ["--attack has no effect without --attackers"]
     config["options"] = json.loads(json.dumps(vars(nobody.options)))
     assert difference(nobody, config) == difference(plain, config) == ""
