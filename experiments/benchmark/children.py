@@ -15,6 +15,7 @@ from experiments.benchmark.client_counts import many_states
 from experiments.benchmark.jax_rounds import Rounds, local_training
 from experiments.benchmark.large_cohorts import large_cohort
 from experiments.benchmark.records import Row
+from experiments.benchmark.step_profile import step_profile
 from experiments.benchmark.workload import Scale
 from experiments.runtime import jax_config
 from pfl_jax import models, simulate
@@ -153,9 +154,8 @@ def main(kind: str, request: dict[str, Any]) -> Row:
         request["scale"] = Scale(**request["scale"])
         # What is compiled again and again is a part of what sweeps save.
         jax_config.prepare_jax(compilation_cache=kind != "sweep")
-    work = {
-        made.__name__: made for made in (growth, memory_growth, many_clients, many_states, large_cohort, sweep, start)
-    }
+    kinds = (growth, memory_growth, many_clients, many_states, large_cohort, step_profile, sweep, start)
+    work = {made.__name__: made for made in kinds}
     return work[kind](**request)
 
 

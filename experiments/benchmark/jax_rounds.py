@@ -36,7 +36,17 @@ def convolutions(form: str) -> Iterator[None]:
         yield
 
 
-def local_training(
+def local_training(*arguments: Any, **options: Any) -> Callable[[], Params]:
+    """Local training alone: each call trains anew, and ends when the weights [M, ...] are there.
+
+    Args:
+      arguments, options: those of `compiled_training`.
+    """
+    program, inputs = compiled_training(*arguments, **options)
+    return lambda: jax.block_until_ready(program(*inputs))
+
+
+def compiled_training(
     data: FederatedData,
     scale: Scale,
     *,
@@ -46,11 +56,18 @@ def local_training(
     mesh: Mesh | None,
     form: str = "auto",
     model: Model | None = None,
-) -> Callable[[], Params]:
-    """Local training alone: the first clients train the whole network, by default the workload's, from equal weights.
+) -> tuple[jax.stages.Compiled, tuple[Any, ...]]:
+    """Program in which the first clients train the whole network from equal weights, and its inputs.
 
-    Each call of what is returned, which is compiled, trains anew and ends when the weights [M, ...] are there. The
-    chunk is of clients under one vmap on a device of the mesh, the form that of the convolutions.
+    Args:
+      data: of all clients.
+      scale: recipe of local training.
+      clients: M, those that train.
+      epochs: of their training.
+      chunk: clients under one vmap on a device.
+      mesh: devices that share the clients; None for one device.
+      form: of the convolutions.
+      model: by default the workload's.
     """
     model = workload.network() if model is None else model
     training = LocalSGD(scale.lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs)
@@ -66,8 +83,7 @@ def local_training(
 
     arguments = everywhere(mesh, (data, model.init(jax.random.key(0)), jax.random.key(1)))
     with convolutions(form):
-        compiled = jax.jit(train).lower(*arguments).compile()
-    return lambda: jax.block_until_ready(compiled(*arguments))
+        return jax.jit(train).lower(*arguments).compile(), arguments
 
 
 class Rounds:

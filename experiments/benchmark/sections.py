@@ -19,6 +19,7 @@ from experiments.benchmark.large_cohorts import large_cohorts as large_cohorts
 from experiments.benchmark.optimizations import optimizations as optimizations
 from experiments.benchmark.overhead import overhead as overhead
 from experiments.benchmark.records import Row, Section
+from experiments.benchmark.step_profile import profile as profile
 from experiments.benchmark.workload import Setup, child
 from experiments.config.options import MATMUL_PRECISION
 from pfl_jax import models

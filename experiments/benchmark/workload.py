@@ -158,11 +158,16 @@ def operations() -> dict[str, int]:
     "forward" is one pass. "training" adds the gradient in the weights and in the input of every layer, each as much
     as the layer's forward pass, but for the first layer, whose input needs no gradient.
     """
+    layers = layer_operations()
+    return {"forward": sum(layers.values()), "training": 3 * sum(layers.values()) - layers["conv1"]}
+
+
+def layer_operations() -> dict[str, int]:
+    """Floating-point operations of one example's forward pass in each layer of the network, by the layer's name."""
     height, width, channels = dataset().input_shape
-    layers = []
-    for features, size, padding in ((16, 5, 0), (32, 5, 1)):
+    layers = {}
+    for name, features, size, padding in (("conv1", 16, 5, 0), ("conv2", 32, 5, 1)):
         height, width = height + 2 * padding - size + 1, width + 2 * padding - size + 1
-        layers.append(2 * height * width * features * size * size * channels)
+        layers[name] = 2 * height * width * features * size * size * channels
         height, width, channels = height // 2, width // 2, features
-    layers += [2 * height * width * channels * 128, 2 * 128 * dataset().num_classes]
-    return {"forward": sum(layers), "training": 3 * sum(layers) - layers[0]}
+    return layers | {"fc1": 2 * height * width * channels * 128, "head": 2 * 128 * dataset().num_classes}

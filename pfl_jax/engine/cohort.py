@@ -1,6 +1,6 @@
 """Participation in a round: settings, and random cohorts, stragglers and drop-outs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import jax
@@ -90,6 +90,11 @@ class Settings:
     def is_evaluated(self, number: int) -> bool:
         """Whether the round with this number, counted from 1, is evaluated."""
         return number % self.eval_every == 0 or number == self.rounds
+
+    def of_programs(self) -> "Settings":
+        """These settings, without those that only the loop over rounds reads: what compiled programs depend on."""
+        usual = {"rounds": 1, "participation": 1.0, "full_last_round": False, "eval_every": 1}
+        return replace(self, **usual, before_aggregation=False)
 
     def arrivals(self, cohort_size: int) -> int:
         """Number of messages of a cohort that arrive."""

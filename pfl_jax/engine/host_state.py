@@ -7,10 +7,10 @@ processes. Results equal those of `pfl_jax.engine.rounds.build`, because both us
 `pfl_jax.engine.rounds.Stages`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pfl_jax.base import Method, MethodSchedule, PRNGKey, PyTree, Scores, State
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.engine.disk_state import Table, in_memory, reopened, table_of
+from pfl_jax.engine.programs import kept
 from pfl_jax.engine.rounds import Engine, Federation, Stages
 from pfl_jax.engine.sharding import (
     OwnerRows,
@@ -44,6 +45,40 @@ class Disk(NamedTuple):
     """
 
     folder: Path | None = None
+
+
+class _Programs(NamedTuple):
+    """The stages of a run, compiled; `init_own` leaves the rows with the devices that own the clients."""
+
+    init_server: Callable[..., Any]
+    init_clients: Callable[..., Any]
+    init_own: Callable[..., Any]
+    sample: Callable[..., Any]
+    gather_all: Callable[..., Any]
+    train: Callable[..., Any]
+    evaluated: Callable[..., Any]
+    score: Callable[..., Any]
+    score_new: Callable[..., Any]
+
+
+@kept
+def _programs(
+    method: Method | MethodSchedule, settings: Settings, mesh: Mesh | None, num_labels: int, donate: bool
+) -> _Programs:
+    """Programs of the runs with these arguments, see `build`."""
+    stages = Stages(method, settings, mesh, num_labels=num_labels)
+    jit = partial(jax.jit, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec()))
+    return _Programs(
+        init_server=jit(stages.init_server),
+        init_clients=jit(stages.init_clients),
+        init_own=jax.jit(Stages(method, settings, keep_sharded=True).init_clients),
+        sample=jit(stages.sample, static_argnums=3),
+        gather_all=jit(gather_rows),
+        train=jit(stages.train, donate_argnums=(1, 5, 6) if donate else (5, 6)),
+        evaluated=jit(stages.evaluated),
+        score=jit(stages.evaluate),
+        score_new=jit(stages.evaluate_new),
+    )
 
 
 def build(
@@ -72,34 +107,31 @@ def build(
       num_labels: see `pfl_jax.engine.rounds.Stages`.
     """
     block = BLOCK if block is None else block
-    stages = Stages(method, settings, mesh, num_labels=num_labels)
-    jit = partial(jax.jit, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec()))
-    init_server, evaluated, score = jit(stages.init_server), jit(stages.evaluated), jit(stages.evaluate)
-    # With sharded data the initial rows stay with the devices that own the clients.
-    init_clients, init_own = jit(stages.init_clients), jax.jit(Stages(method, settings, keep_sharded=True).init_clients)
-    sample, gather_all = jit(stages.sample, static_argnums=3), jit(gather_rows)
-    train = jit(stages.train, donate_argnums=(1, 5, 6) if donate else (5, 6))
-    score_new = jit(stages.evaluate_new)
+    programs = _programs(method, settings.of_programs(), mesh, num_labels, donate)
 
     def init(data, key):
-        server = init_server(data, key)
+        server = programs.init_server(data, key)
         clients = _allocate(
-            data, jax.eval_shape(stages.init_clients, data, server, key, jnp.arange(1, dtype=jnp.int32)), disk
+            data, jax.eval_shape(programs.init_clients, data, server, key, jnp.arange(1, dtype=jnp.int32)), disk
         )
         for ids, size in _blocks(np.arange(data.num_clients, dtype=np.int32), block):
             if isinstance(data, PlacedData):
-                own, rows = own_rows(init_own(data, server, key, replicate(ids, mesh)), ids, _owners(data, ids))
+                own, rows = own_rows(
+                    programs.init_own(data, server, key, replicate(ids, mesh)), ids, _owners(data, ids)
+                )
                 _fill(clients, _positions(data, own), rows)
             else:
-                _fill(clients, ids[:size], init_clients(data, server, key, replicate(ids, mesh)))
+                _fill(clients, ids[:size], programs.init_clients(data, server, key, replicate(ids, mesh)))
         return State(server, clients, _unscored(data), key, replicate(jnp.zeros((), jnp.int32), mesh))
 
     def round_(data, state, size):
-        cohort = sample(data, state.key, state.round, size)
+        cohort = programs.sample(data, state.key, state.round, size)
         ids = np.asarray(cohort.clients)
         rows, scores = _fetch(data, state.clients, ids, mesh), replicate(_rows(state.trained, ids), mesh)
-        rows = gather_all(rows) if isinstance(rows, OwnerRows) else rows
-        server, rows, trained, outcome = train(data, state.server, state.key, state.round, cohort, rows, scores)
+        rows = programs.gather_all(rows) if isinstance(rows, OwnerRows) else rows
+        server, rows, trained, outcome = programs.train(
+            data, state.server, state.key, state.round, cohort, rows, scores
+        )
         owned = np.isin(ids, own_clients(data)) if isinstance(data, PlacedData) else slice(None)
         own = jax.tree.map(lambda leaf: np.asarray(leaf)[owned], rows)
         clients = _replaced(state.clients, _positions(data, ids[owned]), own, donate=donate)
@@ -111,16 +143,16 @@ def build(
 
     def evaluate(data, state):
         if not drawn or drawn[0][0] is not data or drawn[0][1] is not state.key:
-            drawn[:] = [(data, state.key, np.asarray(evaluated(data, state.key)))]
+            drawn[:] = [(data, state.key, np.asarray(programs.evaluated(data, state.key)))]
         scores = _unscored(data)
         for ids, size in _blocks(drawn[0][2], block):
             rows = _fetch(data, state.clients, ids, mesh)
-            block_scores = score(data, state.server, state.key, state.round, replicate(ids, mesh), rows)
+            block_scores = programs.score(data, state.server, state.key, state.round, replicate(ids, mesh), rows)
             _write(scores, ids[:size], block_scores)
         return scores
 
     def evaluate_new(data, state):
-        return score_new(data, state.server, state.key, state.round)
+        return programs.score_new(data, state.server, state.key, state.round)
 
     return Engine(init, round_, evaluate, evaluate_new)
 

@@ -21,6 +21,7 @@ from pfl_jax.data.federated import FederatedData, OwnClients, client_data
 from pfl_jax.engine import attacks, mapping, means
 from pfl_jax.engine.attacks import Attackers, training_data
 from pfl_jax.engine.cohort import Settings, evaluated_clients, largest_first, sample_cohort
+from pfl_jax.engine.programs import kept
 from pfl_jax.engine.sharding import PlacedData, map_owned
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import no_scores, score
@@ -330,3 +331,9 @@ def build(
         return stages.evaluate_new(data, state.server, state.key, state.round)
 
     return Engine(init, round_, evaluate, evaluate_new)
+
+
+@kept
+def build_once(method: Method | MethodSchedule, settings: Settings, mesh: Mesh | None, num_labels: int) -> Engine:
+    """Engine of `build`, the same one for the same arguments; the settings are those of `Settings.of_programs`."""
+    return build(method, settings, mesh, num_labels=num_labels)

@@ -17,7 +17,7 @@ from pfl_jax.engine.checks import check_folder, check_run, explained, num_labels
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.disk_state import in_memory
 from pfl_jax.engine.mapping import client_mesh, map_clients
-from pfl_jax.engine.rounds import Engine, Federation, Outcome, build
+from pfl_jax.engine.rounds import Engine, Federation, Outcome, build, build_once
 from pfl_jax.engine.sharding import PlacedData, replicate
 from pfl_jax.errors import Diverged
 from pfl_jax.primitives.metrics import before_aggregation
@@ -101,6 +101,9 @@ def run(
     donate: bool = False,
 ) -> Iterator[RoundResult]:
     """Run a federation and yield a `RoundResult` after each round. The docstring of `pfl_jax` has an example.
+
+    Another run of the same method, with another key, state or number of rounds, compiles nothing again in the same
+    process: make the method once and run it for each seed.
 
     Args:
       method: the method; or a schedule, a function from the round (counted from 0, traced) to the method of that
@@ -229,7 +232,7 @@ def _start(
     if on_host:
         engine = host_state.build(method, settings, mesh, disk=disk, donate=donate, num_labels=labels)
     else:
-        engine = build(method, settings, mesh, num_labels=labels).jit(mesh, donate=donate)
+        engine = build_once(method, settings.of_programs(), mesh, labels).jit(mesh, donate=donate)
     if state is None:
         return engine, engine.init(data, replicate(key, mesh))
     if on_host:

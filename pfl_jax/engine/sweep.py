@@ -20,6 +20,7 @@ from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, 
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import simulate
 from pfl_jax.engine.checks import check_key, check_values, explained, num_labels
+from pfl_jax.engine.programs import kept
 from pfl_jax.engine.simulate import Outcome, Settings
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import before_aggregation
@@ -128,6 +129,14 @@ def build(
     return Engine(jax.jit(init), jax.jit(round_, static_argnums=3, donate_argnums=donated), jax.jit(evaluate))
 
 
+@kept
+def _build_once(
+    make_method: MakeMethod, settings: Settings, chunk: int | None, mesh: Mesh | None, num_labels: int, donate: bool
+) -> Engine:
+    """Engine of `build`, the same one for the same arguments; the settings are those of `Settings.of_programs`."""
+    return build(make_method, settings, chunk=chunk, mesh=mesh, num_labels=num_labels, donate=donate)
+
+
 def run(
     make_method: MakeMethod,
     data: FederatedData,
@@ -188,7 +197,7 @@ def run(
         # The caller's states are never donated.
         states = jax.tree.map(jnp.copy, states)
     data, values, keys, states = _on_devices(mesh, number, data, values, keys, states)
-    engine = build(make_method, settings, chunk=chunk, mesh=mesh, num_labels=labels, donate=donate)
+    engine = _build_once(make_method, settings.of_programs(), chunk, mesh, labels, donate)
     num_clients = data.train_count.shape[1]
     if states is None:
         with explains():

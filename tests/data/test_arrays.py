@@ -15,6 +15,9 @@ from pfl_jax.networks import models
 from pfl_jax.primitives import fisher
 from pfl_jax.primitives.tree import gather
 
+# One program for each kind of call; operation by operation, each shape would compile a dozen.
+client_data = jax.jit(client_data, static_argnums=2)
+
 RNG = np.random.default_rng(0)
 Y = np.arange(40) % 4
 SHAPES = [(7,), (5, 3), (6, 6, 2), (2, 3, 4, 5)]

@@ -131,8 +131,14 @@ def test_augmentation_applies_to_every_method(name):
 
     def personal(augment):
         method = make_method(name, tiny_model(), **HYPER_PARAMETERS, augment=augment)
-        server, train = method.init_server(key), client_data(tiny_federation(), 1, "train")
-        return jax.jit(method.local)(key, server, method.init_client(key, server, train), train).personal
+        train = client_data(tiny_federation(), 1, "train")
+
+        @jax.jit
+        def trained(train):
+            server = method.init_server(key)
+            return method.local(key, server, method.init_client(key, server, train), train).personal
+
+        return trained(train)
 
     plain, augmented = personal(None), personal(TINY)
     if name == "fedpac":

@@ -9,6 +9,9 @@ from pfl_jax.data import class_table, client_data, federate, load
 from pfl_jax.data.partition import Partition, dirichlet
 from pfl_jax.errors import InvalidInput
 
+# One program for each kind of call; operation by operation, each shape would compile a dozen.
+client_data = jax.jit(client_data, static_argnums=2)
+
 DATASET = load("digits")
 PARTITION = dirichlet(DATASET.train_y, DATASET.test_y, 6, beta=0.5, train_size=[50, 60, 70, 80, 90, 100], seed=1)
 DATA = federate(DATASET, PARTITION)

@@ -16,12 +16,16 @@ from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.primitives.metrics import score
 
+# One program for each kind of call; operation by operation, each shape would compile a dozen.
+score = jax.jit(score, static_argnums=0)
+
 pytestmark = pytest.mark.without_f1_auc
 
 DATA = tiny_federation()
 KEY = jax.random.key(5)
 
 
+@functools.cache
 def make(name="fedper"):
     return make_method(name, tiny_model(), **HYPER_PARAMETERS)
 

@@ -1,5 +1,6 @@
 """Wasted steps counted one by one, and the chunk that follows from them."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from pfl_jax.engine.chunking import (
     wasted_step_share,
 )
 from pfl_jax.engine.mapping import assign_devices
+
+# One program for each kind of call; operation by operation, each shape would compile a dozen.
+assign_devices = jax.jit(assign_devices, static_argnums=1)
 
 UNEQUAL = np.array([520, 480, 300, 290, 120, 110, 60, 50, 10, 5])
 

@@ -1,5 +1,6 @@
 """States in host memory give what states on the device give."""
 
+import functools
 import itertools
 
 import jax
@@ -19,6 +20,7 @@ DATA = tiny_federation((9, 20, 14, 5, 12))
 SETTINGS = simulate.Settings(rounds=4, participation=0.6, full_last_round=True, eval_every=2)
 
 
+@functools.cache
 def make(name):
     return make_method(name, tiny_model(), **HYPER_PARAMETERS)
 

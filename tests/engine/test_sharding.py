@@ -1,5 +1,6 @@
 """Clients that belong to devices: the same results as with all examples on every device."""
 
+import functools
 from functools import partial
 
 import jax
@@ -22,6 +23,7 @@ DATA = tiny_federation((9, 20, 14, 5, 12))._replace(
 SETTINGS = simulate.Settings(rounds=2, participation=0.6, eval_every=2)
 
 
+@functools.cache
 def make(name):
     return make_method(name, tiny_model(), **HYPER_PARAMETERS)
 

@@ -39,7 +39,10 @@ def asking(wrapped=False):
 
 
 def start(build, data=None, **settings):
-    return build(asking(), Settings(rounds=1, **settings)).init(data or tiny_federation(), jax.random.key(0)).server
+    init = build(asking(), Settings(rounds=1, **settings)).init
+    # The engine with states on the host is compiled already.
+    init = jax.jit(init) if build is simulate.build else init
+    return init(data or tiny_federation(), jax.random.key(0)).server
 
 
 def test_the_servers_state_has_the_mean_over_all_clients():

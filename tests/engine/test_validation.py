@@ -1,5 +1,7 @@
 """Scores on validation examples: those of a federation whose test examples they are, wherever states and data are."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +34,7 @@ SETTINGS = simulate.Settings(rounds=2, participation=0.6, before_aggregation=Tru
 KEY = jax.random.key(5)
 
 
+@functools.cache
 def make(name="fedper"):
     return make_method(name, tiny_model(), **HYPER_PARAMETERS)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.benchmark import donation, measure, optimizations, processes, records, sections, workload
+from experiments.benchmark import donation, measure, optimizations, processes, records, sections, step_profile, workload
 from experiments.benchmark.__main__ import SECTIONS, main
 from experiments.benchmark.jax_rounds import Rounds, convolutions, local_training
 from pfl_jax import simulate
@@ -81,6 +81,41 @@ def test_operations_are_those_that_xla_counts():
     padding = 2 * (50**2 - 48**2) * 16 * 32
     assert workload.operations()["forward"] - padding == pytest.approx(counted / 50, rel=0.02)
     assert workload.operations() == {"forward": 3_228_160, "training": 9_223_680}
+
+
+def test_operations_are_told_apart_by_their_paths():
+    program = """
+    ENTRY %main {
+      %fusion.1 = f32[50,24,12,32]{3,2,1,0} fusion(%a, %b), metadata={op_name="jit(train)/jvp(Backbone)/conv1/conv1.convolve/conv_general_dilated"}
+      %conv.2 = f32[16,5,5,32]{3,2,1,0} convolution(%a, %b), metadata={op_name="jit(train)/transpose(jvp(Backbone))/conv2/conv2.convolve/conv_general_dilated"}
+      %copy.3 = f32[16,12,12,50]{3,2,1,0} fusion(%a), metadata={op_name="jit(train)/transpose(jvp(Backbone))/conv2/conv2.convolve/transpose"}
+      %dot.4 = f32[800,128]{1,0} dot(%a, %b), metadata={op_name="jit(train)/transpose(jvp(Backbone))/fc1/fc1.multiply/transpose"}
+      %dot.5 = f32[50,10]{1,0} dot(%a, %b), metadata={op_name="jit(train)/jvp(Dense)/Dense.multiply/dot_general"}
+      %pool.6 = f32[50,5,5,32]{3,2,1,0} fusion(%a, %b), metadata={op_name="jit(train)/jvp(Backbone)/conv2/reduce_max"}
+      %while.7 = (f32[2]{0}) while(%a), condition=%c, body=%d, metadata={op_name="jit(train)/while"}
+      ROOT %add.8 = f32[50]{0} add(%a, %b), metadata={op_name="jit(train)/add"}
+    }"""  # noqa: E501
+    scopes = {"conv1": "conv1", "conv2": "conv2", "fc1": "fc1", "Dense": "head"}
+    assert step_profile.program_parts(program, scopes) == {
+        "fusion.1": ("conv1", step_profile.FORWARD),
+        "conv.2": ("conv2", step_profile.GRADIENTS),
+        "copy.3": ("conv2", step_profile.TRANSPOSITIONS),
+        "dot.4": ("fc1", step_profile.GRADIENTS),
+        "dot.5": ("head", step_profile.FORWARD),
+        "pool.6": ("conv2", step_profile.REST),
+        "add.8": ("", step_profile.REST),
+    }
+
+
+@pytest.mark.slow
+def test_a_profile_accounts_for_a_step():
+    found = measure.in_process("step_profile", {"scale": dataclasses.asdict(workload.QUICK)})
+    *parts, between = found["rows"]
+    assert sum(row["ms"] for row in found["rows"]) == pytest.approx(found["step, ms"])
+    assert between["share %"] < 50
+    layers = list(workload.layer_operations())
+    measured = {(row["layer"], row["operations"]) for row in parts if "of peak %" in row}
+    assert measured == {(layer, kind) for layer in layers for kind in (step_profile.FORWARD, step_profile.GRADIENTS)}
 
 
 @pytest.mark.slow
@@ -230,3 +265,4 @@ def test_all_of_it(tmp_path):
     assert all(row["peak MiB"] > row["states MiB"] for row in rows["client_counts"])
     assert rows["sweep"][1]["ratio, with compilation"] > 0
     assert [row["what"] for row in rows["overhead"]][-1] == "a checkpoint"
+    assert {row["layer"] for row in rows["profile"]} > set(workload.layer_operations())

@@ -12,6 +12,9 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.fedas import trace_weights
 
+# One program for each kind of call; operation by operation, each shape would compile a dozen.
+trace_weights = jax.jit(trace_weights, static_argnums=1)
+
 pytestmark = pytest.mark.without_f1_auc
 
 SIZES, EPOCHS = (9, 20, 14), 3

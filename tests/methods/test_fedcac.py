@@ -1,6 +1,7 @@
 """FedCAC: its limit, the selections, and its rounds against float64 NumPy."""
 
 import full_batches as full
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,6 +9,11 @@ import reference
 from trees import row
 
 from pfl_jax.methods.fedcac import collaborators, critical_entries, fedcac, overlaps
+
+# One program for each kind of call; operation by operation, each shape would compile a dozen.
+overlaps = jax.jit(overlaps)
+collaborators = jax.jit(collaborators)
+critical_entries = jax.jit(critical_entries)
 
 pytestmark = pytest.mark.without_f1_auc
 

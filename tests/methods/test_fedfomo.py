@@ -22,6 +22,10 @@ from pfl_jax.primitives.ensembles import init_models
 from pfl_jax.primitives.fingerprint import fingerprint
 from pfl_jax.primitives.holdout import fixed_subset
 
+# One program for each kind of call; operation by operation, each shape would compile a dozen.
+add_affinity, look_up = jax.jit(add_affinity), jax.jit(look_up)
+fingerprint = jax.jit(fingerprint)
+
 pytestmark = pytest.mark.without_f1_auc
 
 ASCENT = -1.0

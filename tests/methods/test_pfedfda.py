@@ -1,6 +1,7 @@
 """pFedFDA: feature distributions, their interpolation, and whole rounds against float64 NumPy."""
 
 import full_batches as full
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +13,10 @@ from pfl_jax.base import ClientData
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.pfedfda import Gaussians, best_interpolation, local_gaussians, pfedfda, validation_loss
 from pfl_jax.primitives.holdout import stratified_folds
+
+# One program for each kind of call; operation by operation, each shape would compile a dozen.
+best_interpolation = jax.jit(best_interpolation, static_argnames="single")
+local_gaussians = jax.jit(local_gaussians)
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -93,9 +98,10 @@ def test_local_gaussians():
 def test_the_best_interpolation(single):
     features, y, known = example(seed=1)
     arguments, ridge = as_jax(features, y, known), 0.5
+    loss = jax.jit(lambda beta: validation_loss(*arguments, ridge)(beta))
     for beta in ([0.2, 0.9], [1.0, 0.0]):
         want = cross_validation(beta, features, y, known, ridge)
-        np.testing.assert_allclose(validation_loss(*arguments, ridge)(jnp.array(beta)), want, rtol=1e-4)
+        np.testing.assert_allclose(loss(jnp.array(beta)), want, rtol=1e-4)
     beta = np.asarray(best_interpolation(*arguments, ridge, single=single), np.float64)
 
     def objective(beta):

@@ -15,6 +15,10 @@ from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.local import local
 from pfl_jax.methods.pfedgraph import collaboration_graph, cosines, pfedgraph
 
+# One program for each kind of call; operation by operation, each shape would compile a dozen.
+cosines = jax.jit(cosines)
+collaboration_graph = jax.jit(collaboration_graph)
+
 pytestmark = pytest.mark.without_f1_auc
 
 

@@ -18,6 +18,11 @@ from pfl_jax.methods.knn_per import Datastore, knn_per, neighbor_probabilities
 from pfl_jax.methods.local import local
 from pfl_jax.primitives.holdout import fixed_subset, stratified_folds
 
+# One program for each kind of call; operation by operation, each shape would compile a dozen.
+stratified_folds = jax.jit(stratified_folds, static_argnums=2)
+fixed_subset = jax.jit(fixed_subset, static_argnums=1, static_argnames="keep_rest")
+neighbor_probabilities = jax.jit(neighbor_probabilities, static_argnums=(2, 3, 4))
+
 pytestmark = pytest.mark.without_f1_auc
 
 

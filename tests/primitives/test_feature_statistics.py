@@ -1,5 +1,6 @@
 """Client statistics against loops over the examples in float64."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfl_jax.primitives.feature_statistics import class_centroids, class_counts, label_feature_statistics
+
+# One program for each kind of call; operation by operation, each shape would compile a dozen.
+class_counts = jax.jit(class_counts, static_argnums=2)
+class_centroids = jax.jit(class_centroids, static_argnums=3)
+label_feature_statistics = jax.jit(label_feature_statistics, static_argnums=3)
 
 CLASSES, FEATURES = 5, 3
 

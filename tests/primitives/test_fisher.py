@@ -153,20 +153,24 @@ def test_batch_traces():
     model, shape = build("mlp")
     params = model.init(jax.random.key(0))
     data = client(shape, 3, size=7, padded=9)
-    mean = jax.tree.leaves(jax.grad(loss_of(model))(params, data))
-    whole = sum(float(jnp.sum(jnp.square(leaf))) for leaf in mean)
+    traces = jax.jit(
+        lambda params, data, training: batch_fisher_trace(jax.random.key(1), model, params, data, training),
+        static_argnums=2,
+    )
+    mean = jax.tree.leaves(jax.jit(jax.grad(loss_of(model)))(params, data))
+    whole = sum(np.sum(np.square(leaf)) for leaf in mean)
     augment = CropAndFlip(shape, (-1.0,) * shape[-1])
     for training in (LocalSGD(batch_size=9, epochs=3), LocalSGD(batch_size=9, augment=augment)):
-        got = batch_fisher_trace(jax.random.key(1), model, params, data, training)
+        got = traces(params, data, training)
         np.testing.assert_allclose(got, whole, rtol=1e-5)
-    single = batch_fisher_trace(jax.random.key(1), model, params, data, LocalSGD(batch_size=1))
+    single = traces(params, data, LocalSGD(batch_size=1))
     np.testing.assert_allclose(single, one_by_one(model, params, data).sum(), rtol=1e-5)
     # A batch of seven examples that are fewer than eight is kept; of five in batches of four one is left out.
     five, fixed = data._replace(mask=jnp.arange(9) < 5), LocalSGD(batch_size=4, drop_last=True, shuffle=False)
     visited = five._replace(mask=fixed.always_visited(five.mask))
     assert visited.mask.sum() == 4
-    got = batch_fisher_trace(jax.random.key(1), model, params, five, fixed)
-    want = batch_fisher_trace(jax.random.key(1), model, params, visited, LocalSGD(batch_size=4))
+    got = traces(params, five, fixed)
+    want = traces(params, visited, LocalSGD(batch_size=4))
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 

@@ -12,6 +12,10 @@ from pfl_jax.primitives import aggregation, losses
 from pfl_jax.primitives import metrics as evaluation
 from pfl_jax.primitives import tree as trees
 
+# One program for each kind of call; operation by operation, each shape would compile a dozen.
+score = jax.jit(evaluation.score, static_argnums=0)
+cross_entropy = jax.jit(losses.cross_entropy)
+
 
 def numpy_cross_entropy(logits, labels):
     logits = np.float64(logits)
@@ -24,11 +28,11 @@ def test_cross_entropy_counts_real_examples_only():
     generator = np.random.default_rng(0)
     logits, labels = generator.normal(size=(7, 4)) * 5, generator.integers(0, 4, 7)
     mask = np.array([1, 1, 0, 1, 0, 0, 1], bool)
-    got = losses.cross_entropy(jnp.float32(logits), jnp.int32(labels), jnp.asarray(mask))
+    got = cross_entropy(jnp.float32(logits), jnp.int32(labels), jnp.asarray(mask))
     np.testing.assert_allclose(got, numpy_cross_entropy(logits[mask], labels[mask]), rtol=1e-5)
-    gradient = jax.grad(losses.cross_entropy)(jnp.float32(logits), jnp.int32(labels), jnp.asarray(mask))
+    gradient = jax.jit(jax.grad(losses.cross_entropy))(jnp.float32(logits), jnp.int32(labels), jnp.asarray(mask))
     assert (np.asarray(gradient)[~mask] == 0).all()
-    assert losses.cross_entropy(jnp.float32(logits), jnp.int32(labels), jnp.zeros(7, bool)) == 0
+    assert cross_entropy(jnp.float32(logits), jnp.int32(labels), jnp.zeros(7, bool)) == 0
 
 
 def test_feature_alignment_is_equation_3():
@@ -92,7 +96,7 @@ def test_scores_are_scikit_learns_and_ignore_padding(n, real):
     logits, labels = generator.normal(size=(n, 6)).round(1).astype(np.float32), generator.integers(0, 4, n)
     logits[:, 5] = -9
     data = ClientData(jnp.asarray(logits), jnp.asarray(labels, jnp.int32), jnp.arange(n) < real)
-    got = evaluation.score(lambda scale, x: scale * x, jnp.float32(2.0), data)
+    got = score(lambda scale, x: scale * x, jnp.float32(2.0), data)
     logits, labels = logits[:real].astype(np.float64), labels[:real]
     log_probabilities = 2 * logits - np.log(np.exp(2 * logits).sum(axis=1, keepdims=True))
     np.testing.assert_allclose(got.accuracy, np.mean(logits.argmax(-1) == labels), rtol=1e-6)
@@ -104,10 +108,10 @@ def test_scores_are_scikit_learns_and_ignore_padding(n, real):
 
 def test_scores_without_an_example_or_with_one_class_are_nan():
     data = ClientData(jnp.eye(3), jnp.zeros(3, jnp.int32), jnp.ones(3, bool))
-    one_class = evaluation.score(lambda _, x: x, (), data)
+    one_class = score(lambda _, x: x, (), data)
     assert np.isnan(one_class.auc)
     np.testing.assert_allclose(one_class.macro_f1, (2 / 4 + 0 + 0) / 3, rtol=1e-6)
-    none = evaluation.score(lambda _, x: x, (), data._replace(mask=jnp.zeros(3, bool)))
+    none = score(lambda _, x: x, (), data._replace(mask=jnp.zeros(3, bool)))
     assert np.isnan(jax.tree.leaves(none)).all()
 
 
