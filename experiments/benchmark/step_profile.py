@@ -3,7 +3,7 @@
 import os
 import re
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -62,7 +62,7 @@ def step_profile(scale: Scale) -> Row:
         with jax.profiler.trace(folder, profiler_options=options):
             whole = measure.seconds(lambda: jax.block_until_ready(program(*arguments)))
         seconds = part_seconds(
-            Path(folder), program_parts(program.as_text(), {"Dense": "head"} | {name: name for name in layers})
+            Path(folder), program_parts(program.as_text() or "", {"Dense": "head"} | {name: name for name in layers})
         )
     steps = EPOCHS * -(-scale.examples // scale.batch_size)
     rows = []
@@ -115,9 +115,9 @@ def _kind(names: list[str]) -> str:
     return TRANSPOSITIONS if last == "transpose" else REST
 
 
-def part_seconds(folder: Path, parts: dict[str, Part]) -> Counter[Part]:
+def part_seconds(folder: Path, parts: dict[str, Part]) -> dict[Part, float]:
     """Seconds of each part in the profile that JAX has written to a folder."""
-    seconds: Counter[Part] = Counter()
+    seconds: dict[Part, float] = defaultdict(float)
     for name, duration in _events(folder):
         if name in parts:
             seconds[parts[name]] += duration
