@@ -22,7 +22,7 @@ INTERNAL = {
     "streams",
     "wrappers",
     *(f"engine.{name}" for name in ("checks", "cohort", "disk_state", "host_state", "mapping", "means")),
-    *(f"engine.{name}" for name in ("placement", "rounds", "rows_file", "shared_checkpoint", "sharding")),
+    *(f"engine.{name}" for name in ("placement", "programs", "rounds", "rows_file", "shared_checkpoint", "sharding")),
     *(f"primitives.{name}" for name in ("active_set", "affinity", "interior_point", "per_example")),
 }
 """Modules that are imported by others here, and promise nothing to users."""

@@ -66,6 +66,18 @@ def memory_growth(scale: Scale) -> Row:
     return {str(number): None if size is None else size / _MIB for number, size in found.items()}
 
 
+def runs(scale: Scale) -> Row:
+    """Seconds of two short runs of one method, with another key, in the same process."""
+    data, method = workload.federation(10, 20), workload.method("fedpac", scale, epochs=1)
+    settings = simulate.Settings(rounds=2, chunk=workload.usual_chunks()[0])
+    found = {}
+    for seed, name in enumerate(("first", "second")):
+        began = time.perf_counter()
+        list(simulate.run(method, data, settings, jax.random.key(seed), mesh=simulate.client_mesh()))
+        found[name] = time.perf_counter() - began
+    return found
+
+
 def many_clients(scale: Scale, method: str) -> Row:
     """Many clients with states of their own, of which few take part in a round; the states are on the host.
 
@@ -154,7 +166,7 @@ def main(kind: str, request: dict[str, Any]) -> Row:
         request["scale"] = Scale(**request["scale"])
         # What is compiled again and again is a part of what sweeps save.
         jax_config.prepare_jax(compilation_cache=kind != "sweep")
-    kinds = (growth, memory_growth, many_clients, many_states, large_cohort, step_profile, sweep, start)
+    kinds = (growth, memory_growth, many_clients, many_states, large_cohort, runs, step_profile, sweep, start)
     work = {made.__name__: made for made in kinds}
     return work[kind](**request)
 

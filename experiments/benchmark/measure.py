@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +91,12 @@ def matmul_peak(size: int, mesh: Mesh, repetitions: int = 5) -> dict[str, float]
         "every_device": rate(each, stack, mesh.size),
     }
     return rates | {"peak": max(rates.values())}
+
+
+def copy_rate(size: int = 2**27, repetitions: int = 3) -> float:
+    """Bytes per second at which one core copies memory, the best of some repetitions of so many bytes."""
+    block = np.ones(size, np.uint8)
+    return size / min(seconds(block.copy) for _ in range(repetitions))
 
 
 def peak_memory() -> int:

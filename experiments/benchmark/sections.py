@@ -1,5 +1,6 @@
 """Sections of the benchmark, one function for each name of --only."""
 
+import dataclasses
 import functools
 import importlib.util
 import statistics
@@ -48,7 +49,8 @@ def training(setup: Setup) -> Section:
     rows += _beside(f"FedPAC round, E = {scale.epochs}, both evaluations", scale.repetitions[1], *_round(setup))
     note = (
         f"{scale.clients} clients of {scale.examples} examples, chunk {setup.chunk or 'all'}; medians of interleaved "
-        f"repetitions; float32 matrix-product peak {setup.peak['peak'] / 1e9:.0f} GFLOP/s"
+        f"repetitions; float32 matrix-product peak {setup.peak['peak'] / 1e9:.0f} GFLOP/s; a core copies "
+        f"{setup.peak['memory'] / 1e9:.1f} GB/s"
     )
     return Section("Beside plain PyTorch", rows, note)
 
@@ -202,13 +204,15 @@ def growth(setup: Setup) -> Section:
 
 
 def memory_growth(setup: Setup) -> Section:
-    """Memory over many rounds, and programs compiled by two starts with an initially empty cache."""
+    """Memory over many rounds, programs compiled by two starts with an initially empty cache, and a method's next run."""
     setup.notify(f"{setup.scale.memory_growth[0]} small rounds")
     held = child(setup, "memory_growth")
     rows: list[Row] = [{"what": f"memory after round {number}", "MiB": mib} for number, mib in held.items()]
-    setup.notify("two starts of the same experiment")
+    setup.notify("two starts of the same experiment, and two runs in one process")
     with tempfile.TemporaryDirectory() as folder:
         rows += [{"what": f"start {number}"} | start(folder, str(number)) for number in (1, 2)]
+        runs = measure.in_process("runs", {"scale": dataclasses.asdict(setup.scale)}, PFL_JAX_CACHE=f"{folder}/none")
+        rows += [{"what": f"{name} run in one process", "s": seconds} for name, seconds in runs.items()]
     return Section("Many rounds, second start", rows)
 
 

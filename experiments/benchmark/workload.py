@@ -78,7 +78,7 @@ class Setup(NamedTuple):
       scale: how large everything is.
       mesh: of all devices.
       chunks: clients under one vmap that are compared, None for all at once; the first one is used everywhere.
-      peak: see `measure.matmul_peak`.
+      peak: see `measure.matmul_peak`; "memory": see `measure.copy_rate`.
       notify: called with what is measured next.
     """
 
@@ -107,7 +107,8 @@ def setup(scale: Scale, chunks: Sequence[int] | None, notify: Callable[[str], No
     """Setup with the machine's peak measured; chunks are by default those of the backend."""
     mesh = simulate.client_mesh()
     notify("the peak of matrix products")
-    return Setup(scale, mesh, chunks or usual_chunks(), measure.matmul_peak(scale.matmul, mesh), notify)
+    peak = measure.matmul_peak(scale.matmul, mesh) | {"memory": measure.copy_rate()}
+    return Setup(scale, mesh, chunks or usual_chunks(), peak, notify)
 
 
 @functools.cache

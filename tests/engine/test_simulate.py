@@ -178,7 +178,7 @@ def test_nothing_is_compiled_after_the_first_round(name, devices):
     ("devices", "state_on"),
     [
         pytest.param(1, "device", marks=pytest.mark.slow),
-        (1, "host"),
+        pytest.param(1, "host", marks=pytest.mark.slow),
         (2, "device"),
         pytest.param(2, "host", marks=pytest.mark.slow),
     ],

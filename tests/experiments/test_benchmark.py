@@ -12,10 +12,21 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.benchmark import donation, measure, optimizations, processes, records, sections, step_profile, workload
+from experiments.benchmark import (
+    donation,
+    measure,
+    optimizations,
+    page,
+    processes,
+    records,
+    sections,
+    step_profile,
+    workload,
+)
 from experiments.benchmark.__main__ import SECTIONS, main
 from experiments.benchmark.jax_rounds import Rounds, convolutions, local_training
 from pfl_jax import simulate
+from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.fedpac import head_weights
 
 ROOT = Path(__file__).parents[2]
@@ -138,6 +149,11 @@ def test_the_peak_is_measured_on_all_devices():
     assert peak["peak"] == max(peak["one_device"], peak["every_device"]) > 0
 
 
+def test_the_rate_of_copies_is_of_bytes_and_seconds(monkeypatch):
+    monkeypatch.setattr(measure, "seconds", lambda work: (work(), 0.5)[1])
+    assert measure.copy_rate(1000, repetitions=2) == 2000
+
+
 @pytest.mark.slow
 def test_a_second_start_compiles_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
@@ -252,7 +268,8 @@ def test_all_of_it(tmp_path):
     assert all(figures[name]["title"].partition(",")[0] in out for name in SECTIONS)
     assert {row["method"] for row in rows["methods"]} == {"fedavg", "fedpac", "fedas"}
     assert all(row["peak MiB"] > 1 for row in rows["growth"])
-    early, last, first, second = rows["memory_growth"]
+    early, last, first, second, run, another = rows["memory_growth"]
+    assert another["s"] < run["s"]
     assert last["MiB"] < early["MiB"] + 20
     assert first["compiled"] == second["programs"] > second["compiled"] == 0
     assert {row["form"] for row in rows["variants"]} == {"lax", "matmul", "direct"}
@@ -266,3 +283,39 @@ def test_all_of_it(tmp_path):
     assert rows["sweep"][1]["ratio, with compilation"] > 0
     assert [row["what"] for row in rows["overhead"]][-1] == "a checkpoint"
     assert {row["layer"] for row in rows["profile"]} > set(workload.layer_operations())
+
+
+MACHINE = {
+    "cpu": "A Processor",
+    "cores": 2,
+    "versions": {"jax": "0.10.1"},
+    "date": "2026-11-23T05:00:00+00:00",
+    "peak": {"peak": 155.4e9, "memory": 4.51e9},
+}
+
+
+def test_the_page_has_the_committed_figures(monkeypatch, tmp_path, capsys):
+    # Otherwise run python -m experiments.benchmark.page.
+    assert page.main(["--check"]) == 0
+    copy = tmp_path / "performance.md"
+    copy.write_text(page.PAGE.read_text().replace("GFLOP/s", "TFLOP/s"))
+    monkeypatch.setattr(page, "PAGE", copy)
+    assert page.main(["--check"]) == 2
+    assert "performance.md is not what benchmark/ gives" in capsys.readouterr().err
+    assert page.main([]) == 0
+    assert page.main(["--check"]) == 0
+
+
+def test_a_measured_part_is_a_table_with_its_machine(tmp_path):
+    times = records.Section("Times", [{"what": "a", "s": 0.5}, {"what": "b", "s": 200.0}], "medians")
+    (tmp_path / "some.json").write_text(records.as_json(MACHINE, {"times": times}))
+    empty = "before\n<!-- measured: times -->\nold\n<!-- end of measured -->\nafter\n"
+    want = "| what | s |\n| --- | --- |\n| a | 0.5 |\n| b | 200 |\n\n"
+    want += "Medians. From `results/benchmark/some.json`, 2026-11-23: "
+    want += "2 cores of A Processor, 155 GFLOP/s in matrix products, 4.5 GB/s in copies by one core, jax 0.10.1.\n"
+    assert page.rendered(empty, tmp_path) == empty.replace("old\n", want)
+    with pytest.raises(InvalidInput, match=r"0 files of .* have the section spaces: keep one"):
+        page.rendered(empty.replace("times", "spaces"), tmp_path)
+    (tmp_path / "other.json").write_text(records.as_json(MACHINE, {"times": times}))
+    with pytest.raises(InvalidInput, match=r"2 files of .* have the section times: keep one"):
+        page.rendered(empty, tmp_path)

@@ -39,6 +39,18 @@ def groups_of(*folders):
 
 
 @pytest.fixture
+def drawings():
+    """For tests of what is drawn: the charts of a page are real."""
+
+
+@pytest.fixture(autouse=True)
+def _in_words(request, monkeypatch):
+    """Charts of a page as their titles: matplotlib draws a page in seconds."""
+    if "drawings" not in request.fixturenames:
+        monkeypatch.setattr(page, "inline", lambda panel, name, title, about: f"<svg>{escape(title)}</svg>")
+
+
+@pytest.fixture
 def runs(tmp_path):
     """Two seeds of one method, one unfinished of another, older run."""
     write_run(tmp_path / "a" / "seed-0", rich=True)
@@ -237,7 +249,7 @@ def test_the_papers_figure_stands_beside_its_setting_on_the_dataset_itself_only(
     assert "Stand-in data. </strong>fashion_mnist (embedded digits)" in text
 
 
-def test_the_page_is_whole_escaped_and_needs_nothing_else(runs):
+def test_the_page_is_whole_escaped_and_needs_nothing_else(drawings, runs):
     write_run(runs / "<d>", description="digits <script>alert(1)</script>", rich=True)
     groups, repeated = groups_of(runs)
     text = page.page(groups, repeated)
@@ -257,7 +269,7 @@ def test_the_page_is_whole_escaped_and_needs_nothing_else(runs):
     assert re.search("<title>(.*)</title>", text)[1] in ("fedas and fedpac on digits", "fedpac and fedas on digits")
 
 
-def test_runs_without_evaluations_and_without_seconds_apart_have_a_page(tmp_path):
+def test_runs_without_evaluations_and_without_seconds_apart_have_a_page(drawings, tmp_path):
     write_run(tmp_path / "a", rounds=(), finished=False)
     text = page.page(groups_of(tmp_path)[0])
     assert "No run has been evaluated yet." in text
@@ -436,7 +448,7 @@ def test_the_picture_of_one_run_has_the_spread_over_its_clients(tmp_path):
     assert "range over seeds" in picture(groups_of(tmp_path)[0]).caption
 
 
-def test_the_command_writes_a_page_or_a_picture(runs, tmp_path, capsys):
+def test_the_command_writes_a_page_or_a_picture(drawings, runs, tmp_path, capsys):
     assert main([str(runs), "--out", str(tmp_path / "r.html")]) == 0
     assert capsys.readouterr().out == f"3 runs: saved {tmp_path / 'r.html'}\n"
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
@@ -511,7 +523,7 @@ onload = () => {
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no browser: apt-get install chromium")
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_browser_shows_the_page_at_all_widths(runs, tmp_path, dark):
+def test_a_browser_shows_the_page_at_all_widths(drawings, runs, tmp_path, dark):
     long = "a data set with a rather long name (files: /usr/share/somewhere/quite/far/away/from/everything)"
     write_run(runs / "c", (*SMALL, "--no-alignment", "--shift", "labels"), description=long, rich=True)
     text = page.page(*groups_of(runs))
