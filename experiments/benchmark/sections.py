@@ -204,7 +204,7 @@ def growth(setup: Setup) -> Section:
 
 
 def memory_growth(setup: Setup) -> Section:
-    """Memory over many rounds, programs compiled by two starts with an initially empty cache, and a method's next run."""
+    """Memory over many rounds, programs compiled by two starts from an empty cache, and two runs in one process."""
     setup.notify(f"{setup.scale.memory_growth[0]} small rounds")
     held = child(setup, "memory_growth")
     rows: list[Row] = [{"what": f"memory after round {number}", "MiB": mib} for number, mib in held.items()]

@@ -121,8 +121,13 @@ def test_info_is_what_the_docstring_lists(subject):
         assert [size == 2 for size in leaf.shape] == [letter == cohort for letter in letters], (name, leaf.shape)
 
 
+STEADY = {METHODS["feddbe"]: {"kappa": 5.0}}
+"""Hyper-parameters with which a method does not oscillate on the tiny problem: else rounding decides what it learns."""
+
+
 def test_predictions_and_learning(subject):
-    conformance.check_learning(subject)
+    steady = STEADY.get(subject.factory)
+    conformance.check_learning(conformance.Subject(subject.factory, **steady) if steady else subject)
 
 
 def test_golden_values(subject):
