@@ -49,8 +49,8 @@ def subject(request):
     return conformance.Subject(METHODS[request.param])
 
 
-REPRESENTATIVES = {"scaffold", "fedpac"}
-"""Methods of different kinds of state and of aggregation."""
+REPRESENTATIVES = {"fedpac"}
+"""A method with states of clients, messages of every kind, and a server that computes something for each client."""
 
 representatives = pytest.mark.parametrize(
     "subject",
