@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benchmark.records import Section
-from experiments.commands.page import DOCS, Options
+from experiments.commands.page import DOCS, MARKS, Options
 from experiments.commands.parser import parse
 from experiments.config.exit_codes import exit_code, leave
 from experiments.execution.committed import ROOT
@@ -17,7 +17,7 @@ from pfl_jax.errors import InvalidInput
 
 PAGE = DOCS / "performance.md"
 FIGURES = ROOT / "benchmark"
-_PART = re.compile(r"(<!-- measured: (?P<name>\w+) -->\n).*?(<!-- end of measured -->\n)", re.DOTALL)
+_PART = re.compile(rf"(<!-- measured: (?P<name>\w+) -->\n).*?({MARKS[1]})", re.DOTALL)
 
 
 def rendered(page: str, folder: Path) -> str:
@@ -32,8 +32,9 @@ def rendered(page: str, folder: Path) -> str:
     """
     found: dict[str, list[str]] = {}
     for file in sorted(folder.glob("*.json")):
-        machine, *_ = (figures := json.loads(file.read_text())).values()
-        for name, section in list(figures.items())[1:]:
+        figures = json.loads(file.read_text())
+        machine = figures.pop("machine")
+        for name, section in figures.items():
             found.setdefault(name, []).append(_part(Section(**section), machine, file.name))
 
     def replace(match: re.Match[str]) -> str:

@@ -44,6 +44,7 @@ from pfl_jax.base import State
 from pfl_jax.data import federated
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine.checkpoint import Checkpoints
+from pfl_jax.engine.placement import without_inputs
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.models import is_convolutional
@@ -165,7 +166,8 @@ def _at_once(group: Group, used: Sequence[Any]) -> int:
 
 
 def _factory(experiment: Experiment) -> sweep.MakeMethod:
-    request, dataset = experiment.request, experiment.dataset
+    # `sweep.run` keeps the function, and with it what the function holds.
+    request, dataset = experiment.request, without_inputs(experiment.dataset)
     return lambda **values: build.make_method(request, dataset, **values)
 
 

@@ -15,7 +15,8 @@ def kept(build: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Make a function return the same object again for arguments equal to some of its last `KEPT` calls.
 
     jax.jit finds what it has traced and compiled by the function itself: two engines built alike would be compiled
-    twice, one engine used twice is compiled once. Arguments that cannot be hashed are not remembered.
+    twice, one engine used twice is compiled once. Arguments that cannot be hashed are not remembered. What the
+    arguments and the results hold stays in memory until others take their place.
 
     Args:
       build: function that makes an engine or a tuple of functions from a method, settings and the like.

@@ -103,7 +103,8 @@ def run(
     """Run a federation and yield a `RoundResult` after each round. The docstring of `pfl_jax` has an example.
 
     Another run of the same method, with another key, state or number of rounds, compiles nothing again in the same
-    process: make the method once and run it for each seed.
+    process: make the method once and run it for each seed. The programs of the last four methods and settings, and
+    what these methods hold, stay in memory.
 
     Args:
       method: the method; or a schedule, a function from the round (counted from 0, traced) to the method of that

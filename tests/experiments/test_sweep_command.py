@@ -1,17 +1,23 @@
 """`python -m experiments.sweep`: called as a function, on the smallest runs there are."""
 
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from experiments.commands import batch
 from experiments.config.cell import Cell
+from experiments.config.request import parse
+from experiments.execution import build
 from experiments.execution.cached_runs import run_cell
 from experiments.sweep import execute
 from experiments.sweep.__main__ import Sweep, main
 from experiments.sweep.plan import groups
+from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
@@ -129,6 +135,16 @@ def test_checkpoints_name_runs_alike_from_wherever_the_sweep_is_started(tmp_path
     for folder in (here, here.absolute()):
         for root in (here, here.absolute()):
             assert execute._names([folder / run], root / "groups") == [str(run)]
+
+
+def test_what_sweeps_keep_of_a_group_holds_no_inputs():
+    experiment = build.build_experiment(parse("digits", ["--method", "fedper", *SMALL]), Console(quiet=True))
+    inputs = weakref.ref(experiment.dataset.train_x)
+    make = execute._factory(experiment)
+    del experiment
+    gc.collect()
+    assert inputs() is None
+    assert isinstance(make(lr=0.1), Method)
 
 
 def test_runs_of_one_shape_are_a_group():
