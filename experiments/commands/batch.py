@@ -6,7 +6,7 @@ A command is a subclass of `Batch`: its fields are its options, its methods list
 import abc
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TypeVar
@@ -148,10 +148,11 @@ class Batch(abc.ABC):
 
     def left(self, jobs: Sequence[Job]) -> list[float]:
         """Estimated remaining seconds of each job."""
-        speeds = Speeds()
+        done = {}
         for job in jobs:
             with contextlib.suppress(InvalidInput):
-                speeds.add(job.cell.request(), self.seconds(job) or 0.0)
+                done[job.folder] = self.seconds(job) or 0.0
+        speeds = _speeds(jobs, done)
         return [speeds.seconds(job.cell.request()) * self.state(job)[1] for job in jobs]
 
 
@@ -196,11 +197,9 @@ def drive(batch: Batch, console: Console) -> None:
       InvalidInput: a folder holds something else, or a run is refused.
       KeyboardInterrupt: after SIGINT or SIGTERM; the same command goes on.
     """
-    jobs, speeds = batch.jobs(console), Speeds()
+    jobs = batch.jobs(console)
     # All folders first, so that a refusal comes before hours of work.
     done = {job.folder: seconds for job in jobs if (seconds := batch.seconds(job)) is not None}
-    for job in jobs:
-        speeds.add(job.cell.request(), done.get(job.folder, 0.0))
     elsewhere = sum(job.folder in done and not job.folder.exists() for job in jobs)
     print_line(
         console,
@@ -221,6 +220,7 @@ def drive(batch: Batch, console: Console) -> None:
             missing = [job for job in group if job.folder not in done and batch.seconds(job) is None]
             if not missing:
                 continue
+            speeds = _speeds(jobs, done)
             left = [speeds.seconds(job.cell.request()) for job in jobs if job.folder not in done]
             title = f"run {jobs.index(missing[0]) + 1} of {len(jobs)}: {missing[0].title}"
             title += f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -232,13 +232,26 @@ def drive(batch: Batch, console: Console) -> None:
                 continue
             for job in missing:
                 done[job.folder] = batch.seconds(job) or 0.0
-                speeds.add(job.cell.request(), done[job.folder])
             batch.update()
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(told(str(stop))) from None
     if refused:
         raise InvalidInput(f"{len(done)} of {len(jobs)} runs are finished, {refused} were refused: see above")
     batch.finish(console)
+
+
+def _speeds(jobs: Sequence[Job], done: Mapping[Path, float]) -> Speeds:
+    """Speeds of the finished runs, of those in their folders if there are some: others may be of another machine.
+
+    Args:
+      jobs: all runs.
+      done: folders of finished runs -> seconds, 0 where unknown.
+    """
+    finished = [job for job in jobs if done.get(job.folder)]
+    speeds = Speeds()
+    for job in [job for job in finished if job.folder.exists()] or finished:
+        speeds.add(job.cell.request(), done[job.folder])
+    return speeds
 
 
 def _run(batch: Batch, jobs: Sequence[Job], console: Console) -> bool:

@@ -231,6 +231,15 @@ def test_the_time_left_follows_what_has_finished(runs, words, tmp_path):
     # Other methods with the same network are as fast as what has finished with it; 30 clients of 100 are more than 20.
     assert left(*names) == pytest.approx([0.0, 7200.0, 1.5 * 7200.0])
 
+    # Committed runs of a slower machine do not count where runs of this one are finished.
+    assert queue.main([*words, "--only", "lg_fedavg"]) == 0
+    for file in (tmp_path / "results").rglob("lg_fedavg/*.json"):
+        file.write_text(file.read_text().replace('"seconds": 7200.0', '"seconds": 72000.0'))
+    for folder in list((tmp_path / "runs").rglob("lg_fedavg")):
+        shutil.rmtree(folder)
+    elsewhere = [f"{MAIN} lg_fedavg seed {seed}" for seed in range(3)]
+    assert left(*names, *elsewhere) == pytest.approx([0.0, 7200.0, 1.5 * 7200.0, 0.0, 0.0, 0.0])
+
 
 # Committed results.
 
