@@ -1,13 +1,23 @@
 """Text of docs/results.md and of README's table."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from experiments.config.measures import ALWAYS
 from experiments.execution.committed import Library
 from experiments.papers.settings import MEASURES
-from experiments.queue.jobs import FEDAS_BETAS, FEDAS_METHODS, FEDAS_PARTICIPATIONS, FIELDS, fedas_cell, jobs
+from experiments.queue.jobs import (
+    FEDAS_BETAS,
+    FEDAS_METHODS,
+    FEDAS_PARTICIPATIONS,
+    FIELDS,
+    fedas_cell,
+    field_jobs,
+    jobs,
+)
 from experiments.results import tables
 from experiments.results.tables import number
 from experiments.results_page.field import Comparison, comparisons
@@ -126,7 +136,11 @@ def _field(one: Comparison) -> dict[str, object]:
     field = FIELDS[one.block]
     command = f"python -m experiments.{field.dataset} --method METHOD --lr LR {' '.join(field.words)} --seed 0"
     heads = ["method", "learning rate", "validation", "received", "trained"]
-    return {"one": one, "field": field, "command": command, "heads": heads}
+    options = field_jobs(one.block, "fedavg")[0].cell.request().options
+    # Every command line of FIELDS fixes the number of test examples.
+    tested = options.num_clients * cast(int, options.test_size)
+    error = 100 * math.sqrt(0.9 * 0.1 / tested)
+    return {"one": one, "field": field, "command": command, "heads": heads, "tested": tested, "error": error}
 
 
 def _released(released: Released, library: Library) -> dict[str, object]:
