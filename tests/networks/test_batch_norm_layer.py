@@ -100,6 +100,18 @@ def test_no_optimizer_moves_statistics(optimizer):
     np.testing.assert_allclose(got["var"], 0.8 + 0.2 * hidden.var(0, ddof=1), rtol=1e-4)
 
 
+def test_the_clipped_norm_is_that_of_the_weights():
+    model = from_flax(Normalized(), SHAPE, CLASSES)
+    batch = ClientData(X[:, :, :, :1], np.arange(5) % CLASSES, np.ones(5, bool))
+    recipe = LocalSGD(lr=1.0, momentum=0.0, weight_decay=0.0, clip_norm=0.1).transformation()
+    params = model.init(jax.random.key(0))
+    gradient = jax.jit(jax.grad(lambda params: 7 * supervised_loss(model)(params, batch)))(params)
+    changed, _ = descend(recipe, gradient, params, recipe.init(params))
+    changes = jax.tree.map(lambda old, new: np.sum(np.square(np.float64(new) - old)), params, changed)
+    assert sum(jax.tree.leaves(changes["backbone"].pop(STATISTICS))) > 0.01
+    np.testing.assert_allclose(sum(jax.tree.leaves(changes)), 0.1**2, rtol=1e-4)
+
+
 class NormalizedHead(nn.Module):
     @nn.compact
     def __call__(self, x):
