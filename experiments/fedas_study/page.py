@@ -229,9 +229,11 @@ def picture(study: Study) -> Picture:
     for where in WHERE:
         series = [_series(study, *where, measure, positions) for measure in COLUMNS]
         if any(one.y for one in series):
-            panels.append(Lines(title(*where), "rung", f"{ACCURACY}, pooled, best round", series, x_ticks=positions))
-    names = "; ".join(f"{number}: {step.title.removeprefix('+ ')}" for number, step in enumerate(LADDER, start=1))
-    return Picture("From FedPer to FedAS as released", f"{names}. Bands: range over seeds.", panels, 2)
+            letters, y_label = [step.letter for step in LADDER], f"{ACCURACY}, pooled, best round"
+            panels.append(Lines(title(*where), "step", y_label, series, x_ticks=positions, x_names=letters))
+    names = "; ".join(f"{step.letter}: {step.title}" for step in LADDER)
+    bands = "" if all(place.seed == 0 for place in study.found) else " Bands: range over seeds."
+    return Picture("From FedPer to FedAS as released", f"{names}.{bands}", panels, 2)
 
 
 def _series(study: Study, dataset: str, share: float, measure: str, positions: Sequence[float]) -> Series:

@@ -96,7 +96,7 @@ def made(place, value):
 
 @pytest.fixture
 def study(tmp_path):
-    """Fashion-MNIST at participation 0.2: two seeds of the whole ladder, whose rungs rise by their number."""
+    """Fashion-MNIST at participation 0.2: two seeds of the whole ladder, whose steps rise by their number."""
     for seed in (0, 1):
         for number, step in enumerate(LADDER):
             place = Place("fashion_mnist", 0.2, step, seed)
@@ -110,24 +110,29 @@ def test_the_page_says_what_the_records_say(study):
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| h |") and "| 0, 1 |" in line]
     ((_, title, received, of_trained, trained, before, last, seeds),) = rows
     assert title.endswith("(released)")
-    # The best of rounds, over seeds 60 + 7 and 60 + 14; the rung before is 1 and 2 lower.
+    # The best of rounds, over seeds 60 + 7 and 60 + 14; the step before is 1 and 2 lower.
     assert (received, of_trained, trained, before) == ("70.5 (+1.5)", "71.5 (+1.5)", "72.5 (+1.5)", "67.5 (+1.5)")
     assert (last, seeds) == ("72.5", "0, 1 |")
-    # FedAS as printed against the first rung.
+    # FedAS as printed against the first step.
     (printed,) = [line for line in text.splitlines() if line.startswith("| c |") and "| 0, 1 |" in line]
     assert "63.0 (+3.0)" in printed
-    # Released: 72.5 trained against 61.5 - 3 before aggregation of the second rung.
+    # Released: 72.5 trained against 61.5 - 3 before aggregation of the second step.
     assert "| Fashion-MNIST | 0.2 | +14.0 | +9.0 | +9.0 | +9.0 |" in text
     assert "of +14.0 points as released, +5.0 are the measure and +9.0 the method (+6.0 to +12.0 over 2 seeds)" in text
     assert "| Fashion-MNIST | 1 | — | — | — | — |" in text
-    # The largest change by any measure is that of FedAS as printed, which is two rungs above.
+    # The largest change by any measure is that of FedAS as printed, which is two steps above.
     assert "By *trained* the largest change is that of (c) FedAS as printed: +3.0" in text
     assert "$" not in text
 
 
 def test_the_figure_has_the_numbers(study):
-    (panel,) = page.picture(study).panels
+    picture = page.picture(study)
+    (panel,) = picture.panels
     assert panel.title == "Fashion-MNIST, participation 0.2"
+    # Steps have the letters of the table.
+    assert list(panel.x_names) == list("abcdefgh")
+    assert picture.caption.startswith("a: FedPer; b: FedPer, batches as released; ")
+    assert picture.caption.endswith("Bands: range over seeds.")
     trained = next(series for series in panel.series if series.label == "trained")
     np.testing.assert_allclose(trained.y, [62 + 1.5 * number for number in range(8)])
     np.testing.assert_allclose(trained.high, [62 + 2 * number for number in range(8)])
@@ -151,7 +156,7 @@ def test_whole_ladders_come_first():
         )
 
 
-def test_the_rungs_differ_in_one_choice():
+def test_the_steps_differ_in_one_choice():
     choices = [Place("fashion_mnist", 1.0, step, 0).cell.request() for step in LADDER]
     differences = []
     for one, other in itertools.pairwise(choices[2:]):
