@@ -61,7 +61,7 @@ class Field(NamedTuple):
 
 
 FIELDS = {
-    "field-digits": Field("digits", ("--val-fraction", "0.2"), ("0.02", "0.05", "0.1", "0.2")),
+    "field-digits": Field("digits", ("--val-fraction", "0.2"), ("0.01", "0.02", "0.05", "0.1", "0.2", "0.5")),
     "field": Field(
         DATASET,
         ("--num-clients", "20", "--s", "20", "--rounds", "50", "--val-fraction", "0.1"),
