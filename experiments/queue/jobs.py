@@ -53,15 +53,25 @@ class Field(NamedTuple):
       dataset: name of the experiment.
       words: options of all runs.
       rates: learning rates that are tried for every method.
+      best: methods that are also run with seeds 1 and 2, with their learning rates: the ten best with seed 0.
     """
 
     dataset: str
     words: tuple[str, ...]
     rates: tuple[str, ...]
+    best: tuple[tuple[str, str], ...] = ()
 
 
 FIELDS = {
-    "field-digits": Field("digits", ("--val-fraction", "0.2"), ("0.01", "0.02", "0.05", "0.1", "0.2", "0.5")),
+    "field-digits": Field(
+        "digits",
+        ("--val-fraction", "0.2"),
+        ("0.01", "0.02", "0.05", "0.1", "0.2", "0.5"),
+        (
+            *(("fedpac", "0.1"), ("fedpac_proto", "0.1"), ("apfl", "0.2"), ("fedavg", "0.2"), ("fedbn", "0.2")),
+            *(("fedcac", "0.2"), ("fedcp", "0.05"), ("fedavg_ft", "0.2"), ("scaffold", "0.1"), ("feddbe", "0.05")),
+        ),
+    ),
     "field": Field(
         DATASET,
         ("--num-clients", "20", "--s", "20", "--rounds", "50", "--val-fraction", "0.1"),
@@ -77,8 +87,8 @@ BLOCKS = {
     "100-clients": "FedPAC's Table 1 and its replication's, 100 clients, seed 0",
     "fedas": "FedAS's Dirichlet partitions and participations, which its tables have for CIFAR only",
     "tables-4-6": "FedPAC's Tables 4 (global models), 5 (FedProto) and 6 (clients of different sizes), seed 0",
-    "field-digits": "all methods on the digits, every learning rate of the search, seed 0",
-    "field": "all methods on Fashion-MNIST, 50 rounds, every learning rate of the search, seed 0",
+    "field-digits": "all methods on the digits, every learning rate of the search; the best ten with seeds 1 and 2",
+    "field": "all methods on Fashion-MNIST, 50 rounds, every learning rate of the search",
     "privacy": "five methods with differential privacy of single examples, 30 rounds of one epoch, seed 0",
     "compression": "five methods with compressed messages, 30 rounds of one epoch, seed 0",
     "attacks": "the same with a fifth of the clients flipping signs, and four means of the server",
@@ -118,20 +128,26 @@ def jobs() -> list[Job]:
 
 def comparisons() -> list[Job]:
     """All runs of FIELDS."""
-    return [job for block in FIELDS for method in METHODS for job in field_jobs(block, method)]
+    every = [job for block in FIELDS for method in METHODS for job in field_jobs(block, method)]
+    for block, field in FIELDS.items():
+        for method, rate in field.best:
+            every += [field_jobs(block, method, seed)[field.rates.index(rate)] for seed in (1, 2)]
+    return every
 
 
-def field_jobs(block: str, method: str) -> list[Job]:
+def field_jobs(block: str, method: str, seed: int = 0) -> list[Job]:
     """Runs of a method in a comparison, one for each learning rate.
 
     Args:
       block: a key of FIELDS.
       method: a key of METHODS.
+      seed: of the runs.
     """
     field = FIELDS[block]
-    cells = [(rate, Cell(field.dataset, ("--method", method, "--lr", rate, *field.words))) for rate in field.rates]
+    words = [(rate, ("--method", method, "--lr", rate, *field.words)) for rate in field.rates]
+    cells = [(rate, Cell(field.dataset, arguments, seed)) for rate, arguments in words]
     names = [(f"{method} lr={rate}", cell) for rate, cell in cells]
-    return [Job(block, cell, name, Path(block, slug(name), "seed-0")) for name, cell in names]
+    return [Job(block, cell, name, Path(block, slug(name), f"seed-{seed}")) for name, cell in names]
 
 
 def _all() -> Iterator[Job]:

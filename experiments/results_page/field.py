@@ -1,11 +1,14 @@
 """Comparison of all methods, each with the learning rate of its best run on validation examples."""
 
+import statistics
 from typing import NamedTuple
 
+from experiments.config.measures import ALWAYS, Protocol
 from experiments.execution.committed import Library
 from experiments.queue.jobs import FIELDS, field_jobs
 from experiments.results.load import Result
 from experiments.results.tables import number
+from experiments.results_page.places import SEEDS
 from pfl_jax.methods import METHODS
 
 PROTOCOL = "received"
@@ -18,17 +21,23 @@ class Tuned(NamedTuple):
     Attributes:
       method: its name.
       rate: the learning rate.
-      result: the run.
+      results: its runs, that of seed 0 first.
     """
 
     method: str
     rate: str
-    result: Result
+    results: list[Result]
 
     @property
     def validation(self) -> float:
-        """Accuracy on validation examples in percent."""
-        return self.result.validation(PROTOCOL) or 0.0
+        """Accuracy of the run with seed 0 on validation examples in percent."""
+        return self.results[0].validation(PROTOCOL) or 0.0
+
+    def accuracy(self, protocol: Protocol) -> str:
+        """Accuracy on test examples in percent, with standard deviation and number of seeds if there are several."""
+        found = [value for one in self.results if (value := one.accuracy(protocol)) is not None]
+        spread = f" ± {statistics.stdev(found):.2f} ({len(found)})" if len(found) > 1 else ""
+        return number(statistics.fmean(found) if found else None) + spread
 
 
 class Comparison(NamedTuple):
@@ -36,7 +45,7 @@ class Comparison(NamedTuple):
 
     Attributes:
       block: its name.
-      tuned: methods with runs of all learning rates, the best on test examples first.
+      tuned: methods with runs of all learning rates, the best on test examples with seed 0 first.
       finished: number of finished runs.
       all: number of runs.
     """
@@ -50,12 +59,7 @@ class Comparison(NamedTuple):
     def rows(self) -> list[list[str]]:
         """Lines of the table: method, learning rate, accuracies in percent."""
         return [
-            [
-                f"`{one.method}`",
-                one.rate,
-                number(one.validation),
-                *(number(one.result.accuracy(protocol)) for protocol in ("received", "trained")),
-            ]
+            [f"`{one.method}`", one.rate, number(one.validation), *(one.accuracy(protocol) for protocol in ALWAYS)]
             for one in self.tuned
         ]
 
@@ -76,9 +80,12 @@ def _comparison(block: str, library: Library) -> Comparison:
     for method in METHODS:
         jobs = field_jobs(block, method)
         there = [(rate, by_place.get(job.place)) for rate, job in zip(FIELDS[block].rates, jobs, strict=True)]
-        known = [Tuned(method, rate, result) for rate, result in there if result is not None]
+        known = [Tuned(method, rate, [result]) for rate, result in there if result is not None]
         finished += len(known)
         if len(known) == len(jobs):
-            tuned.append(max(known, key=lambda one: one.validation))
-    tuned.sort(key=lambda one: -(one.result.accuracy(PROTOCOL) or 0.0))
+            chosen = max(known, key=lambda one: one.validation)
+            position = FIELDS[block].rates.index(chosen.rate)
+            again = [by_place.get(field_jobs(block, method, seed)[position].place) for seed in SEEDS[1:]]
+            tuned.append(chosen._replace(results=chosen.results + [one for one in again if one is not None]))
+    tuned.sort(key=lambda one: -(one.results[0].accuracy(PROTOCOL) or 0.0))
     return Comparison(block, tuned, finished, len(METHODS) * len(FIELDS[block].rates))
