@@ -1,5 +1,7 @@
 """Data sets from a user's own arrays: any inputs, any labels, with clients of its own where rows say whose they are."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -75,10 +77,7 @@ def from_arrays(
       >>> [len(rows) for rows in parts.train], [len(rows) for rows in parts.test]
       ([3, 3], [1, 1])
     """
-    if (test_x is None) != (test_y is None):
-        raise InvalidTestRows("test inputs and test labels are given together")
-    if test_x is not None and test_fraction is not None:
-        raise InvalidInput("a test fraction and a test set cannot both be given")
+    _check_test_set(test_x, test_y, test_client, test_fraction)
     x = _inputs(x, "x", normalize=normalize)
     labels = _names(y, "y", len(x), "label")
     classes = _classes(labels, num_classes)
@@ -86,14 +85,9 @@ def from_arrays(
     owners = np.unique(clients)
     train = (x, _numbers(labels, classes), _numbers(clients, owners))
     if test_x is None:
-        if test_client is not None:
-            raise InvalidInput("clients of test rows are given without test rows")
         train, test = _divide(train, TEST_FRACTION if test_fraction is None else test_fraction, owners, seed)
     else:
-        try:
-            train, test = _with_test_set(train, (test_x, test_y, test_client), classes, owners, normalize=normalize)
-        except InvalidInput as error:
-            raise InvalidTestRows(str(error)) from None
+        train, test = _with_test_set(train, (test_x, test_y, test_client), classes, owners, normalize=normalize)
     (train_x, train_y, train_client), (test_x, test_y, test_client) = train, test
     mean = std = None
     if normalize:
@@ -117,6 +111,16 @@ def from_arrays(
         return dataset
     natural(train_client, test_client, names=owners)
     return dataset._replace(train_client=train_client, test_client=test_client, client_names=tuple(map(str, owners)))
+
+
+def _check_test_set(test_x: Any, test_y: Any, test_client: Any, test_fraction: float | None) -> None:
+    """Raise InvalidInput for arguments of `from_arrays` that do not go together."""
+    if (test_x is None) != (test_y is None):
+        raise InvalidTestRows("test inputs and test labels are given together")
+    if test_x is not None and test_fraction is not None:
+        raise InvalidInput("a test fraction and a test set cannot both be given")
+    if test_x is None and test_client is not None:
+        raise InvalidInput("clients of test rows are given without test rows")
 
 
 def natural(client_of_train_row: Any, client_of_test_row: Any, *, names: Any = None) -> Partition:
@@ -222,6 +226,16 @@ Part = tuple[Any, np.ndarray, np.ndarray]
 """Inputs, classes and clients of rows; clients of length 0 where there are none."""
 
 
+@contextlib.contextmanager
+def _reading_test_rows() -> Iterator[None]:
+    """Context whose errors are about test rows."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidTestRows(str(error)) from None
+
+
+@_reading_test_rows()
 def _with_test_set(
     train: Part, test: tuple[Any, Any, Any], classes: np.ndarray, owners: np.ndarray, *, normalize: bool
 ) -> list[Part]:

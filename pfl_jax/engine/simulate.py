@@ -1,7 +1,7 @@
 """Simulation of a federation, round by round."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
@@ -144,38 +144,29 @@ def run(
     )  # fmt: skip
     check_folder(state_on, state_folder)
     disk = None if state_on != "disk" else host_state.Disk(None if state_folder is None else Path(state_folder))
-    return _rounds(
-        *(method, data, settings, key, state, mesh, newcomers),
-        on_host=state_on != "device",
-        disk=disk,
-        on_nan=on_nan,
-        donate=donate,
-    )
+    if isinstance(data, PlacedData):
+        mesh = data.mesh
+    else:
+        data, newcomers = replicate((data, newcomers), mesh)
+    begin = partial(
+        *(_start, method, settings, key, state, mesh), on_host=state_on != "device", disk=disk, donate=donate
+    )  # fmt: skip
+    return _rounds(method, data, newcomers, settings, begin, on_nan)
 
 
 def _rounds(
     method: Method | MethodSchedule,
     data: Federation,
-    settings: Settings,
-    key: PRNGKey,
-    state: State | None,
-    mesh: Mesh | None,
     newcomers: Federation | None,
-    *,
-    on_host: bool,
-    disk: host_state.Disk | None,
+    settings: Settings,
+    begin: Callable[[Federation], tuple[Engine, State]],
     on_nan: OnNaN,
-    donate: bool,
 ) -> Iterator[RoundResult]:
-    """The rounds of `run`."""
+    """The rounds of `run`, whose engine and first state `begin` makes."""
     num_clients = data.num_clients
-    if isinstance(data, PlacedData):
-        mesh = data.mesh
-    else:
-        data, newcomers = replicate((data, newcomers), mesh)
     explains = partial(explained, lambda: method, {}, data)
     with explains():
-        engine, current = _start(method, data, settings, key, state, mesh, on_host=on_host, disk=disk, donate=donate)
+        engine, current = begin(data)
     start, received = time.perf_counter(), None
     for index in range(int(current.round), settings.rounds):
         number, size = index + 1, settings.cohort_size(num_clients, index)
@@ -194,11 +185,10 @@ def _rounds(
         if evaluated and settings.before_aggregation:
             members = np.isin(np.arange(num_clients), clients[np.asarray(outcome.finite)])
             before = before_aggregation(trained if received is None else received, trained, members)
-        received = newcomer_scores = None
+        received = new = None
         if evaluated:
             received = jax.tree.map(np.asarray, engine.evaluate(data, current))
-            if newcomers is not None:
-                newcomer_scores = jax.tree.map(np.asarray, engine.evaluate_new(newcomers, current))
+            new = None if newcomers is None else jax.tree.map(np.asarray, engine.evaluate_new(newcomers, current))
         yield RoundResult(
             round=number,
             state=current,
@@ -208,7 +198,7 @@ def _rounds(
             diverged=clients[~np.asarray(outcome.finite)],
             received=received,
             trained=trained,
-            newcomers=newcomer_scores,
+            newcomers=new,
             examples=int(outcome.examples),
             seconds=time.perf_counter() - start,
             before_aggregation=before,
@@ -218,11 +208,11 @@ def _rounds(
 
 def _start(
     method: Method | MethodSchedule,
-    data: Federation,
     settings: Settings,
     key: PRNGKey,
     state: State | None,
     mesh: Mesh | None,
+    data: Federation,
     *,
     on_host: bool,
     disk: host_state.Disk | None,

@@ -192,21 +192,13 @@ def run(
     number = _number_of_runs(data, keys, values)
     check_values({name: np.asarray(value) for name, value in values.items()})
     explains = partial(explained, make_method, {name: value[0] for name, value in values.items()}, data)
-    labels = num_labels(data)
-    if donate:
-        # The caller's states are never donated.
-        states = jax.tree.map(jnp.copy, states)
+    engine = _build_once(make_method, settings.of_programs(), chunk, mesh, num_labels(data), donate)
+    # The caller's states are never donated.
+    states = jax.tree.map(jnp.copy, states) if donate else states
     data, values, keys, states = _on_devices(mesh, number, data, values, keys, states)
-    engine = _build_once(make_method, settings.of_programs(), chunk, mesh, labels, donate)
-    num_clients = data.train_count.shape[1]
-    if states is None:
-        with explains():
-            states = engine.init(data, values, keys)
-
-    def without_padding(tree):
-        """Results on the host, without the runs that pad the devices' shares."""
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[:number], tree)
-
+    with explains():
+        states = engine.init(data, values, keys) if states is None else states
+    num_clients, without_padding = data.train_count.shape[1], partial(_first_rows, number)
     start, received = time.perf_counter(), None
     for index in range(int(np.asarray(states.round)[0]), settings.rounds):
         evaluated, before = settings.is_evaluated(index + 1), None
@@ -217,8 +209,7 @@ def run(
             states, outcome = engine.round(data, values, states, size)
         cohorts, trained = without_padding(outcome.cohort.clients), without_padding(states.trained)
         if evaluated and settings.before_aggregation:
-            members = np.zeros((number, num_clients), bool)
-            np.put_along_axis(members, cohorts, values=True, axis=1)
+            members = _members(cohorts, num_clients)
             before = before_aggregation(trained if received is None else received, trained, members)
         received = without_padding(engine.evaluate(data, values, states)) if evaluated else None
         yield SweepResult(
@@ -235,6 +226,18 @@ def run(
             before_aggregation=before,
         )
         start = time.perf_counter()
+
+
+def _members(cohorts: np.ndarray, num_clients: int) -> np.ndarray:
+    """Which clients [R, N] are in the cohorts [R, M]."""
+    members = np.zeros((len(cohorts), num_clients), bool)
+    np.put_along_axis(members, cohorts, values=True, axis=1)
+    return members
+
+
+def _first_rows(number: int, tree: PyTree) -> PyTree:
+    """Results of the runs on the host, without the rows that pad the devices' shares."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[:number], tree)
 
 
 def _on_devices(
