@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2] / "results"
 """Folder of the committed results in the checkout."""
 
 LEFT_OUT = ("class_table", "train_examples", "test_examples", "validation_examples", "info")
-"""Entries of the configuration that are left out: one number for each client, a function of options and seed; and the
+"""Entries of the configuration that are left out: sizes of single clients, which follow from options and seed, and the
 descriptions of Info."""
 
 FIELDS = ("command", "commit", "config", "summary", "rounds")
