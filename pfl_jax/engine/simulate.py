@@ -148,9 +148,8 @@ def run(
         mesh = data.mesh
     else:
         data, newcomers = replicate((data, newcomers), mesh)
-    begin = partial(
-        *(_start, method, settings, key, state, mesh), on_host=state_on != "device", disk=disk, donate=donate
-    )  # fmt: skip
+    on_host = state_on != "device"
+    begin = partial(_start, method, settings, key, state, mesh, on_host=on_host, disk=disk, donate=donate)
     return _rounds(method, data, newcomers, settings, begin, on_nan)
 
 
