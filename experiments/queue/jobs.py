@@ -19,6 +19,9 @@ from pfl_jax.methods import METHODS
 
 DATASET = "fashion_mnist"
 
+SEEDS = (0, 1, 2)
+"""Seeds of what is run several times."""
+
 ORDER = (
     *("fedpac", "fedavg", "fedavg_ft", "local", "fedper", "fedrep", "lg_fedavg", "fedbabu"),
     *("fedpac_proto (modified)", "ditto"),
@@ -131,7 +134,7 @@ def comparisons() -> list[Job]:
     every = [job for block in FIELDS for method in METHODS for job in field_jobs(block, method)]
     for block, field in FIELDS.items():
         for method, rate in field.best:
-            every += [field_jobs(block, method, seed)[field.rates.index(rate)] for seed in (1, 2)]
+            every += [field_jobs(block, method, seed)[field.rates.index(rate)] for seed in SEEDS[1:]]
     return every
 
 
@@ -143,11 +146,12 @@ def field_jobs(block: str, method: str, seed: int = 0) -> list[Job]:
       method: a key of METHODS.
       seed: of the runs.
     """
-    field = FIELDS[block]
-    words = [(rate, ("--method", method, "--lr", rate, *field.words)) for rate in field.rates]
-    cells = [(rate, Cell(field.dataset, arguments, seed)) for rate, arguments in words]
-    names = [(f"{method} lr={rate}", cell) for rate, cell in cells]
-    return [Job(block, cell, name, Path(block, slug(name), f"seed-{seed}")) for name, cell in names]
+    field, found = FIELDS[block], []
+    for rate in field.rates:
+        name, arguments = f"{method} lr={rate}", ("--method", method, "--lr", rate, *field.words)
+        place = Path(block, slug(name), f"seed-{seed}")
+        found.append(Job(block, Cell(field.dataset, arguments, seed), name, place))
+    return found
 
 
 def _all() -> Iterator[Job]:
@@ -156,7 +160,7 @@ def _all() -> Iterator[Job]:
     yield from _of("tables-2-3", _rows([("fedpac", 2), ("fedpac", 3)], 20), 0)
     repeated = _rows([*main, ("fedpac", 2)], 20)
     repeated = [next(row for row in repeated if row.method == method) for method in SEVERAL_SEEDS]
-    for seed in (1, 2):
+    for seed in SEEDS[1:]:
         yield from _of("seeds", repeated, seed)
     yield from _of("100-clients", sorted(_rows(main, 100), key=_turn), 0)
     yield from fedas_jobs()

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ NOTHING = "—"
 def number(value: float | None, form: str = ".2f") -> str:
     """Number as text; a dash for None."""
     return NOTHING if value is None else f"{value:{form}}"
+
+
+def over_seeds(values: Sequence[float]) -> str:
+    """Mean over seeds as text, followed by "± standard deviation (number of seeds)" if there are several."""
+    spread = f" ± {statistics.stdev(values):.2f} ({len(values)})" if len(values) > 1 else ""
+    return number(statistics.fmean(values) if values else None) + spread
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] | None = (0,)) -> str:

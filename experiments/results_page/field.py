@@ -1,14 +1,12 @@
 """Comparison of all methods, each with the learning rate of its best run on validation examples."""
 
-import statistics
 from typing import NamedTuple
 
 from experiments.config.measures import ALWAYS, Protocol
 from experiments.execution.committed import Library
-from experiments.queue.jobs import FIELDS, field_jobs
+from experiments.queue.jobs import FIELDS, SEEDS, field_jobs
 from experiments.results.load import Result
-from experiments.results.tables import number
-from experiments.results_page.places import SEEDS
+from experiments.results.tables import number, over_seeds
 from pfl_jax.methods import METHODS
 
 PROTOCOL = "received"
@@ -34,10 +32,8 @@ class Tuned(NamedTuple):
         return self.results[0].validation(PROTOCOL) or 0.0
 
     def accuracy(self, protocol: Protocol) -> str:
-        """Accuracy on test examples in percent, with standard deviation and number of seeds if there are several."""
-        found = [value for one in self.results if (value := one.accuracy(protocol)) is not None]
-        spread = f" ± {statistics.stdev(found):.2f} ({len(found)})" if len(found) > 1 else ""
-        return number(statistics.fmean(found) if found else None) + spread
+        """Accuracy on test examples in percent, as text, over the seeds."""
+        return over_seeds([value for one in self.results if (value := one.accuracy(protocol)) is not None])
 
 
 class Comparison(NamedTuple):

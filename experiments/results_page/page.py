@@ -14,6 +14,7 @@ from experiments.queue.jobs import (
     FEDAS_METHODS,
     FEDAS_PARTICIPATIONS,
     FIELDS,
+    SEEDS,
     fedas_cell,
     field_jobs,
     jobs,
@@ -22,7 +23,7 @@ from experiments.results import tables
 from experiments.results.tables import number
 from experiments.results_page.field import Comparison, comparisons
 from experiments.results_page.picture import chosen
-from experiments.results_page.places import CLOSE, SECTIONS, SEEDS, Cause, Place, Released, mean_after, places, runs
+from experiments.results_page.places import CLOSE, SECTIONS, Cause, Place, Released, mean_after, places, runs
 from experiments.runtime.progress import duration
 from experiments.tables.comparison import Entry
 
@@ -94,7 +95,7 @@ def readme_table(content: Content) -> str:
     return (
         f"{tables.markdown(['method', 'ours', 'paper', 'difference'], rows)}\n"
         f"Of the {len(known)} places of the papers' tables that have a finished run, {close} are within {CLOSE:g} "
-        "point. [All places](docs/results.md),\nwith the causes of larger differences.\n"
+        "point. [All places](docs/results.md),\nwith the causes of larger differences where they are known.\n"
     )
 
 
@@ -118,8 +119,8 @@ def _cause(place: Place) -> str:
 
 def _numbers(entry: Entry) -> list[str]:
     """Our accuracy, the paper's, and the difference."""
-    spread = "" if entry.std is None else f" ± {entry.std:.2f} ({len(entry.accuracies)})"
-    return [number(entry.mean) + spread, number(entry.published), number(entry.difference, "+.2f")]
+    ours = tables.over_seeds(list(entry.accuracies.values()))
+    return [ours, number(entry.published), number(entry.difference, "+.2f")]
 
 
 def _best(library: Library, beta: float, participation: float, method: str) -> str:

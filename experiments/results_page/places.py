@@ -10,13 +10,12 @@ from experiments.config.measures import ALWAYS, Protocol
 from experiments.execution.committed import Library
 from experiments.papers import published, settings
 from experiments.papers.published import Published
-from experiments.queue.jobs import DATASET
+from experiments.queue.jobs import DATASET, SEEDS
 from experiments.results.load import Result, read_json
 from experiments.tables import comparison
 from experiments.tables.comparison import Entry
 from pfl_jax.errors import InvalidInput
 
-SEEDS = (0, 1, 2)
 CLOSE = 1.0
 """Largest difference in points that counts as agreement: about the effect of another seed or partition."""
 

@@ -137,10 +137,12 @@ def test_a_tuned_method_has_the_mean_of_its_seeds(tmp_path):
 @pytest.mark.parametrize("block", FIELDS)
 def test_the_ten_best_of_a_finished_comparison_are_run_again(block):
     found = next(one for one in comparisons_of(Library()) if one.block == block)
+    order = [(one.method, one.rate) for one in found.tuned]
     if found.finished == found.all:
-        assert FIELDS[block].best == tuple((one.method, one.rate) for one in found.tuned[:10])
+        assert list(FIELDS[block].best) == order[:10]
     else:
-        assert not FIELDS[block].best
+        # A method was added, or the comparison is not finished.
+        assert set(FIELDS[block].best) <= set(order)
 
 
 def test_fedas_columns_are_pooled_as_its_tables_are(tmp_path):
