@@ -82,6 +82,10 @@ class Batch(abc.ABC):
         for job in jobs:
             cached_runs.run_cell(job.cell, job.folder, console)
 
+    def has_more(self, jobs: Sequence[Job]) -> bool:
+        """Whether the results of all jobs have added others."""
+        return False
+
     def committed_result(self, job: Job) -> Result | None:
         """Committed result of a job, in place of its folder; None without one."""
         return None
@@ -237,7 +241,10 @@ def drive(batch: Batch, console: Console) -> None:
         raise KeyboardInterrupt(told(str(stop))) from None
     if refused:
         raise InvalidInput(f"{len(done)} of {len(jobs)} runs are finished, {refused} were refused: see above")
-    batch.finish(console)
+    if batch.has_more(jobs):
+        drive(batch, console)
+    else:
+        batch.finish(console)
 
 
 def _speeds(jobs: Sequence[Job], done: Mapping[Path, float]) -> Speeds:

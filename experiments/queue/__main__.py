@@ -3,7 +3,7 @@
     python -m experiments.queue                  # until all are finished; the same command goes on where it was stopped
     python -m experiments.queue --list           # what is finished, what is left, and for how long
     python -m experiments.queue --only table-1 seeds
-    python -m experiments.queue --only field     # all methods with every learning rate of a search
+    python -m experiments.queue --only field     # a comparison of all methods: the search, then what it chooses
     python -m experiments.queue --collect runs/tables
     python -m experiments.queue --only field-digits --collect runs/sweeps
 
@@ -16,7 +16,6 @@ The results of a finished run are written to results/, to be committed; a run wi
 """
 
 import difflib
-import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +31,8 @@ from experiments.config.cell import Cell
 from experiments.config.exit_codes import leave
 from experiments.execution import cached_runs, committed
 from experiments.execution.committed import Library
-from experiments.queue.jobs import BLOCKS, DATASET, Job, comparisons, jobs
+from experiments.queue import field
+from experiments.queue.jobs import BLOCKS, DATASET, Job, jobs
 from experiments.results.load import Result, read_config
 from experiments.results.run_folder import SUMMARY
 from experiments.runtime.console import print_line
@@ -63,8 +63,7 @@ class Queue(batch.Batch):
     skips_refused: ClassVar = True
 
     def check(self) -> None:
-        every = [*jobs(), *comparisons()]
-        known = {*BLOCKS, *(job.method for job in every)}
+        known = {*BLOCKS, *(job.method for job in jobs()), *field.names()}
         for name in set(flat(self.only)) - known:
             near = ", ".join([*difflib.get_close_matches(name, sorted(known)), "--list has all"])
             raise InvalidInput(f"unknown block or method '{name}' (blocks are {', '.join(BLOCKS)}; near: {near})")
@@ -84,13 +83,15 @@ class Queue(batch.Batch):
         """Folder of the committed results."""
         return self.results or committed.ROOT
 
-    @functools.cached_property
+    @property
     def entries(self) -> list[Job]:
-        """The wanted entries of the queue."""
+        """The wanted entries of the queue, as far as they are known."""
+        if not self.only:
+            # Comparisons of all methods, which are hundreds of runs, only by request.
+            return jobs()
         only = set(flat(self.only))
-        # Comparisons of all methods, which are hundreds of runs, only by request.
-        every = [*jobs(), *comparisons()] if only else jobs()
-        return [job for job in every if not only or {job.block, job.method} & only]
+        compared = [job for one in field.comparisons(Library(self.root)) for job in one.jobs]
+        return [job for job in (*jobs(), *compared) if {job.block, job.method} & only]
 
     def jobs(self, console: Console) -> list[batch.Job]:
         if not self.only_previews:
@@ -107,6 +108,9 @@ class Queue(batch.Batch):
 
     def command(self, job: batch.Job) -> str:
         return self._cell(job).command(job.folder)
+
+    def has_more(self, jobs: Sequence[batch.Job]) -> bool:
+        return len(self.entries) > len(jobs)
 
     def committed_result(self, job: batch.Job) -> Result | None:
         # Read again each time: another machine may have finished it.
@@ -155,16 +159,22 @@ class Queue(batch.Batch):
 
     def _collect(self, console: Console) -> None:
         """Store the committed results of the queue's finished runs that are found in folders."""
-        library = Library(self.root)
-        missing = [job for job in self.entries if library.find(job.cell) is None]
-        for root in flat(self.collect):
-            for folder in (path.parent for path in sorted(Path(root).rglob(SUMMARY))):
+        folders = [path.parent for root in flat(self.collect) for path in sorted(Path(root).rglob(SUMMARY))]
+        jobs = None
+        # A search that is collected says which runs are wanted next.
+        while folders and jobs != (jobs := self.entries):
+            library, others = Library(self.root), []
+            missing = [job for job in jobs if library.find(job.cell) is None]
+            for folder in folders:
                 job = next((job for job in missing if _holds(job.cell, folder)), None)
                 if job is None:
-                    print_line(console, f"{folder}: not of the queue, or there already")
+                    others.append(folder)
                     continue
                 missing.remove(job)
                 print_line(console, f"{folder}: {committed.keep(folder, job.place, self.root)}")
+            folders = others
+        for folder in folders:
+            print_line(console, f"{folder}: not of the queue, or there already")
 
 
 def _holds(cell: Cell, folder: Path) -> bool:

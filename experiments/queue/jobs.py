@@ -1,7 +1,6 @@
 """Long runs as plain data, in the order in which they are run.
 
-All are on Fashion-MNIST, which has no download to wait for, or on the digits. A run that several tables share is run
-once.
+All are on Fashion-MNIST, which has no download to wait for. A run that several tables share is run once.
 """
 
 import json
@@ -15,7 +14,6 @@ from experiments.config.identity import relevant_options
 from experiments.papers import published, settings
 from experiments.papers.published import Published
 from experiments.tables.comparison import place as place_of
-from pfl_jax.methods import METHODS
 
 DATASET = "fashion_mnist"
 
@@ -49,40 +47,6 @@ PRIVACY_NOISE = {8: {1: 3.32, 2: 4.69}, 4: {1: 5.98, 2: 8.45}, 1: {1: 20.66, 2: 
 at the default delta."""
 
 
-class Field(NamedTuple):
-    """Comparison of all methods, each with the learning rate that is best on validation examples.
-
-    Attributes:
-      dataset: name of the experiment.
-      words: options of all runs.
-      rates: learning rates that are tried for every method.
-      best: methods that are also run with seeds 1 and 2, with their learning rates: the ten best with seed 0.
-    """
-
-    dataset: str
-    words: tuple[str, ...]
-    rates: tuple[str, ...]
-    best: tuple[tuple[str, str], ...] = ()
-
-
-FIELDS = {
-    "field-digits": Field(
-        "digits",
-        ("--val-fraction", "0.2"),
-        ("0.01", "0.02", "0.05", "0.1", "0.2", "0.5"),
-        (
-            *(("fedpac", "0.1"), ("fedpac_proto", "0.1"), ("apfl", "0.2"), ("fedavg", "0.2"), ("fedbn", "0.2")),
-            *(("fedcac", "0.2"), ("fedcp", "0.05"), ("fedavg_ft", "0.2"), ("scaffold", "0.1"), ("feddbe", "0.05")),
-        ),
-    ),
-    "field": Field(
-        DATASET,
-        ("--num-clients", "20", "--s", "20", "--rounds", "50", "--val-fraction", "0.1"),
-        ("0.01", "0.03", "0.1"),
-    ),
-}
-"""Block -> its comparison."""
-
 BLOCKS = {
     "table-1": "FedPAC's Table 1 and its replication's, 20 clients, seed 0",
     "tables-2-3": "FedPAC's Tables 2 (ablation) and 3 (concept shift), seed 0",
@@ -90,8 +54,8 @@ BLOCKS = {
     "100-clients": "FedPAC's Table 1 and its replication's, 100 clients, seed 0",
     "fedas": "FedAS's Dirichlet partitions and participations, which its tables have for CIFAR only",
     "tables-4-6": "FedPAC's Tables 4 (global models), 5 (FedProto) and 6 (clients of different sizes), seed 0",
-    "field-digits": "all methods on the digits, every learning rate of the search; the best ten with seeds 1 and 2",
-    "field": "all methods on Fashion-MNIST, 50 rounds, every learning rate of the search",
+    "field-digits": "all methods on the digits with tuned learning rates; the best ten with seeds 1 and 2",
+    "field": "the same on Fashion-MNIST, 50 rounds",
     "privacy": "five methods with differential privacy of single examples, 30 rounds of one epoch, seed 0",
     "compression": "five methods with compressed messages, 30 rounds of one epoch, seed 0",
     "attacks": "the same with a fifth of the clients flipping signs, and four means of the server",
@@ -121,37 +85,12 @@ class Job(NamedTuple):
 
 
 def jobs() -> list[Job]:
-    """All jobs except those of `comparisons`, by priority."""
+    """All jobs except those of `field.comparisons`, by priority."""
     found: dict[tuple[str, int, str], Job] = {}
     for job in _all():
         request = job.cell.request()
         found.setdefault((job.cell.dataset, job.cell.seed, json.dumps(relevant_options(request), sort_keys=True)), job)
     return list(found.values())
-
-
-def comparisons() -> list[Job]:
-    """All runs of FIELDS."""
-    every = [job for block in FIELDS for method in METHODS for job in field_jobs(block, method)]
-    for block, field in FIELDS.items():
-        for method, rate in field.best:
-            every += [field_jobs(block, method, seed)[field.rates.index(rate)] for seed in SEEDS[1:]]
-    return every
-
-
-def field_jobs(block: str, method: str, seed: int = 0) -> list[Job]:
-    """Runs of a method in a comparison, one for each learning rate.
-
-    Args:
-      block: a key of FIELDS.
-      method: a key of METHODS.
-      seed: of the runs.
-    """
-    field, found = FIELDS[block], []
-    for rate in field.rates:
-        name, arguments = f"{method} lr={rate}", ("--method", method, "--lr", rate, *field.words)
-        place = Path(block, slug(name), f"seed-{seed}")
-        found.append(Job(block, Cell(field.dataset, arguments, seed), name, place))
-    return found
 
 
 def _all() -> Iterator[Job]:

@@ -6,22 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from experiments.config.measures import ALWAYS
+from experiments.config.measures import ALWAYS, Protocol
 from experiments.execution.committed import Library
 from experiments.papers.settings import MEASURES
-from experiments.queue.jobs import (
-    FEDAS_BETAS,
-    FEDAS_METHODS,
-    FEDAS_PARTICIPATIONS,
-    FIELDS,
-    SEEDS,
-    fedas_cell,
-    field_jobs,
-    jobs,
-)
+from experiments.queue.field import Comparison, Tuned, comparisons, run_job
+from experiments.queue.jobs import FEDAS_BETAS, FEDAS_METHODS, FEDAS_PARTICIPATIONS, SEEDS, fedas_cell, jobs
 from experiments.results import tables
 from experiments.results.tables import number
-from experiments.results_page.field import Comparison, comparisons
 from experiments.results_page.picture import chosen
 from experiments.results_page.places import CLOSE, SECTIONS, Cause, Place, Released, mean_after, places, runs
 from experiments.runtime.progress import duration
@@ -134,14 +125,29 @@ def _best(library: Library, beta: float, participation: float, method: str) -> s
 
 def _field(one: Comparison) -> dict[str, object]:
     """Comparison of all methods, for the template."""
-    field = FIELDS[one.block]
-    command = f"python -m experiments.{field.dataset} --method METHOD --lr LR {' '.join(field.words)} --seed 0"
-    heads = ["method", "learning rate", "validation", "received", "trained"]
-    options = field_jobs(one.block, "fedavg")[0].cell.request().options
+    field, sample = one.field, run_job(one.block, "fedavg", one.field.rates[0]).cell
+    words = " ".join((*field.words, "--rounds", str(field.rounds)))
+    options = sample.request().options
     # Every command line of FIELDS fixes the number of test examples.
     tested = options.num_clients * cast(int, options.test_size)
-    error = 100 * math.sqrt(0.9 * 0.1 / tested)
-    return {"one": one, "field": field, "command": command, "heads": heads, "tested": tested, "error": error}
+    rows = [
+        [f"`{each.method}`", each.rate, number(each.validation), *(_accuracy(each, protocol) for protocol in ALWAYS)]
+        for each in one.tuned
+        if each.results
+    ]
+    return {
+        "one": one,
+        "command": f"python -m experiments.{field.dataset} --method METHOD --lr LR {words} --seed 0",
+        "heads": ["method", "learning rate", "validation", *ALWAYS],
+        "rows": rows,
+        "tested": tested,
+        "error": 100 * math.sqrt(0.9 * 0.1 / tested),
+    }
+
+
+def _accuracy(one: Tuned, protocol: Protocol) -> str:
+    """Accuracy of a method on test examples in percent, over the seeds."""
+    return tables.over_seeds([value for each in one.results if (value := each.accuracy(protocol)) is not None])
 
 
 def _released(released: Released, library: Library) -> dict[str, object]:

@@ -15,8 +15,11 @@ from experiments.execution import cached_runs, committed, run
 from experiments.execution.committed import Library
 from experiments.execution.estimate import EXAMPLES_PER_SECOND, examples_visited
 from experiments.queue import __main__ as queue
-from experiments.queue.jobs import BLOCKS, FIELDS, SEVERAL_SEEDS, comparisons, field_jobs, jobs
+from experiments.queue import field
+from experiments.queue.field import FIELDS, Comparison, Field, run_job, search_jobs
+from experiments.queue.jobs import BLOCKS, SEVERAL_SEEDS, jobs
 from experiments.results import version
+from experiments.results.load import Result
 from experiments.results.run_folder import CONFIG, SUMMARY, Evaluation, RunFolder
 from experiments.tables import __main__ as tables
 from pfl_jax.base import Scores
@@ -133,18 +136,74 @@ def test_every_block_has_its_runs(block, count, rounds):
 
 
 @pytest.mark.parametrize("block", FIELDS)
-def test_every_method_has_every_learning_rate(block):
-    there = [job for job in comparisons() if job.block == block]
-    first = [job for job in there if job.cell.seed == 0]
-    assert first == [job for method in METHODS for job in field_jobs(block, method)]
-    assert len(first) == len(METHODS) * len(FIELDS[block].rates)
-    again = [(job.method, job.cell.seed) for job in there if job.cell.seed]
-    assert again == [(f"{method} lr={rate}", seed) for method, rate in FIELDS[block].best for seed in (1, 2)]
-    request = field_jobs(block, "ditto")[1].cell.request()
-    assert (request.options.method, request.options.val_fraction is None) == ("ditto", False)
-    assert request.hyper_parameters["lr"] == float(FIELDS[block].rates[1])
-    assert request.options.rounds == {"field": 50, "field-digits": 40}[block]
-    assert (request.options.s, request.options.num_clients) == (20.0, 20)
+def test_a_comparison_begins_with_every_learning_rate_of_every_method(block, tmp_path):
+    there = Comparison(block, Library(tmp_path)).jobs
+    assert there == [job for method in METHODS for job in search_jobs(block, method)]
+    assert len({job.place for job in there}) == len(METHODS) * len(FIELDS[block].rates)
+    for job, rounds in (
+        (search_jobs(block, "ditto")[1], {"field": 20, "field-digits": 40}),
+        (run_job(block, "ditto", FIELDS[block].rates[1]), {"field": 50, "field-digits": 40}),
+    ):
+        request = job.cell.request()
+        assert (request.options.method, request.options.val_fraction is None) == ("ditto", False)
+        assert request.hyper_parameters["lr"] == float(FIELDS[block].rates[1])
+        assert request.options.rounds == rounds[block]
+        assert (request.options.s, request.options.num_clients) == (20.0, 20)
+
+
+@pytest.fixture
+def small_field(runs, monkeypatch):
+    """A comparison of three methods, the best one of which has three seeds; the second of two rates is the better."""
+    monkeypatch.setattr(field, "METHODS", {name: METHODS[name] for name in ("local", "fedavg", "fedper")})
+    monkeypatch.setattr(field, "BEST", 1)
+    small = {"field": Field("fashion_mnist", ("--num-clients", "20"), 50, 20, ("0.01", "0.03"))}
+    monkeypatch.setattr(field, "FIELDS", small)
+    validation = {0.01: 60.0, 0.03: 70.0}
+    monkeypatch.setattr(Result, "validation", lambda self, _: validation[self.config["hyper_parameters"]["lr"]])
+    quality = {"local": 70.0, "fedavg": 90.0, "fedper": 80.0}
+    monkeypatch.setattr(Result, "accuracy", lambda self, _: quality[self.config["options"]["method"]])
+
+
+def described(requests):
+    return [(one.options.method, one.options.rounds, one.hyper_parameters["lr"], one.options.seed) for one in requests]
+
+
+def test_a_search_says_what_is_run_next(small_field, runs, words, tmp_path, capsys):
+    assert queue.main([*words, "--only", "field"]) == 0
+    methods = ("local", "fedavg", "fedper")
+    search = [(method, 20, rate, 0) for method in methods for rate in (0.01, 0.03)]
+    chosen = [(method, 50, 0.03, 0) for method in methods]
+    assert described(runs.done) == [*search, *chosen, ("fedavg", 50, 0.03, 1), ("fedavg", 50, 0.03, 2)]
+    found = Comparison("field", Library(tmp_path / "results"))
+    assert [(one.method, one.rate, one.validation, len(one.results)) for one in found.tuned] == [
+        ("fedavg", "0.03", 70.0, 3),
+        ("fedper", "0.03", 70.0, 1),
+        ("local", "0.03", 70.0, 1),
+    ]
+    assert (len(found.jobs), found.finished, found.total) == (11, 11, 11)
+    capsys.readouterr()
+    assert queue.main([*words, "--only", "field", "--list"]) == 0
+    assert "11 of 11 runs are finished" in capsys.readouterr().out
+
+
+def test_a_search_that_goes_on_elsewhere_is_not_run_again(small_field, runs, words, tmp_path):
+    assert queue.main([*words, "--only", "local lr=0.01 search", "fedavg lr=0.01 search", "local lr=0.03"]) == 0
+    # The rate of `local` is not known yet.
+    assert described(runs.done) == [("local", 20, 0.01, 0), ("fedavg", 20, 0.01, 0)]
+    assert queue.main([*words, "--only", "local lr=0.03 search", "local lr=0.03", "local lr=0.01"]) == 0
+    assert described(runs.done)[2:] == [("local", 20, 0.03, 0), ("local", 50, 0.03, 0)]
+    found = Comparison("field", Library(tmp_path / "results"))
+    assert ([one.method for one in found.tuned], found.finished, len(found.jobs)) == (["local"], 4, 7)
+
+
+def test_a_collected_search_brings_its_run(small_field, runs, words, tmp_path, capsys):
+    assert queue.main([*words, "--only", "field"]) == 0
+    elsewhere = ["--results", str(tmp_path / "elsewhere")]
+    capsys.readouterr()
+    assert queue.main([*elsewhere, "--only", "field", "--collect", str(tmp_path / "runs")]) == 0
+    out = capsys.readouterr().out
+    assert "not of the queue" not in out
+    assert "11 of 11 runs are finished" in out
 
 
 def test_the_digits_have_no_files(runs, words):

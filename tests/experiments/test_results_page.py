@@ -9,17 +9,24 @@ from run_folders import write_run
 
 from experiments.execution import committed
 from experiments.execution.committed import Library
-from experiments.queue.jobs import FIELDS, comparisons, field_jobs, jobs
+from experiments.queue.field import FIELDS, run_job, search_jobs
+from experiments.queue.jobs import SEEDS, jobs
 from experiments.results_page import __main__ as command
 from experiments.results_page import places
-from experiments.results_page.field import comparisons as comparisons_of
 from experiments.results_page.page import Content, page, readme_table
 from experiments.results_page.picture import METHODS, picture
 from experiments.results_page.places import SECTIONS, Cause, load_causes, load_released, rows
 from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS as ALL_METHODS
 
 QUEUE = {str(job.place): job for job in jobs()}
-JOBS = QUEUE | {str(job.place): job for job in comparisons()}
+JOBS = QUEUE | {
+    str(job.place): job
+    for block, field in FIELDS.items()
+    for method in ALL_METHODS
+    for rate in field.rates
+    for job in (*search_jobs(block, method), *(run_job(block, method, rate, seed) for seed in SEEDS))
+}
 MAIN = "fashion_mnist-20-clients-grouped-s=20"
 ROUNDS = (10, 100, 200)
 
@@ -106,11 +113,11 @@ def validated(tmp_path, job, level, validation):
 
 
 def test_a_tuned_method_has_the_learning_rate_that_validation_chooses(tmp_path):
-    tried = field_jobs("field-digits", "ditto")
+    tried = search_jobs("field-digits", "ditto")
     levels = [(90.0, 60), (80.0, 75), *[(85.0, 70)] * (len(tried) - 2)]
     means = [validated(tmp_path, job, *level) for job, level in zip(tried, levels, strict=True)]
     # Another method has not finished.
-    keep(tmp_path, str(field_jobs("field-digits", "local")[0].place), 99.0)
+    keep(tmp_path, str(search_jobs("field-digits", "local")[0].place), 99.0)
     text = page(content(tmp_path))
     start = f"| `ditto` | {FIELDS['field-digits'].rates[1]} | 75.00 |"
     assert line_of(text, start, "All methods") == f"{start} {means[1]:.2f} | {means[1] - 1:.2f} |"
@@ -119,13 +126,13 @@ def test_a_tuned_method_has_the_learning_rate_that_validation_chooses(tmp_path):
 
 
 def test_a_tuned_method_has_the_mean_of_its_seeds(tmp_path):
-    tried = field_jobs("field-digits", "fedpac")
+    tried = search_jobs("field-digits", "fedpac")
     rates = FIELDS["field-digits"].rates
-    position = rates.index(dict(FIELDS["field-digits"].best)["fedpac"])
+    position = 3
     means = [validated(tmp_path, job, 80.0, 75 if index == position else 70) for index, job in enumerate(tried)]
     seeds = [means[position]]
     for seed, level in ((1, 82.0), (2, 83.0)):
-        seeds.append(keep(tmp_path, str(field_jobs("field-digits", "fedpac", seed)[position].place), level))
+        seeds.append(keep(tmp_path, str(run_job("field-digits", "fedpac", rates[position], seed).place), level))
     start, spread = f"| `fedpac` | {rates[position]} | 75.00 |", f"± {np.std(seeds, ddof=1):.2f} (3)"
     text = page(content(tmp_path))
     assert line_of(text, start, "All methods") == (
@@ -134,15 +141,22 @@ def test_a_tuned_method_has_the_mean_of_its_seeds(tmp_path):
     assert f"{len(tried)} of" in text.split("### digits")[1]
 
 
-@pytest.mark.parametrize("block", FIELDS)
-def test_the_ten_best_of_a_finished_comparison_are_run_again(block):
-    found = next(one for one in comparisons_of(Library()) if one.block == block)
-    order = [(one.method, one.rate) for one in found.tuned]
-    if found.finished == found.all:
-        assert list(FIELDS[block].best) == order[:10]
-    else:
-        # A method was added, or the comparison is not finished.
-        assert set(FIELDS[block].best) <= set(order)
+def test_a_shorter_search_chooses_the_rate_of_the_long_run(tmp_path):
+    searches = search_jobs("field", "ditto")
+    for job, validation in zip(searches, (60, 75, 70), strict=True):
+        validated(tmp_path, job, 80.0, validation)
+    section = page(content(tmp_path)).split("### fashion_mnist")[1]
+    assert "shorter, to save time: 20 rounds." in section
+    # Without a run of all rounds there is nothing to compare.
+    assert "| `ditto` |" not in section
+    rate = FIELDS["field"].rates[1]
+    mean = keep(tmp_path, str(run_job("field", "ditto", rate).place), 85.0)
+    text = page(content(tmp_path))
+    assert (
+        line_of(text, "| `ditto` | 0", "All methods") == f"| `ditto` | {rate} | 75.00 | {mean:.2f} | {mean - 1:.2f} |"
+    )
+    total = len(ALL_METHODS) * (len(searches) + 1) + 20
+    assert f"{len(searches) + 1} of {total} runs" in text.split("### fashion_mnist")[1]
 
 
 def test_fedas_columns_are_pooled_as_its_tables_are(tmp_path):

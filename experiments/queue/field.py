@@ -1,0 +1,164 @@
+"""Comparisons of all methods, each with the learning rate that a search on validation examples chooses.
+
+What a search chooses, and which methods are the best ten, follows from committed results: the list of runs grows as
+they come.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.commands.parser import slug
+from experiments.config.cell import Cell
+from experiments.config.measures import Protocol
+from experiments.execution.committed import Library
+from experiments.queue.jobs import DATASET, SEEDS, Job
+from experiments.results.load import Result
+from pfl_jax.methods import METHODS
+
+PROTOCOL: Protocol = "received"
+"""Protocol by which learning rates and methods are compared."""
+
+BEST = 10
+"""Number of methods that are run with all seeds."""
+
+
+class Field(NamedTuple):
+    """Comparison of all methods.
+
+    Attributes:
+      dataset: name of the experiment.
+      words: options of all runs.
+      rounds: number of rounds.
+      search_rounds: number of rounds in which the learning rates are compared.
+      rates: learning rates that are tried for every method.
+    """
+
+    dataset: str
+    words: tuple[str, ...]
+    rounds: int
+    search_rounds: int
+    rates: tuple[str, ...]
+
+
+FIELDS = {
+    "field-digits": Field("digits", ("--val-fraction", "0.2"), 40, 40, ("0.01", "0.02", "0.05", "0.1", "0.2", "0.5")),
+    "field": Field(
+        DATASET, ("--num-clients", "20", "--s", "20", "--val-fraction", "0.1"), 50, 20, ("0.01", "0.03", "0.1")
+    ),
+}
+"""Block -> its comparison."""
+
+
+class Tuned(NamedTuple):
+    """A method with its learning rate of the highest accuracy on validation examples.
+
+    Attributes:
+      method: its name.
+      rate: the learning rate.
+      validation: accuracy in the search in percent.
+      results: finished runs with this rate and all rounds, that of seed 0 first.
+    """
+
+    method: str
+    rate: str
+    validation: float
+    results: list[Result]
+
+
+class Comparison:
+    """Finished and missing runs of a comparison.
+
+    Args:
+      block: a key of FIELDS.
+      library: the committed results.
+
+    Attributes:
+      block, field: its name, and its value in FIELDS.
+      tuned: methods whose search has ended; those with a finished run first, the best on test examples with seed 0
+        first.
+      jobs: all runs that are known now.
+      finished: number of jobs with a result.
+      total: number of runs in the end.
+    """
+
+    def __init__(self, block: str, library: Library):
+        self.block, self.field = block, FIELDS[block]
+        # Names of files are enough here: reading the command lines of hundreds of runs takes its time.
+        there = {one.path.relative_to(library.root).with_suffix(""): one for one in library.all}
+        found = [tuned for method in METHODS if (tuned := self._tuned(method, there))]
+        self.tuned = sorted(found, key=lambda one: -_accuracy(one))
+        search = [job for method in METHODS for job in search_jobs(block, method)]
+        runs = [run_job(block, one.method, one.rate) for one in found]
+        again = []
+        if len(found) == len(METHODS) and all(one.results for one in found):
+            again = [run_job(block, one.method, one.rate, seed) for one in self.tuned[:BEST] for seed in SEEDS[1:]]
+        self.jobs = list({job.place: job for job in [*search, *runs, *again]}.values())
+        self.finished = sum(job.place in there for job in self.jobs)
+        searched_apart = len(METHODS) if self.field.search_rounds < self.field.rounds else 0
+        self.total = len(search) + searched_apart + BEST * len(SEEDS[1:])
+
+    def _tuned(self, method: str, there: Mapping[Path, Result]) -> Tuned | None:
+        """The method with its learning rate; None until its search has ended."""
+        tried = [there.get(job.place) for job in search_jobs(self.block, method)]
+        validation = [one.validation(PROTOCOL) or 0.0 for one in tried if one is not None]
+        if len(validation) < len(tried):
+            return None
+        rate = self.field.rates[validation.index(max(validation))]
+        first, *others = [there.get(run_job(self.block, method, rate, seed).place) for seed in SEEDS]
+        results = [] if first is None else [one for one in (first, *others) if one is not None]
+        return Tuned(method, rate, max(validation), results)
+
+
+def _accuracy(one: Tuned) -> float:
+    return (one.results[0].accuracy(PROTOCOL) or 0.0) if one.results else -1.0
+
+
+def search_jobs(block: str, method: str) -> list[Job]:
+    """Runs of a method in the search of its learning rate, one for each rate.
+
+    Args:
+      block: a key of FIELDS.
+      method: a key of METHODS.
+    """
+    field = FIELDS[block]
+    return [_job(block, method, rate, field.search_rounds, SEEDS[0]) for rate in field.rates]
+
+
+def run_job(block: str, method: str, rate: str, seed: int = SEEDS[0]) -> Job:
+    """Run of a method with all rounds.
+
+    Args:
+      block: a key of FIELDS.
+      method: a key of METHODS.
+      rate: the learning rate.
+      seed: of the run.
+    """
+    return _job(block, method, rate, FIELDS[block].rounds, seed)
+
+
+def _job(block: str, method: str, rate: str, rounds: int, seed: int) -> Job:
+    field, name = FIELDS[block], f"{method} lr={rate}"
+    if rounds < field.rounds:
+        name += " search"
+    arguments = ("--method", method, "--lr", rate, *field.words, "--rounds", str(rounds))
+    return Job(block, Cell(field.dataset, arguments, seed), name, Path(block, slug(name), f"seed-{seed}"))
+
+
+def comparisons(library: Library) -> list[Comparison]:
+    """All comparisons.
+
+    Args:
+      library: the committed results.
+    """
+    return [Comparison(block, library) for block in FIELDS]
+
+
+def names() -> set[str]:
+    """Names of all runs that a comparison can have."""
+    every = [(block, method, rate) for block, field in FIELDS.items() for method in METHODS for rate in field.rates]
+    return {
+        job.method
+        for block, method, rate in every
+        for job in (*search_jobs(block, method), run_job(block, method, rate))
+    }
