@@ -5,9 +5,10 @@ from typing import Any
 
 from experiments.config import own_data
 from experiments.config.no_effect import unread_attack, unread_by_wrappers
-from experiments.config.options import MODEL_OPTIONS, PARTITION_OPTIONS, PROCESSES, reads_pixel_normalization
+from experiments.config.options import MODEL_OPTIONS, PARTITION_OPTIONS, PROCESSES, Options, reads_pixel_normalization
 from experiments.config.own_code import by_content
 from experiments.config.request import Request
+from experiments.config.schedules import parse_schedule
 
 RESULT_NEUTRAL = {
     *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"),
@@ -59,3 +60,14 @@ def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
     if "attack" in values and not values["attackers"]:
         resolved["attack"] = None
     return resolved
+
+
+def fixed_rounds(options: Options) -> str:
+    """Option that makes the results of a round depend on the run's number of rounds; "" without one.
+
+    Rounds can be added to all other runs.
+    """
+    if options.full_last_round:
+        return "--full-last-round"
+    cosine = [text for text in options.schedule or () if parse_schedule(text).kind == "cosine"]
+    return f"--schedule {cosine[0]}" if cosine else ""

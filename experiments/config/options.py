@@ -206,7 +206,8 @@ class Options:
     keep_checkpoints: int = 2
     """Number of checkpoints to keep, the newest ones."""
     resume: str | None = None
-    """Folder of an interrupted run to continue from its newest checkpoint; no other option is needed."""
+    """Folder of an interrupted run to continue from its newest checkpoint; no other option is needed. With a larger
+    --rounds, rounds are added to a run, also to a finished one."""
     keep_state: Literal["auto", "always", "never"] = "auto"
     """Write the final state of server and clients to state.msgpack in the run's folder, for experiments.export and
     load_run; auto writes up to 256 MiB, and nothing in commands with many runs."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.config.identity import relevant_options
+from experiments.config.identity import fixed_rounds, relevant_options
 from experiments.config.measures import AVERAGES, FIELD, PROTOCOLS, Average
 from experiments.config.no_effect import reasons_unread
 from experiments.config.options import Options, flag
@@ -86,6 +86,8 @@ def identity(experiment: Experiment) -> dict[str, Any]:
     """Identity of a run in its checkpoints: its configuration, and what affects the last bits of its results."""
     request = experiment.request
     options = {flag(name): value for name, value in relevant_options(request).items()}
+    if not fixed_rounds(request.options):
+        del options[flag("rounds")]
     named = {"dataset": request.dataset, **options, "--seed": request.options.seed}
     versions = {name: version for name, version in _versions().items() if name in ("jax", "jaxlib", "pfl_jax")}
     return {

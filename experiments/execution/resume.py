@@ -1,17 +1,18 @@
-"""Request of an interrupted run that is resumed."""
+"""Request of a run that is resumed: an interrupted one, or one to which rounds are added."""
 
 import dataclasses
 from pathlib import Path
 from typing import Any
 
 from experiments import unknown_dataset
-from experiments.config.identity import RESULT_NEUTRAL
-from experiments.config.options import PROCESSES, flag
+from experiments.config.identity import RESULT_NEUTRAL, fixed_rounds
+from experiments.config.options import PROCESSES, Options, flag
 from experiments.config.own_code import KINDS, check_unchanged, label
 from experiments.config.presets import DEFAULT_PRESET
 from experiments.config.request import Request, parse
 from experiments.results.load import read_config
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY
+from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
 CONTINUING = {"resume", "out", "checkpoint_every", "keep_checkpoints", "eval_protocol"}
@@ -22,10 +23,11 @@ def resumed(request: Request) -> Request:
     """Request of the run that --resume names, continued in its own folder.
 
     Args:
-      request: the checked command line; what it gives beside --resume must be what the run has.
+      request: the checked command line; what it gives beside --resume must be what the run has, except for more
+        rounds.
 
     Raises:
-      InvalidInput: there is no such run, it is finished, or it is another one; the line says what differs.
+      InvalidInput: there is no such run, it has all its rounds, or it is another one; the line says what differs.
     """
     options = request.options
     folder = Path(options.resume or "").expanduser()
@@ -38,7 +40,8 @@ def resumed(request: Request) -> Request:
                 "remove the folder, and start it again"
             )
         raise InvalidInput(f"--resume {folder}: there is no run in it")
-    refuse_finished(folder)
+    if "rounds" not in request.given:
+        refuse_finished(folder)
     if not (folder / METRICS).is_file():
         raise InvalidInput(f"--resume {folder}: {METRICS} is missing")
     config = read_config(folder)
@@ -50,7 +53,7 @@ def resumed(request: Request) -> Request:
     # Wherever the user's own files are: that their text is the same has been checked.
     for values in (stored, given):
         values |= {kind: label(values[kind]) for kind in KINDS}
-    fixed = request.given - CONTINUING - RESULT_NEUTRAL
+    fixed = request.given - CONTINUING - RESULT_NEUTRAL - {"rounds"}
     if "before_aggregation" in (found.options.eval_protocol, options.eval_protocol):
         # Whether the evaluations so far include this protocol.
         fixed |= request.given & {"eval_protocol"}
@@ -60,17 +63,48 @@ def resumed(request: Request) -> Request:
             raise InvalidInput(f"--resume {folder}: the run's method {found.options.method} has no {flag(name)}")
         if stored[name] != given[name]:
             raise InvalidInput(f"--resume {folder}: the run has {flag(name)} {stored[name]}, not {given[name]}")
+    added = request.given & {"rounds"}
+    if added:
+        _check_rounds(folder, found.options, options.rounds)
     # Never the processes that began it.
-    taken = PROCESSES | request.given & (CONTINUING | RESULT_NEUTRAL)
+    taken = PROCESSES | request.given & (CONTINUING | RESULT_NEUTRAL) | added
     changed = {name: getattr(options, name) for name in taken}
     restored = dataclasses.replace(found.options, **changed | {"resume": str(folder), "out": str(folder)})
-    return dataclasses.replace(found, options=restored)
+    return dataclasses.replace(found, options=restored, given=found.given | added)
 
 
-def refuse_finished(folder: Path) -> None:
-    """Raise InvalidInput for the folder of a finished run."""
-    if (folder / SUMMARY).exists():
-        raise InvalidInput(f"--resume {folder}: the run is finished, its results are in {folder / SUMMARY}")
+def refuse_finished(folder: Path, rounds: int = 0) -> None:
+    """Raise InvalidInput for the folder of a run that has finished, and has this number of rounds or more."""
+    if (folder / SUMMARY).exists() and (not rounds or rounds <= read_config(folder)["options"]["rounds"]):
+        raise InvalidInput(
+            f"--resume {folder}: the run is finished, its results are in {folder / SUMMARY}; a larger --rounds adds "
+            "rounds to it"
+        )
+
+
+def _check_rounds(folder: Path, options: Options, rounds: int) -> None:
+    """Raise InvalidInput unless a run can go on to a number of rounds.
+
+    Args:
+      folder: of the run.
+      options: its own.
+      rounds: at the end.
+    """
+    refuse_finished(folder, rounds)
+    if rounds < options.rounds:
+        raise InvalidInput(f"--resume {folder}: the run has --rounds {options.rounds}, which can only grow")
+    if rounds == options.rounds:
+        return
+    if cause := fixed_rounds(options):
+        raise InvalidInput(
+            f"--resume {folder}: rounds cannot be added to a run with {cause}: with --rounds {rounds} its earlier "
+            "rounds would have been others"
+        )
+    if (folder / SUMMARY).exists() and not Checkpoints(folder / FOLDER).rounds():
+        raise InvalidInput(
+            f"--resume {folder}: rounds are added to a finished run from its last checkpoint, and it has none; "
+            "--checkpoint-every writes them"
+        )
 
 
 def request_of(config: dict[str, Any], folder: Path, prefix: str = "--resume ") -> Request:

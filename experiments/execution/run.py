@@ -22,11 +22,13 @@ from experiments.execution.records import (
     configuration,
     headline,
     identity,
+    privacy_record,
 )
 from experiments.execution.resume import check_data, refuse_finished
 from experiments.execution.rounds import Observe, Round, Run, run_rounds
 from experiments.execution.trackers import check, open_trackers
-from experiments.results.run_folder import CONFIG, METRICS, STATE, RunFolder
+from experiments.results.load import read_config
+from experiments.results.run_folder import CONFIG, METRICS, STATE, SUMMARY, RunFolder
 from experiments.runtime.compilation_cache import repair_cache
 from experiments.runtime.console import print_line, print_notice
 from experiments.runtime.devices import devices
@@ -159,7 +161,7 @@ def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
                 work.locked = True
             if options.resume:
                 # Another process may have finished it since `resume.resumed` looked.
-                refuse_finished(folder.path)
+                refuse_finished(folder.path, options.rounds)
                 if processes.is_first:
                     folder.tidy()
         held.enter_context(repair_cache(notify))
@@ -220,6 +222,8 @@ def _start(work: _Work, experiment: Experiment, console: Console) -> None:
                 counts=experiment.counts,
                 cut=processes.is_first,
             )
+            if processes.is_first:
+                _add_rounds(work.folder, experiment)
         elif processes.is_first:
             work.folder.write(CONFIG, configuration(experiment) | work.named)
     if work.request.options.resume:
@@ -228,6 +232,18 @@ def _start(work: _Work, experiment: Experiment, console: Console) -> None:
         after = f"after round {number}" if number else "from the beginning"
         remember(work.go_on)
         print_line(console, f"continuing {folder} {after}")
+
+
+def _add_rounds(folder: RunFolder, experiment: Experiment) -> None:
+    """Write a larger number of rounds into the configuration; what the run left at its earlier end is removed."""
+    config, rounds = read_config(folder.path), experiment.settings.rounds
+    if config["options"]["rounds"] == rounds:
+        return
+    # The summary first: without it, the run is an unfinished one.
+    for name in (SUMMARY, STATE):
+        (folder.path / name).unlink(missing_ok=True)
+    more = {"options": config["options"] | {"rounds": rounds}, "given": sorted({*config["given"], "rounds"})}
+    folder.write(CONFIG, config | more | privacy_record(experiment, rounds))
 
 
 def _user_error(error: BaseException, work: _Work) -> BaseException:

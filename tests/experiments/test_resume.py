@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import time
 
@@ -149,6 +150,81 @@ def test_what_cannot_go_on_is_one_line(begun, capsys, change, words, message):
     assert message in err
     assert err.count("\n") == 1
     assert (change is None) == (not file.exists())
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory):
+    """Folders of a run of five rounds, and of one of three rounds to which two are added."""
+    folder, words = tmp_path_factory.mktemp("longer"), list(RUN)
+    words[words.index("--rounds") + 1] = "5"
+    words[words.index("--eval-every") + 1] = "1"
+    words += ["--schedule", "lr=exponential:0.9", "--keep-state", "always"]
+    assert main("digits", [*words, "--out", str(folder / "whole")]) == 0
+    words[words.index("--rounds") + 1] = "3"
+    assert main("digits", [*words, "--out", str(folder / "added")]) == 0
+    before = (folder / "added" / "state.msgpack").read_bytes()
+    assert main("digits", ["--resume", str(folder / "added"), "--rounds", "5"]) == 0
+    assert (folder / "added" / "state.msgpack").read_bytes() != before
+    return folder / "whole", folder / "added"
+
+
+def test_added_rounds_are_those_of_the_longer_run(longer):
+    whole, added = longer
+    assert results(added) == results(whole)
+    ours, theirs = (json.loads((path / "summary.json").read_text()) for path in (added, whole))
+    for name in ("received_per_client", "trained_per_client", "wasted_step_share", "rounds", "rounds_done"):
+        assert ours[name] == theirs[name]
+    ours, theirs = (json.loads((path / "config.json").read_text()) for path in (added, whole))
+    assert ours["options"] | {"out": None} == theirs["options"] | {"out": None}
+    assert ours["given"] == theirs["given"]
+    assert (added / "state.msgpack").read_bytes() == (whole / "state.msgpack").read_bytes()
+
+
+def test_added_rounds_count_in_the_privacy_budget(tmp_path):
+    words = ["--method", "fedavg", *SMALL, "--rounds", "1", "--checkpoint-every", "1"]
+    assert main("digits", [*words, "--dp-clip", "1", "--dp-noise", "1", "--out", str(tmp_path / "run")]) == 0
+
+    def epsilon():
+        return json.loads((tmp_path / "run" / "config.json").read_text())["privacy"][0]["epsilon"]
+
+    before, state = epsilon(), tmp_path / "run" / "state.msgpack"
+    assert state.exists()
+    assert main("digits", ["--resume", str(tmp_path / "run"), "--rounds", "3", "--keep-state", "never"]) == 0
+    assert epsilon() > before
+    # No state of an earlier round beside results of the last one.
+    assert not state.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "rounds", "finished", "message"),
+    [
+        ([], 4, False, "the run has --rounds 6, which can only grow"),
+        ([], 4, True, "the run is finished"),
+        ([], 6, True, "the run is finished"),
+        ([], 8, True, "from its last checkpoint, and it has none"),
+        (["--schedule", "lr=cosine"], 8, False, "cannot be added to a run with --schedule lr=cosine"),
+        (["--full-last-round"], 8, False, "cannot be added to a run with --full-last-round"),
+    ],
+)
+def test_rounds_that_cannot_be_added_are_one_line(tmp_path, capsys, words, rounds, finished, message):
+    write_run(tmp_path / "run", [*RUN, *words], finished=finished)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    assert main("digits", ["--resume", str(tmp_path / "run"), "--rounds", str(rounds)]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_a_checkpoint_of_a_run_with_a_fixed_number_of_rounds_is_refused(longer, tmp_path, capsys):
+    shutil.copytree(longer[1], tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    file = tmp_path / "run" / "config.json"
+    config = json.loads(file.read_text())
+    config["options"]["full_last_round"] = True
+    file.write_text(json.dumps(config))
+    assert main("digits", ["--resume", str(tmp_path / "run")]) == 2
+    assert "are of another run" in capsys.readouterr().err
 
 
 def test_two_processes_never_share_a_run(begun, capsys):

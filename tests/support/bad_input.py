@@ -212,6 +212,8 @@ def _checkpoints() -> Iterator[Case]:
 
     yield Case(section, "digits --resume absent", "there is no such folder")
     yield of("the run is finished", lambda run: _file(run / "summary.json", b"{}"))
+    yield of("the run is finished", lambda run: _file(run / "summary.json", b"{}"), " --rounds 1")
+    yield of("the run is finished, without a checkpoint", _finished_without_checkpoint, " --rounds 9")
     yield of("", words=" --num-clients 7")
     yield of("", words=" --method fedas")
     yield of("", words=" --method fedpac --lam 1")
@@ -237,6 +239,11 @@ def _checkpoints() -> Iterator[Case]:
     yield of("another process is at work in it", lambda run: _hold(run / "metrics.jsonl"))
     yield of("the text of its own method has changed", _other_method)
     yield of("the file of its own method is gone", lambda run: (_other_method(run), (run / "mine.py").unlink()))
+
+
+def _finished_without_checkpoint(run: Path) -> None:
+    _file(run / "summary.json", b"{}")
+    shutil.rmtree(run / "checkpoints")
 
 
 SOUND = "from pfl_jax import LocalSGD, methods\n\n\ndef mine(model, training=LocalSGD(), *, pull=0.5):\n"
