@@ -233,11 +233,9 @@ def check_arguments(arguments: Sequence[str], hints: dict[str, Any], method: str
             if any(get_origin(part) is tuple for part in parts(kind)):
                 while not equals and remaining and not remaining[0].startswith("--"):
                     values.append(remaining.popleft())
-            for value in values:
-                _check_value(head, kind, value)
-                if value is not None and valued[head] in kinds:
-                    numbers = {valued[head]: _number(kind, value)}
-                    ranges.check(numbers, kinds, own=is_own(method), say=flag)
+            texts = [_check_value(head, kind, value) for value in values]
+            if valued[head] in kinds:
+                ranges.check({valued[head]: _parsed(kind, texts)}, kinds, own=is_own(method), say=flag)
             given.add(valued[head])
         else:
             raise InvalidInput(_unknown(head, (*valued, *switches), method))
@@ -264,16 +262,24 @@ def _unknown(word: str, known: Iterable[str], method: str) -> str:
     return f"unknown option {word}{near or ': see --help'}"
 
 
-def _check_value(option: str, kind: Any, value: str | None) -> None:
-    """Raise InvalidInput unless the text is a value of this type."""
+def _check_value(option: str, kind: Any, value: str | None) -> str:
+    """The text of a value; InvalidInput unless it is one of this type."""
     if value is None or (value.startswith("--") and not _accepts(kind, value)):
         raise InvalidInput(f"{option} needs a value: {describe(kind)}")
     if _accepts(kind, value):
-        return
+        return value
     choices = literals(kind)
     if choices and all(get_origin(part) is Literal or part is str for part in parts(kind)):
         raise InvalidInput(unknown(option.removeprefix("--"), value, choices))
     raise InvalidInput(f"{option} must be {describe(kind)}, not '{value}'{hint(value, choices)}")
+
+
+def _parsed(kind: Any, texts: Sequence[str]) -> Any:
+    """Value of an option's texts for the check of its type and range."""
+    several = next((part for part in parts(kind) if get_origin(part) is tuple), None)
+    if several is None or (list(texts) == ["None"] and types.NoneType in parts(kind)):
+        return _number(kind, texts[0])
+    return tuple(_number(get_args(several)[0], text) for text in texts)
 
 
 def _number(kind: Any, text: str) -> Any:

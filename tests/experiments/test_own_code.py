@@ -16,6 +16,7 @@ from experiments.config.cell import Cell
 from experiments.config.request import parse
 from experiments.execution import run
 from experiments.execution.cached_runs import inspect
+from experiments.execution.resume import resumed
 from experiments.report.__main__ import main as report
 from experiments.results import gather
 from experiments.sweep.__main__ import main as sweep
@@ -38,6 +39,8 @@ def slow(
     server_lr: float = 0.5,
     kind: Literal["a", "b"] = "a",
     start: int | None = None,
+    layers: tuple[int, ...] = (1, 2),
+    sizes: tuple[float, ...] | None = None,
 ):
     """FedAvg with a server that is slow.
 
@@ -112,9 +115,26 @@ def test_options_and_help_are_those_of_its_factory(here, capsys):
         (["--server-lr", "-1"], "--server-lr must not be negative"),
         (["--kind", "c"], "unknown kind 'c' (there are a, b)"),
         (["--lam", "1"], "--lam is an option of"),
+        (["--layers", "3", "1.5"], "--layers must be one or more of a whole number, not '1.5'"),
+        (["--sizes", "small"], "--sizes must be one or more of a number"),
     ):
         assert main("digits", ["--method", "mine.py:slow", *words]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_an_option_of_several_numbers_is_theirs(here):
+    def of(*words):
+        request = parse("digits", ["--method", "mine.py:slow", *words])
+        return tuple(request.hyper_parameters[name] for name in ("layers", "sizes"))
+
+    assert of() == ((1, 2), None)
+    assert of("--layers", "3", "--sizes", "0.5", "1") == ((3,), (0.5, 1.0))
+    assert of("--layers=3", "--sizes", "None") == ((3,), None)
+    assert main("digits", ["--method", "mine.py:slow", *SMALL, "--layers", "4", "5", "--out", "run"]) == 0
+    (here / "run" / "summary.json").unlink()
+    forget()
+    request = parse("digits", ["--resume", "run"])
+    assert resumed(request).hyper_parameters["layers"] == (4, 5)
 
 
 @pytest.mark.slow
