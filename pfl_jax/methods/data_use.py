@@ -101,7 +101,7 @@ DATA_USE: dict[str, DataUse] = {
     "fedproto_g": DataUse((CLASS_SIZES, "mean feature of each class: sent")),
     "fedproto_l": DataUse(("mean feature of each class: kept by the client, targets of its training",)),
     "fedgh": DataUse((IDENTITY, CLASS_SIZES, "mean feature of each class: sent")),
-    "fedtgp": DataUse((CLASS_SIZES, "mean feature of each class: sent")),
+    "fedtgp": DataUse((IDENTITY, CLASS_SIZES, "mean feature of each class: sent")),
     "fedala": DataUse((SIZE, "gradients of the weights that interpolate the models, and when they have converged")),
     "pfedhn": DataUse((IDENTITY,)),
     "pfedgraph": DataUse((SIZE,)),

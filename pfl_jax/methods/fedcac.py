@@ -89,8 +89,10 @@ def collaborators(overlap: jax.Array, present: jax.Array, progress: float | jax.
     own = jnp.eye(present.shape[0], dtype=bool)
     pairs = present[:, None] & present & ~own
     mean = jnp.sum(jnp.where(pairs, overlap, 0)) / jnp.maximum(jnp.sum(pairs), 1)
-    largest = jnp.max(jnp.where(pairs, overlap, -jnp.inf))
-    return own | (pairs & (overlap >= mean + progress * (largest - mean)))
+    smallest, largest = jnp.min(jnp.where(pairs, overlap, jnp.inf)), jnp.max(jnp.where(pairs, overlap, -jnp.inf))
+    # The mean of equal overlaps differs from them by its rounding.
+    threshold = jnp.where(smallest == largest, largest, mean + progress * (largest - mean))
+    return own | (pairs & (overlap >= threshold))
 
 
 @checked

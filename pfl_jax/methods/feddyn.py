@@ -25,6 +25,18 @@ class FedDynServer(NamedTuple):
     drift: Params
 
 
+class FedDynClient(NamedTuple):
+    """State of a client.
+
+    Attributes:
+      drift: r_i, as the server counts it in r.
+      trained: r_i of its last training, which becomes r_i when its message arrives.
+    """
+
+    drift: Params
+    trained: Params
+
+
 def inner_product(left: Params, right: Params) -> jax.Array:
     """Sum of the products of entries, over all leaves but the statistics of batch normalization."""
     products = jax.tree.map(lambda a, b: jnp.sum(a * b), left, right)
@@ -40,7 +52,8 @@ def feddyn(model: Model, training: LocalSGD = LocalSGD(momentum=0.0), *, lam: fl
         r <- r + (M / N) (mean_i w_i - w);   w <- mean_i w_i + r
 
     r_i and r start at zero. -lambda r_i is the gradient of the client's loss at its last local minimum, and -lambda r
-    is the paper's h. The means over the cohort are unweighted, so r is the mean of the r_i of all N clients.
+    is the paper's h. The means over the cohort are unweighted, so r is the mean of the r_i of all N clients. A client
+    whose message does not arrive keeps its r_i.
 
     Without the linear term this is FedProx with a step of the server beyond the mean; there is no limit that is
     FedAvg, as w moves by r for the smallest lambda too.
@@ -50,7 +63,7 @@ def feddyn(model: Model, training: LocalSGD = LocalSGD(momentum=0.0), *, lam: fl
       lam: strength lambda of both regularizers, the paper's alpha.
 
     Returns:
-      A `Method` with a `FedDynServer` as server state and r_i as client state. Clients deploy w.
+      A `Method` with a `FedDynServer` as server state and a `FedDynClient` as client state. Clients deploy w.
 
     Reference:
       Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama. Federated Learning Based on Dynamic Regularization.
@@ -73,22 +86,23 @@ def feddyn(model: Model, training: LocalSGD = LocalSGD(momentum=0.0), *, lam: fl
 
     def train(key, server, client, data):
         def loss(params, batch):
-            return risk(params, batch) + lam * (inner_product(client, params) + proximal(params, server.params))
+            return risk(params, batch) + lam * (inner_product(client.drift, params) + proximal(params, server.params))
 
         params = training.fit(key, server.params, data, loss)
-        kept = jax.tree.map(lambda sums, new, old: sums + (new - old), client, params, server.params)
-        return LocalResult(kept, Mean(params, jnp.ones(())), params)
+        trained = jax.tree.map(lambda sums, new, old: sums + (new - old), client.drift, params, server.params)
+        return LocalResult(FedDynClient(client.drift, trained), Mean(params, jnp.ones(())), params)
 
     def aggregate(key, server, clients, messages, cohort):
         # (M / N) times the cohort's mean: each of its clients moves the mean of all N by 1 / N of its change.
         share = messages.weight / cohort.num_clients
         drift = jax.tree.map(lambda r, mean, old: r + share * (mean - old), server.drift, messages.value, server.params)
         drift = map_statistics(jnp.zeros_like, drift)
-        return FedDynServer(jax.tree.map(jnp.add, messages.value, drift), drift), clients, {}
+        server = FedDynServer(jax.tree.map(jnp.add, messages.value, drift), drift)
+        return server, FedDynClient(clients.trained, clients.trained), {}
 
     return fedavg(model, training)._replace(
         init_server=init_server,
-        init_client=lambda key, server, data: server.drift,
+        init_client=lambda key, server, data: FedDynClient(server.drift, server.drift),
         local=train,
         aggregate=aggregate,
         personalize=lambda key, server, client, data: server.params,

@@ -96,7 +96,8 @@ def _head_weight_solver(solver: Solver) -> Callable[..., SimplexSolution]:
         norms = jnp.diagonal(gram)
         sizes = counts.astype(jnp.float64)
         noise = variance.astype(jnp.float64) / jnp.maximum(sizes, 1)
-        noise = jnp.where(sizes > 0, noise, 1e4 * (jnp.max(noise) + jnp.max(norms)))
+        largest = jnp.max(noise) + jnp.max(norms)
+        noise = jnp.where(sizes > 0, noise, jnp.where(largest > 0, 1e4 * largest, 1))
 
         def program(row: tuple[jax.Array, jax.Array]) -> jax.Array:
             # <mu_i - mu_j, mu_i - mu_k> for all j, k from one matrix product for all i; M matrices [M, M] never exist.

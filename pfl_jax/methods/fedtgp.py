@@ -11,8 +11,10 @@ from pfl_jax.hyper_parameters import POSITIVE
 from pfl_jax.methods.factories import checked
 from pfl_jax.methods.fedproto import Prototypes, local_step
 from pfl_jax.networks.layers import Dense
+from pfl_jax.primitives.fingerprint import fingerprint, order_by_data
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.tree import gather
 from pfl_jax.streams import PROTOTYPE_GENERATOR
 
 
@@ -44,6 +46,13 @@ class FedTGPServer(NamedTuple):
     generator: Generator
     prototypes: jax.Array
     ready: jax.Array
+
+
+class FedTGPMessage(NamedTuple):
+    """Message of a client: its prototypes, and the fingerprint of its data, by which the server sorts the cohort."""
+
+    prototypes: Prototypes
+    identity: jax.Array
 
 
 class FedTGPModel(NamedTuple):
@@ -161,14 +170,16 @@ def fedtgp(
     def train(key, server, client, data):
         known = Prototypes(server.prototypes, jnp.broadcast_to(server.ready, (num_classes,)))
         params, own = step(key, client, known, data)
-        return LocalResult(client=params, message=own, personal=FedTGPModel(params, server.prototypes, server.ready))
+        personal = FedTGPModel(params, server.prototypes, server.ready)
+        return LocalResult(client=params, message=FedTGPMessage(own, fingerprint(data)), personal=personal)
 
     def aggregate(key, server, clients, messages, cohort):
-        delta = adaptive_margin(messages, margin)
+        own = gather(messages.prototypes, order_by_data(messages.identity, cohort.present))
+        delta = adaptive_margin(own, margin)
         examples = ClientData(
-            x=messages.centroids.reshape(-1, model.num_features),
-            y=jnp.broadcast_to(jnp.arange(num_classes), messages.counts.shape).reshape(-1),
-            mask=messages.counts.reshape(-1) > 0,
+            x=own.centroids.reshape(-1, model.num_features),
+            y=jnp.broadcast_to(jnp.arange(num_classes), own.counts.shape).reshape(-1),
+            mask=own.counts.reshape(-1) > 0,
         )
 
         def loss(generator, batch):

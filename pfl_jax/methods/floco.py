@@ -120,7 +120,7 @@ def _fitter(size: int) -> Callable[[jax.Array, jax.Array], Projection]:
     def fit(changes: jax.Array, present: jax.Array) -> Projection:
         weights = present.astype(jnp.float64)
         rows = changes.astype(jnp.float64)
-        total = jnp.sum(jnp.square(rows))
+        total = jnp.sum(jnp.square(rows * weights[:, None]))
         center = weights @ rows / jnp.maximum(jnp.sum(weights), 1)
         rows = (rows - center) * weights[:, None]
         values, vectors = jnp.linalg.eigh(rows @ rows.T)
@@ -193,8 +193,8 @@ def floco(
 
     A client's point alpha_i is the center of the simplex until round `projection_round`. That round's changes of the
     heads are projected onto m principal components; alpha_i is the point of the simplex nearest to client i's scores
-    divided by the scale that spreads the points best (`fit_projection`). A client deploys (theta, phi(alpha_i)). With
-    one endpoint, and before the projection, this is `fedavg`.
+    divided by the scale that spreads the points best (`fit_projection`). A client deploys (theta, phi(alpha_i)).
+    Before the projection, with one endpoint, this is `fedavg`.
 
     Args:
       training: recipe of local training.

@@ -58,8 +58,10 @@ def neighbor_probabilities(
     Returns:
       [B, K]; rows sum to 1, or are zero if the store is empty.
     """
-    squares = jnp.sum(jnp.square(store.features), axis=-1)
-    closeness = 2 * jnp.matmul(features, store.features.T, precision="highest") - squares
+    # Features far from zero and close to each other would cancel in the product.
+    center = (store.mask / jnp.maximum(jnp.sum(store.mask), 1)) @ store.features
+    stored = store.features - center
+    closeness = 2 * jnp.matmul(features - center, stored.T, precision="highest") - jnp.sum(jnp.square(stored), axis=-1)
     closeness = jnp.where(store.mask, closeness, -jnp.inf)
     _, nearest = jax.lax.top_k(closeness, min(neighbours, store.mask.shape[0]))
     # Distances of the k nearest are computed from differences, which avoids the cancellation in the product above.

@@ -88,6 +88,15 @@ def _diagonalize(known: jax.Array, own: jax.Array) -> tuple[jax.Array, jax.Array
     return jax.scipy.linalg.solve_triangular(root, axes, lower=True, trans="T"), variances
 
 
+@jax.custom_batching.sequential_vmap
+def at_least(covariance: jax.Array, floor: jax.Array) -> jax.Array:
+    """Covariance [d, d] whose eigenvalues below a positive floor are raised to it; unchanged if there are none."""
+    values, axes = jnp.linalg.eigh((covariance + covariance.T) / 2)
+    raised = jnp.matmul(axes * jnp.maximum(values, floor), axes.T, precision="highest")
+    # Half of it, because of rounding.
+    return jnp.where(jnp.min(values) < floor / 2, raised, covariance)
+
+
 def log_priors(data: ClientData, num_classes: int) -> jax.Array:
     """Logarithms [K] of a client's class frequencies, smoothed so that none is zero."""
     counts = class_counts(data.y, data.mask, num_classes)
@@ -267,7 +276,10 @@ def pfedfda(
         return LocalResult(client=(), message=message, personal=deploy(backbone, distribution, data))
 
     def aggregate(key, server, clients, messages: Mean, cohort):
-        return messages.value, clients, {}
+        backbone, (means, covariance) = messages.value
+        # No client's covariance has a smaller eigenvalue. What compression or a median leave of them may.
+        covariance = at_least(covariance, jnp.minimum(jnp.asarray(ridge, jnp.float32), 1.0))
+        return PFedFDAServer(backbone, Gaussians(means, covariance)), clients, {}
 
     def init_server(key):
         # The means are drawn as in the released code.

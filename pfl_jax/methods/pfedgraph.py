@@ -69,9 +69,10 @@ def collaboration_graph(similarity: jax.Array, counts: jax.Array, prior: float |
       [[0.95 0.05]
        [0.55 0.45]]
     """
-    targets = size_weights(counts) + similarity / (2 * prior)
-    # Far below all others, so that the projection is zero there.
-    targets = jnp.where(counts > 0, targets, jnp.finfo(jnp.float32).min / 4)
+    targets, present = size_weights(counts) + similarity / (2 * prior), counts > 0
+    targets -= jnp.max(jnp.where(present, targets, -jnp.inf), axis=-1, keepdims=True)
+    # A target more than 1 below the largest has weight zero.
+    targets = jnp.where(present, targets, -2.0)
     return jax.vmap(optax.projections.projection_simplex)(targets)
 
 

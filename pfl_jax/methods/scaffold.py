@@ -20,6 +20,18 @@ class ScaffoldServer(NamedTuple):
     control: Params
 
 
+class ScaffoldClient(NamedTuple):
+    """State of a client.
+
+    Attributes:
+      control: its control variate c_i, as the server counts it in c.
+      trained: c_i+ of its last training, which becomes c_i when its message arrives.
+    """
+
+    control: Params
+    trained: Params
+
+
 class ScaffoldMessage(NamedTuple):
     """Message of a client: its model w_i and the change c_i+ - c_i of its control variate."""
 
@@ -36,8 +48,15 @@ def effective_steps(steps: jax.Array, momentum: jax.Array | float) -> jax.Array:
       steps: S, an integer scalar.
       momentum: m in [0, 1).
     """
-    steps = jnp.asarray(steps, jnp.float32)
-    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+
+    def step(_, carry):
+        velocity, distance = carry
+        velocity = momentum * velocity + 1
+        return velocity, distance + velocity
+
+    # The closed form cancels for m near 1.
+    _, distance = jax.lax.fori_loop(0, steps, step, (jnp.zeros(()), jnp.zeros(())))
+    return distance
 
 
 def mean_gradient(training: LocalSGD, loss: Loss, params: Params, data: ClientData) -> Params:
@@ -79,14 +98,15 @@ def scaffold(
 
     All control variates start at zero, so for clients of equal size the first round is that of FedAvg. Both means are
     unweighted over the cohort: c is the mean of the c_i, so the corrections c - c_i cancel in the server's mean only if
-    all clients have equal weights. With a learning rate of zero neither models nor control variates change.
+    all clients have equal weights. A client whose message does not arrive keeps its c_i. With a learning rate of zero
+    neither models nor control variates change.
 
     Args:
       training: recipe of local training.
       server_lr: learning rate of the server; 1 takes the mean of the clients' models.
 
     Returns:
-      A `Method`. The server keeps a `ScaffoldServer`, a client its control variate c_i.
+      A `Method`. The server keeps a `ScaffoldServer`, a client a `ScaffoldClient`.
 
     Reference:
       Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
@@ -106,26 +126,29 @@ def scaffold(
         return ScaffoldServer(params, jax.tree.map(jnp.zeros_like, params))
 
     def train(key, server, client, data):
-        correction = jax.tree.map(jnp.subtract, server.control, client)
+        correction = jax.tree.map(jnp.subtract, server.control, client.control)
         corrected = optax.stateless(lambda gradient, _: jax.tree.map(jnp.add, gradient, correction))
         descent = optax.chain(corrected, training.transformation())
         params = training.fit(key, server.params, data, loss, transformation=descent)
         if training.optimizer == "sgd" and training.clip_norm is None:
             change = _change_by_steps(training, server, params, data)
         else:
-            change = jax.tree.map(jnp.subtract, mean_gradient(training, loss, server.params, data), client)
+            change = jax.tree.map(jnp.subtract, mean_gradient(training, loss, server.params, data), client.control)
         message = Mean(ScaffoldMessage(params, change), jnp.ones(()))
-        return LocalResult(jax.tree.map(jnp.add, client, change), message, params)
+        return LocalResult(
+            ScaffoldClient(client.control, jax.tree.map(jnp.add, client.control, change)), message, params
+        )
 
     def aggregate(key, server, clients, messages, cohort):
         # (M / N) times the cohort's mean: each of its clients moves the mean of all N by 1 / N of its change.
         share = messages.weight / cohort.num_clients
         control = jax.tree.map(lambda c, mean: c + share * mean, server.control, messages.value.control_change)
-        return ScaffoldServer(interpolate(server_lr, messages.value.params, server.params), control), clients, {}
+        server = ScaffoldServer(interpolate(server_lr, messages.value.params, server.params), control)
+        return server, ScaffoldClient(clients.trained, clients.trained), {}
 
     return Method(
         init_server=init_server,
-        init_client=lambda key, server, data: server.control,
+        init_client=lambda key, server, data: ScaffoldClient(server.control, server.control),
         local=train,
         aggregate=aggregate,
         personalize=lambda key, server, client, data: server.params,

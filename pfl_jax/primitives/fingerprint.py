@@ -20,3 +20,15 @@ def fingerprint(data: ClientData) -> jax.Array:
     rows = (pixels * 31 + data.y.astype(jnp.uint32) + 1) * (2 * jnp.arange(n, dtype=jnp.uint32) + 1)
     mixed = jnp.sum(jnp.where(data.mask, rows, 0), dtype=jnp.uint32) * jnp.uint32(2654435761)
     return mixed ^ (mixed >> 15)
+
+
+def order_by_data(identities: jax.Array, present: jax.Array) -> jax.Array:
+    """Positions [M] of a cohort's clients in the order of their data, in which absent clients come last.
+
+    A server that visits clients one after another in this order does not depend on how they are numbered.
+
+    Args:
+      identities: fingerprint of each client's data [M]; those of absent clients do not matter.
+      present: [M], bool.
+    """
+    return jnp.lexsort((identities, ~present))

@@ -55,8 +55,8 @@ NUMBERS = {
     "fedamp": (MODEL, MODEL),
     # A fingerprint and a number of examples go up, 11 core models down.
     "apple": (MODEL + 2, 11 * MODEL),
-    # Prototypes of all classes go down, without counts.
-    "fedtgp": (CENTROIDS, CLASSES * FEATURES),
+    # A fingerprint goes up too; prototypes of all classes go down, without counts.
+    "fedtgp": (CENTROIDS + 1, CLASSES * FEATURES),
     "fedala": (MODEL, MODEL),
     "pfedhn": (MODEL, MODEL),
     # The combined model and the sum of normalized models go down.

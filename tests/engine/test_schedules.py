@@ -85,14 +85,15 @@ def test_the_scale_of_a_schedule_can_be_swept():
 def test_control_variates_with_adam_are_gradients(steps):
     """SCAFFOLD's option I where steps are no multiples of gradients: c_i+ is the gradient at w."""
     from pfl_jax.data.federated import client_data
+    from pfl_jax.methods.scaffold import ScaffoldClient
     from pfl_jax.primitives.losses import supervised_loss
 
     model, data = tiny_model(), client_data(tiny_federation(pad=3), 1, "train")
     adam = make_method("scaffold", model, **HYPER_PARAMETERS, **steps)
     server = adam.init_server(KEY)
-    client = jax.tree.map(lambda leaf: leaf + 0.1, server.control)
-    result = jax.jit(adam.local)(KEY, server, client, data)
+    control = jax.tree.map(lambda leaf: leaf + 0.1, server.control)
+    result = jax.jit(adam.local)(KEY, server, ScaffoldClient(control, control), data)
     want = jax.jit(jax.grad(supervised_loss(model)))(server.params, data)
-    chex.assert_trees_all_close(result.client, want, rtol=1e-4, atol=1e-6)
-    change = jax.tree.map(jnp.subtract, want, client)
+    chex.assert_trees_all_close(result.client.trained, want, rtol=1e-4, atol=1e-6)
+    change = jax.tree.map(jnp.subtract, want, control)
     chex.assert_trees_all_close(result.message.value.control_change, change, rtol=1e-4, atol=1e-6)

@@ -165,13 +165,13 @@ def test_feddyn():
     full.assert_model(last.state.server.params, w)
     full.assert_model(last.state.server.drift, drift)
     for client, r in enumerate(linear):
-        full.assert_model(row(last.state.clients, client), r)
+        full.assert_model(row(last.state.clients.drift, client), r)
     full.assert_received(last, [w] * 3)
 
 
 def test_feddyns_drift_is_the_mean_over_all_clients():
     state = last_round(feddyn, tiny_federation(), 5, 3, participation=0.5, lr=0.1, batch_size=8, epochs=2).state
-    assert_same(jax.tree.map(lambda leaf: leaf.mean(0), state.clients), state.server.drift)
+    assert_same(jax.tree.map(lambda leaf: leaf.mean(0), state.clients.drift), state.server.drift)
     assert float(jnp.abs(state.server.drift["head"]["kernel"]).max()) > 1e-2
 
 

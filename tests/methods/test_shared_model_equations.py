@@ -124,7 +124,7 @@ def test_scaffold_equations(problem, momentum):
     assert_model(last.state.server.params, w)
     assert_model(last.state.server.control, c)
     for index, control in enumerate(controls):
-        assert_model(row(last.state.clients, index), control)
+        assert_model(row(last.state.clients.control, index), control)
     assert_losses(last, data, [w] * 3, trained)
 
 

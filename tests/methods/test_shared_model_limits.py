@@ -29,7 +29,7 @@ from pfl_jax.methods.fedrod import fedrod
 from pfl_jax.methods.lg_fedavg import lg_fedavg
 from pfl_jax.methods.local import local
 from pfl_jax.methods.pfedme import pfedme
-from pfl_jax.methods.scaffold import effective_steps, scaffold
+from pfl_jax.methods.scaffold import ScaffoldClient, effective_steps, scaffold
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -135,7 +135,8 @@ def test_scaffold_without_a_learning_rate_stands_still(traced):
         server = method.init_server(jax.random.key(0))
         # As in a later round: controls that are not zero.
         server = server._replace(control=jax.tree.map(jnp.ones_like, server.control))
-        client = jax.tree.map(lambda leaf: 2 * jnp.ones_like(leaf), server.control)
+        twice = jax.tree.map(lambda leaf: 2 * jnp.ones_like(leaf), server.control)
+        client = ScaffoldClient(twice, twice)
         result = method.local(jax.random.key(2), server, client, examples)
         return server, client, result
 
@@ -163,7 +164,8 @@ def test_scaffold_counts_each_clients_own_steps():
     server = method.init_server(jax.random.key(0))
     local = jax.jit(method.local)
     for client, steps in enumerate((6, 10, 8, 4)):
-        message = local(jax.random.key(1), server, server.control, client_data(data, client, "train")).message.value
+        start = ScaffoldClient(server.control, server.control)
+        message = local(jax.random.key(1), server, start, client_data(data, client, "train")).message.value
         moved = jax.tree.map(lambda a, b, s=steps: (a - b) / (s * lr), server.params, message.params)
         chex.assert_trees_all_close(message.control_change, moved, rtol=1e-4, atol=1e-5)
 
@@ -172,9 +174,9 @@ def test_scaffold_counts_each_clients_own_steps():
 def test_scaffold_stores_control_variates_and_the_server_has_their_mean(participation):
     state = run(scaffold, participation=participation).state
     chex.assert_trees_all_close(
-        state.server.control, jax.tree.map(lambda leaf: leaf.mean(0), state.clients), rtol=1e-4, atol=1e-6
+        state.server.control, jax.tree.map(lambda leaf: leaf.mean(0), state.clients.control), rtol=1e-4, atol=1e-6
     )
-    norms = jax.vmap(lambda control: sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(control)))(state.clients)
+    norms = jax.vmap(lambda control: sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(control)))(state.clients.control)
     # NaN until a client's first training.
     trained = ~np.isnan(np.asarray(state.trained.accuracy))
     np.testing.assert_array_equal(np.asarray(norms) > 1e-6, trained)

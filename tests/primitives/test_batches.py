@@ -109,7 +109,9 @@ def test_scaffold_counts_the_steps_that_it_takes():
     server = method.init_server(key)
     result = method.local(key, server, method.init_client(key, server, examples), examples)
     moved = jax.tree.map(lambda old, new: (old - new) / (6 * 0.1), server.params, result.message.value.params)
-    jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6), result.client, moved)
+    jax.tree.map(
+        lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6), result.client.trained, moved
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "apfl", "pfedme", "fedrod"])

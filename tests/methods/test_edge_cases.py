@@ -1,0 +1,145 @@
+"""Methods where clients are absent, messages do not arrive, or numbers are extreme."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import CLASSES, FEATURES, tiny_federation, tiny_model
+
+from pfl_jax import simulate
+from pfl_jax.base import Cohort
+from pfl_jax.methods import make_method
+from pfl_jax.methods.fedcac import collaborators
+from pfl_jax.methods.fedgh import FedGHMessage
+from pfl_jax.methods.fedpac import head_weights
+from pfl_jax.methods.fedproto import Prototypes
+from pfl_jax.methods.fedtgp import FedTGPMessage
+from pfl_jax.methods.floco import fit_projection
+from pfl_jax.methods.knn_per import Datastore, neighbor_probabilities
+from pfl_jax.methods.pfedfda import at_least
+from pfl_jax.methods.pfedgraph import collaboration_graph
+from pfl_jax.methods.scaffold import effective_steps
+
+pytestmark = pytest.mark.without_f1_auc
+
+KEY = jax.random.key(0)
+
+
+def last_state(name, data, rounds, settings=None, **options):
+    method = make_method(name, tiny_model(), lr=0.1, batch_size=8, epochs=1, **options)
+    settings = simulate.Settings(rounds=rounds, eval_every=rounds, **(settings or {}))
+    return list(simulate.run(method, data, settings, KEY))[-1].state
+
+
+@pytest.mark.parametrize("absent", [1, 5, 50])
+def test_any_number_of_clients_is_absent_from_the_collaboration_graph(absent):
+    counts = jnp.array([10, 30] + absent * [0])
+    graph = collaboration_graph(jnp.eye(2 + absent), counts, 0.8)[:2]
+    np.testing.assert_allclose(graph[:, :2], collaboration_graph(jnp.eye(2), counts[:2], 0.8), atol=1e-6)
+    assert not graph[:, 2:].any()
+
+
+def test_pfedgraph_trains_while_most_messages_are_lost():
+    state = last_state("pfedgraph", tiny_federation((10,) * 9), 2, {"drop_rate": 0.8})
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(state.clients)) < 10
+
+
+@pytest.mark.parametrize(("name", "part"), [("scaffold", "control"), ("feddyn", "drift")])
+def test_the_server_has_the_mean_of_what_arrived(name, part):
+    settings = {"participation": 0.7, "drop_rate": 0.5}
+    state = last_state(name, tiny_federation((9, 20, 14, 5, 8)), 5, settings)
+    theirs = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), getattr(state.clients, part))
+    ours = getattr(state.server, part)
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(ours)) > 1e-2
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours, theirs)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.99, 0.9999])
+@pytest.mark.parametrize("steps", [0, 1, 2, 60])
+def test_effective_steps_near_momentum_one(momentum, steps):
+    velocity = distance = np.float64(0)
+    for _ in range(steps):
+        velocity = momentum * velocity + 1
+        distance += velocity
+    np.testing.assert_allclose(jax.jit(effective_steps)(jnp.int32(steps), momentum), distance, rtol=1e-5)
+
+
+def test_a_covariance_stays_one():
+    axes, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(5, 5)))
+    values = np.array([-0.3, 0.001, 0.2, 1.0, 4.0])
+    broken = axes * values @ axes.T
+    expected = axes * np.maximum(values, 0.1) @ axes.T
+    lopsided = broken + 1e-1 * (np.triu(np.ones((5, 5)), 1) - np.tril(np.ones((5, 5)), -1))
+    for given in (broken, lopsided):
+        np.testing.assert_allclose(at_least(jnp.array(given, jnp.float32), jnp.float32(0.1)), expected, atol=1e-5)
+    sound = jnp.array(expected, jnp.float32)
+    np.testing.assert_array_equal(at_least(sound, jnp.float32(0.1)), sound)
+
+
+@pytest.mark.parametrize("option", [{"compress": "topk:0.1"}, {"server_mean": "median"}])
+def test_pfedfda_has_a_covariance_whatever_arrives(option):
+    state = last_state("pfedfda", tiny_federation(), 3, ridge=1e-3, **option)
+    covariance = np.asarray(state.server.features.covariance, np.float64)
+    np.testing.assert_allclose(covariance, covariance.T, atol=1e-6)
+    assert np.linalg.eigvalsh(covariance).min() > 4e-4
+
+
+def messages_of(name, rows):
+    """Messages of clients with these random rows, with fingerprints of their data."""
+    generator = np.random.default_rng(0)
+    centroids = jnp.array(generator.normal(size=(8, CLASSES, FEATURES)), jnp.float32)[rows]
+    counts, identities = jnp.ones((len(rows), CLASSES)), jnp.array(generator.permutation(8) + 5, jnp.uint32)[rows]
+    if name == "fedgh":
+        return FedGHMessage(centroids, counts, identities)
+    return FedTGPMessage(Prototypes(centroids, counts), identities)
+
+
+@pytest.mark.parametrize("name", ["fedgh", "fedtgp"])
+def test_a_server_that_trains_knows_neither_numbers_nor_absent_clients(name):
+    method = make_method(name, tiny_model(), server_lr=0.1)
+    server = method.init_server(KEY)
+
+    def trained(rows, absent=0):
+        messages = messages_of(name, np.array(rows))
+        pad = lambda leaf: jnp.concatenate([jnp.zeros((absent, *leaf.shape[1:]), leaf.dtype), leaf])  # noqa: E731
+        present = jnp.arange(absent + len(rows)) >= absent
+        cohort = Cohort(jnp.arange(absent + len(rows)), jnp.where(present, 9, 0), present, 20)
+        server_after, *_ = method.aggregate(KEY, server, None, jax.tree.map(pad, messages), cohort)
+        return server_after["head"] if name == "fedgh" else server_after.prototypes
+
+    for other in (trained([7, 6, 5, 4, 3, 2, 1, 0]), trained(range(8), absent=4)):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), trained(range(8)), other)
+
+
+def test_head_weights_without_features_are_those_of_present_clients():
+    weights = head_weights(jnp.zeros((4, 3, 4)), jnp.zeros(4), jnp.array([10, 0, 0, 0]))
+    np.testing.assert_allclose(weights[0], [1, 0, 0, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_neighbours_of_features_far_from_zero(offset):
+    generator = np.random.default_rng(0)
+    stored, asked = (np.float32(generator.normal(size=(n, 16)) + offset) for n in (60, 20))
+    labels, mask = generator.integers(0, 3, 60), np.arange(60) < 50
+    found = neighbor_probabilities(Datastore(jnp.array(stored), jnp.array(labels), jnp.array(mask)), asked, 5, 3)
+    distances = np.linalg.norm(asked[:, None].astype(np.float64) - stored[:50], axis=-1)
+    expected = np.zeros((20, 3))
+    for row, away in enumerate(distances):
+        nearest = np.argsort(away)[:5]
+        np.add.at(expected[row], labels[nearest], np.exp(-away[nearest]))
+    np.testing.assert_allclose(found, expected / expected.sum(1, keepdims=True), atol=1e-4)
+
+
+def test_clients_with_equal_overlaps_all_collaborate():
+    for size in range(3, 8):
+        for value in np.linspace(0.05, 1, 8, dtype=np.float32):
+            assert collaborators(jnp.full((size, size), value), jnp.ones(size, bool), 0.3).all(), (size, value)
+
+
+def test_absent_clients_do_not_change_the_projection():
+    changes = jnp.array(np.random.default_rng(0).normal(size=(5, 12)) * 1e-6, jnp.float32)
+    alone = fit_projection(changes, jnp.ones(5, bool), 3)
+    beside = jnp.concatenate([changes, jnp.full((3, 12), 0.5)])
+    among = fit_projection(beside, jnp.arange(8) < 5, 3)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), alone, among)
+    assert jnp.abs(among.components).max() > 0.1
