@@ -4,7 +4,9 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from experiments.commands.main import main
@@ -15,6 +17,11 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/recipes.md").read_text()
 PARTS = re.findall(r"(?:`(\w+\.py)`:\n\n)?```(\w+)\n(.*?)```", PAGE, re.DOTALL)
 """(file or "", language, text) of every block, in order."""
+
+
+class Last(NamedTuple):
+    info: dict[str, Any]
+    cohort: np.ndarray
 
 
 def notebook():
@@ -48,6 +55,13 @@ def test_the_notebook(capsys):
     assert len(lines) == 9
     # All states of the list can be read.
     assert [int(result.state.round) for result in names["results"]] == list(range(1, 11))
+
+
+def test_head_weights_of_a_part_of_the_clients(capsys):
+    text = next(text for _, text in notebook() if "of its own head" in text)
+    weights, cohort = np.array([[0.9, 0.1], [0.3, 0.7]]), np.array([2, 5])
+    exec(compile(text, "docs/recipes.md", "exec"), {"results": [Last({"head_weights": weights}, cohort)]})
+    assert capsys.readouterr().out == "client 2 takes 0.90 of its own head\nclient 5 takes 0.70 of its own head\n"
 
 
 @pytest.mark.slow

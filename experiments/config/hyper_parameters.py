@@ -46,7 +46,8 @@ def _config(name: str) -> type:
     for parameter in inspect.signature(factory, eval_str=True).parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             if is_own(name) and parameter.name in taken:
-                raise InvalidInput(f"--method {name}: {flag(parameter.name)} is an option of every experiment already")
+                taken_already = f"{flag(parameter.name)} is an option of every experiment already; give it another name"
+                raise InvalidInput(f"--method {name}: {taken_already}")
             kind = argument(option_kind(name, parameter), texts.get(parameter.name, ""))
             fields.append((parameter.name, kind, dataclasses.field(default=parameter.default)))
     training = default_training(factory)

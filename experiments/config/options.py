@@ -75,7 +75,8 @@ class Options:
     attack_scale: float = 1.0
     """Factor of the flipped update or of the noise."""
     held_out_clients: int = 0
-    """Number of clients that never take part; each evaluation also scores the models that such newcomers get."""
+    """Number of clients that never take part; each evaluation also scores the models that such newcomers get, before
+    and after one local training that is then forgotten."""
     partition: Literal["grouped", "pathological", "dirichlet", "iid", "natural"] = "grouped"
     """Division of the examples among clients: groups of clients with common dominant classes (grouped), groups with
     3/3/5/5/8 classes per client (pathological), Dirichlet proportions of each class (dirichlet), at random (iid), or by

@@ -29,6 +29,7 @@ class History:
       diverged: how often a client was left out because it had diverged.
       visits, seconds: examples visited, and time taken, in the rounds since the last evaluation.
       elapsed: since the run began, of all processes that had a part in it.
+      starts: rounds completed when a process began its part; its first round includes compilation.
       state: to resume from; None at the start.
     """
 
@@ -41,12 +42,24 @@ class History:
     visits: float = 0.0
     seconds: float = 0.0
     elapsed: float = 0.0
+    starts: list[int] = field(default_factory=list)
     state: State | None = None
 
     @property
     def round(self) -> int:
         """Last completed round."""
         return len(self.wasted)
+
+    @property
+    def steady_speeds(self) -> list[float]:
+        """Examples per second of the evaluations without a process's first round since the one before; of all if there
+        are no others."""
+        before, found = 0, []
+        for one in self.evaluations:
+            if not any(before <= start < one.round for start in self.starts):
+                found.append(one.examples_per_second)
+            before = one.round
+        return found or [one.examples_per_second for one in self.evaluations]
 
     def add(self, visits: float, seconds: float, elapsed: float) -> None:
         """Count a round: examples visited, its wall time, and the time since the run began."""
@@ -116,6 +129,7 @@ class History:
             "idle": np.array(self.idle, np.float64),
             "since": np.array([self.visits, self.seconds, self.elapsed], np.float64),
             "sent": np.array([self.bytes_up, self.bytes_down, self.diverged], np.int64),
+            "starts": np.array(self.starts, np.int64),
         }
         for name in _STORED:
             values = [getattr(evaluation, name) for evaluation in self.evaluations]
@@ -137,8 +151,11 @@ class History:
         evaluations = [_evaluation(row, counts) for row in rows]
         visits, seconds, elapsed = map(float, arrays["since"])
         up, down, diverged = map(int, arrays["sent"])
-        wasted, idle = arrays["wasted"], arrays.get("idle", np.zeros(0))
-        return cls(evaluations, wasted.tolist(), idle.tolist(), up, down, diverged, visits, seconds, elapsed, state)
+        wasted, idle, starts = arrays["wasted"], arrays.get("idle", np.zeros(0)), arrays.get("starts", np.zeros(1, int))
+        return cls(
+            *(evaluations, wasted.tolist(), idle.tolist(), up, down, diverged, visits, seconds, elapsed),
+            *(starts.tolist(), state),
+        )
 
     @classmethod
     def restore(

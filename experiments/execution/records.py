@@ -1,8 +1,8 @@
 """Records of an experiment: configuration, identity, headline and summary."""
 
 import dataclasses
-import math
 import platform
+import statistics
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, NamedTuple
@@ -227,20 +227,21 @@ _REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up
 """Entries of the last evaluation that the summary repeats."""
 
 
-def summary(experiment: Experiment, evaluations: Sequence[Evaluation], unused: Unused) -> dict[str, Any]:
+def summary(
+    experiment: Experiment, evaluations: Sequence[Evaluation], unused: Unused, speeds: Sequence[float]
+) -> dict[str, Any]:
     """Summary of a finished run; accuracies are in percent, means over clients unless they are called pooled.
 
     Args:
       experiment: the finished experiment.
       evaluations: all its evaluations, at least one.
       unused: means over the rounds.
+      speeds: examples per second of parts of the run, see `History.steady_speeds`.
     """
     request, options, last = experiment.request, experiment.request.options, evaluations[-1]
     figure = published.find(request, is_real=experiment.dataset.is_real)
     line = last.record()
     top = {average: best(evaluations, options.eval_protocol, average) for average in AVERAGES}
-    # The first evaluation's rounds include compilation, unless they are all there is.
-    steady = [evaluation.examples_per_second for evaluation in (evaluations[1:] or evaluations)]
     return {
         "dataset": request.dataset,
         "data_source": experiment.dataset.description,
@@ -261,7 +262,7 @@ def summary(experiment: Experiment, evaluations: Sequence[Evaluation], unused: U
         **{name: values for name, values in line.items() if name.endswith("_per_client")},
         "paper_accuracy": None if figure is None else figure.accuracy_percent,
         "seconds": round(last.seconds, 3),
-        "examples_per_second": round(len(steady) / math.fsum(1 / speed for speed in steady), 1),
+        "examples_per_second": round(statistics.harmonic_mean(speeds), 1),
         "chunk": experiment.settings.chunk,
         "wasted_step_share": round(unused.steps, 4),
         "idle_device_share": round(unused.devices, 4),

@@ -1,6 +1,7 @@
 """Request of a run that is resumed: an interrupted one, or one to which rounds are added."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from experiments.config.options import PROCESSES, Options, flag
 from experiments.config.own_code import KINDS, check_unchanged, label
 from experiments.config.presets import DEFAULT_PRESET
 from experiments.config.request import Request, parse
-from experiments.results.load import read_config
-from experiments.results.run_folder import CONFIG, METRICS, SUMMARY
+from experiments.execution.experiment import Experiment
+from experiments.execution.records import privacy_record
+from experiments.results.load import read_config, read_json
+from experiments.results.run_folder import CONFIG, METRICS, STATE, SUMMARY, RunFolder
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
@@ -102,8 +105,8 @@ def _check_rounds(folder: Path, options: Options, rounds: int) -> None:
         )
     if (folder / SUMMARY).exists() and not Checkpoints(folder / FOLDER).rounds():
         raise InvalidInput(
-            f"--resume {folder}: rounds are added to a finished run from its last checkpoint, and it has none; "
-            "--checkpoint-every writes them"
+            f"--resume {folder}: rounds are added to a finished run from its last checkpoint, and it has none: give "
+            "runs --checkpoint-every; those of a sweep keep none"
         )
 
 
@@ -146,6 +149,30 @@ def _words(values: dict[str, Any]) -> list[str]:
         else:
             words.append(f"{flag(name)}={value}")
     return words
+
+
+def add_rounds(folder: RunFolder, experiment: Experiment, done: int, notify: Callable[[str], None]) -> None:
+    """Write a larger number of rounds into a run's configuration; what it left at its earlier end is removed.
+
+    Args:
+      folder: of the run.
+      experiment: with the new number of rounds; nothing happens if it is the old one.
+      done: round of the checkpoint from which the run goes on.
+      notify: receives a note if finished rounds after it are trained again.
+    """
+    config, rounds = read_config(folder.path), experiment.settings.rounds
+    if config["options"]["rounds"] == rounds:
+        return
+    if (folder.path / SUMMARY).exists():
+        # Its digests are no longer those of the log, which has been cut off after the checkpoint.
+        last = read_json(folder.path / SUMMARY).get("rounds_done", 0)
+        if done < last:
+            notify(f"The last checkpoint is of round {done}: rounds {done + 1} to {last} are trained again.")
+    # The summary first: without it, the run is an unfinished one.
+    for name in (SUMMARY, STATE):
+        (folder.path / name).unlink(missing_ok=True)
+    more = {"options": config["options"] | {"rounds": rounds}, "given": sorted({*config["given"], "rounds"})}
+    folder.write(CONFIG, config | more | privacy_record(experiment, rounds))
 
 
 def check_data(folder: Path, description: str) -> None:

@@ -81,7 +81,7 @@ class Run:
         history = self.history
         # A history of an earlier version may lack the idle shares of its rounds.
         unused = Unused(*(math.fsum(shares) / max(len(shares), 1) for shares in (history.wasted, history.idle)))
-        self.folder.finish(summary(self.experiment, history.evaluations, unused) | further)
+        self.folder.finish(summary(self.experiment, history.evaluations, unused, history.steady_speeds) | further)
 
 
 class Round(NamedTuple):
@@ -135,6 +135,8 @@ def run_rounds(
         # Only the summary was missing.
         return state
     every, sent = options.checkpoint_every, first.traffic
+    for run in runs:
+        run.history.starts.append(run.history.round)
     with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
         for results, latest, seconds in rounds:
             stop.completed = True

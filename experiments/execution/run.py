@@ -22,13 +22,11 @@ from experiments.execution.records import (
     configuration,
     headline,
     identity,
-    privacy_record,
 )
-from experiments.execution.resume import check_data, refuse_finished
+from experiments.execution.resume import add_rounds, check_data, refuse_finished
 from experiments.execution.rounds import Observe, Round, Run, run_rounds
 from experiments.execution.trackers import check, open_trackers
-from experiments.results.load import read_config
-from experiments.results.run_folder import CONFIG, METRICS, STATE, SUMMARY, RunFolder
+from experiments.results.run_folder import CONFIG, METRICS, STATE, RunFolder
 from experiments.runtime.compilation_cache import repair_cache
 from experiments.runtime.console import print_line, print_notice
 from experiments.runtime.devices import devices
@@ -223,7 +221,7 @@ def _start(work: _Work, experiment: Experiment, console: Console) -> None:
                 cut=processes.is_first,
             )
             if processes.is_first:
-                _add_rounds(work.folder, experiment)
+                add_rounds(work.folder, experiment, work.history.round, functools.partial(print_notice, console))
         elif processes.is_first:
             work.folder.write(CONFIG, configuration(experiment) | work.named)
     if work.request.options.resume:
@@ -232,18 +230,6 @@ def _start(work: _Work, experiment: Experiment, console: Console) -> None:
         after = f"after round {number}" if number else "from the beginning"
         remember(work.go_on)
         print_line(console, f"continuing {folder} {after}")
-
-
-def _add_rounds(folder: RunFolder, experiment: Experiment) -> None:
-    """Write a larger number of rounds into the configuration; what the run left at its earlier end is removed."""
-    config, rounds = read_config(folder.path), experiment.settings.rounds
-    if config["options"]["rounds"] == rounds:
-        return
-    # The summary first: without it, the run is an unfinished one.
-    for name in (SUMMARY, STATE):
-        (folder.path / name).unlink(missing_ok=True)
-    more = {"options": config["options"] | {"rounds": rounds}, "given": sorted({*config["given"], "rounds"})}
-    folder.write(CONFIG, config | more | privacy_record(experiment, rounds))
 
 
 def _user_error(error: BaseException, work: _Work) -> BaseException:
@@ -303,7 +289,7 @@ def _keep_state(work: _Work, experiment: Experiment, state: State | None, notify
 def _needs_rows(work: _Work, last: State | None) -> bool:
     """Whether a checkpoint or the final state needs the states on disk."""
     is_kept = (work.folder.path / STATE).exists() and last is not None and table_of(last.clients) is not None
-    return is_kept or bool(work.checkpoints.rounds())
+    return is_kept or work.checkpoints.may_refer_to_rows()
 
 
 def _rounds(work: _Work, experiment: Experiment, console: Console) -> Iterator[Round]:

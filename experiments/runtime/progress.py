@@ -53,13 +53,12 @@ class RoundProgress:
           examples_per_second: training examples processed per second.
         """
         self._durations.append(seconds)
-        status = " · ".join(
-            [
-                f"{self._headline} {'—' if accuracy is None else f'{accuracy:.2f} %'}",
-                f"{examples_per_second:,.0f} examples/s",
-                f"{duration(self._seconds_left(number))} left",
-            ]
-        )
+        shown = "—" if accuracy is None else f"{accuracy:.2f} %"
+        said = [f"{self._headline} {shown}", f"{examples_per_second:,.0f} examples/s"]
+        # The first round, with compilation, says nothing about the others.
+        if len(self._durations) > 1:
+            said.append(f"{duration(self._seconds_left(number))} left")
+        status = " · ".join(said)
         self._bar.update(self._task, completed=number, status=status)
         now = time.monotonic()
         if not self._console.is_terminal and (now - self._shown >= LINE_EVERY or number in (1, self._rounds)):
@@ -67,8 +66,8 @@ class RoundProgress:
             print_line(self._console, f"round {number}/{self._rounds} · {status}")
 
     def _seconds_left(self, number: int) -> float:
-        """Estimate from the median of the latest rounds, without the first round, which includes compilation."""
-        recent = (self._durations[1:] or self._durations)[-10:]
+        """Estimate from the median of the latest rounds but for the first one."""
+        recent = self._durations[1:][-10:]
         return statistics.median(recent) * (self._rounds - number)
 
 

@@ -169,6 +169,10 @@ class Checkpoints:
             raise InvalidInput(f"no checkpoint in {self.folder} can be read ({'; '.join(reasons)}): start the run anew")
         return None
 
+    def may_refer_to_rows(self) -> bool:
+        """Whether a stored checkpoint refers to the clients' states on disk, or is one of an earlier process."""
+        return len(self.rounds()) > len(self._tables) or any(table is not None for table in self._tables)
+
     def clear(self) -> None:
         """Remove all checkpoints."""
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -403,6 +403,8 @@ def test_the_terminal_shows_a_bar():
     shown = text.getvalue()
     assert "2/4" in shown
     assert "received 81.25 % · 12,345 examples/s · 0:06 left" in shown
+    # The first round, with compilation, says nothing about the others.
+    assert "4:30 left" not in shown
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (125, "2:05"), (3723, "1:02:03")])

@@ -190,8 +190,8 @@ def test_states_are_where_they_fit(experiment, monkeypatch):
     assert memory.state_place(dataclasses.replace(experiment, request=several)) == "host"
 
 
-@pytest.mark.parametrize("ends", ["well", "in an error", "at once", "with checkpoints"])
-def test_states_on_disk_stay_where_a_checkpoint_needs_them(rounds, tmp_path, ends):
+@pytest.mark.parametrize("ends", ["well", "in an error", "at once"])
+def test_states_on_disk_go_where_no_checkpoint_needs_them(rounds, tmp_path, ends):
     folder = tmp_path / "run"
     rows = folder / "clients.rows"
     rounds[1] = lambda: rows.write_bytes(b"0")
@@ -199,10 +199,9 @@ def test_states_on_disk_stay_where_a_checkpoint_needs_them(rounds, tmp_path, end
         rounds[2] = fail(SHORTAGE)
     elif ends == "at once":
         rounds[1] = lambda: (rows.write_bytes(b"0"), fail(SHORTAGE)())
-    words = WORDS if ends == "with checkpoints" else RUN.split()
-    code = main("digits", [*words, "--eval-every", "1", "--state-on", "disk", "--out", str(folder)])
+    code = main("digits", [*RUN.split(), "--eval-every", "1", "--state-on", "disk", "--out", str(folder)])
     assert code == (2 if "error" in ends or ends == "at once" else 0)
-    assert rows.exists() == (ends == "with checkpoints")
+    assert not rows.exists()
     assert folder.exists() == (ends != "at once")
 
 

@@ -19,7 +19,10 @@ from experiments.config.cell import Cell
 from experiments.config.request import parse
 from experiments.execution import run
 from experiments.execution.cached_runs import inspect, run_cell
+from experiments.execution.history import History
+from experiments.results.run_folder import Counts, Evaluation
 from experiments.runtime.locks import lock_run
+from pfl_jax.base import Scores
 from pfl_jax.engine.checkpoint import FOLDER, MANIFEST, Checkpoints
 
 RUN = ["--method", "fedper", "--rounds", "6", "--eval-every", "2", "--num-clients", "5", "--train-size", "20"]
@@ -193,6 +196,44 @@ def test_added_rounds_count_in_the_privacy_budget(tmp_path):
     assert epsilon() > before
     # No state of an earlier round beside results of the last one.
     assert not state.exists()
+
+
+def test_states_on_disk_stay_while_a_checkpoint_needs_them(tmp_path):
+    folder, words = tmp_path / "run", ["--method", "local", *SMALL, "--checkpoint-every", "1", "--keep-state", "never"]
+    assert main("digits", [*words, "--rounds", "2", "--state-on", "disk", "--out", str(folder)]) == 0
+    assert (folder / "clients.rows").exists()
+    again = ["--resume", str(folder), "--state-on", "device", "--checkpoint-every"]
+    assert main("digits", [*again, "1", "--rounds", "3"]) == 0
+    # The checkpoint of round 2 is still there.
+    assert (folder / "clients.rows").exists()
+    assert main("digits", [*again, "9", "--rounds", "4", "--keep-checkpoints", "1"]) == 0
+    assert not (folder / "clients.rows").exists()
+
+
+def test_what_is_trained_again_is_said(tmp_path, capsys):
+    folder, words = tmp_path / "run", ["--method", "local", *SMALL, "--checkpoint-every", "1"]
+    assert main("digits", [*words, "--rounds", "3", "--out", str(folder)]) == 0
+    shutil.rmtree(folder / FOLDER / "3")
+    assert main("digits", ["--resume", str(folder), "--rounds", "4"]) == 0
+    assert "The last checkpoint is of round 2: rounds 3 to 3 are trained again." in capsys.readouterr().out
+    assert main("digits", ["--resume", str(folder), "--rounds", "5"]) == 0
+    assert "trained again" not in capsys.readouterr().out
+
+
+def test_the_speed_of_a_run_leaves_out_the_first_rounds_of_its_processes():
+    def evaluated(number, speed):
+        scores = Scores(*[np.zeros(2)] * 4)
+        return Evaluation(number, scores, scores, np.ones(2), 0.0, speed)
+
+    history = History([evaluated(number, speed) for number, speed in ((2, 5.0), (4, 100.0), (5, 7.0), (6, 90.0))])
+    history.starts = [0, 4]
+    assert history.steady_speeds == [100.0, 90.0]
+    history.starts = [0, 2, 4, 5]
+    assert history.steady_speeds == [5.0, 100.0, 7.0, 90.0]
+    counts = Counts(np.ones(2))
+    assert History.from_arrays(history.arrays(), counts).starts == [0, 2, 4, 5]
+    before = {name: values for name, values in history.arrays().items() if name != "starts"}
+    assert History.from_arrays(before, counts).starts == [0]
 
 
 @pytest.mark.parametrize(
