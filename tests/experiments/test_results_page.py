@@ -172,7 +172,7 @@ def test_fedas_columns_are_pooled_as_its_tables_are(tmp_path):
 
 
 def test_released_code_stands_beside_ours(tmp_path):
-    (released,) = load_released(committed.ROOT)
+    released, _ = load_released(committed.ROOT)
     assert (released.row.paper, released.row.table, released.row.method) == ("fedpac", 1, "fedpac")
     mean = keep(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
     text = page(Content(Library(tmp_path / "results"), [], [released]))
