@@ -134,10 +134,9 @@ def scaffold(
             change = _change_by_steps(training, server, params, data)
         else:
             change = jax.tree.map(jnp.subtract, mean_gradient(training, loss, server.params, data), client.control)
+        trained = jax.tree.map(jnp.add, client.control, change)
         message = Mean(ScaffoldMessage(params, change), jnp.ones(()))
-        return LocalResult(
-            ScaffoldClient(client.control, jax.tree.map(jnp.add, client.control, change)), message, params
-        )
+        return LocalResult(ScaffoldClient(client.control, trained), message, params)
 
     def aggregate(key, server, clients, messages, cohort):
         # (M / N) times the cohort's mean: each of its clients moves the mean of all N by 1 / N of its change.
