@@ -307,14 +307,15 @@ def with_validation(parts: Partition, fraction: float, *, seed: int = 0) -> Part
         raise InvalidInput(f"the fraction of validation examples is between 0 and 1, not {fraction:g}")
     if parts.validation is not None:
         raise InvalidInput("the partition has validation examples already")
-    order = np.random.default_rng((seed, 3)).permutation(1 + max(int(row.max()) for row in parts.train))
-    sizes = [min(max(round(fraction * len(row)), 1), len(row) - 1) for row in parts.train]
+    rows = [np.flatnonzero(row) if row.dtype == bool else row for row in map(np.asarray, parts.train)]
+    order = np.random.default_rng((seed, 3)).permutation(1 + max(int(row.max()) for row in rows))
+    sizes = [min(max(round(fraction * len(row)), 1), len(row) - 1) for row in rows]
     if not any(sizes):
         raise InvalidInput("no client has two training examples, of which one could be for validation")
-    lowest = [row[np.argsort(order[row])[:size]] for row, size in zip(parts.train, sizes, strict=True)]
+    lowest = [row[np.argsort(order[row])[:size]] for row, size in zip(rows, sizes, strict=True)]
     chosen = np.unique(np.concatenate(lowest))
     train, validation = [], []
-    for row in parts.train:
+    for row in rows:
         apart = np.isin(row, chosen)
         if apart.all():
             apart[np.argmax(order[row])] = False

@@ -61,12 +61,17 @@ class Rows:
         return self.shape[0]
 
     def __getitem__(self, rows: Any) -> np.ndarray:
-        """Rows in memory, by a slice, a mask or row numbers in any order."""
+        """Rows in memory, by a slice, a mask or row numbers in any order; IndexError for rows that do not exist."""
+        if isinstance(rows, tuple):
+            raise IndexError("one index chooses rows: x[rows][:, 0] in place of x[rows, 0]")
         if isinstance(rows, slice):
             rows = np.arange(*rows.indices(len(self)))
         numbers = np.asarray(rows)
         if numbers.dtype == bool:
             numbers = np.flatnonzero(numbers)
+        numbers = np.where(numbers < 0, numbers + len(self), numbers)
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(self):
+            raise IndexError(f"there are {len(self)} rows, and no row {rows}")
         distinct, place = np.unique(numbers, return_inverse=True)
         found, filled = np.empty((len(distinct), *self.shape[1:]), self.dtype), 0
         for part in self.scan(distinct) if len(distinct) else ():

@@ -145,6 +145,8 @@ class DiskLeaf:
         return len(self.table.slots)
 
     def __getitem__(self, index: Any) -> np.ndarray:
+        if isinstance(index, tuple):
+            raise IndexError("one index chooses clients: leaf[clients][:, 0] in place of leaf[clients, 0]")
         ids = np.arange(len(self))[index if isinstance(index, slice) else np.asarray(index)]
         return self.table.read_leaf(self.index, np.ravel(ids)).reshape((*np.shape(ids), *self.shape[1:]))
 

@@ -17,12 +17,14 @@ def score(predict: Callable[[Personal, jax.Array], jax.Array], personal: Persona
     Args:
       predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K].
       personal: the model that the client deploys.
-      data: examples [n, ...]. Without real examples all scores are NaN.
+      data: examples [n, ...]. Without real examples all scores are NaN. NaN logits are a wrong answer; loss and AUC are
+        NaN then.
     """
     logits = map_examples(lambda x: predict(personal, x).astype(jnp.float32), data.x, data.mask)
     log_probabilities = jax.nn.log_softmax(logits)
     count = jnp.sum(data.mask, dtype=jnp.float32)
-    predicted = jnp.argmax(logits, axis=-1)
+    # A class that does not exist.
+    predicted = jnp.where(jnp.any(jnp.isnan(logits), axis=-1), logits.shape[-1], jnp.argmax(logits, axis=-1))
     label_log_probabilities = jnp.take_along_axis(log_probabilities, data.y[:, None], axis=-1)[:, 0]
     return Scores(
         accuracy=jnp.sum((predicted == data.y) & data.mask, dtype=jnp.float32) / count,
@@ -48,7 +50,7 @@ def macro_f1(predicted: jax.Array, y: jax.Array, mask: jax.Array, num_classes: i
     """Mean over classes of F1 = 2 TP / (2 TP + FP + FN), for classes that occur among labels or predictions.
 
     Args:
-      predicted, y: [n], classes.
+      predicted, y: [n], classes; K as prediction for an example without one.
       mask: [n], the examples that count.
       num_classes: K.
 
@@ -58,7 +60,7 @@ def macro_f1(predicted: jax.Array, y: jax.Array, mask: jax.Array, num_classes: i
     weight = mask.astype(jnp.float32)
     true_positives = jnp.zeros(num_classes).at[y].add(jnp.where(predicted == y, weight, 0.0))
     # (TP + FN) + (TP + FP), the denominator of F1.
-    total = jnp.zeros(num_classes).at[y].add(weight).at[predicted].add(weight)
+    total = jnp.zeros(num_classes).at[y].add(weight).at[predicted].add(weight, mode="drop")
     occurs = total > 0
     return jnp.sum(jnp.where(occurs, 2 * true_positives / jnp.where(occurs, total, 1.0), 0.0)) / jnp.sum(occurs)
 
@@ -76,7 +78,7 @@ def macro_auc(scores: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
       mask: [n], the examples that count.
 
     Returns:
-      A scalar in [0, 1], NaN if no class has a curve.
+      A scalar in [0, 1], NaN if no class has a curve, or a score is NaN.
     """
 
     (n,) = mask.shape
@@ -98,7 +100,8 @@ def macro_auc(scores: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
     belongs = (y[:, None] == jnp.arange(scores.shape[-1])) & mask[:, None]
     areas = jax.vmap(area, in_axes=1)(scores, belongs)
     has_curve = ~jnp.isnan(areas)
-    return jnp.sum(jnp.where(has_curve, areas, 0.0)) / jnp.sum(has_curve)
+    unknown = jnp.any(jnp.isnan(scores) & mask[:, None])
+    return jnp.where(unknown, jnp.nan, jnp.sum(jnp.where(has_curve, areas, 0.0)) / jnp.sum(has_curve))
 
 
 def before_aggregation(received: Scores, trained: Scores, members: np.ndarray) -> Scores:

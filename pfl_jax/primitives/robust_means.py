@@ -21,6 +21,9 @@ Statistic: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
 ITERATIONS, SMOOTHING = 32, 1e-6
 """Steps of `geometric_median`, and its smallest distance nu, which the paper has too."""
 
+TOLERANCE = 1e-6
+"""Share of the total weight that counts as rounding."""
+
 
 def median(x: jax.Array, w: jax.Array) -> jax.Array:
     """Weighted median of every coordinate; for equal weights the usual one (Yin et al. 2018, Definition 1).
@@ -40,7 +43,7 @@ def median(x: jax.Array, w: jax.Array) -> jax.Array:
       [2.] [1.5]
     """
     x, _, ends = _sorted(x, w)
-    half, rounding = ends[-1] / 2, 1e-6 * ends[-1]
+    half, rounding = ends[-1] / 2, TOLERANCE * ends[-1]
 
     def first(reached):
         return jnp.take_along_axis(x, jnp.argmax(reached, axis=0)[None], axis=0)[0]
@@ -70,7 +73,8 @@ def trimmed_mean(x: jax.Array, w: jax.Array, share: float | jax.Array) -> jax.Ar
     x, w, ends = _sorted(x, w)
     total = ends[-1]
     kept = jnp.minimum(ends, (1 - share) * total) - jnp.maximum(ends - w, share * total)
-    kept = jnp.where(w > 0, jnp.maximum(kept, 0.0), 0.0)
+    # What rounding leaves of a client that is left out would count, however small, if its vector is large enough.
+    kept = jnp.where((w > 0) & (kept > TOLERANCE * total), kept, 0.0)
     divisor = jnp.sum(kept, axis=0)
     return jnp.sum(kept * x, axis=0) / jnp.where(divisor > 0, divisor, 1.0)
 

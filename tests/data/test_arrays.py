@@ -202,3 +202,13 @@ def test_normalized_bytes_of_images_stay_bytes():
     assert got.dtype == jnp.float32
     expected = (np.concatenate([x, x])[parts.train[0]] / 255 - dataset.mean) / dataset.std
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "values", [[1e19, 2e19, 3.0, 4.0], np.array([1, 2, 3, 2**63 + 1], np.uint64), [-1e19, 0.0, 1, 1]]
+)
+def test_numbers_beyond_64_bits_are_no_names(values):
+    x, values = np.zeros((4, 2), np.float32), np.array(values)
+    for words in ({"y": values}, {"y": [0, 1, 0, 1], "client": values}):
+        with pytest.raises(InvalidInput, match="give so large numbers as strings"):
+            from_arrays(x, **words)

@@ -31,6 +31,13 @@ def test_rows_are_those_of_the_array(monkeypatch, tmp_path):
         assert (x.shape, x.ndim, len(x)) == ((50, 3, 2), 3, 50)
         for chosen in (np.array([4, 5, 6, 30, 31, 2, 2, 49]), slice(3, 40, 2), X[:, 0, 0] > 0, np.arange(50), 7):
             np.testing.assert_array_equal(x[chosen], X[chosen])
+        np.testing.assert_array_equal(x[-1], X[-1])
+        np.testing.assert_array_equal(x[np.array([5, -2])], X[[5, -2]])
+        for missing in (50, np.array([3, 99]), -51):
+            with pytest.raises(IndexError, match="there are 50 rows"):
+                x[missing]
+        with pytest.raises(IndexError, match="one index chooses rows"):
+            x[0, 1]
         np.testing.assert_array_equal(x[np.zeros(0, np.int64)], X[:0])
         np.testing.assert_array_equal(x.take(np.array([1, 8, 9]))[np.array([2, 0])], X[[9, 1]])
         np.testing.assert_array_equal(x.astype(np.int32)[:], X.astype(np.int32))

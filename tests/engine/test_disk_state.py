@@ -73,6 +73,8 @@ def test_rows_are_read_as_they_were_written(tmp_path, named):
         some = jax.tree.map(lambda leaf, index=index: leaf[index], clients)
         assert_equal(some, {name: leaf[index] for name, leaf in want.items()})
     leaf = clients["kernel"]
+    with pytest.raises(IndexError, match="one index chooses clients"):
+        leaf[1, 2]
     assert (leaf.shape, leaf.ndim, leaf.size, leaf.nbytes, len(leaf)) == ((CLIENTS, 5, 2), 3, 70, 140, CLIENTS)
     assert final_state.byte_count(state_of(clients)) == final_state.byte_count(state_of(want))
     assert (tmp_path / NAME).exists() == named

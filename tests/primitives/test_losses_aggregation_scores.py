@@ -129,3 +129,20 @@ def test_summary():
     assert summary.clients == 20
     assert np.isnan(summary.auc)
     assert np.isnan(evaluation.summarize(Scores(*[np.full(3, np.nan)] * 4), np.ones(3, int)).mean)
+
+
+@pytest.mark.parametrize("pad", [0, 20])
+def test_an_answer_of_nan_is_wrong(pad):
+    logits = np.array([[2.0, 0, 0], [0, 2, 0], [0, 0, 2], [np.nan] * 3])
+    y, mask = np.array([0, 1, 1, 0]), np.array([True] * 4)
+    logits, y, mask = np.pad(logits, ((0, pad), (0, 0))), np.pad(y, (0, pad)), np.pad(mask, (0, pad))
+    examples = ClientData(jnp.array(logits, jnp.float32), jnp.array(y), jnp.array(mask))
+    found = evaluation.score(lambda _, x: x, None, examples)
+    assert float(found.accuracy) == 0.5
+    # Classes 0 and 1: F1 2/3 each; class 2: 0.
+    np.testing.assert_allclose(found.macro_f1, 4 / 9, rtol=1e-6)
+    assert np.isnan(found.loss)
+    assert np.isnan(found.auc)
+    # In padding it does not matter.
+    whole = examples._replace(mask=examples.mask.at[3].set(False))
+    assert float(evaluation.score(lambda _, x: x, None, whole).auc) == pytest.approx(0.875)

@@ -110,6 +110,14 @@ def test_trimmed_mean_without_trimming_is_the_mean():
         np.testing.assert_allclose(got, np.average(x, axis=0, weights=w), rtol=1e-5)
 
 
+@pytest.mark.parametrize(("clients", "attackers"), [(10, 4), (5, 2), (12, 5)])
+@pytest.mark.parametrize("weight", [1.0, 37.0, 600.0])
+def test_nothing_of_a_trimmed_client_is_left(clients, attackers, weight):
+    x = jnp.array([[1.0]] * (clients - attackers) + [[3e30]] * attackers)
+    trimmed = jax.jit(robust_means.trimmed_mean)(x, jnp.full(clients, weight), attackers / clients)
+    np.testing.assert_allclose(trimmed, [1.0], rtol=1e-5)
+
+
 def test_two_attackers_of_seven_cannot_move_them_far():
     x, w = vectors(), jnp.float32(EQUAL)
     wild = np.concatenate([x[:5], np.full((2, ENTRIES), 1e4, np.float32)])
