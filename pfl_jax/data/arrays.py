@@ -183,7 +183,7 @@ def _names(values: Any, what: str, size: int, role: str) -> np.ndarray:
                 f"{what} has {values[fractions[0]]:g} in row {fractions[0]}: a {role} is an integer or a string"
             )
     if values.dtype.kind in "biuf":
-        large = np.flatnonzero(np.abs(values.astype(float)) >= 2.0**63) if values.dtype.kind in "uf" else ()
+        large = np.flatnonzero((np.abs(values.astype(float)) >= 2.0**63) & (values.dtype.kind in "uf"))
         if len(large):
             raise InvalidInput(f"{what} has {values[large[0]]} in row {large[0]}: give so large numbers as strings")
         return values.astype(np.int64)

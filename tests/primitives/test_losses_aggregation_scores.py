@@ -133,7 +133,7 @@ def test_summary():
 
 @pytest.mark.parametrize("pad", [0, 20])
 def test_an_answer_of_nan_is_wrong(pad):
-    logits = np.array([[2.0, 0, 0], [0, 2, 0], [0, 0, 2], [np.nan] * 3])
+    logits = np.array([[2.0, 0, 0], [0, 2, 0], [1, 0, 2], [np.nan] * 3])
     y, mask = np.array([0, 1, 1, 0]), np.array([True] * 4)
     logits, y, mask = np.pad(logits, ((0, pad), (0, 0))), np.pad(y, (0, pad)), np.pad(mask, (0, pad))
     examples = ClientData(jnp.array(logits, jnp.float32), jnp.array(y), jnp.array(mask))
@@ -145,4 +145,4 @@ def test_an_answer_of_nan_is_wrong(pad):
     assert np.isnan(found.auc)
     # In padding it does not matter.
     whole = examples._replace(mask=examples.mask.at[3].set(False))
-    assert float(evaluation.score(lambda _, x: x, None, whole).auc) == pytest.approx(0.875)
+    assert float(evaluation.score(lambda _, x: x, None, whole).auc) == 0.75
