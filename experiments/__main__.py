@@ -28,13 +28,14 @@ def usage() -> str:
     """Usage message with the list of commands."""
     lines = ["usage: python -m experiments NAME [--help] [OPTIONS]"]
     datasets, every = experiments.DATASETS, commands()
+    width = 2 + max(map(len, every))
     for title, names in (
         ("One method on one data set:", datasets),
         ("Other commands:", sorted(every.keys() - set(datasets))),
     ):
         lines += ["", title]
         lines += [
-            textwrap.fill(every[name], 100, initial_indent=f"  {name:<15}", subsequent_indent=" " * 17)
+            textwrap.fill(every[name], 100, initial_indent=f"  {name:<{width}}", subsequent_indent=" " * (2 + width))
             for name in names
         ]
     lines += ["", "NAME --help explains its options, for a data set those of the method given by --method too."]
@@ -47,6 +48,6 @@ if __name__ == "__main__":
         print(usage())
     elif name in commands() and name not in experiments.DATASETS:
         sys.argv[:2] = [f"python -m experiments.{name}"]
-        runpy.run_module(f"experiments.{name}", run_name="__main__")
+        runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
     else:
         leave(main(name, sys.argv[2:]))

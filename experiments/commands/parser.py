@@ -94,8 +94,8 @@ def at_least_one(**values: int | None) -> None:
 
 
 def slug(text: str) -> str:
-    """Text as a file name: letters, digits, "=" and "." as they are, the rest as single hyphens."""
-    kept = "".join(character if character.isalnum() or character in "=._" else "-" for character in text)
+    """Text as a file name: letters, digits, "=", "+" and "." as they are, the rest as single hyphens."""
+    kept = "".join(character if character.isalnum() or character in "=._+" else "-" for character in text)
     return "-".join(filter(None, kept.split("-")))
 
 

@@ -33,6 +33,7 @@ class Run:
       history: its rounds so far.
       track: receives each evaluation, see `trackers.open_trackers`; None in processes that write nothing.
       accuracy: mean of the latest evaluation in percent, by --eval-protocol; None before the first.
+      is_finished: whether its folder has all results already; then nothing is written there.
     """
 
     experiment: Experiment
@@ -40,6 +41,7 @@ class Run:
     history: History
     track: Callable[[Evaluation], None] | None = None
     accuracy: float | None = None
+    is_finished: bool = False
 
     def __post_init__(self) -> None:
         if self.history.evaluations:
@@ -62,7 +64,7 @@ class Run:
             before_aggregation=result.before_aggregation,
         )
         self._take(evaluation)
-        if self.track is not None:
+        if self.track is not None and not self.is_finished:
             epsilons = {budget.unit: budget.epsilon(result.round) for budget in self.experiment.privacy}
             self.folder.log(evaluation, **_log_entries(result), **({"epsilon": epsilons} if epsilons else {}))
             self.track(evaluation)
@@ -79,6 +81,8 @@ class Run:
     def write_summary(self, **further: Any) -> None:
         """Write the summary, which makes this a finished run."""
         history = self.history
+        if self.is_finished:
+            return
         # A history of an earlier version may lack the idle shares of its rounds.
         unused = Unused(*(math.fsum(shares) / max(len(shares), 1) for shares in (history.wasted, history.idle)))
         self.folder.finish(summary(self.experiment, history.evaluations, unused, history.steady_speeds) | further)

@@ -330,14 +330,14 @@ def _restore(group: Group, notify: Callable[[str], None]) -> State:
     sizes, none = found.record["metrics_bytes"], [None] * len(group.runs)
     known = list(zip(group.runs, sizes, found.record.get("metrics_digests", none), strict=True))
     for of, size, expected in known:
+        of.is_finished = (of.folder.path / SUMMARY).exists()
         check_data(of.folder.path, of.experiment.dataset.description)
-        cut_log(of.folder.path / METRICS, size, expected, cut=False)
+        if not of.is_finished:
+            cut_log(of.folder.path / METRICS, size, expected, cut=False)
     for index, (of, size, expected) in enumerate(known):
         of.folder.tidy()
-        # Some runs may have been finished before the last one was; without its summary, none of them counts as such
-        # while its log is shorter.
-        (of.folder.path / SUMMARY).unlink(missing_ok=True)
-        cut_log(of.folder.path / METRICS, size, expected)
+        if not of.is_finished:
+            cut_log(of.folder.path / METRICS, size, expected)
         mark = f"{index}-"
         own = {name.removeprefix(mark): a for name, a in found.arrays.items() if name.startswith(mark)}
         of.history = History.from_arrays(own, of.experiment.counts)

@@ -29,7 +29,9 @@ def test_a_name_runs_its_module(monkeypatch, capsys, name):
     with pytest.raises(SystemExit) as stop:
         command(monkeypatch, name, "--help")
     assert not stop.value.code
-    assert f"python -m experiments.{name}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"python -m experiments.{name}" in out
+    assert "alone it lists the commands" not in out
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(monkeypatch, capsys):

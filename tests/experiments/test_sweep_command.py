@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from experiments.commands import batch
+from experiments.commands.main import main as run_alone
 from experiments.config.cell import Cell
 from experiments.config.request import parse
 from experiments.execution import build
@@ -110,23 +111,28 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
         patch.setattr(execute, "_save", and_stop)
         assert main([*words, str(cut)]) == 130
     assert len(list((cut / "groups").iterdir())) == 1
-    # One run that was written already does not keep the others from going on together.
+    # One run that is finished already keeps its files, and does not keep the others from going on together.
     (folder,) = {path.parent for path in cut.glob("*/seed-0")}
-    finished = json.loads((whole / folder.name / "seed-0" / "summary.json").read_text())
-    # Its digests are of a log with other times.
-    del finished["digests"]
-    (folder / "seed-0" / "summary.json").write_text(json.dumps(finished))
+    assert run_alone("digits", ["--resume", str(folder / "seed-0")]) == 0
+    kept = {path: path.read_bytes() for path in (folder / "seed-0").iterdir() if path.is_file()}
     capsys.readouterr()
     monkeypatch.setattr(execute, "_at_once", lambda *_: 1)
     assert main([*words, str(cut)]) == 0
     assert "3 runs go on after round 3" in capsys.readouterr().out
     assert not (cut / "groups").exists()
-    for seed in range(3):
+    assert {path: path.read_bytes() for path in kept} == kept
+    for seed in (1, 2):
         one, other = (metrics(path / folder.name / f"seed-{seed}") for path in (whole, cut))
         for lines in zip(one, other, strict=True):
             left, right = ({k: v for k, v in line.items() if "second" not in k} for line in lines)
             assert left == right
         assert (cut / folder.name / f"seed-{seed}" / "summary.json").is_file()
+
+
+def test_values_with_other_signs_of_the_exponent_have_folders_of_their_own():
+    order = batch.read(Sweep, ["--dataset", "digits", "--method", "fedpac", "--grid", "lam=1e-1,1e+1,1e1"])
+    folders = {job.folder for job in order.jobs(Console(quiet=True))}
+    assert len(folders) == 3
 
 
 def test_checkpoints_name_runs_alike_from_wherever_the_sweep_is_started(tmp_path, monkeypatch):
