@@ -52,8 +52,8 @@ class History:
 
     @property
     def steady_speeds(self) -> list[float]:
-        """Examples per second of the evaluations without a process's first round since the one before; of all if there
-        are no others."""
+        """Examples per second between evaluations, without intervals that have a process's first round; of all
+        intervals if there are no others."""
         before, found = 0, []
         for one in self.evaluations:
             if not any(before <= start < one.round for start in self.starts):

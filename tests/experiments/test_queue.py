@@ -149,6 +149,8 @@ def test_a_comparison_begins_with_every_learning_rate_of_every_method(block, tmp
         assert request.hyper_parameters["lr"] == float(FIELDS[block].rates[1])
         assert request.options.rounds == rounds[block]
         assert (request.options.s, request.options.num_clients) == (20.0, 20)
+        # A diverged client of one rate does not keep the search from its end.
+        assert request.options.on_nan == {"field": "skip-client", "field-digits": "stop"}[block]
 
 
 @pytest.fixture
