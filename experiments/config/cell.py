@@ -44,10 +44,10 @@ class Cell:
         options.check()
         return dataclasses.replace(parsed, options=options, given=parsed.given | given)
 
-    def command(self, folder: str | Path) -> str:
-        """Shell command of the same run."""
-        command = ["python", "-m", f"experiments.{self.dataset}", *self.arguments]
-        return shlex.join([*command, "--seed", str(self.seed), "--out", str(folder)])
+    def command(self, folder: str | Path | None = None) -> str:
+        """Shell command of the same run, in a folder or without one."""
+        command = ["python", "-m", f"experiments.{self.dataset}", *self.arguments, "--seed", str(self.seed)]
+        return shlex.join([*command, *(() if folder is None else ("--out", str(folder)))])
 
 
 @functools.lru_cache(maxsize=4096)

@@ -47,7 +47,7 @@ class Library:
     def __init__(self, root: Path = ROOT):
         self.root = root
         self._by_kind: dict[tuple[Any, ...], list[Result]] = {}
-        self.all = [_read(path) for path in sorted(root.glob("*/*/seed-*[0-9].json"))]
+        self.all = [_read(path) for path in sorted(root.glob("*/*/seed-*.json"))]
         for one in self.all:
             self._by_kind.setdefault(_kind(one.config["dataset"], one.config["options"]), []).append(one)
 
@@ -105,13 +105,13 @@ def keep_divergence(cell: Cell, error: Exception, place: Path, root: Path = ROOT
     """
     path = divergence(place, root)
     make_folder(path.parent)
-    write_text(path, strict_json({"command": cell.command(""), "error": str(error)}))
+    write_text(path, strict_json({"command": cell.command(), "error": str(error)}))
     return path
 
 
 def divergence(place: Path, root: Path = ROOT) -> Path:
     """File of `keep_divergence`, whether it is there or not."""
-    return root / place.parent / f"{place.name}-diverged.json"
+    return root / place.parent / f"diverged-{place.name}.json"
 
 
 def distill(folder: Path) -> dict[str, Any]:

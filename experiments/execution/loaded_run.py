@@ -19,7 +19,7 @@ from pfl_jax.base import ClientData, Method, MethodSchedule, Model, Params, Pers
 from pfl_jax.data.federated import FederatedData, Split, client_data
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import attacks, final_state
-from pfl_jax.engine.checks import num_labels
+from pfl_jax.engine.sharding import num_labels
 from pfl_jax.errors import InvalidInput
 
 MOST_BYTES = 2**28

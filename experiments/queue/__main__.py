@@ -66,7 +66,7 @@ class Queue(batch.Batch):
     def check(self) -> None:
         known = {*BLOCKS, *(name for job in jobs() for name in job.names), *field.names()}
         for name in set(flat(self.only)) - known:
-            near = ", ".join([*difflib.get_close_matches(name, sorted(known)), "--list has all"])
+            near = ", ".join([*difflib.get_close_matches(name, sorted(known)), "--only BLOCK --list has all in it"])
             raise InvalidInput(f"unknown block or method '{name}' (blocks are {', '.join(BLOCKS)}; near: {near})")
         for folder in flat(self.collect):
             if not Path(folder).is_dir():
@@ -161,17 +161,17 @@ class Queue(batch.Batch):
         jobs = self.jobs(console)
         left = self.left(jobs)
         found = [
-            (entry.block, self.committed_result(job), seconds, f"{self.state(job)[0]:<18}  {job.title}")
-            for entry, job, seconds in zip(self.entries, jobs, left, strict=True)
+            (entry.block, self.seconds(job), remaining, f"{self.state(job)[0]:<18}  {job.title}")
+            for entry, job, remaining in zip(self.entries, jobs, left, strict=True)
         ]
         for block, title in BLOCKS.items():
             there = [one for one in found if one[0] == block]
             if there:
-                done, hours = sum(kept is not None for _, kept, *_ in there), _hours(sum(one[2] for one in there))
+                done, hours = sum(taken is not None for _, taken, *_ in there), _hours(sum(one[2] for one in there))
                 print_line(console, f"{block}: {title}; {done} of {len(there)} finished, {hours} left", style="bold")
-            for _, kept, seconds, text in there:
-                print_line(console, f"  {_hours(seconds if kept is None else kept.seconds):>7}  {text}")
-        done = sum(self.seconds(job) is not None for job in jobs)
+            for _, taken, remaining, text in there:
+                print_line(console, f"  {_hours(remaining if taken is None else taken):>7}  {text}")
+        done = sum(taken is not None for _, taken, *_ in found)
         print_line(console, f"{done} of {len(found)} runs are finished; about {_hours(sum(left))} left", style="bold")
 
     def _collect(self, console: Console) -> None:

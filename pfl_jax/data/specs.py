@@ -40,7 +40,7 @@ class DatasetSpec(NamedTuple):
       published: numbers of (training, test) examples of the complete dataset; outputs report missing examples.
       tfds_name: name (and configuration) in tensorflow-datasets; None if it is not available there.
       urls: files that tensorflow-datasets downloads.
-      folders: possible names of a folder with the dataset's files, inside --data-dir or a system folder; empty if the
+      folders: possible names of a folder with the dataset's files, inside `data_dir` or a system folder; empty if the
         dataset can only be loaded through tensorflow-datasets.
       own_builder: whether the builder is in `pfl_jax.data.cinic10`, because tensorflow-datasets has none.
       transposed: whether the published files store images with rows and columns exchanged.

@@ -201,13 +201,6 @@ def _first(data: Federation) -> FederatedData:
     return data._replace(**jax.tree.map(first, own))
 
 
-def num_labels(data: Federation) -> int:
-    """Largest label in the pool of all clients, after their shift, and 1 more."""
-    if isinstance(data, PlacedData):
-        return data.num_labels
-    return 1 + max(int(np.asarray(leaf).max()) for leaf in (data.y, data.label_map) if leaf is not None)
-
-
 def check_state(method: Method | MethodSchedule, data: Federation, settings: Settings, state: Any) -> None:
     """Raise InvalidInput unless a run of a method can continue from a state.
 

@@ -12,7 +12,7 @@ from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.data.rows import Rows
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine.mapping import assign_on_host
-from pfl_jax.engine.sharding import AXIS, PlacedData, own_devices, replicate, stack
+from pfl_jax.engine.sharding import AXIS, PlacedData, num_labels, own_devices, replicate, stack
 
 
 def place(data: FederatedData, mesh: Mesh) -> PlacedData:
@@ -39,8 +39,7 @@ def place(data: FederatedData, mesh: Mesh) -> PlacedData:
         owner[dealt], row[dealt] = device, np.arange(len(dealt))
     counts = replicate((owner, row, host.train_count, host.test_count, host.validation_count), mesh)
     # Of all clients: a process has only the labels of its own ones later.
-    num_labels = 1 + max(int(leaf.max()) for leaf in (host.y, host.label_map) if leaf is not None)
-    return PlacedData(own, *counts, num_labels=num_labels, mesh=mesh)
+    return PlacedData(own, *counts, num_labels=num_labels(host), mesh=mesh)
 
 
 def deal(counts: np.ndarray, devices: int) -> list[np.ndarray]:

@@ -77,6 +77,13 @@ def first_shard(data: FederatedData | PlacedData) -> FederatedData | OwnClients:
     return OwnClients(gather(data.own, 0), data.row) if isinstance(data, PlacedData) else data
 
 
+def num_labels(data: FederatedData | PlacedData) -> int:
+    """Largest label in the pool of all clients, after their shift, and 1 more."""
+    if isinstance(data, PlacedData):
+        return data.num_labels
+    return 1 + max(int(np.asarray(leaf).max()) for leaf in (data.y, data.label_map) if leaf is not None)
+
+
 def own_devices(mesh: Mesh) -> list[int]:
     """Positions on the mesh of this process's devices."""
     return [

@@ -13,12 +13,12 @@ from jax.sharding import Mesh
 
 from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, Scores, State
 from pfl_jax.engine import host_state
-from pfl_jax.engine.checks import check_folder, check_run, explained, num_labels
+from pfl_jax.engine.checks import check_folder, check_run, explained
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.disk_state import in_memory
 from pfl_jax.engine.mapping import client_mesh, map_clients
 from pfl_jax.engine.rounds import Engine, Federation, Outcome, build, build_once
-from pfl_jax.engine.sharding import PlacedData, replicate
+from pfl_jax.engine.sharding import PlacedData, num_labels, replicate
 from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.primitives.metrics import before_aggregation
 

@@ -19,8 +19,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import simulate
-from pfl_jax.engine.checks import check_sweep, explained, num_labels
+from pfl_jax.engine.checks import check_sweep, explained
 from pfl_jax.engine.programs import kept
+from pfl_jax.engine.sharding import num_labels
 from pfl_jax.engine.simulate import Outcome, Settings
 from pfl_jax.primitives.metrics import before_aggregation
 from pfl_jax.primitives.tree import byte_count, gather

@@ -113,12 +113,11 @@ def cd2pfed(
 
     Deviations:
       There is no released code, and only the paper's abstract was available: the method follows the abstract and is
-      otherwise unverified, except that a published review of the paper describes linear growth of the personal share
-      from 0 and a symmetric KL divergence. Unverified choices: growth over 20 rounds to one half; lambda = 1; which
-      channels are personal (the last ones, with their incoming weights; in a fully connected layer the weights from
-      personal to shared channels are shared); a teacher without gradient; no temperature. Left out: the paper's moving
-      average of the weights over time, according to that review w^t = beta_t w'^t + (1 - beta_t) w^(t-1) at each local
-      epoch (here the trained w'^t is taken as it is), and a moving average in the teacher.
+      otherwise unverified. Unverified choices: linear growth of the personal share from 0, over 20 rounds to one half;
+      a symmetric KL divergence; lambda = 1; which channels are personal (the last ones, with their incoming weights; in
+      a fully connected layer the weights from personal to shared channels are shared); a teacher without gradient; no
+      temperature. Left out: the paper's moving average of the weights over time (here the weights after training are
+      taken as they are), and a moving average in the teacher.
     """
     return decouple_channels(
         model,

@@ -207,6 +207,7 @@ def test_a_rate_at_which_all_clients_diverge_is_tried(small_field, runs, words, 
     assert queue.main([*words, "--only", "field", "--list"]) == 0
     out = capsys.readouterr().out
     assert "diverged" in out
+    assert "11 of 11 finished, 0.00 h left" in out
     assert "11 of 11 runs are finished" in out
 
 

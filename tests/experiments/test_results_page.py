@@ -201,13 +201,15 @@ def test_a_cause_has_a_place_a_sentence_and_a_command(tmp_path, cause, expected)
 
 def test_the_committed_causes_and_results_have_places():
     load_causes(committed.ROOT)
-    files = [path.relative_to(committed.ROOT).with_suffix("").as_posix() for path in committed.ROOT.glob("*/*/seed-*")]
-    assert {name.removesuffix("-diverged") for name in files} <= JOBS.keys()
+    files = [path.relative_to(committed.ROOT).with_suffix("").as_posix() for path in committed.ROOT.glob("*/*/*.json")]
+    assert {name.replace("/diverged-", "/") for name in files} <= JOBS.keys()
     # Each file is the run that its name says.
     library = Library()
     for name in files:
-        if name.endswith("-diverged"):
-            assert library.find(JOBS[name.removesuffix("-diverged")].cell) is None, name
+        if "/diverged-" in name:
+            cell = JOBS[name.replace("/diverged-", "/")].cell
+            assert library.find(cell) is None, name
+            assert json.loads((committed.ROOT / f"{name}.json").read_text())["command"] == cell.command()
             continue
         found = library.find(JOBS[name].cell)
         assert found is not None, name
