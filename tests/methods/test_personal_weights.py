@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from jax.flatten_util import ravel_pytree
 from problems import CLASSES, tiny_federation, tiny_model
 from trees import assert_same, row
 
@@ -16,7 +17,7 @@ from pfl_jax.methods.cd2pfed import cd2pfed, personal_entries
 from pfl_jax.methods.fedala import fedala, last_layers
 from pfl_jax.methods.fedas_cd2 import fedas_cd2
 from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.methods.pfedhn import pfedhn
+from pfl_jax.methods.pfedhn import generate, init_hypernetwork, pfedhn
 from pfl_jax.networks.models import mlp
 from pfl_jax.primitives.fingerprint import fingerprint
 from pfl_jax.primitives.holdout import fixed_subset
@@ -128,6 +129,17 @@ def test_pfedhn_without_server_steps_generates_the_same_models():
     # Different clients have different embeddings.
     embeddings = np.asarray(frozen.state.clients)
     assert np.abs(embeddings[0] - embeddings[1]).max() > 0.1
+
+
+def test_the_first_models_of_pfedhn_scatter_as_its_docstring_says():
+    key, params = jax.random.key(5), mlp((28, 28, 1), 10).init(jax.random.key(6))
+    values = {name: one.default for name, one in inspect.signature(pfedhn).parameters.items()}
+    hidden = [values["hidden_size"]] * values["hidden_layers"]
+    hypernetwork = init_hypernetwork(key, values["embedding_size"], hidden, params)
+    embeddings = jax.random.normal(key, (50, values["embedding_size"]))
+    noise = jax.vmap(generate, in_axes=(None, 0))(hypernetwork, embeddings) - ravel_pytree(params)[0]
+    assert 0.04 < float(jnp.sqrt(jnp.mean(noise**2))) < 0.06
+    assert 0.02 < float(jnp.sqrt(jnp.mean(jnp.var(noise, axis=0)))) < 0.03
 
 
 def test_fingerprints_depend_on_the_data_alone():
