@@ -80,9 +80,10 @@ class Job(NamedTuple):
     place: Path
 
     @property
-    def names(self) -> tuple[str, str, str]:
-        """Names by which a job can be chosen: those of its block and its method, and both."""
-        return self.block, self.method, f"{self.block}/{self.method}"
+    def names(self) -> tuple[str, ...]:
+        """Names by which a job can be chosen: those of its block and its method, and both, also without a rate."""
+        method, _, _ = self.method.partition(" lr=")
+        return self.block, self.method, f"{self.block}/{self.method}", f"{self.block}/{method}"
 
     @property
     def label(self) -> str:

@@ -242,6 +242,11 @@ def test_the_digits_have_no_files(runs, words):
     assert [(one.dataset, one.options.source) for one in runs.done] == [("digits", "auto"), ("custom", "auto")]
 
 
+def test_a_method_of_a_comparison_is_chosen_with_all_rates(small_field, runs, words):
+    assert queue.main([*words, "--only", "field/local"]) == 0
+    assert described(runs.done) == [("local", 20, 0.01, 0), ("local", 20, 0.03, 0), ("local", 50, 0.03, 0)]
+
+
 def test_a_run_is_chosen_by_its_block_and_its_method(runs, words):
     assert queue.main([*words, "--only", "field-digits/local lr=0.05"]) == 0
     assert [one.dataset for one in runs.done] == ["digits"]
