@@ -110,8 +110,12 @@ def build(
                 by_run = PartitionSpec("clients")
                 map_on_device = jax.shard_map(
                     # As in `simulate.map_clients`: the loops of `fit` carry unsharded values into sharded results.
-                    map_on_device, mesh=mesh, in_specs=(PartitionSpec(), by_run), out_specs=by_run, check_vma=False
-                )  # fmt: skip
+                    map_on_device,
+                    mesh=mesh,
+                    in_specs=(PartitionSpec(), by_run),
+                    out_specs=by_run,
+                    check_vma=False,
+                )
             return map_on_device(pool, (own, values, rest))
 
         return map_all

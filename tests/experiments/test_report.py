@@ -242,8 +242,14 @@ def test_the_papers_figure_stands_beside_its_setting_on_the_dataset_itself_only(
     (drawn,) = (panel for panel in picture(groups[1:]).panels if panel.title == "received")
     assert drawn.series[1].label == "FedPAC, Table 1: 87.43"
     assert set(drawn.series[1].y) == {87.43}
-    write_run(tmp_path / "x" / "0", PAPER, dataset="fashion_mnist", rounds=(200,), is_real=False,
-             description="fashion_mnist (embedded digits)")  # fmt: skip
+    write_run(
+        tmp_path / "x" / "0",
+        PAPER,
+        dataset="fashion_mnist",
+        rounds=(200,),
+        is_real=False,
+        description="fashion_mnist (embedded digits)",
+    )
     text = page.page(groups_of(tmp_path / "x")[0])
     assert "87.43" not in text
     assert "Stand-in data. </strong>fashion_mnist (embedded digits)" in text

@@ -19,8 +19,13 @@ from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 
 BASE = {
-    "method": "fedavg", "preset": "fedpac", "model": "mlp", "rounds": 3, "num_clients": 2, "participation": 1.0,
-}  # fmt: skip
+    "method": "fedavg",
+    "preset": "fedpac",
+    "model": "mlp",
+    "rounds": 3,
+    "num_clients": 2,
+    "participation": 1.0,
+}
 NAN = float("nan")
 
 
