@@ -111,7 +111,8 @@ class Queue(batch.Batch):
         return self._cell(job).command(job.folder)
 
     def has_more(self, jobs: Sequence[batch.Job]) -> bool:
-        return len(self.entries) > len(jobs)
+        # Not their number: in place of a rate that diverged there is another one.
+        return not {self.folder / entry.place for entry in self.entries} <= {job.folder for job in jobs}
 
     def committed_result(self, job: batch.Job) -> Result | None:
         # Read again each time: another machine may have finished it.

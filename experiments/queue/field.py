@@ -70,7 +70,9 @@ FIELDS = {
 
 
 class Tuned(NamedTuple):
-    """A method with its learning rate of the highest accuracy on validation examples.
+    """A method with its learning rate: that of the highest accuracy on validation examples.
+
+    Rates at which all clients diverge are left out, be it in the search or only in the longer run.
 
     Attributes:
       method: its name.
@@ -110,10 +112,10 @@ class Comparison:
         search = [job for method in METHODS for job in search_jobs(block, method)]
         runs = [run_job(block, one.method, one.rate) for one in found]
         again = []
-        if len(found) == len(METHODS) and all(one.results for one in found):
+        if len(found) == len(METHODS) and all(_is_done(job, there, library.root) for job in runs):
             again = [run_job(block, one.method, one.rate, seed) for one in self.tuned[:BEST] for seed in SEEDS[1:]]
         self.jobs = list({job.place: job for job in [*search, *runs, *again]}.values())
-        self.finished = sum(job.place in there or _has_diverged(job, library.root) for job in self.jobs)
+        self.finished = sum(_is_done(job, there, library.root) for job in self.jobs)
         searched_apart = len(METHODS) if self.field.search_rounds < self.field.rounds else 0
         self.total = len(search) + searched_apart + BEST * len(SEEDS[1:])
 
@@ -121,14 +123,20 @@ class Comparison:
         """The method with its learning rate; None until its search has ended."""
         validation = []
         for job in search_jobs(self.block, method):
-            one = there.get(job.place)
-            if one is None and not _has_diverged(job, root):
+            if not _is_done(job, there, root):
                 return None
+            one = there.get(job.place)
             validation.append(0.0 if one is None else one.validation(PROTOCOL) or 0.0)
-        rate = self.field.rates[validation.index(max(validation))]
+        ranked = sorted(zip(self.field.rates, validation, strict=True), key=lambda one: -one[1])
+        usable = [one for one in ranked if not _has_diverged(run_job(self.block, method, one[0]), root)]
+        rate, accuracy = (usable or ranked)[0]
         first, *others = [there.get(run_job(self.block, method, rate, seed).place) for seed in SEEDS]
         results = [] if first is None else [one for one in (first, *others) if one is not None]
-        return Tuned(method, rate, max(validation), results)
+        return Tuned(method, rate, accuracy, results)
+
+
+def _is_done(job: Job, there: Mapping[Path, Result], root: Path) -> bool:
+    return job.place in there or _has_diverged(job, root)
 
 
 def _has_diverged(job: Job, root: Path) -> bool:

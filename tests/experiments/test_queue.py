@@ -45,7 +45,7 @@ class Runs:
         if options.method == self.refused:
             raise InvalidInput("--lr 0.01 is too large")
         self.done.append(request)
-        if (options.method, request.hyper_parameters["lr"]) == self.diverging:
+        if (options.method, options.rounds, request.hyper_parameters["lr"]) == self.diverging:
             raise RunDiverged("round 1: --lr is too large")
         if options.source == "embedded":
             request, _ = request.on_embedded_data()
@@ -192,7 +192,7 @@ def test_a_search_says_what_is_run_next(small_field, runs, words, tmp_path, caps
 
 
 def test_a_rate_at_which_all_clients_diverge_is_tried(small_field, runs, words, tmp_path, capsys):
-    runs.diverging = ("fedper", 0.03)
+    runs.diverging = ("fedper", 20, 0.03)
     assert queue.main([*words, "--only", "field"]) == 0
     assert "round 1: --lr is too large; kept as" in capsys.readouterr().out
     search = [(method, 20, rate, 0) for method in ("local", "fedavg", "fedper") for rate in (0.01, 0.03)]
@@ -211,8 +211,31 @@ def test_a_rate_at_which_all_clients_diverge_is_tried(small_field, runs, words, 
     assert "11 of 11 runs are finished" in out
 
 
+def test_a_rate_that_diverges_after_the_search_gives_way_to_the_next_best(small_field, runs, words, tmp_path):
+    runs.diverging = ("fedper", 50, 0.03)
+    assert queue.main([*words, "--only", "field"]) == 0
+    search = [(method, 20, rate, 0) for method in ("local", "fedavg", "fedper") for rate in (0.01, 0.03)]
+    chosen = [("local", 50, 0.03, 0), ("fedavg", 50, 0.03, 0), ("fedper", 50, 0.03, 0), ("fedper", 50, 0.01, 0)]
+    done = [*search, *chosen, ("fedavg", 50, 0.03, 1), ("fedavg", 50, 0.03, 2)]
+    assert described(runs.done) == done
+    found = Comparison("field", Library(tmp_path / "results"))
+    assert {one.method: one.rate for one in found.tuned} == {"fedavg": "0.03", "fedper": "0.01", "local": "0.03"}
+    assert (len(found.jobs), found.finished, found.total) == (11, 11, 11)
+    assert queue.main([*words, "--only", "field"]) == 0
+    assert described(runs.done) == done
+
+
+def test_the_best_are_found_although_a_method_diverges_at_every_rate(small_field, runs, words, tmp_path):
+    file = tmp_path / "results/field/fedper-lr=0.01/diverged-seed-0.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    runs.diverging = ("fedper", 50, 0.03)
+    assert queue.main([*words, "--only", "field"]) == 0
+    assert described(runs.done)[-3:] == [("fedper", 50, 0.03, 0), ("fedavg", 50, 0.03, 1), ("fedavg", 50, 0.03, 2)]
+
+
 def test_a_divergence_elsewhere_is_refused(runs, words, capsys):
-    runs.diverging = ("fedper", 0.01)
+    runs.diverging = ("fedper", 200, 0.01)
     assert queue.main([*words, "--only", "fedper"]) == 2
     assert "left out: round 1: --lr is too large" in capsys.readouterr().out
 
