@@ -14,7 +14,6 @@ from test_host_state import assert_same
 from pfl_jax import simulate
 from pfl_jax.data.federated import OwnClients, client_data
 from pfl_jax.engine import host_state, placement, sharding
-from pfl_jax.engine.checks import num_labels
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 
@@ -133,10 +132,10 @@ def test_owned_clients_give_the_same_results(name, place, monkeypatch):
 
 def test_labels_of_other_processes_count():
     placed = placement.place(DATA, simulate.client_mesh())
-    assert num_labels(placed) == num_labels(DATA) == int(DATA.y.max()) + 1
+    assert sharding.num_labels(placed) == sharding.num_labels(DATA) == int(DATA.y.max()) + 1
     # As in a process whose own clients have only small labels.
     few = dataclasses.replace(placed, own=placed.own._replace(y=jnp.zeros_like(placed.own.y)))
-    assert num_labels(few) == num_labels(DATA)
+    assert sharding.num_labels(few) == sharding.num_labels(DATA)
 
 
 def test_data_that_is_on_a_mesh_is_run_on_no_other():
