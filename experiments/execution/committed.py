@@ -89,12 +89,12 @@ def keep(folder: Path, place: Path, root: Path = ROOT) -> Path:
     return path
 
 
-def keep_divergence(cell: Cell, error: Exception, place: Path, root: Path = ROOT) -> Path:
+def keep_divergence(cell: Cell, reason: str, place: Path, root: Path = ROOT) -> Path:
     """Store that a run diverged, which is its result in a comparison of learning rates.
 
     Args:
       cell: the run.
-      error: how it ended.
+      reason: how it ended.
       place, root: see `keep`.
 
     Returns:
@@ -105,7 +105,7 @@ def keep_divergence(cell: Cell, error: Exception, place: Path, root: Path = ROOT
     """
     path = divergence(place, root)
     make_folder(path.parent)
-    write_text(path, strict_json({"command": cell.command(), "error": str(error)}))
+    write_text(path, strict_json({"command": cell.command(), "error": reason}))
     return path
 
 

@@ -17,19 +17,29 @@ from pfl_jax.errors import Diverged, InvalidInput
 
 
 class RunDiverged(InvalidInput):
-    """A run that ended because clients or the server diverged."""
+    """A run that ended because clients or the server diverged.
+
+    Args:
+      reason: what happened, the likely cause and what can be done.
+      kept: end of the message, on what stays of the run.
+    """
+
+    def __init__(self, reason: str, kept: str = ""):
+        super().__init__(f"{reason}{kept}")
+        self.reason = reason
 
 
-def divergence_message(error: Diverged, request: Request, checkpoints: Checkpoints, folder: RunFolder) -> str:
-    """Message on a diverged run, with the likely cause and what can be done."""
+def run_diverged(error: Diverged, request: Request, checkpoints: Checkpoints, folder: RunFolder) -> RunDiverged:
+    """Error of a diverged run for the user."""
     saved = checkpoints.rounds()
     kept = f"; the checkpoint of round {saved[-1]} stays in {folder.path}" if saved else ""
     given = {name: value for name, value in request.hyper_parameters.items() if value is not None}
     rates = [f"{flag(name)} {value:g}" for name, value in given.items() if name.endswith("lr")]
     skip = ", or leave such clients out with --on-nan skip-client"
-    return (
+    return RunDiverged(
         f"{label(request.options.method)}: {error}; most likely {' or '.join(rates)} is too large: use a smaller one"
-        f"{skip if error.clients and request.options.on_nan == 'stop' else ''}{kept}"
+        f"{skip if error.clients and request.options.on_nan == 'stop' else ''}",
+        kept,
     )
 
 

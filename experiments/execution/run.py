@@ -236,7 +236,7 @@ def _user_error(error: BaseException, work: _Work) -> BaseException:
     """Message of an error for the user: what happened, what to do, and what remains of the run."""
     go_on = work.go_on
     if isinstance(error, Diverged):
-        return outcome.RunDiverged(outcome.divergence_message(error, work.request, work.checkpoints, work.folder))
+        return outcome.run_diverged(error, work.request, work.checkpoints, work.folder)
     if isinstance(error, CannotWrite | EndedAlone):
         return type(error)(f"{error}{go_on}")
     if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):

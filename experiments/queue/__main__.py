@@ -144,8 +144,8 @@ class Queue(batch.Batch):
             except RunDiverged as error:
                 if place.parts[0] not in field.FIELDS:
                     raise
-                # In a search, this is the rate's result.
-                path = committed.keep_divergence(job.cell, error, place, self.root)
+                # In a comparison, this is the rate's result.
+                path = committed.keep_divergence(job.cell, error.reason, place, self.root)
                 print_line(console, f"{error}; kept as {path}")
                 continue
             print_line(console, f"kept as {committed.keep(job.folder, place, self.root)}")

@@ -81,7 +81,7 @@ class Job(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names by which a job can be chosen: those of its block and its method, and both, also without a rate."""
+        """Names by which a job can be chosen: its block, its method, both, and both without the learning rate."""
         method, _, _ = self.method.partition(" lr=")
         return self.block, self.method, f"{self.block}/{self.method}", f"{self.block}/{method}"
 

@@ -46,7 +46,7 @@ class Runs:
             raise InvalidInput("--lr 0.01 is too large")
         self.done.append(request)
         if (options.method, options.rounds, request.hyper_parameters["lr"]) == self.diverging:
-            raise RunDiverged("round 1: --lr is too large")
+            raise RunDiverged("round 1: --lr is too large", f"; a checkpoint stays in {options.out}")
         if options.source == "embedded":
             request, _ = request.on_embedded_data()
             options = request.options
@@ -191,19 +191,28 @@ def test_a_search_says_what_is_run_next(small_field, runs, words, tmp_path, caps
     assert "11 of 11 runs are finished" in capsys.readouterr().out
 
 
-def test_a_rate_at_which_all_clients_diverge_is_tried(small_field, runs, words, tmp_path, capsys):
-    runs.diverging = ("fedper", 20, 0.03)
-    assert queue.main([*words, "--only", "field"]) == 0
-    assert "round 1: --lr is too large; kept as" in capsys.readouterr().out
-    search = [(method, 20, rate, 0) for method in ("local", "fedavg", "fedper") for rate in (0.01, 0.03)]
-    chosen = [("local", 50, 0.03, 0), ("fedavg", 50, 0.03, 0), ("fedper", 50, 0.01, 0)]
-    done = [*search, *chosen, ("fedavg", 50, 0.03, 1), ("fedavg", 50, 0.03, 2)]
+def assert_ended_with(done, runs, words, tmp_path):
+    """These runs were all, FedPer has the smaller rate, and the command runs nothing again."""
     assert described(runs.done) == done
     found = Comparison("field", Library(tmp_path / "results"))
     assert {one.method: one.rate for one in found.tuned} == {"fedavg": "0.03", "fedper": "0.01", "local": "0.03"}
     assert (len(found.jobs), found.finished, found.total) == (11, 11, 11)
     assert queue.main([*words, "--only", "field"]) == 0
     assert described(runs.done) == done
+
+
+def test_a_rate_at_which_all_clients_diverge_is_tried(small_field, runs, words, tmp_path, capsys):
+    runs.diverging = ("fedper", 20, 0.03)
+    assert queue.main([*words, "--only", "field"]) == 0
+    assert "round 1: --lr is too large; a checkpoint stays in" in capsys.readouterr().out
+    # A committed file has no path of this machine.
+    content = json.loads((tmp_path / "results/field/fedper-lr=0.03-search/diverged-seed-0.json").read_text())
+    assert content["error"] == "round 1: --lr is too large"
+    assert str(tmp_path) not in content["command"]
+    search = [(method, 20, rate, 0) for method in ("local", "fedavg", "fedper") for rate in (0.01, 0.03)]
+    chosen = [("local", 50, 0.03, 0), ("fedavg", 50, 0.03, 0), ("fedper", 50, 0.01, 0)]
+    done = [*search, *chosen, ("fedavg", 50, 0.03, 1), ("fedavg", 50, 0.03, 2)]
+    assert_ended_with(done, runs, words, tmp_path)
     assert queue.main([*words, "--only", "field", "--list"]) == 0
     out = capsys.readouterr().out
     assert "diverged" in out
@@ -217,12 +226,7 @@ def test_a_rate_that_diverges_after_the_search_gives_way_to_the_next_best(small_
     search = [(method, 20, rate, 0) for method in ("local", "fedavg", "fedper") for rate in (0.01, 0.03)]
     chosen = [("local", 50, 0.03, 0), ("fedavg", 50, 0.03, 0), ("fedper", 50, 0.03, 0), ("fedper", 50, 0.01, 0)]
     done = [*search, *chosen, ("fedavg", 50, 0.03, 1), ("fedavg", 50, 0.03, 2)]
-    assert described(runs.done) == done
-    found = Comparison("field", Library(tmp_path / "results"))
-    assert {one.method: one.rate for one in found.tuned} == {"fedavg": "0.03", "fedper": "0.01", "local": "0.03"}
-    assert (len(found.jobs), found.finished, found.total) == (11, 11, 11)
-    assert queue.main([*words, "--only", "field"]) == 0
-    assert described(runs.done) == done
+    assert_ended_with(done, runs, words, tmp_path)
 
 
 def test_the_best_are_found_although_a_method_diverges_at_every_rate(small_field, runs, words, tmp_path):
