@@ -127,7 +127,8 @@ def fedas(
     Without alignment and synchronization this is FedPer.
 
     Args:
-      training: recipe of local training. The alignment uses the same optimizer, without momentum and weight decay.
+      training: recipe of local training. The alignment uses the same optimizer, without momentum, weight decay and
+        augmentation; the parallel manner compares augmented examples with targets of the original ones.
       align_lr: learning rate of the alignment.
       align_batch_size: examples in a mini-batch of the alignment.
       align_epochs: epochs of the alignment.
@@ -168,7 +169,8 @@ def fedas(
       of FedPAC (Eq. 17, 19), without classes that have occurred in no cohort yet. The "learning rate decay value" of
       1e-3 in Section 4.1 is left out, because the paper does not say how it is applied.
     """
-    align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs)
+    # The targets are embeddings of the original images.
+    align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)
     serial, parallel = (alignment and manner == name for name in ("serial", "parallel"))
     visits = align_training if serial else training
     aligner = _Alignment(model, visits, alignment, target, align_loss, lam, first_alignment)

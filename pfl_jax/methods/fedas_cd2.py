@@ -32,7 +32,8 @@ def fedas_cd2(
     (align_epochs = 0) this is FedAvg.
 
     Args:
-      training: recipe of local training. The alignment uses the same optimizer, without momentum and weight decay.
+      training: recipe of local training. The alignment uses the same optimizer, without momentum, weight decay and
+        augmentation.
       share: share of each layer's channels that is personal after growth_rounds, from 0 to 1.
       growth_rounds: rounds over which the personal share grows from 0 to its final value; 0 for no growth phase.
       lam: strength lambda of the distillation between the two paths.
@@ -55,7 +56,8 @@ def fedas_cd2(
       aligned. Fisher weights are left out because the figure adds only the alignment. Clients that were never trained
       skip the alignment. The unverified choices of `cd2pfed` apply here too.
     """
-    align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs)
+    # The targets are embeddings of the original images.
+    align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)
 
     def align(key, received, personal, last, data, trained):
         targets = extract_features(model, last["backbone"], data)

@@ -14,6 +14,7 @@ from trees import assert_same
 
 from pfl_jax.data.federated import client_data
 from pfl_jax.methods import METHODS, make_method
+from pfl_jax.primitives.local_sgd import LocalSGD
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -113,6 +114,19 @@ def test_fedas_skips_the_alignment_of_clients_never_trained():
     )
     trained = personalize(jax.random.key(3), later, client._replace(trained=jnp.ones((), bool)), data)
     assert float(jnp.abs(trained["backbone"]["kernel"] - later.backbone["kernel"]).max()) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["fedas", "fedas_cd2"])
+def test_the_alignment_compares_embeddings_of_the_original_examples(name):
+    data = client_data(tiny_federation(), 1, "train")
+
+    def aligned(augment):
+        method = METHODS[name](tiny_model(), LocalSGD(augment=augment), align_lr=0.5)
+        first, later = (method.init_server(jax.random.key(seed)) for seed in (0, 1))
+        client = method.init_client(jax.random.key(2), first, data)._replace(trained=jnp.ones((), bool))
+        return jax.jit(method.personalize)(jax.random.key(3), later, client, data)
+
+    chex.assert_trees_all_equal(aligned(lambda key, x: 2 * x + 1), aligned(None))
 
 
 def test_fedas_synchronization_weights_are_the_traces():
