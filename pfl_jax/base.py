@@ -8,6 +8,12 @@ Shapes use these letters throughout the package:
     N   clients of the federation             M   clients of one round's cohort
     n   examples of a client, padded to the largest client; `ClientData.mask` marks the real ones
     B   examples of a mini-batch              K   classes             d   features (the backbone's output)
+
+and equations these:
+
+    w   parameters of a whole model           theta   of its backbone                 phi   of its head
+    E   local epochs                          CE   mean cross entropy
+    beta_i = n_i / sum_j n_j   share of client i in the training examples of the cohort
 """
 
 from collections.abc import Callable

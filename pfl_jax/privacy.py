@@ -1,6 +1,6 @@
 """Budgets of differential privacy: what a run with clipping and noise guarantees, and for whom.
 
-Needs Google's dp-accounting, `pip install dp-accounting`. The neighbouring relation is that of dp-accounting's
+Needs Google's dp-accounting, `pip install dp-accounting`. The neighboring relation is that of dp-accounting's
 REPLACE_SPECIAL: the data of one unit, an example of a client or a whole client, is replaced by an empty one that counts
 but contributes nothing. Every use of a unit is then one Gaussian mechanism of sensitivity C, the norm to which its
 contribution is clipped; k uses with noise multiplier z together are one with z / sqrt(k).

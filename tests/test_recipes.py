@@ -42,7 +42,7 @@ def test_the_notebook(capsys):
         if early:
             exec(compile(text, "docs/recipes.md", "exec"), names)
     lines = capsys.readouterr().out.splitlines()
-    accuracies = [float(line.removeprefix(f"producer {client}: ")) for client, line in enumerate(lines[:4])]
+    accuracies = [float(line.removeprefix(f"grower {client}: ")) for client, line in enumerate(lines[:4])]
     assert min(accuracies) >= 0.75
     # The diagonal of the head weights, by client.
     own = [

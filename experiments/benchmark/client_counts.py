@@ -32,12 +32,12 @@ _MIB = 2**20
 
 
 def federation(clients: int) -> FederatedData:
-    """Clients with synthetic examples of two neighbouring classes each, which others may have too."""
+    """Clients with synthetic examples of two neighboring classes each, which others may have too."""
     draw = np.random.default_rng(0)
     centers = draw.integers(0, 128, (CLASSES, *SHAPE), np.uint8)
     pools, tables, each = [], [], np.arange(clients)[:, None]
     for size, own in zip(POOL, (TRAIN, TEST), strict=True):
-        # Sorted, so that neighbouring classes are neighbouring rows.
+        # Sorted, so that neighboring classes are neighboring rows.
         y = np.sort(np.arange(size) % CLASSES).astype(np.int32)
         pools.append((centers[y] + draw.integers(0, 128, (size, *SHAPE), np.uint8), y))
         starts = each % CLASSES * (size // CLASSES) + draw.integers(0, size // CLASSES, (clients, 1))
@@ -58,7 +58,8 @@ def client_counts(setup: Setup) -> Section:
                 rows.append(child(setup, "many_states", method=method, clients=clients, place=place))
     note = (
         f"{TRAIN} training examples each, cohort {cohort}, {rounds} rounds of one epoch, mlp; start: initial states "
-        f"and first round, with compilation; round: median of the others; evaluation of {evaluated} clients"
+        f"and first round, whose programs are compiled unless the cache on disk has them; round: median of the others; "
+        f"evaluation of {evaluated} clients"
     )
     return Section("From few to very many clients", rows, note)
 

@@ -197,8 +197,8 @@ def growth(setup: Setup) -> Section:
     slope, intercept = np.polyfit(cohorts, times, 1)
     apart = np.max(np.abs(times / (slope * cohorts + intercept) - 1))
     note = (
-        f"{setup.scale.growth_examples} examples each; a round takes {slope * 1e3:.1f} ms for each client of the "
-        f"cohort and {intercept * 1e3:.1f} ms once, to within {apart:.0%}"
+        f"{setup.scale.growth_examples} examples each; a line through these rounds rises by {slope * 1e3:.1f} ms "
+        f"for each client of the cohort and is within {apart:.0%} of all of them"
     )
     return Section("FedPAC from few to many clients", rows, note)
 

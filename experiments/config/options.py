@@ -102,8 +102,8 @@ class Options:
     """Test examples of each client, with dirichlet the maximum; None divides all examples, or with grouped and
     pathological takes as many as training examples."""
     val_fraction: float | None = None
-    """Share of each client's training examples, between 0 and 1, that are set apart as validation examples: at least
-    one, unless the client has only one. By accuracy on them a run chooses its best round, and a sweep its best
+    """Share of each client's training examples, above 0 and below 1, that are set apart as validation examples: at
+    least one, unless the client has only one. By accuracy on them a run chooses its best round, and a sweep its best
     setting."""
     shift: Literal["none", "labels", "rotation"] = "none"
     """Additional difference between groups of clients, in training and test examples: a permutation of the labels
@@ -248,7 +248,7 @@ class Options:
             _require(0 < self.target_accuracy <= 100, "target_accuracy", "is a percentage", self.target_accuracy)
         for name in ("test_fraction", "val_fraction"):
             value = getattr(self, name)
-            _require(value is None or 0 < value < 1, name, "must be between 0 and 1", value)
+            _require(value is None or 0 < value < 1, name, "must be above 0 and below 1", value)
         if self.clip_norm is not None:
             _require(0 < self.clip_norm < math.inf, "clip_norm", "must be positive and finite", self.clip_norm)
         self._check_privacy()

@@ -83,10 +83,12 @@ def readme_table(content: Content) -> str:
     rows = ([f"`{row.method}`", *_numbers(by_row[row].entry)] for row in chosen())
     known = [place for place in content.places if place.is_close is not None]
     close = sum(place.is_close is True for place in known)
+    different = {runs(place.entry.row, content.library)[0].path for place in known}
     return (
         f"{tables.markdown(['method', 'ours', 'paper', 'difference'], rows)}\n"
-        f"Of the {len(known)} places of the papers' tables that have a finished run, {close} are within {CLOSE:g} "
-        "point. [All places](docs/results.md),\nwith the causes of larger differences where they are known.\n"
+        f"{len(known)} of the papers' accuracies have a finished run beside them, and {close} of these are within "
+        f"{CLOSE:g} point. These are {len(different)}\ndifferent runs: some stand in several tables. [All accuracies]"
+        "(docs/results.md), with the causes of larger differences where they are known.\n"
     )
 
 
@@ -130,6 +132,7 @@ def _field(one: Comparison) -> dict[str, object]:
     options = sample.request().options
     # Every command line of FIELDS fixes the number of test examples.
     tested = options.num_clients * cast(int, options.test_size)
+    is_short = field.search_rounds < field.rounds
     rows = [
         [f"`{each.method}`", each.rate, number(each.validation), *(_accuracy(each, protocol) for protocol in ALWAYS)]
         for each in one.tuned
@@ -138,7 +141,13 @@ def _field(one: Comparison) -> dict[str, object]:
     return {
         "one": one,
         "command": f"python -m experiments.{field.dataset} --method METHOD --lr LR {words} --seed 0",
-        "heads": ["method", "learning rate", "validation", *ALWAYS],
+        "heads": [
+            "method",
+            "learning rate",
+            "validation" + (f", round {field.search_rounds}" if is_short else ""),
+            *ALWAYS,
+        ],
+        "is_short": is_short,
         "rows": rows,
         "tested": tested,
         "error": 100 * math.sqrt(0.9 * 0.1 / tested),

@@ -271,7 +271,7 @@ def _known(values: Any, what: str, size: int, known: np.ndarray, role: str) -> n
 def _divide(rows: Part, fraction: float, owners: np.ndarray, seed: int) -> list[Part]:
     """Training and test rows by a share of each group: of each client, or of each class where there are none."""
     if not 0 < fraction < 1:
-        raise InvalidInput(f"the test fraction must be between 0 and 1, not {fraction:g}")
+        raise InvalidInput(f"the test fraction must be above 0 and below 1, not {fraction:g}")
     x, y, client = rows
     group = client if len(client) else y
     rng = np.random.default_rng(seed)

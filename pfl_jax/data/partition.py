@@ -298,7 +298,7 @@ def with_validation(parts: Partition, fraction: float, *, seed: int = 0) -> Part
 
     Args:
       parts: a partition without validation examples.
-      fraction: share of the training examples, between 0 and 1.
+      fraction: share of the training examples, above 0 and below 1.
       seed: seed of the random order.
 
     Returns:
@@ -317,7 +317,7 @@ def with_validation(parts: Partition, fraction: float, *, seed: int = 0) -> Part
       ([31, 30, 30], [3, 3, 3])
     """
     if not 0 < fraction < 1:
-        raise InvalidInput(f"the fraction of validation examples is between 0 and 1, not {fraction:g}")
+        raise InvalidInput(f"the fraction of validation examples must be above 0 and below 1, not {fraction:g}")
     if parts.validation is not None:
         raise InvalidInput("the partition has validation examples already")
     rows = [np.flatnonzero(row) if row.dtype == bool else row for row in map(np.asarray, parts.train)]

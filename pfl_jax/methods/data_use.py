@@ -1,7 +1,7 @@
 """Uses of a client's data by each method: what differential privacy of single examples covers, and what it does not.
 
 With `dp_clip`, every step of `LocalSGD.fit` is private, see `pfl_jax.primitives.private_gradients`. What a method
-computes from a client's examples besides these steps is not; DATA_USE names it. The neighbouring relation keeps the
+computes from a client's examples besides these steps is not; DATA_USE names it. The neighboring relation keeps the
 number of examples, which therefore counts as public.
 """
 
@@ -88,7 +88,13 @@ DATA_USE: dict[str, DataUse] = {
     "apfl": _never(OWN_GRADIENTS),
     "pfedme": _never(OWN_GRADIENTS),
     "ditto": DataUse((SIZE,), passes=_epochs("personal_epochs", "epochs")),
-    "fedfomo": DataUse((IDENTITY, "losses on held-out examples: the weights of the downloaded models, which are sent")),
+    "fedfomo": DataUse(
+        (
+            IDENTITY,
+            "number of examples: the order in which models are drawn",
+            "losses on held-out examples: the weights of the downloaded models, which are sent",
+        )
+    ),
     "fedamp": DataUse(),
     "apple": DataUse((IDENTITY, "number of examples: sent, and the initial relations")),
     "hypcluster": DataUse((SIZE, "losses on the examples: the choice of the shared model, which is sent")),

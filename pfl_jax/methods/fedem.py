@@ -15,7 +15,7 @@ from pfl_jax.primitives.losses import masked_mean
 
 
 class Mixture(NamedTuple):
-    """Model that a FedEM client deploys: the shared models, leaves [M, ...], and the logs of their weights [M]."""
+    """Model that a FedEM client deploys: the shared models, leaves [L, ...], and the logs of their weights [L]."""
 
     models: Params
     log_weights: jax.Array
@@ -28,7 +28,7 @@ def fedem(
     *,
     learners: int = 3,
 ) -> Method:
-    r"""FedEM: M models that all clients share, and mixture weights pi_i of each client.
+    r"""FedEM: L models that all clients share, and mixture weights pi_i of each client.
 
         E-step:  q_l(m) proportional to pi_im exp(-CE(w_m; x_l, y_l)),  for every example l
         M-step:  pi_im = mean_l q_l(m);   w_im = E epochs of SGD from w_m on  mean_l q_l(m) CE(w_im; x_l, y_l)
@@ -39,18 +39,18 @@ def fedem(
 
     Args:
       training: recipe of local training.
-      learners: number M of shared models.
+      learners: number L of shared models.
 
     Returns:
-      A `Method` with the models, leaves [M, ...], as server state; a client keeps the logarithms of pi_i [M], which are
+      A `Method` with the models, leaves [L, ...], as server state; a client keeps the logarithms of pi_i [L], which are
       equal at the start.
 
     Info:
-      mixture: [cohort, M], pi: row i has the weights of the models for client i after the round.
+      mixture: [M, L], pi: row i has the weights of the models for client i after the round.
 
     Reference:
       Marfoq, Neglia, Bellet, Kameni, Vidal. Federated Multi-Task Learning under a Mixture of Distributions. NeurIPS
-      2021. The algorithm FedEM; M = 3 and 5 are FedPAC's (Table 4).
+      2021. The algorithm FedEM; L = 3 and 5 are FedPAC's (Table 4).
 
     Deviations:
       There is one E-step per round, before training and with the received models, as in the released code. All models

@@ -18,26 +18,26 @@ def fedem_ft(
     """FedEM-FT: FedEM whose clients fine-tune the shared models before they use them.
 
     Training and aggregation are those of FedEM. Fine-tuning is one more local update of FedEM: an E-step, new mixture
-    weights pi_i, then `finetune_epochs` epochs of local training of all M models. Clients neither keep nor send the
+    weights pi_i, then `finetune_epochs` epochs of local training of all L models. Clients neither keep nor send the
     fine-tuned models.
 
     Args:
       training: recipe of local training, and of fine-tuning.
-      learners: number M of shared models.
+      learners: number L of shared models.
       finetune_epochs: epochs of fine-tuning before a client uses the models; None for as many as in training.
 
     Returns:
       A `Method`; states as in `fedem`.
 
     Info:
-      mixture: [cohort, M], as in `fedem`.
+      mixture: [M, L], as in `fedem`.
 
     Reference:
       The baseline FedEM-FT of Xu, Tong, Huang. Personalized Federated Learning with Feature Alignment and Classifier
       Collaboration. ICLR 2023. Appendix C.4, Table 4; Marfoq et al. 2021 do not fine-tune.
 
     Deviations:
-      FedPAC does not say what its fine-tuning trains; here it trains all M models with FedEM's weighted loss.
+      FedPAC does not say what its fine-tuning trains; here it trains all L models with FedEM's weighted loss.
     """
     tuning = training.replace(epochs=training.epochs if finetune_epochs is None else finetune_epochs)
     return fine_tuned(fedem(model, training, learners=learners), unchecked(fedem)(model, tuning, learners=learners))

@@ -34,9 +34,9 @@ class FedFomoClient(NamedTuple):
 
     Attributes:
       previous: the model from which the client's previous local training started.
-      models: models to compare, leaves [M, ...]: the client's own trained model, then M - 1 downloaded ones.
-      received: [M], bool; False for models that are missing because there was none to download.
-      senders: [M - 1], uint32; fingerprints of the data of the clients whose models were downloaded.
+      models: models to compare, leaves [D, ...]: the client's own trained model, then D - 1 downloaded ones.
+      received: [D], bool; False for models that are missing because there was none to download.
+      senders: [D - 1], uint32; fingerprints of the data of the clients whose models were downloaded.
       affinity: affinities to other clients.
     """
 
@@ -48,7 +48,7 @@ class FedFomoClient(NamedTuple):
 
 
 class FedFomoMessage(NamedTuple):
-    """Message of a client: its trained model, its data's fingerprint, and the weights [1 + M] of its combination."""
+    """Message of a client: its trained model, its data's fingerprint, and the weights [1 + D] of its combination."""
 
     model: Params
     identity: jax.Array
@@ -58,7 +58,7 @@ class FedFomoMessage(NamedTuple):
 def combine_models(
     model: Model, client: FedFomoClient, data: ClientData, *, held_out: float, fallback: Fallback
 ) -> tuple[Params, jax.Array]:
-    """Next theta_i, and the weights [1 + M] in it of the previous theta_i and of the M models.
+    """Next theta_i, and the weights [1 + D] in it of the previous theta_i and of the D models.
 
     Args:
       model: the architecture.
@@ -91,18 +91,18 @@ def fedfomo(
     fallback: Fallback = "previous",
     memory: int = 100,
 ) -> Method:
-    r"""FedFomo: a client moves toward those of M models that have a lower loss on its held-out examples.
+    r"""FedFomo: a client moves toward those of D models that have a lower loss on its held-out examples.
 
         w_ij = max(0, L_i(theta_i) - L_i(theta_j)) / ||theta_j - theta_i||,   normalized to sum to 1 over j
         theta_i <- theta_i + sum_j w_ij (theta_j - theta_i);   p_i <- p_i + w_i;   then E epochs of SGD
 
     theta_i is the model from which i's previous local training started, L_i the mean cross entropy on held-out
-    examples of i that are never trained on, and theta_j are models trained since then: i's own one and M - 1 downloaded
+    examples of i that are never trained on, and theta_j are models trained since then: i's own one and D - 1 downloaded
     ones. If none of them is better, `fallback` decides. Downloads are chosen by the affinities p_i, epsilon-greedily.
 
     Args:
       training: recipe of local training.
-      download: number M of models that a client compares, including its own trained one; at least 1.
+      download: number D of models that a client compares: its own trained one and D - 1 of other clients; at least 1.
       held_out: share of a client's training examples that are held out to compare models.
       epsilon: probability that a download is chosen at random, in the first round.
       epsilon_decay: decrease of epsilon per round, down to zero.
@@ -113,24 +113,24 @@ def fedfomo(
       memory: maximum number of other clients whose affinity a client stores; the smallest affinities are dropped.
 
     Returns:
-      A `Method` with a `FedFomoServer` as server state and a `FedFomoClient` as client state, so M + 1 models of every
+      A `Method` with a `FedFomoServer` as server state and a `FedFomoClient` as client state, so D + 1 models of every
       client stay in memory. Under `received` a client deploys its combination.
 
     Info:
-      weights: [cohort, 1 + M], weights of theta_i, of the own trained model and of the downloaded models in the
+      weights: [M, 1 + D], weights of theta_i, of the own trained model and of the downloaded models in the
         combination from which each client started the round.
-      affinity: [cohort, cohort], p_ij, by which client i chose its next downloads.
+      affinity: [M, M], p_ij, by which client i chose its next downloads.
 
     Reference:
       Zhang, Sapra, Fidler, Yeung, Alvarez. Personalized Federated Learning with First Order Model Optimization.
-      ICLR 2021. M = 5 is from FedPAC (Appendix B.3); epsilon, its decay, the held-out share and the baseline theta_i
+      ICLR 2021. D = 5 is from FedPAC (Appendix B.3); epsilon, its decay, the held-out share and the baseline theta_i
       ("first_model", the default there) are from the released code.
 
     Deviations:
       A client downloads right after a round in which it took part, from that round's cohort. In the released code it
       downloads when it next takes part, from the cohort of the round before; with full participation this is the same.
       Here models and p_i are stored on the client, and the server need not keep models of clients that are absent. A
-      client's own model is always among those compared and is one of the M, as in the released code, whose commands for
+      client's own model is always among those compared and is one of the D, as in the released code, whose commands for
       five models ask for four others. There, epsilon is one round further: the first downloads of trained models have
       0.25, here 0.3; and with participation below 1 all clients train for one epoch in round 0. The norm is Euclidean
       (released: by default the sum of absolute values). Affinities add up the normalized weights, so they never
@@ -189,6 +189,6 @@ def fedfomo(
         local=train,
         aggregate=aggregate,
         personalize=lambda key, server, client, data: combine(client, data)[0],
-        # The first of the M models is the client's own.
+        # The first of the D models is the client's own.
         download=lambda server, client: jax.tree.map(lambda leaf: leaf[1:], client.models),
     )

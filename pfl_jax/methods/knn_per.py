@@ -42,7 +42,7 @@ class KNNModel(NamedTuple):
 
 
 def neighbor_probabilities(
-    store: Datastore, features: jax.Array, neighbours: int, num_classes: int, kernel: Kernel = "exponential"
+    store: Datastore, features: jax.Array, neighbors: int, num_classes: int, kernel: Kernel = "exponential"
 ) -> jax.Array:
     r"""Class probabilities p(y|x), proportional to sum_l exp(-||f(x) - f(x_l)||) over neighbors l with y_l = y.
 
@@ -51,7 +51,7 @@ def neighbor_probabilities(
     Args:
       store: n examples.
       features: f(x) [B, d].
-      neighbours: k.
+      neighbors: k.
       num_classes: K.
       kernel: "exponential", or "gaussian" for exp(-||f(x) - f(x_l)||^2 / d).
 
@@ -63,7 +63,7 @@ def neighbor_probabilities(
     stored = store.features - center
     closeness = 2 * jnp.matmul(features - center, stored.T, precision="highest") - jnp.sum(jnp.square(stored), axis=-1)
     closeness = jnp.where(store.mask, closeness, -jnp.inf)
-    _, nearest = jax.lax.top_k(closeness, min(neighbours, store.mask.shape[0]))
+    _, nearest = jax.lax.top_k(closeness, min(neighbors, store.mask.shape[0]))
     # Distances of the k nearest are computed from differences, which avoids the cancellation in the product above.
     difference = features[:, None] - store.features[nearest]
     if kernel == "gaussian":
@@ -83,7 +83,7 @@ def knn_per(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    neighbours: int = 10,
+    neighbors: int = 10,
     mixing: float | Literal["auto"] = "auto",
     held_out: float = 0.2,
     kernel: Kernel = "exponential",
@@ -98,7 +98,7 @@ def knn_per(
 
     Args:
       training: recipe of local training.
-      neighbours: number k of nearest neighbors.
+      neighbors: number k of nearest neighbors.
       mixing: weight a of the neighbors' prediction, from 0 to 1; auto chooses it on held-out examples of the client.
       held_out: share of a client's training examples that are held out to choose the weight with mixing auto.
       kernel: weight of a neighbor at distance r in d features: exponential is exp(-r), as in the paper; gaussian is
@@ -118,7 +118,7 @@ def knn_per(
     """
 
     def probabilities(params: Params, store: Datastore, features: jax.Array) -> tuple[jax.Array, jax.Array]:
-        knn = neighbor_probabilities(store, features, neighbours, model.num_classes, kernel)
+        knn = neighbor_probabilities(store, features, neighbors, model.num_classes, kernel)
         return knn, jax.nn.softmax(model.classify(params["head"], features))
 
     def choose_mixing(params: Params, store: Datastore, data: ClientData) -> jax.Array:

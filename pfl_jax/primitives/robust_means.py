@@ -87,7 +87,7 @@ def _sorted(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array
 
 
 def krum(x: jax.Array, w: jax.Array, share: float, *, several: bool = False) -> jax.Array:
-    """Vector nearest to its neighbours: Krum, or the mean of the best ones, Multi-Krum (Blanchard et al. 2017).
+    """Vector nearest to its neighbors: Krum, or the mean of the best ones, Multi-Krum (Blanchard et al. 2017).
 
     Of m present clients, f = floor(share m) may attack. A client's score is the sum of its squared distances to the
     m - f - 2 nearest other present ones, at least one. Krum is the vector with the smallest score; Multi-Krum is the

@@ -401,7 +401,7 @@ def test_a_client_keeps_its_last_training_example():
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 1.5, float("nan")])
 def test_fractions_of_validation_examples_that_are_refused(fraction):
     parts = iid(TRAIN_Y, TEST_Y, 4)
-    with pytest.raises(InvalidInput, match="between 0 and 1"):
+    with pytest.raises(InvalidInput, match="above 0 and below 1"):
         with_validation(parts, fraction)
     with pytest.raises(InvalidInput, match="already"):
         with_validation(with_validation(parts, 0.1), 0.1)

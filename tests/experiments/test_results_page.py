@@ -97,9 +97,14 @@ def test_it_counts_what_agrees_what_is_explained_and_what_is_open(tmp_path):
     assert line_of(text, "| `lg_fedavg` | 8").endswith("|  |")
     assert line_of(text, "| `ditto` | 9").endswith("| open |")
     assert line_of(text, "| `fedper` | 7").endswith(f"| {cause.cause} `{cause.command}` |")
-    assert "Of the 3 places of the papers' tables that have a finished run, 1 are within 1 point" in readme_table(
-        content(tmp_path)
-    )
+    readme = readme_table(content(tmp_path))
+    assert "3 of the papers' accuracies have a finished run beside them, and 1 of these are within 1 point." in readme
+    assert "These are 3\ndifferent runs" in readme
+    # The same run in three tables and the replication's.
+    keep(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
+    readme = readme_table(content(tmp_path))
+    assert "7 of the papers' accuracies have a finished run" in readme
+    assert "These are 4\ndifferent runs" in readme
 
 
 def validated(tmp_path, job, level, validation):
@@ -146,7 +151,7 @@ def test_a_shorter_search_chooses_the_rate_of_the_long_run(tmp_path):
     for job, validation in zip(searches, (60, 75, 70), strict=True):
         validated(tmp_path, job, 80.0, validation)
     section = page(content(tmp_path)).split("### fashion_mnist")[1]
-    assert "shorter, to save time: 20 rounds." in section
+    assert "compared after 20 rounds, to save time" in section
     # Without a run of all rounds there is nothing to compare.
     assert "| `ditto` |" not in section
     rate = FIELDS["field"].rates[1]

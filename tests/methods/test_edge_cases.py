@@ -117,7 +117,7 @@ def test_head_weights_without_features_are_those_of_present_clients():
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
-def test_neighbours_of_features_far_from_zero(offset):
+def test_neighbors_of_features_far_from_zero(offset):
     generator = np.random.default_rng(0)
     stored, asked = (np.float32(generator.normal(size=(n, 16)) + offset) for n in (60, 20))
     labels, mask = generator.integers(0, 3, 60), np.arange(60) < 50

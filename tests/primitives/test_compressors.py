@@ -27,7 +27,7 @@ def test_topk_keeps_the_largest_of_all_arrays_together():
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_quantize_rounds_to_neighbouring_levels_without_bias(bits):
+def test_quantize_rounds_to_neighboring_levels_without_bias(bits):
     levels, encoding = 2 ** (bits - 1) - 1, compressors.quantize(bits)
     draws = jax.vmap(lambda key: encoding.decoded(key, TREE))(jax.random.split(KEY, 4000))
     for name, value in TREE.items():

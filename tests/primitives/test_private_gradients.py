@@ -96,7 +96,7 @@ def distance(left, right):
 
 @pytest.mark.parametrize("closed_form", [True, False])
 @pytest.mark.parametrize("scale", [0.1, 30.0])
-def test_neighbouring_data_move_the_sum_by_no_more_than_the_bound(closed_form, scale):
+def test_neighboring_data_move_the_sum_by_no_more_than_the_bound(closed_form, scale):
     clip, batch, others = 0.8, examples(scale=scale), examples(5, 100.0)
     whole, _ = program(closed_form)(PARAMS, batch, clip)
     moved = []

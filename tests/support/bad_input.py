@@ -628,7 +628,7 @@ def page(rows: dict[Case, str]) -> str:
         "",
         "Cases that need more than a command also end with one line: a full disk (`cannot write ...; make room`, exit",
         "code 2), too little memory (`use --chunk ...`, exit code 2), Ctrl-C (`interrupted ...`, exit code 130). If",
-        "the kernel kills the process for lack of memory (`Killed`, exit code 137), there is no message.",
+        "the kernel kills the process for lack of memory (`Killed`, exit code 137), only `--distributed` says so.",
     ]
     for section in dict.fromkeys(case.section for case in rows):
         lines += ["", f"## {section}", "", "| input | message | exit code |", "| --- | --- | --- |"]

@@ -370,7 +370,7 @@ def _methods() -> Iterator[tuple[str, Call, str]]:
         *(("fedas", "align_epochs", -1, sign), ("fedas", "align_batch_size", 0, least)),
         *(("knn_per", "mixing", "x", "there are auto"), ("knn_per", "mixing", 3, between)),
         *(
-            ("knn_per", "neighbours", 0, least),
+            ("knn_per", "neighbors", 0, least),
             ("knn_per", "held_out", 2.0, between),
             ("knn_per", "kernel", "x", "there are"),
         ),

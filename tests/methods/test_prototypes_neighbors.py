@@ -119,7 +119,7 @@ def test_stratified_folds(folds):
     assert not (many == np.arange(40) % folds).all()
 
 
-# Neighbours
+# Neighbors
 
 
 KERNELS = {"exponential": lambda distance: np.exp(-distance), "gaussian": lambda distance: np.exp(-(distance**2) / 4)}
@@ -158,16 +158,16 @@ def test_knn_per_refuses_an_unknown_kernel():
         METHODS["knn_per"](tiny_model(), kernel="gauss")
 
 
-def test_knn_per_without_neighbours_is_fedavg():
+def test_knn_per_without_neighbors_is_fedavg():
     last = full.run(knn_per, mixing=0.0)
     full.assert_like_fedavg(last, last.state.server)
 
 
-@pytest.mark.parametrize(("neighbours", "kernel"), [(1, "exponential"), (5, "exponential"), (5, "gaussian")])
-def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(neighbours, kernel):
+@pytest.mark.parametrize(("neighbors", "kernel"), [(1, "exponential"), (5, "exponential"), (5, "gaussian")])
+def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(neighbors, kernel):
     clients = full.training_examples()
     method, data = (
-        knn_per(tiny_model(), neighbours=neighbours, held_out=0.4, kernel=kernel),
+        knn_per(tiny_model(), neighbors=neighbors, held_out=0.4, kernel=kernel),
         tiny_federation(full.SIZES),
     )
     # A head that overrates a class: how much of the neighbors is best differs from client to client.
@@ -180,7 +180,7 @@ def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(neighbours, kern
         stored, features, near = reference.features(w, store_x), reference.features(w, x), []
         for feature in features:
             distances = np.linalg.norm(stored - feature, axis=1)
-            nearest = np.argsort(distances)[:neighbours]
+            nearest = np.argsort(distances)[:neighbors]
             near.append(KERNELS[kernel](distances[nearest]) @ np.eye(CLASSES)[store_y[nearest]])
         near = np.array(near) / np.sum(near, axis=1, keepdims=True)
         return a * near + (1 - a) * np.exp(reference.log_softmax(reference.logits(w, x)))
@@ -204,6 +204,6 @@ def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(neighbours, kern
         predicted = method.predict(personal, jnp.float32(queries))
         np.testing.assert_allclose(np.exp(predicted), mixture(x, y, queries, a), rtol=1e-3, atol=1e-5)
     # Neither one value for everyone nor judged examples among their own neighbors would do.
-    if (neighbours, kernel) == (5, "exponential"):
+    if (neighbors, kernel) == (5, "exponential"):
         assert len({a for a, _ in chosen}) == 3
         assert sum(a != with_itself for a, with_itself in chosen) == 2
