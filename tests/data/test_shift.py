@@ -68,6 +68,8 @@ def test_label_maps_are_one_permutation_for_each_group():
     assert len(np.unique(maps, axis=0)) == 5
     assert not np.array_equal(maps, shift.label_maps(12, 10, 5, seed=4))
     np.testing.assert_array_equal(maps, shift.label_maps(12, 10, 5, seed=3))
+    # As in stored results.
+    assert shift.label_maps(2, 6, 2, seed=7).tolist() == [[3, 0, 2, 1, 4, 5], [4, 5, 2, 0, 1, 3]]
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
