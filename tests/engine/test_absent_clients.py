@@ -21,7 +21,8 @@ score = jax.jit(score, static_argnums=0)
 
 pytestmark = pytest.mark.without_f1_auc
 
-DATA = tiny_federation()
+# Of the last two, which some tests hold out, the second one is larger: the largest are trained and evaluated first.
+DATA = tiny_federation((9, 20, 5, 14))
 KEY = jax.random.key(5)
 
 
@@ -92,6 +93,7 @@ def test_drop_outs_are_drawn_every_round_and_one_client_at_least_arrives():
     assert len({tuple(sorted(result.cohort[result.arrived])) for result in results}) > 1
     assert simulate.Settings(rounds=1, drop_rate=0.99).arrivals(4) == 1
     assert simulate.Settings(rounds=1).arrivals(4) == 4
+    assert [simulate.Settings(rounds=1, drop_rate=rate).arrivals(5) for rate in (0.25, 0.35, 0.5)] == [4, 3, 3]
 
 
 @pytest.mark.parametrize("state_on", ["device", pytest.param("host", marks=pytest.mark.slow)])
@@ -134,6 +136,24 @@ def test_a_server_that_diverges_stops_the_run():
     assert caught.value.clients == []
 
 
+def test_client_states_that_the_server_computed_can_diverge():
+    method = make()
+
+    def aggregate(*arguments):
+        server, clients, info = method.aggregate(*arguments)
+        return server, jax.tree.map(lambda leaf: leaf * jnp.nan, clients), info
+
+    with pytest.raises(Diverged, match="what the server computed"):
+        first_round(method._replace(aggregate=aggregate), simulate.Settings(rounds=1))
+
+
+def test_a_loss_alone_can_diverge():
+    method = make("fedavg")
+    broken = method._replace(predict=lambda personal, x: method.predict(personal, x) * jnp.nan)
+    with pytest.raises(Diverged, match="and 3 more"):
+        first_round(broken, simulate.Settings(rounds=1))
+
+
 def check_newcomers(name):
     method = make(name)
     stay, newcomers = hold_out(DATA, 2)
@@ -156,6 +176,13 @@ def test_newcomers_deploy_the_servers_state():
         deployed = {"backbone": server["backbone"], "head": server["head"]}
         np.testing.assert_allclose(received.loss[index], score(method.predict, deployed, test).loss, rtol=1e-5)
         assert trained.loss[index] < received.loss[index]
+
+
+def test_newcomers_draw_other_numbers_in_every_round():
+    engine = rounds.build(make("fedavg_ft"), simulate.Settings(rounds=9)).jit()
+    state = engine.init(DATA, KEY)
+    one, other = (engine.evaluate_new(DATA, state._replace(round=jnp.int32(number)))[0] for number in (1, 2))
+    assert (one.loss != other.loss).any()
 
 
 @pytest.mark.slow

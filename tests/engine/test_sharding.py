@@ -138,6 +138,11 @@ def test_labels_of_other_processes_count():
     assert sharding.num_labels(few) == sharding.num_labels(DATA)
 
 
+def test_labels_after_a_shift_count():
+    shifted = DATA._replace(label_map=DATA.label_map + 4)
+    assert sharding.num_labels(shifted) == sharding.num_labels(placement.place(shifted, simulate.client_mesh())) == 7
+
+
 def test_data_that_is_on_a_mesh_is_run_on_no_other():
     method, settings = make("local"), simulate.Settings(rounds=1)
     placed = placement.place(DATA, simulate.client_mesh(jax.devices()[:1]))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax import simulate
+from pfl_jax import simulate, streams
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
@@ -54,6 +54,20 @@ def test_stragglers_are_fixed_and_drawn_less_often():
     np.testing.assert_allclose(np.mean(np.isin(first, np.flatnonzero(slow))), 0.5 / 5.5, atol=0.02)
 
 
+def test_stragglers_have_a_stream_of_their_own():
+    key = jax.random.key(0)
+    ranks = jax.random.permutation(jax.random.fold_in(key, streams.STRAGGLERS), 10)
+    np.testing.assert_array_equal(simulate.stragglers(key, 10, 0.5), ranks < 5)
+
+
+def test_who_drops_out_does_not_depend_on_how_clients_are_numbered():
+    order, settings = np.random.default_rng(0).permutation(5), Settings(rounds=1, drop_rate=0.4)
+    counts = jnp.array([5, 9, 7, 1, 3], jnp.int32)
+    drawn = [cohorts(settings, 5, 5, counts=numbered) for numbered in (counts, counts[order])]
+    one, other = (np.stack([cohort.present for cohort in each]) for each in drawn)
+    np.testing.assert_array_equal(one[:, order], other)
+
+
 @pytest.mark.parametrize(
     ("participation", "last", "clients", "want"),
     [
@@ -62,12 +76,16 @@ def test_stragglers_are_fixed_and_drawn_less_often():
         (0.03, False, 1000, 30),
         (0.001, False, 20, 1),
         (0.3, True, 100, 100),
+        # 28.999999999999996 and 4.95.
+        (0.29, False, 100, 29),
+        (0.55, False, 9, 5),
     ],
 )
 def test_cohort_sizes(participation, last, clients, want):
     settings = Settings(rounds=5, participation=participation, full_last_round=last)
     assert settings.cohort_size(clients, 4) == want
-    assert settings.cohort_size(clients, 3) == max(1, round(participation * clients))
+    # The round before is never a full one.
+    assert settings.cohort_size(clients, 3) == (30 if last else want)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +225,8 @@ def test_rows_of_info_are_those_of_the_cohort(devices, state_on):
         np.testing.assert_array_equal(result.info["clients"], result.cohort)
         np.testing.assert_array_equal(result.info["counts"], sizes[result.cohort])
         np.testing.assert_array_equal(result.info["head"], result.state.clients["bias"][result.cohort])
-    assert {tuple(result.cohort) for result in results} > {(0, 1, 2, 3)}
+    # The last round is the full one.
+    assert [len(result.cohort) for result in results] == [3, 3, 3, 4]
 
 
 @pytest.mark.parametrize("state_on", ["device", pytest.param("host", marks=pytest.mark.slow)])

@@ -95,6 +95,21 @@ def test_each_run_may_have_its_own_partition():
         assert_same_run(list(simulate.run(make(), expected, settings, jax.random.key(run))), together, run)
 
 
+def test_a_sweep_says_whose_server_diverged():
+    method = make_method("fedavg", tiny_model(), **HYPER_PARAMETERS)
+
+    def broken(lam):
+        def aggregate(*arguments):
+            server, clients, info = method.aggregate(*arguments)
+            return jax.tree.map(lambda leaf: leaf / lam, server), clients, info
+
+        return method._replace(aggregate=aggregate)
+
+    settings, values = simulate.Settings(rounds=1), {"lam": jnp.array([1.0, 0.0])}
+    (result,) = sweep.run(broken, tiny_federation(), settings, keys([0, 1]), values)
+    assert result.finite.tolist() == [True, False]
+
+
 def test_runs_must_agree_in_number():
     def make(**values):
         return make_method("fedavg", tiny_model(), **values)
