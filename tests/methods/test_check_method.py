@@ -1,5 +1,7 @@
 """`pfl_jax.testing.check_method` passes a sound method and names the rule that a broken one breaks."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -8,7 +10,7 @@ from pfl_jax import methods
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.testing import check_method
-from pfl_jax.testing.conformance import CHECKS
+from pfl_jax.testing.conformance import CHECKS, Subject
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -80,11 +82,13 @@ SLOW = pytest.mark.slow
         ("order_of_clients", {"aggregate": leaks_order}, "Clients in another order have the same results"),
         ("structure", {"aggregate": counts_in_floats}, r"the state changes: .*float32.* before and .*bfloat16.* after"),
         ("structure", {"aggregate": deploys_what_is_not_a_number}, "structure: "),
+        ("one_trace", {"aggregate": counts_in_floats}, "a later round was traced again"),
         ("seeds", {"aggregate": starts_alike}, "another seed gives the same state"),
         pytest.param(
             "learning", {"aggregate": forgets}, r"after 20 rounds the mean accuracy \(received\) is 0", marks=SLOW
         ),
         pytest.param("vmap", {"local": branches}, "TracerBoolConversionError", marks=SLOW),
+        pytest.param("vmap", {"aggregate": deploys_what_is_not_a_number}, "finite", marks=SLOW),
         pytest.param(
             "chunks_and_padding", {"local": reads_padding}, "Neither clients under one vmap nor more", marks=SLOW
         ),
@@ -94,6 +98,61 @@ def test_a_broken_method_fails_with_the_rule_it_breaks(check, parts, message):
     with pytest.raises(AssertionError, match=message) as failure:
         check_method(broken(**parts), skip=only(check))
     assert str(failure.value).startswith(f"{check}: ")
+
+
+class Altered(Subject):
+    """FedPer in an engine that makes a mistake: `alter` takes each round's state and outcome to what it returns."""
+
+    def __init__(self, alter):
+        super().__init__(methods.fedper)
+        self.alter = alter
+
+    def compiled(self, chunk=1, *, shared=False):
+        engine = super().compiled(chunk, shared=shared)
+        return engine._replace(round=lambda *arguments: self.alter(*engine.round(*arguments)))
+
+
+def plus(number, tree):
+    return jax.tree.map(lambda leaf: leaf + number, tree)
+
+
+def remembers():
+    """Something outside the state differs from round to round."""
+    number = itertools.count()
+    return lambda state, outcome: (state._replace(server=plus(next(number), state.server)), outcome)
+
+
+def changes_everyone(state, outcome):
+    """Also clients outside the cohort."""
+    return state._replace(clients=plus(1, state.clients)), outcome
+
+
+def scores_everyone(state, outcome):
+    """Also clients that never trained."""
+    return state._replace(trained=jax.tree.map(jnp.nan_to_num, state.trained)), outcome
+
+
+def loses_accuracy(state, outcome):
+    return state._replace(trained=plus(-1, state.trained)), outcome
+
+
+@pytest.mark.parametrize(
+    ("check", "alter", "message"),
+    [
+        ("clients_outside", changes_everyone, "not exactly equal"),
+        ("devices", remembers(), "not approximately equal"),
+        ("resumption", remembers(), "not exactly equal"),
+        ("seeds", remembers(), "not exactly equal"),
+        ("order_of_clients", scores_everyone, "Arrays are not equal"),
+        ("learning", loses_accuracy, r"accuracy \(trained\)"),
+        ("structure", lambda state, outcome: (state, outcome._replace(info={"x": jnp.nan})), "finite"),
+        ("structure", lambda state, outcome: (state, outcome._replace(finite=~outcome.finite)), "a client's state"),
+        ("structure", lambda state, outcome: (state, outcome._replace(server_finite=False)), "the server's state"),
+    ],
+)
+def test_a_check_notices_a_wrong_round(check, alter, message):
+    with pytest.raises(AssertionError, match=message):
+        CHECKS[check](Altered(alter))
 
 
 def test_a_sound_method_passes_with_its_hyper_parameters():
