@@ -115,7 +115,7 @@ def _fill(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
 
 def _cut(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Integers int64 [N, K] in the proportions [K, N] that add up to `totals` [K] over the clients."""
-    # The small constant prevents that rounding in 0.3 + 0.6 + 0.1 loses an example.
+    # The small constant prevents that rounding in 0.7 + 0.1 + 0.2 loses an example of ten.
     ends = np.floor(np.cumsum(proportions, axis=1) * totals[:, None] + 1e-9).astype(np.int64)
     ends = np.minimum(ends, totals[:, None])
     # The remainder of the rounding goes to the last client with a positive proportion, which may not be the last.
