@@ -105,20 +105,44 @@ def check_folder(state_on: str, folder: Any) -> None:
         raise InvalidInput(f"the folder {folder} for the clients' states is not there")
 
 
-def check_key(key: Any) -> None:
-    """Raise InvalidInput unless this is a single key."""
+GENERATOR = "threefry2x32"
+"""Generator of random numbers of every key. The numbers of others depend under vmap on the other clients of a chunk."""
+
+
+def check_key(key: Any, name: str = "key") -> None:
+    """Raise InvalidInput unless this is a single key of GENERATOR.
+
+    Args:
+      key: anything.
+      name: of what it is, for the error.
+    """
     kind = getattr(key, "dtype", None)
-    typed = kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key)
     # Of a raw key, the only axis is that of its words.
-    if not (typed and key.ndim == 0) and not (kind == np.uint32 and key.ndim == 1):
-        raise InvalidInput(f"key must be a key, such as jax.random.key(0), not {_kind(key)}")
+    if not (_is_typed(key) and key.ndim == 0) and not (kind == np.uint32 and key.ndim == 1):
+        raise InvalidInput(f"{name} must be a key, such as jax.random.key(0), not {_kind(key)}")
+    _check_generator(name, key)
 
 
 def check_keys(keys: Any) -> None:
-    """Raise InvalidInput unless these are keys [R] of one run or more."""
-    kind = getattr(keys, "dtype", None)
-    if kind is None or not jnp.issubdtype(kind, jax.dtypes.prng_key) or keys.ndim != 1 or not keys.size:
+    """Raise InvalidInput unless these are keys [R] of one run or more, all of GENERATOR."""
+    if not _is_typed(keys) or keys.ndim != 1 or not keys.size:
         raise InvalidInput(f"keys must be keys [R], such as jax.random.split(jax.random.key(0), 3), not {_kind(keys)}")
+    _check_generator("keys", keys)
+
+
+def _is_typed(key: Any) -> bool:
+    kind = getattr(key, "dtype", None)
+    return kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key)
+
+
+def _check_generator(name: str, key: Any) -> None:
+    """Raise InvalidInput unless a key, typed or raw, is of GENERATOR."""
+    found = str(jax.random.key_impl(key)) if _is_typed(key) else GENERATOR if key.shape[-1] == 2 else "another one"
+    if found != GENERATOR:
+        raise InvalidInput(
+            f"{name} must be of JAX's generator {GENERATOR}, not of {found}, whose numbers depend on chunks: use "
+            f'jax.random.key(0, impl="{GENERATOR}")'
+        )
 
 
 def _kind(value: Any) -> str:
@@ -214,6 +238,7 @@ def check_state(method: Method | MethodSchedule, data: Federation, settings: Set
     """
     if not isinstance(state, State):
         raise InvalidInput(f"state must be a State, such as a result's .state, not {word(state)}")
+    check_key(state.key, "the state's key")
     clients, completed = state.trained.accuracy.shape[0], int(state.round)
     if clients != data.num_clients:
         raise InvalidInput(f"state has {clients} clients, and this federation has {data.num_clients}")

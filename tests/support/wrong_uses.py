@@ -101,6 +101,17 @@ def run(
     return next(iter(results), None)
 
 
+def sweep(keys: Any, *, lr: Any = None, **options: Any) -> object:
+    """A sweep over two learning rates up to its first round, with changes."""
+    rates = {"lr": jnp.array([0.1, 0.2]) if lr is None else lr}
+    results = pfl_jax.sweep.run(
+        lambda lr: make_method("fedavg", model(), **{**FAST, "lr": lr}),
+        *(federate(), Settings(rounds=1), keys, rates),
+        **options,
+    )
+    return next(iter(results), None)
+
+
 def built(name: Any, **values: Any) -> Call:
     """Run a method of these hyper-parameters."""
     return lambda: run(method=make_method(name, model(), **{**FAST, **values}))
@@ -417,6 +428,13 @@ def _runs() -> Iterator[tuple[str, Call, str]]:
     yield "the name of a method", lambda: run(method="fedavg"), "method must be a Method"
     yield "a number of rounds for settings", lambda: run(settings=3), "settings must be Settings"
     yield "a seed for a key", lambda: run(key=0), "key must be a key, such as jax.random.key\\(0\\)"
+    other = "key must be of JAX's generator threefry2x32, not of rbg"
+    yield "a key of another generator", lambda: run(key=jax.random.key(0, impl="rbg")), other
+    yield (
+        "a raw key of another generator",
+        lambda: run(key=jax.random.PRNGKey(0, impl="rbg")),
+        "threefry2x32, not of another one",
+    )
     sound = lambda: make_method("fedavg", model(), **FAST)  # noqa: E731
     key, settings = jax.random.key(0), Settings(rounds=1)
     yield (
@@ -449,16 +467,13 @@ def _runs() -> Iterator[tuple[str, Call, str]]:
     )
     yield (
         "a sweep over a negative learning rate",
-        lambda: next(
-            iter(
-                pfl_jax.sweep.run(
-                    lambda lr: make_method("fedavg", model(), **{**FAST, "lr": lr}),
-                    *(federate(), settings, jax.random.split(key, 2)),
-                    {"lr": jnp.array([0.1, -0.1])},
-                )
-            )
-        ),
+        lambda: sweep(jax.random.split(key, 2), lr=jnp.array([0.1, -0.1])),
         "lr must not be negative, not -0.1",
+    )
+    yield (
+        "a sweep with keys of another generator",
+        lambda: sweep(jax.random.split(jax.random.key(0, impl="unsafe_rbg"), 2)),
+        "keys must be of .*threefry2x32, not of unsafe_rbg",
     )
 
 
