@@ -139,7 +139,9 @@ def run(
       Diverged: a client diverged (with on_nan="skip-client": all clients of a cohort), or the server's state did; in
         the round where it happened.
     """
-    check_run(method, data, settings, key, state=state, newcomers=newcomers, state_on=state_on, on_nan=on_nan)
+    check_run(
+        method, data, settings, key, state=state, mesh=mesh, newcomers=newcomers, state_on=state_on, on_nan=on_nan
+    )
     check_folder(state_on, state_folder)
     disk = None if state_on != "disk" else host_state.Disk(None if state_folder is None else Path(state_folder))
     if isinstance(data, PlacedData):

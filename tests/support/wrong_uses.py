@@ -18,6 +18,7 @@ import conftest  # noqa: F401
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, Mesh
 
 import pfl_jax
 from pfl_jax import LocalSGD, Settings, data, make_method, methods, models
@@ -475,6 +476,38 @@ def _runs() -> Iterator[tuple[str, Call, str]]:
         lambda: sweep(jax.random.split(jax.random.key(0, impl="unsafe_rbg"), 2)),
         "keys must be of .*threefry2x32, not of unsafe_rbg",
     )
+    for value in (0, -1, 1.5, "2"):
+        yield (
+            f"a sweep with chunk {value!r}",
+            lambda value=value: sweep(jax.random.split(key, 2), chunk=value),
+            f"chunk must be a whole number of at least 1, not {value!r}",
+        )
+    yield from _meshes()
+
+
+def _meshes() -> Iterator[tuple[str, Call, str]]:
+    device, keys = np.array(jax.devices()[:1]), jax.random.split(jax.random.key(0), 2)
+    explicit = (AxisType.Explicit,)
+    for what, make, text in (
+        ("a mesh with another axis", lambda: Mesh(device, ("data",)), r"not one of data \(Auto\)"),
+        (
+            "a mesh with two axes",
+            lambda: Mesh(device[:, None], ("clients", "data")),
+            r"not one of clients \(Auto\), data \(Auto\)",
+        ),
+        (
+            "a mesh with an explicit axis",
+            lambda: Mesh(device, ("clients",), explicit),
+            r"not one of clients \(Explicit\)",
+        ),
+        (
+            "a list of devices for a mesh",
+            lambda: list(device),
+            "mesh must be .* as client_mesh\\(\\) makes it, not a list",
+        ),
+    ):
+        yield what, lambda make=make: run(mesh=make()), text
+        yield f"a sweep with {what}", lambda make=make: sweep(keys, mesh=make()), text
 
 
 SECTIONS = {
