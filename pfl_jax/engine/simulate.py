@@ -148,6 +148,8 @@ def run(
         if mesh not in (None, data.mesh):
             raise InvalidInput("mesh: the data is on another one already, that of placement.place; leave it out")
         mesh = data.mesh
+        # Once, not at each evaluation.
+        newcomers = newcomers if isinstance(newcomers, PlacedData) else replicate(newcomers, mesh)
     else:
         data, newcomers = replicate((data, newcomers), mesh)
     on_host = state_on != "device"

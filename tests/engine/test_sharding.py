@@ -164,3 +164,13 @@ def test_data_that_is_on_a_mesh_is_run_on_no_other():
     if jax.device_count() > 1:
         with pytest.raises(InvalidInput, match="mesh: the data is on another one already"):
             simulate.run(method, placed, settings, jax.random.key(0), mesh=simulate.client_mesh())
+
+
+def test_newcomers_are_copied_to_the_devices_once():
+    newcomers = tiny_federation((6, 7), 12, seed=3)
+    placed = placement.place(DATA, simulate.client_mesh())
+    settings = simulate.Settings(rounds=2)
+    results = simulate.run(make("local"), placed, settings, jax.random.key(0), newcomers=newcomers)
+    next(results)
+    with jax.transfer_guard_device_to_device("disallow"):
+        assert np.isfinite(next(results).newcomers[1].loss).all()
