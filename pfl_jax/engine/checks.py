@@ -103,6 +103,11 @@ def check_sweep(
     # The states of a result have rows that pad the devices' shares.
     if rows not in (number, -(-number // devices) * devices):
         raise InvalidInput(f"states has {rows} runs, and keys {number}")
+    completed = np.unique(np.asarray(states.round)).tolist()
+    if len(completed) > 1:
+        raise InvalidInput(
+            f"states has runs of {completed[0]} and of {completed[-1]} completed rounds: continue them separately"
+        )
     first = jax.tree.map(lambda leaf: leaf[0], states)
     method = make_method(**{name: value[0] for name, value in values.items()})
     check_state(cast(Method | MethodSchedule, method), _first(data), settings, first)

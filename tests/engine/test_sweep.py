@@ -158,6 +158,10 @@ def test_states_of_other_runs_are_refused_at_once(devices):
         ({"make_method": make("local")}, "states? is of another method"),
         ({"settings": replace(settings, rounds=1)}, "completed 2 rounds, and settings.rounds is 1"),
         ({"states": 3}, "states must be a State"),
+        (
+            {"states": second.states._replace(round=second.states.round.at[0].set(1))},
+            "states has runs of 1 and of 2 completed rounds",
+        ),
     ):
         right = {"make_method": make("fedavg"), "data": data, "settings": settings, "keys": keys([0, 1, 2])}
         with pytest.raises(InvalidInput, match=match):
