@@ -28,4 +28,7 @@ def assert_close(left: State, right: State) -> None:
 def kinds(state: State) -> dict[str, Any]:
     """Shape and type of every leaf, by path."""
     leaves = jax.tree_util.tree_leaves_with_path(state._replace(key=()))
-    return {jax.tree_util.keystr(path): (leaf.shape, str(leaf.dtype), leaf.weak_type) for path, leaf in leaves}
+    # Keys have no weak types.
+    return {
+        jax.tree_util.keystr(path): (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for path, leaf in leaves
+    }

@@ -112,6 +112,10 @@ def check_structure(subject: Subject) -> None:
     data, engine = tiny_federation(), subject.compiled()
     state = engine.init(data, jax.random.key(0))
     before, structure = kinds(state), jax.tree.structure(state._replace(key=()))
+    keys = [name for name, (_, kind, _) in before.items() if jnp.issubdtype(kind, jax.dtypes.prng_key)]
+    assert not keys, (
+        f"keys are not numbers, which the host and files can hold: keep their key_data in {', '.join(keys)}"
+    )
     for _ in range(2):
         state, outcome = engine.round(data, state, 3)
         after = kinds(state)

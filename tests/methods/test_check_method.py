@@ -41,6 +41,14 @@ def counts_in_floats(base, share, key, server, clients, messages, cohort):
     return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), server), clients, info
 
 
+def keeps_a_key(base, share, key, server, data):
+    return key
+
+
+def hands_on_a_key(base, share, key, server, client, data):
+    return base.local(key, server, (), data)._replace(client=jax.random.split(client)[0])
+
+
 def deploys_what_is_not_a_number(base, share, key, server, clients, messages, cohort):
     server, clients, info = base.aggregate(key, server, clients, messages, cohort)
     return jax.tree.map(lambda leaf: leaf * jnp.nan, server), clients, info
@@ -107,6 +115,11 @@ SLOW = pytest.mark.slow
             "count as if they had not been drawn",
         ),
         ("seeds", {"aggregate": starts_alike}, "another seed gives the same state"),
+        (
+            "structure",
+            {"init_client": keeps_a_key, "local": hands_on_a_key},
+            r"keep their key_data in \.clients",
+        ),
         pytest.param(
             "learning", {"aggregate": forgets}, r"after 20 rounds the mean accuracy \(received\) is 0", marks=SLOW
         ),
