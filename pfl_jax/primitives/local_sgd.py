@@ -15,7 +15,7 @@ from pfl_jax import hyper_parameters
 from pfl_jax.base import ClientData, Loss, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import NOT_NEGATIVE, POSITIVE
-from pfl_jax.primitives.optimizers import decay, sgd
+from pfl_jax.primitives.optimizers import decay, needs_value, sgd
 from pfl_jax.primitives.optimizers import descend as descend
 from pfl_jax.primitives.private_gradients import private_gradient
 from pfl_jax.primitives.tree import register_unchecked
@@ -85,7 +85,8 @@ class LocalSGD:
       batch_size: examples in a mini-batch.
       epochs: local epochs in a round, that is passes over a client's examples; phases of a method may have none.
       optimizer: sgd (as PyTorch's SGD), adam, adamw, or a function of the learning rate to an optax optimizer, such as
-        optax.lion; its state is initialized anew in every round.
+        optax.lion; its state is initialized anew in every round. One that needs the value of the loss, such as
+        optax.polyak_sgd, gets that of the mini-batch, but not with dp_clip, nor in methods with steps of their own.
       clip_norm: largest global norm of a mini-batch's gradient; larger gradients are scaled down to it. None for no
         limit.
       drop_last: whether to leave out an incomplete last batch of an epoch, as PyTorch's DataLoader(drop_last=True)
@@ -193,11 +194,17 @@ class LocalSGD:
         """
         optimizer = self.transformation() if transformation is None else transformation
 
+        start, clip = (params, optimizer.init(params)), self.dp_clip
+        # Only of one's own optimizers it is not known: the steps of all others stay as they are.
+        with_value = callable(self.optimizer) and needs_value(optimizer, *start)
+
         def step(carry, batch):
             params, opt_state = carry
+            if with_value:
+                value, gradient = jax.value_and_grad(loss)(params, batch)
+                return descend(optimizer, gradient, params, opt_state, value=value)
             return descend(optimizer, jax.grad(loss)(params, batch), params, opt_state)
 
-        start, clip = (params, optimizer.init(params)), self.dp_clip
         if clip is None:
             return self.fold(key, start, data, step)[0]
 
