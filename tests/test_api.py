@@ -48,6 +48,7 @@ PUBLIC = [
     *(
         f"primitives.{name}"
         for name in (
+            "examples",
             "fisher",
             "float64",
             "holdout",

@@ -12,7 +12,9 @@ import optax
 
 from pfl_jax.base import ClientData, Loss, Model, Params, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives.local_sgd import LocalSGD, map_examples
+from pfl_jax.hyper_parameters import whole
+from pfl_jax.primitives.examples import map_examples
+from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy, supervised_loss
 from pfl_jax.primitives.per_example import NORMS, add_norms, is_tapped, rows_agree
 
@@ -128,7 +130,7 @@ def fisher_trace(
     """
     if reduction not in ("mean", "sum"):
         raise InvalidInput(f"reduction must be mean or sum, not {reduction!r}")
-    _check_microbatch(microbatch)
+    whole("microbatch", microbatch)
 
     loss = supervised_loss(model, training=False)
     closed_form = _has_closed_form(model, params, data.x[:2])
@@ -209,7 +211,7 @@ def fisher_diagonal(model: Model, params: Params, data: ClientData, *, microbatc
     Reference:
       Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Eq. 5-6, Fig. 3a.
     """
-    _check_microbatch(microbatch)
+    whole("microbatch", microbatch)
 
     def gradient(example):
         rows = jax.tree.map(lambda leaf: leaf[None], example)
@@ -225,8 +227,3 @@ def fisher_diagonal(model: Model, params: Params, data: ClientData, *, microbatc
     start = jax.tree.map(jnp.zeros_like, params)
     total = LocalSGD(batch_size=microbatch, epochs=1).fold(jax.random.key(0), start, data, add)
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(jnp.sum(data.mask), 1), total)
-
-
-def _check_microbatch(microbatch: int) -> None:
-    if microbatch < 1:
-        raise InvalidInput(f"microbatch must be at least 1, not {microbatch}")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfl_jax.base import ClientData, Personal, Scores
-from pfl_jax.primitives.local_sgd import map_examples
+from pfl_jax.primitives.examples import map_examples
 
 
 def score(predict: Callable[[Personal, jax.Array], jax.Array], personal: Personal, data: ClientData) -> Scores:

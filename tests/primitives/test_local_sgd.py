@@ -9,7 +9,8 @@ import pytest
 
 from pfl_jax.base import ClientData
 from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives.local_sgd import LocalSGD, map_examples, num_steps, sgd
+from pfl_jax.primitives.examples import map_examples
+from pfl_jax.primitives.local_sgd import LocalSGD, num_steps, sgd
 from pfl_jax.primitives.losses import masked_mean
 
 PLAIN = LocalSGD(momentum=0.0, weight_decay=0.0)
@@ -247,3 +248,9 @@ def test_map_examples_goes_on_to_the_last_real_row():
     # Masks of parts of a client's examples have holes.
     x, mask = jnp.arange(6.0), jnp.array([False, True, False, False, True, False])
     np.testing.assert_array_equal(map_examples(lambda rows: rows + 1, x, mask, batch_size=2)[mask], [2, 5])
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5])
+def test_map_examples_takes_whole_batches(size):
+    with pytest.raises(InvalidInput, match=f"batch_size must be a whole number of at least 1, not {size}"):
+        map_examples(lambda rows: rows, jnp.zeros(3), jnp.ones(3, bool), batch_size=size)
