@@ -186,7 +186,9 @@ def batch_fisher_trace(key: PRNGKey, model: Model, params: Params, data: ClientD
         gradient = jax.grad(loss)(params, batch)
         return total + sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient))
 
-    return training.replace(epochs=1, augment=None).fold(key, jnp.zeros(()), data, add)
+    # Also where training is private, the trace is not: it is said in `pfl_jax.methods.data_use`.
+    one_epoch = training.replace(epochs=1, augment=None, dp_clip=None, dp_noise=0.0)
+    return one_epoch.fold(key, jnp.zeros(()), data, add)
 
 
 def fisher_diagonal(model: Model, params: Params, data: ClientData, *, microbatch: int = MICROBATCH) -> Params:

@@ -56,7 +56,10 @@ FIXED_ORDER = 0
 
 
 def _epoch_order(key: PRNGKey, mask: jax.Array, length: int) -> jax.Array:
-    """Row numbers [length] that start with the real rows of mask [n] in random order; the rest point to padding."""
+    """Row numbers [length] that start with the real rows of mask [n] in random order.
+
+    Then come the other rows, and row 0 again where length is above n; the caller's masks exclude all of these.
+    """
     # The 32 random bits of a row do not depend on the number of rows, so the order does not depend on the amount of
     # padding. Sorting by (padding, bits) puts the real rows first.
     (n,) = mask.shape
@@ -202,7 +205,7 @@ class LocalSGD:
             return descend(optimizer, jax.grad(loss)(params, batch), params, opt_state)
 
         if clip is None:
-            return self.fold(key, start, data, step)[0]
+            return self._fold(key, start, data, step)[0]
 
         def private_step(carry, batch):
             params, opt_state, index = carry
@@ -212,7 +215,7 @@ class LocalSGD:
             )
             return *descend(optimizer, gradient, params, opt_state), index + 1
 
-        return self.fold(key, (*start, jnp.zeros((), jnp.int32)), data, private_step)[0]
+        return self._fold(key, (*start, jnp.zeros((), jnp.int32)), data, private_step)[0]
 
     def fold(self, key: PRNGKey, carry: Carry, data: ClientData, step: Callable[[Carry, ClientData], Carry]) -> Carry:
         """Fold carry = step(carry, batch) over the mini-batches of all epochs.
@@ -220,8 +223,9 @@ class LocalSGD:
         The real examples are shuffled anew in every epoch. An epoch of a client with m real examples takes
         ceil(m / batch_size) steps, the last one on the remaining examples, so a small client costs less than a large
         one unless both run under one vmap. `drop_last`, `shuffle` and `augment` apply as described in `LocalSGD`;
-        augmentation has keys of its own and does not change the order of the examples. Trip counts are dynamic, so the
-        result cannot be differentiated in reverse mode.
+        augmentation has keys of its own and does not change the order of the examples; all that makes steps (`lr`,
+        `optimizer`, `clip_norm`) is the caller's. Trip counts are dynamic, so under jit the result cannot be
+        differentiated in reverse mode: use `jax.jvp`.
 
         Args:
           key: key of the order of the examples and of the augmentation.
@@ -231,6 +235,9 @@ class LocalSGD:
 
         Returns:
           The last carry; the initial one if there are no epochs.
+
+        Raises:
+          InvalidInput: the recipe has a dp_clip, which only `fit` heeds.
 
         Example:
           >>> import jax
@@ -243,6 +250,14 @@ class LocalSGD:
           >>> print(steps, total)  # two steps an epoch; each real example once an epoch
           4 6.0
         """
+        if self.dp_clip is not None:
+            raise InvalidInput(
+                "fold takes no private steps, and the recipe has a dp_clip: train by LocalSGD.fit, or replace(dp_clip="
+                "None, dp_noise=0.0) for what need not be private"
+            )
+        return self._fold(key, carry, data, step)
+
+    def _fold(self, key: PRNGKey, carry: Carry, data: ClientData, step: Callable[[Carry, ClientData], Carry]) -> Carry:
         (n,) = data.mask.shape
         size = self.batch_size
         count = jnp.sum(data.mask, dtype=jnp.int32)

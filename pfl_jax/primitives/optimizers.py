@@ -50,7 +50,13 @@ def sgd(
 
 
 def needs_value(optimizer: optax.GradientTransformation, params: PyTree, opt_state: PyTree) -> bool:
-    """Whether an optimizer asks for more than a gradient, as `optax.polyak_sgd` does for the value of the loss."""
+    """Whether an optimizer asks for more than a gradient, as `optax.polyak_sgd` does for the value of the loss.
+
+    Args:
+      optimizer: as in optax.
+      params: which it would change.
+      opt_state: its state.
+    """
     try:
         jax.eval_shape(optimizer.update, params, opt_state, params)
     except TypeError as error:

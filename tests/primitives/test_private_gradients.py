@@ -228,3 +228,10 @@ def test_parameters_of_half_precision_keep_their_type(kind):
     assert {leaf.dtype for leaf in jax.tree.leaves((sums, free))} == {np.dtype("float32")}
     trained = LocalSGD(batch_size=8, epochs=1, dp_clip=0.5, dp_noise=0.1).fit(jax.random.key(0), params, batch, loss)
     chex.assert_trees_all_equal_dtypes(trained, params)
+
+
+def test_steps_of_ones_own_are_not_taken_for_private_ones():
+    recipe = LocalSGD(batch_size=4, epochs=1, dp_clip=0.5)
+    with pytest.raises(InvalidInput, match=r"fold takes no private steps, .*: train by LocalSGD\.fit"):
+        recipe.fold(jax.random.key(0), 0, examples(), lambda count, batch: count + 1)
+    assert recipe.replace(dp_clip=None).fold(jax.random.key(0), 0, examples(), lambda count, batch: count + 1) == 5
