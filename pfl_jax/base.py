@@ -45,10 +45,12 @@ Params: TypeAlias = dict[str, PyTree]
 `pfl_jax.primitives.tree`."""
 
 Server: TypeAlias = PyTree
-"""State of the server between rounds; its type depends on the method."""
+"""State of the server between rounds; its type depends on the method. Its leaves are arrays of numbers or booleans; of
+a key, keep `jax.random.key_data`."""
 
 Client: TypeAlias = PyTree
-"""State of one client between rounds; its type depends on the method, () for no state."""
+"""State of one client between rounds, of leaves like those of `Server`; its type depends on the method, () for no
+state."""
 
 Message: TypeAlias = PyTree
 """Message of one client to the server after local training; its type depends on the method."""

@@ -20,6 +20,7 @@ INTERNAL = {
     "atomic_write",
     "safe_read",
     "streams",
+    "testing.comparison",
     "wrappers",
     *(f"engine.{name}" for name in ("checks", "cohort", "disk_state", "host_state", "mapping", "means")),
     *(f"engine.{name}" for name in ("placement", "programs", "rounds", "rows_file", "shared_checkpoint", "sharding")),
@@ -47,6 +48,7 @@ PUBLIC = [
     *(
         f"primitives.{name}"
         for name in (
+            "examples",
             "fisher",
             "float64",
             "holdout",

@@ -17,9 +17,10 @@ from pfl_jax.base import ClientData, PyTree
 from pfl_jax.data.federated import client_data
 from pfl_jax.networks.convolution import conv2d
 from pfl_jax.networks.pooling import max_pool
+from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.feature_statistics import class_centroids
 from pfl_jax.primitives.fisher import MICROBATCH, fisher_trace, squared_gradient_norms
-from pfl_jax.primitives.local_sgd import LocalSGD, map_examples
+from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy, feature_alignment, supervised_loss
 
 Ways: TypeAlias = tuple[Callable[[], PyTree], Callable[[], PyTree]]

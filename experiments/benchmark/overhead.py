@@ -21,7 +21,7 @@ from experiments.results.run_folder import Evaluation
 from pfl_jax.base import ClientData, Scores
 from pfl_jax.engine import rounds as engine
 from pfl_jax.engine.checkpoint import Checkpoints
-from pfl_jax.primitives.local_sgd import map_examples
+from pfl_jax.primitives.examples import map_examples
 
 
 def overhead(setup: Setup) -> Section:

@@ -10,19 +10,29 @@ import flax.errors
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, Mesh
 
 from pfl_jax.base import Method, MethodSchedule, PyTree, State, at_round
 from pfl_jax.data.federated import PER_CLIENT, FederatedData, client_data
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.engine.rounds import Federation, build
-from pfl_jax.engine.sharding import PlacedData
+from pfl_jax.engine.sharding import AXIS, PlacedData
 from pfl_jax.errors import InvalidInput, first_line, word
-from pfl_jax.hyper_parameters import check, choice
+from pfl_jax.hyper_parameters import check, choice, whole
 from pfl_jax.primitives.local_sgd import LocalSGD
 
 
 def check_run(
-    method: Any, data: Any, settings: Any, key: Any, *, state: Any, newcomers: Any, state_on: Any, on_nan: Any
+    method: Any,
+    data: Any,
+    settings: Any,
+    key: Any,
+    *,
+    state: Any,
+    mesh: Any,
+    newcomers: Any,
+    state_on: Any,
+    on_nan: Any,
 ) -> None:
     """Raise InvalidInput unless the arguments of `pfl_jax.engine.simulate.run` are of their types and fit together."""
     if not isinstance(method, Method) and (isinstance(method, type) or not callable(method) or _is_factory(method)):
@@ -35,6 +45,7 @@ def check_run(
             raise InvalidInput(f"{name} must be a federation, of data.federate, not {word(federation)}")
     check_settings(settings)
     check_key(key)
+    check_mesh(mesh)
     choice("state_on", state_on, ("device", "host", "disk"))
     if state_on == "disk" and isinstance(data, PlacedData) and data.mesh.is_multi_process:
         raise InvalidInput("state_on disk is for one process: with several, each keeps its own clients' on the host")
@@ -55,15 +66,16 @@ def check_sweep(
     settings: Any,
     keys: Any,
     values: Mapping[str, jax.Array],
+    *,
     states: Any,
-    devices: int,
+    chunk: Any,
+    mesh: Any,
 ) -> None:
     """Raise InvalidInput unless the arguments of `pfl_jax.engine.sweep.run` are of their types and fit together.
 
     Args:
-      make_method, data, settings, keys, states: its arguments.
+      make_method, data, settings, keys, states, chunk, mesh: its arguments.
       values: its hyper-parameters.
-      devices: over which the runs are spread.
     """
     if not callable(make_method):
         raise InvalidInput(f"make_method must be a function of hyper-parameters to a Method, not {word(make_method)}")
@@ -71,6 +83,9 @@ def check_sweep(
         raise InvalidInput(f"data must be a federation, of data.federate or data.federate_runs, not {word(data)}")
     check_settings(settings)
     check_keys(keys)
+    if chunk is not None:
+        whole("chunk", chunk)
+    check_mesh(mesh)
     shapes = {name: value.shape for name, value in values.items()}
     if data.train_count.ndim == 2:
         shapes["data"] = data.train_count.shape[:1]
@@ -84,13 +99,31 @@ def check_sweep(
         return
     if not isinstance(states, State):
         raise InvalidInput(f"states must be a State of all runs, such as a result's .states, not {word(states)}")
-    rows, number = int(np.size(states.round)), len(keys)
+    rows, number, devices = int(np.size(states.round)), len(keys), 1 if mesh is None else mesh.size
     # The states of a result have rows that pad the devices' shares.
     if rows not in (number, -(-number // devices) * devices):
         raise InvalidInput(f"states has {rows} runs, and keys {number}")
+    completed = np.unique(np.asarray(states.round)).tolist()
+    if len(completed) > 1:
+        raise InvalidInput(
+            f"states has runs of {completed[0]} and of {completed[-1]} completed rounds: continue them separately"
+        )
     first = jax.tree.map(lambda leaf: leaf[0], states)
     method = make_method(**{name: value[0] for name, value in values.items()})
     check_state(cast(Method | MethodSchedule, method), _first(data), settings, first)
+
+
+def check_mesh(mesh: Any) -> None:
+    """Raise InvalidInput unless this is a mesh as `pfl_jax.engine.mapping.client_mesh` makes it, or None."""
+    if mesh is None:
+        return
+    found = word(mesh)
+    if isinstance(mesh, Mesh):
+        if mesh.axis_names == (AXIS,) and mesh.axis_types == (AxisType.Auto,):
+            return
+        kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+        found = f"one of {', '.join(f'{name} ({kind.name})' for name, kind in kinds)}"
+    raise InvalidInput(f"mesh must be of the one axis {AXIS} (Auto), as client_mesh() makes it, not {found}")
 
 
 def check_folder(state_on: str, folder: Any) -> None:
@@ -105,20 +138,50 @@ def check_folder(state_on: str, folder: Any) -> None:
         raise InvalidInput(f"the folder {folder} for the clients' states is not there")
 
 
-def check_key(key: Any) -> None:
-    """Raise InvalidInput unless this is a single key."""
+GENERATOR = "threefry2x32"
+"""Generator of random numbers of every key. The numbers of others depend under vmap on the other clients of a chunk."""
+
+
+def check_key(key: Any, name: str = "key") -> None:
+    """Raise InvalidInput unless this is a single key of GENERATOR.
+
+    Args:
+      key: anything.
+      name: of what it is, for the error.
+    """
     kind = getattr(key, "dtype", None)
-    typed = kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key)
     # Of a raw key, the only axis is that of its words.
-    if not (typed and key.ndim == 0) and not (kind == np.uint32 and key.ndim == 1):
-        raise InvalidInput(f"key must be a key, such as jax.random.key(0), not {_kind(key)}")
+    if not (_is_typed(key) and key.ndim == 0) and not (kind == np.uint32 and key.ndim == 1):
+        raise InvalidInput(f"{name} must be a key, such as jax.random.key(0), not {_kind(key)}")
+    _check_generator(name, key)
 
 
 def check_keys(keys: Any) -> None:
-    """Raise InvalidInput unless these are keys [R] of one run or more."""
-    kind = getattr(keys, "dtype", None)
-    if kind is None or not jnp.issubdtype(kind, jax.dtypes.prng_key) or keys.ndim != 1 or not keys.size:
+    """Raise InvalidInput unless these are keys [R] of one run or more, all of GENERATOR."""
+    if not _is_typed(keys) or keys.ndim != 1 or not keys.size:
         raise InvalidInput(f"keys must be keys [R], such as jax.random.split(jax.random.key(0), 3), not {_kind(keys)}")
+    _check_generator("keys", keys)
+
+
+def typed_keys(keys: Any) -> Any:
+    """Keys [R] of raw keys, uint32 [R, 2], which `pfl_jax.engine.simulate.run` takes too; all else as it is."""
+    is_raw = getattr(keys, "dtype", None) == np.uint32 and keys.ndim == 2 and keys.shape[1] == 2
+    return jax.random.wrap_key_data(jnp.asarray(keys), impl=GENERATOR) if is_raw else keys
+
+
+def _is_typed(key: Any) -> bool:
+    kind = getattr(key, "dtype", None)
+    return kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key)
+
+
+def _check_generator(name: str, key: Any) -> None:
+    """Raise InvalidInput unless a key, typed or raw, is of GENERATOR."""
+    found = str(jax.random.key_impl(key)) if _is_typed(key) else GENERATOR if key.shape[-1] == 2 else "another one"
+    if found != GENERATOR:
+        raise InvalidInput(
+            f"{name} must be of JAX's generator {GENERATOR}, not of {found}, whose numbers depend on chunks: use "
+            f'jax.random.key(0, impl="{GENERATOR}")'
+        )
 
 
 def _kind(value: Any) -> str:
@@ -214,6 +277,7 @@ def check_state(method: Method | MethodSchedule, data: Federation, settings: Set
     """
     if not isinstance(state, State):
         raise InvalidInput(f"state must be a State, such as a result's .state, not {word(state)}")
+    check_key(state.key, "the state's key")
     clients, completed = state.trained.accuracy.shape[0], int(state.round)
     if clients != data.num_clients:
         raise InvalidInput(f"state has {clients} clients, and this federation has {data.num_clients}")

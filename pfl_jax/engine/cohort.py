@@ -137,8 +137,9 @@ def sample_cohort(key: PRNGKey, round_index: jax.Array, counts: jax.Array, size:
     """
     (num_clients,) = counts.shape
     cohort_key = jax.random.fold_in(jax.random.fold_in(key, COHORT), round_index)
-    # The M largest of log weight + Gumbel noise are a weighted draw without replacement (Gumbel-top-k).
-    scores = jax.random.gumbel(cohort_key, (num_clients,))
+    # The M largest of log weight + Gumbel noise are a weighted draw without replacement (Gumbel-top-k), in one
+    # precision, so that the cohorts do not depend on jax_enable_x64.
+    scores = jax.random.gumbel(cohort_key, (num_clients,), jnp.float32)
     # To find the stragglers takes a permutation of all clients in every round.
     if settings.straggler_fraction:
         is_straggler = stragglers(key, num_clients, settings.straggler_fraction)

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 from pfl_jax.base import Method, MethodSchedule, PyTree, at_round
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.engine.means import is_mean
 from pfl_jax.engine.rounds import Federation, Stages
 from pfl_jax.engine.sharding import first_shard
 from pfl_jax.primitives.tree import byte_count
-from pfl_jax.primitives.updates import received
+from pfl_jax.primitives.updates import is_mean, received
 
 
 class Traffic(NamedTuple):

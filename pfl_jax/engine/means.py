@@ -10,8 +10,6 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.tree import add_trailing_axes
 from pfl_jax.primitives.updates import has_means, is_mean
 
-__all__ = ["is_mean", "join", "split"]
-
 
 def split(message: Message, present: jax.Array, *, single: bool = False) -> tuple[PyTree, PyTree]:
     """Split one client's message into the part that is sent as it is and the terms that are summed over clients.

@@ -104,7 +104,12 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
     if not mesh.is_multi_process:
         return jax.device_put(tree, sharding)
     # device_put reaches only devices of this process; inputs of a program are taken to be equal in all processes.
-    return jax.jit(lambda tree: tree, out_shardings=sharding)(tree)
+    return jax.jit(_same, out_shardings=sharding)(tree)
+
+
+def _same(tree: PyTree) -> PyTree:
+    """The tree itself: one function for all calls, so that equal shapes and types are compiled once."""
+    return tree
 
 
 def map_owned(

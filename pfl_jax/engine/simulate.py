@@ -139,13 +139,17 @@ def run(
       Diverged: a client diverged (with on_nan="skip-client": all clients of a cohort), or the server's state did; in
         the round where it happened.
     """
-    check_run(method, data, settings, key, state=state, newcomers=newcomers, state_on=state_on, on_nan=on_nan)
+    check_run(
+        method, data, settings, key, state=state, mesh=mesh, newcomers=newcomers, state_on=state_on, on_nan=on_nan
+    )
     check_folder(state_on, state_folder)
     disk = None if state_on != "disk" else host_state.Disk(None if state_folder is None else Path(state_folder))
     if isinstance(data, PlacedData):
         if mesh not in (None, data.mesh):
             raise InvalidInput("mesh: the data is on another one already, that of placement.place; leave it out")
         mesh = data.mesh
+        # Once, not at each evaluation.
+        newcomers = newcomers if isinstance(newcomers, PlacedData) else replicate(newcomers, mesh)
     else:
         data, newcomers = replicate((data, newcomers), mesh)
     on_host = state_on != "device"

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import simulate
-from pfl_jax.engine.checks import check_sweep, explained
+from pfl_jax.engine.checks import check_sweep, explained, typed_keys
 from pfl_jax.engine.programs import kept
 from pfl_jax.engine.sharding import num_labels
 from pfl_jax.engine.simulate import Outcome, Settings
@@ -193,7 +193,8 @@ def run(
       1 (3, 4) 2
     """
     values = {name: jnp.asarray(value) for name, value in (hyper_parameters or {}).items()}
-    check_sweep(make_method, data, settings, keys, values, states, 1 if mesh is None else mesh.size)
+    keys = typed_keys(keys)
+    check_sweep(make_method, data, settings, keys, values, states=states, chunk=chunk, mesh=mesh)
     return _rounds(make_method, data, settings, keys, values, states=states, chunk=chunk, mesh=mesh, donate=donate)
 
 

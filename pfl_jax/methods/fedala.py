@@ -10,8 +10,9 @@ from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.factories import checked
 from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.holdout import fixed_subset
-from pfl_jax.primitives.local_sgd import LocalSGD, map_examples, sgd
+from pfl_jax.primitives.local_sgd import LocalSGD, sgd
 from pfl_jax.primitives.losses import cross_entropy
 from pfl_jax.primitives.tree import choose, interpolate
 from pfl_jax.streams import AGGREGATION_WEIGHTS

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from pfl_jax.base import ClientData, Method, Model, Params
 from pfl_jax.methods.factories import checked
 from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.holdout import fixed_subset
-from pfl_jax.primitives.local_sgd import LocalSGD, map_examples
+from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import masked_mean
 
 Kernel = Literal["exponential", "gaussian"]

@@ -57,7 +57,10 @@ def require_one_last_call(name: str, calls: int, last: bool) -> None:
     if calls != 1:
         raise InvalidInput(f"{name} is called {calls} times: a head is called once, on the features")
     if not last:
-        raise InvalidInput(f"the module does more after {name}: a head gives the logits, and is the last step")
+        raise InvalidInput(
+            f"the module does more after {name}, or {name} is inside nn.remat, nn.jit or another transform: a head "
+            "gives the logits, and is the last step"
+        )
 
 
 def not_callable(inputs: Any, error: Exception) -> InvalidInput:

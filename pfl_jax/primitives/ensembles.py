@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import ClientData, Model, Params, PRNGKey
-from pfl_jax.primitives.local_sgd import map_examples
+from pfl_jax.primitives.examples import map_examples
 
 
 def init_models(model: Model, key: PRNGKey, count: int) -> Params:

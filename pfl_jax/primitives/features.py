@@ -3,7 +3,8 @@
 import jax
 
 from pfl_jax.base import Backbone, ClientData, Head, Model, PRNGKey
-from pfl_jax.primitives.local_sgd import LocalSGD, map_examples
+from pfl_jax.primitives.examples import map_examples
+from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy
 
 

@@ -12,7 +12,9 @@ import optax
 
 from pfl_jax.base import ClientData, Loss, Model, Params, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives.local_sgd import LocalSGD, map_examples
+from pfl_jax.hyper_parameters import whole
+from pfl_jax.primitives.examples import map_examples
+from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy, supervised_loss
 from pfl_jax.primitives.per_example import NORMS, add_norms, is_tapped, rows_agree
 
@@ -128,7 +130,7 @@ def fisher_trace(
     """
     if reduction not in ("mean", "sum"):
         raise InvalidInput(f"reduction must be mean or sum, not {reduction!r}")
-    _check_microbatch(microbatch)
+    whole("microbatch", microbatch)
 
     loss = supervised_loss(model, training=False)
     closed_form = _has_closed_form(model, params, data.x[:2])
@@ -184,7 +186,9 @@ def batch_fisher_trace(key: PRNGKey, model: Model, params: Params, data: ClientD
         gradient = jax.grad(loss)(params, batch)
         return total + sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient))
 
-    return training.replace(epochs=1, augment=None).fold(key, jnp.zeros(()), data, add)
+    # Also where training is private, the trace is not: it is said in `pfl_jax.methods.data_use`.
+    one_epoch = training.replace(epochs=1, augment=None, dp_clip=None, dp_noise=0.0)
+    return one_epoch.fold(key, jnp.zeros(()), data, add)
 
 
 def fisher_diagonal(model: Model, params: Params, data: ClientData, *, microbatch: int = MICROBATCH) -> Params:
@@ -209,7 +213,7 @@ def fisher_diagonal(model: Model, params: Params, data: ClientData, *, microbatc
     Reference:
       Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Eq. 5-6, Fig. 3a.
     """
-    _check_microbatch(microbatch)
+    whole("microbatch", microbatch)
 
     def gradient(example):
         rows = jax.tree.map(lambda leaf: leaf[None], example)
@@ -225,8 +229,3 @@ def fisher_diagonal(model: Model, params: Params, data: ClientData, *, microbatc
     start = jax.tree.map(jnp.zeros_like, params)
     total = LocalSGD(batch_size=microbatch, epochs=1).fold(jax.random.key(0), start, data, add)
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(jnp.sum(data.mask), 1), total)
-
-
-def _check_microbatch(microbatch: int) -> None:
-    if microbatch < 1:
-        raise InvalidInput(f"microbatch must be at least 1, not {microbatch}")

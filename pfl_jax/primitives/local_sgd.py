@@ -15,7 +15,7 @@ from pfl_jax import hyper_parameters
 from pfl_jax.base import ClientData, Loss, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import NOT_NEGATIVE, POSITIVE
-from pfl_jax.primitives.optimizers import decay, sgd
+from pfl_jax.primitives.optimizers import decay, needs_value, sgd
 from pfl_jax.primitives.optimizers import descend as descend
 from pfl_jax.primitives.private_gradients import private_gradient
 from pfl_jax.primitives.tree import register_unchecked
@@ -29,10 +29,6 @@ MakeOptimizer = Callable[[float | jax.Array], optax.GradientTransformation]
 
 Augment = Callable[[PRNGKey, PyTree], PyTree]
 """Random changes to the inputs of a mini-batch: (key, x [B, ...]) -> x of the same shape; hashable."""
-
-FORWARD_BATCH = 200
-"""Examples per forward pass: large enough for full speed, small enough for a CPU's cache."""
-
 
 Count = TypeVar("Count", jax.Array, np.ndarray)
 
@@ -60,7 +56,10 @@ FIXED_ORDER = 0
 
 
 def _epoch_order(key: PRNGKey, mask: jax.Array, length: int) -> jax.Array:
-    """Row numbers [length] that start with the real rows of mask [n] in random order; the rest point to padding."""
+    """Row numbers [length] that start with the real rows of mask [n] in random order.
+
+    Then come the other rows, and row 0 again where length is above n; the caller's masks exclude all of these.
+    """
     # The 32 random bits of a row do not depend on the number of rows, so the order does not depend on the amount of
     # padding. Sorting by (padding, bits) puts the real rows first.
     (n,) = mask.shape
@@ -85,7 +84,8 @@ class LocalSGD:
       batch_size: examples in a mini-batch.
       epochs: local epochs in a round, that is passes over a client's examples; phases of a method may have none.
       optimizer: sgd (as PyTorch's SGD), adam, adamw, or a function of the learning rate to an optax optimizer, such as
-        optax.lion; its state is initialized anew in every round.
+        optax.lion; its state is initialized anew in every round. One that needs the value of the loss, such as
+        optax.polyak_sgd, gets that of the mini-batch, but not with dp_clip, nor in methods with steps of their own.
       clip_norm: largest global norm of a mini-batch's gradient; larger gradients are scaled down to it. None for no
         limit.
       drop_last: whether to leave out an incomplete last batch of an epoch, as PyTorch's DataLoader(drop_last=True)
@@ -193,13 +193,19 @@ class LocalSGD:
         """
         optimizer = self.transformation() if transformation is None else transformation
 
+        start, clip = (params, optimizer.init(params)), self.dp_clip
+        # Only of one's own optimizers it is not known: the steps of all others stay as they are.
+        with_value = callable(self.optimizer) and needs_value(optimizer, *start)
+
         def step(carry, batch):
             params, opt_state = carry
+            if with_value:
+                value, gradient = jax.value_and_grad(loss)(params, batch)
+                return descend(optimizer, gradient, params, opt_state, value=value)
             return descend(optimizer, jax.grad(loss)(params, batch), params, opt_state)
 
-        start, clip = (params, optimizer.init(params)), self.dp_clip
         if clip is None:
-            return self.fold(key, start, data, step)[0]
+            return self._fold(key, start, data, step)[0]
 
         def private_step(carry, batch):
             params, opt_state, index = carry
@@ -209,7 +215,7 @@ class LocalSGD:
             )
             return *descend(optimizer, gradient, params, opt_state), index + 1
 
-        return self.fold(key, (*start, jnp.zeros((), jnp.int32)), data, private_step)[0]
+        return self._fold(key, (*start, jnp.zeros((), jnp.int32)), data, private_step)[0]
 
     def fold(self, key: PRNGKey, carry: Carry, data: ClientData, step: Callable[[Carry, ClientData], Carry]) -> Carry:
         """Fold carry = step(carry, batch) over the mini-batches of all epochs.
@@ -217,8 +223,9 @@ class LocalSGD:
         The real examples are shuffled anew in every epoch. An epoch of a client with m real examples takes
         ceil(m / batch_size) steps, the last one on the remaining examples, so a small client costs less than a large
         one unless both run under one vmap. `drop_last`, `shuffle` and `augment` apply as described in `LocalSGD`;
-        augmentation has keys of its own and does not change the order of the examples. Trip counts are dynamic, so the
-        result cannot be differentiated in reverse mode.
+        augmentation has keys of its own and does not change the order of the examples; all that makes steps (`lr`,
+        `optimizer`, `clip_norm`) is the caller's. Trip counts are dynamic, so under jit the result cannot be
+        differentiated in reverse mode: use `jax.jvp`.
 
         Args:
           key: key of the order of the examples and of the augmentation.
@@ -228,6 +235,9 @@ class LocalSGD:
 
         Returns:
           The last carry; the initial one if there are no epochs.
+
+        Raises:
+          InvalidInput: the recipe has a dp_clip, which only `fit` heeds.
 
         Example:
           >>> import jax
@@ -240,6 +250,14 @@ class LocalSGD:
           >>> print(steps, total)  # two steps an epoch; each real example once an epoch
           4 6.0
         """
+        if self.dp_clip is not None:
+            raise InvalidInput(
+                "fold takes no private steps, and the recipe has a dp_clip: train by LocalSGD.fit, or replace(dp_clip="
+                "None, dp_noise=0.0) for what need not be private"
+            )
+        return self._fold(key, carry, data, step)
+
+    def _fold(self, key: PRNGKey, carry: Carry, data: ClientData, step: Callable[[Carry, ClientData], Carry]) -> Carry:
         (n,) = data.mask.shape
         size = self.batch_size
         count = jnp.sum(data.mask, dtype=jnp.int32)
@@ -292,46 +310,3 @@ class LocalSGD:
 def _kinds() -> dict[str, Any]:
     """Annotation of each field of `LocalSGD`."""
     return get_type_hints(LocalSGD, include_extras=True)
-
-
-def map_examples(
-    fn: Callable[[PyTree], PyTree], x: PyTree, mask: jax.Array, *, batch_size: int = FORWARD_BATCH
-) -> PyTree:
-    """Apply fn to the rows of x in batches, so that memory does not grow with the number of examples.
-
-    It stops after the last real row, so the time depends on a client's own size and not on the padding.
-
-    Args:
-      fn: rows [batch, ...] -> rows [batch, ...]; each output row depends only on its input row.
-      x: pytree of leaves [n, ...].
-      mask: [n], the real rows.
-      batch_size: rows in one call of fn, at most n.
-
-    Returns:
-      Output rows [n, ...]; rows of batches that contain only padding are zero.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from pfl_jax.primitives import local_sgd
-      >>> mask = jnp.arange(5) < 3
-      >>> print(local_sgd.map_examples(lambda x: x + 1.0, jnp.zeros(5), mask, batch_size=2))  # the last batch: padding
-      [1. 1. 1. 1. 0.]
-    """
-    (n,) = mask.shape
-    size = min(batch_size, n)
-
-    def rows(start):
-        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), x)
-
-    shapes = jax.eval_shape(lambda: fn(rows(0)))
-    outputs = jax.tree.map(lambda shape: jnp.zeros((n, *shape.shape[1:]), shape.dtype), shapes)
-
-    def body(index, outputs):
-        # The last slice is moved back so that it ends at n; its first rows are computed twice with equal results.
-        start = jnp.minimum(index * size, n - size)
-        return jax.tree.map(
-            lambda output, new: jax.lax.dynamic_update_slice_in_dim(output, new, start, 0), outputs, fn(rows(start))
-        )
-
-    end = jnp.max(jnp.where(mask, jnp.arange(1, n + 1), 0))
-    return jax.lax.fori_loop(0, (end + size - 1) // size, body, outputs)

@@ -106,7 +106,7 @@ def classwise_alignment(
     chex.assert_equal_shape([features, targets])
     distance = jnp.mean(jnp.square(features - jax.lax.stop_gradient(targets)), axis=-1)
     weights = mask.astype(distance.dtype)
-    counts = jnp.zeros(num_classes).at[labels].add(weights)
+    counts = jnp.zeros(num_classes, weights.dtype).at[labels].add(weights)
     return jnp.sum(distance * weights / jnp.maximum(counts[labels], 1.0))
 
 

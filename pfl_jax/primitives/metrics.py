@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfl_jax.base import ClientData, Personal, Scores
-from pfl_jax.primitives.local_sgd import map_examples
+from pfl_jax.primitives.examples import map_examples
 
 
 def score(predict: Callable[[Personal, jax.Array], jax.Array], personal: Personal, data: ClientData) -> Scores:
@@ -58,9 +58,9 @@ def macro_f1(predicted: jax.Array, y: jax.Array, mask: jax.Array, num_classes: i
       A scalar in [0, 1], equal to scikit-learn's f1_score(average="macro"); NaN without examples.
     """
     weight = mask.astype(jnp.float32)
-    true_positives = jnp.zeros(num_classes).at[y].add(jnp.where(predicted == y, weight, 0.0))
+    true_positives = jnp.zeros(num_classes, weight.dtype).at[y].add(jnp.where(predicted == y, weight, 0.0))
     # (TP + FN) + (TP + FP), the denominator of F1.
-    total = jnp.zeros(num_classes).at[y].add(weight).at[predicted].add(weight, mode="drop")
+    total = jnp.zeros(num_classes, weight.dtype).at[y].add(weight).at[predicted].add(weight, mode="drop")
     occurs = total > 0
     return jnp.sum(jnp.where(occurs, 2 * true_positives / jnp.where(occurs, total, 1.0), 0.0)) / jnp.sum(occurs)
 

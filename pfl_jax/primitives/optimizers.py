@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import PyTree
+from pfl_jax.errors import InvalidInput, first_line
 from pfl_jax.primitives.tree import map_statistics
 
 
@@ -48,13 +49,53 @@ def sgd(
     )
 
 
+def needs_value(optimizer: optax.GradientTransformation, params: PyTree, opt_state: PyTree) -> bool:
+    """Whether an optimizer asks for more than a gradient, as `optax.polyak_sgd` does for the value of the loss.
+
+    Args:
+      optimizer: as in optax.
+      params: which it would change.
+      opt_state: its state.
+    """
+    try:
+        jax.eval_shape(optimizer.update, params, opt_state, params)
+    except TypeError as error:
+        return _lacks(error)
+    return False
+
+
+def _lacks(error: TypeError) -> bool:
+    return "required keyword-only argument" in str(error)
+
+
 def descend(
-    optimizer: optax.GradientTransformation, gradient: PyTree, params: PyTree, opt_state: PyTree
+    optimizer: optax.GradientTransformation,
+    gradient: PyTree,
+    params: PyTree,
+    opt_state: PyTree,
+    *,
+    value: jax.Array | None = None,
 ) -> tuple[PyTree, PyTree]:
     """One optimizer step for a gradient; returns the next params and the optimizer's next state `opt_state`.
 
     Running statistics of batch normalization take their new values, see `pfl_jax.networks.batch_norm`.
+
+    Args:
+      optimizer, gradient, params, opt_state: as in optax.
+      value: of the loss; only for an optimizer that `needs_value`.
+
+    Raises:
+      InvalidInput: the optimizer needs more than it is given.
     """
-    updates, opt_state = optimizer.update(map_statistics(jnp.zeros_like, gradient), opt_state, params)
+    given = {} if value is None else {"value": value}
+    try:
+        updates, opt_state = optimizer.update(map_statistics(jnp.zeros_like, gradient), opt_state, params, **given)
+    except TypeError as error:
+        if not _lacks(error):
+            raise
+        raise InvalidInput(
+            f"the optimizer needs more than a step of this training has, a gradient{' and a value' if given else ''} "
+            f"({first_line(error)}): choose another one"
+        ) from error
     updates = map_statistics(lambda _, change: -change, updates, gradient)
     return optax.apply_updates(params, updates), opt_state

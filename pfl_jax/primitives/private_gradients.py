@@ -44,7 +44,7 @@ def private_gradient(
       key: key of the noise.
       loss: (params, ClientData of any number of rows) -> scalar; the mean over the rows of a term of each, plus terms
         without examples. For other losses the result is not private.
-      params: any pytree of float arrays.
+      params: any pytree of float arrays; sums and noise are in float32 at least.
       batch: examples [B, ...]; padding contributes nothing.
       clip: C, the largest norm of an example's gradient.
       noise: standard deviation of the noise of each entry, in units of C.
@@ -65,15 +65,15 @@ def private_gradient(
         total = jax.tree.unflatten(
             structure, [leaf + noise * clip * draw for leaf, draw in zip(leaves, draws, strict=True)]
         )
-    return jax.tree.map(lambda data, own: data / size + own, total, free)
+    return jax.tree.map(lambda leaf, data, own: (data / size + own).astype(leaf.dtype), params, total, free)
 
 
 def clipped_sum(loss: Loss, params: PyTree, batch: ClientData, clip: float | jax.Array) -> tuple[PyTree, PyTree]:
     """Sum over the real examples of their clipped gradients, and the gradient of the terms without examples.
 
-    The norms of the gradients have a closed form, see `pfl_jax.primitives.per_example`, if every parameter is used
-    once, in a `pfl_jax.networks.layers.Layer`, or in terms without examples; otherwise each example's gradient is
-    computed.
+    Both are in float32 at least. The norms of the gradients have a closed form, see `pfl_jax.primitives.per_example`,
+    if every parameter is of that precision and used once, in a `pfl_jax.networks.layers.Layer`, or in terms without
+    examples; otherwise each example's gradient is computed.
 
     Args:
       loss, params, batch, clip: see `private_gradient`.
@@ -89,6 +89,7 @@ def clipped_sum(loss: Loss, params: PyTree, batch: ClientData, clip: float | jax
       >>> print(total, free)  # min(3, 1) + 0.5, and the derivative of w^2 / 4
       1.5 0.5
     """
+    loss, params = _with_single_precision(loss, params)
     examples = batch.mask.shape[0]
     few = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], FEW, axis=0), batch)
     closed_form = _has_closed_form(loss, params, few, min(examples, MICROBATCH))
@@ -107,6 +108,16 @@ def clipped_sum(loss: Loss, params: PyTree, batch: ClientData, clip: float | jax
 
     total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), parts)
     return total, free
+
+
+def _with_single_precision(loss: Loss, params: PyTree) -> tuple[Loss, PyTree]:
+    """The loss as a function of parameters in float32 at least, and these parameters."""
+    types = jax.tree.map(lambda leaf: leaf.dtype, params)
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), params)
+    if jax.tree.map(lambda leaf: leaf.dtype, wide) == types:
+        # The arrays themselves, which the closed form tells apart.
+        return loss, params
+    return lambda wide, batch: loss(jax.tree.map(lambda leaf, kind: leaf.astype(kind), wide, types), batch), wide
 
 
 def _factors(squares: jax.Array, mask: jax.Array, clip: float | jax.Array) -> jax.Array:

@@ -67,7 +67,7 @@ def solve_simplex_qp(matrices: jax.Array, *, solver: Solver = "auto", tolerance:
         accurate to 1e-3 need a gap of about 1e-7.
 
     Returns:
-      Weights [..., m] and gaps [...] in P's dtype.
+      Weights [..., m] and gaps [...] in P's dtype, in float32 for a type of lower precision. They have no derivative.
 
     Raises:
       InvalidInput: the solver is unknown or needs jaxopt, which is not installed; or P is not square.

@@ -13,20 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfl_jax.base import Method, PyTree, State
+from pfl_jax.base import Method, State
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.engine import simulate
 from pfl_jax.engine.rounds import Engine
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import make_method
 from pfl_jax.methods.factories import hyper_parameters
+from pfl_jax.primitives.tree import choose, gather
+from pfl_jax.primitives.updates import is_mean
+from pfl_jax.testing.comparison import LOOSE, TOLERANCE, assert_close, kinds, rows
 from pfl_jax.testing.problems import CLASSES, HYPER_PARAMETERS, permute_clients, tiny_federation, tiny_model
-
-TOLERANCE: dict[str, Any] = {"rtol": 2e-4, "atol": 2e-5}
-"""Of states that differ in the order of sums alone."""
-
-LOOSE: dict[str, Any] = {"rtol": 2e-3, "atol": 2e-4}
-"""Of states after clients in another order, whose means are added up in another order too."""
 
 
 class Subject:
@@ -106,16 +103,6 @@ def play(
     return state
 
 
-def rows(tree: PyTree, indices: Any) -> PyTree:
-    """Rows of a tree's leaves at these indices, in NumPy, which compiles nothing."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[indices], tree)
-
-
-def assert_close(left: State, right: State) -> None:
-    """Raise AssertionError unless the states left and right agree up to rounding, except for their keys."""
-    chex.assert_trees_all_close(left._replace(key=()), right._replace(key=()), **TOLERANCE)
-
-
 def check_structure(subject: Subject) -> None:
     """A round keeps structure, shapes and types of the state, and everything is finite.
 
@@ -124,10 +111,14 @@ def check_structure(subject: Subject) -> None:
     """
     data, engine = tiny_federation(), subject.compiled()
     state = engine.init(data, jax.random.key(0))
-    before, structure = _kinds(state), jax.tree.structure(state._replace(key=()))
+    before, structure = kinds(state), jax.tree.structure(state._replace(key=()))
+    keys = [name for name, (_, kind, _) in before.items() if jnp.issubdtype(kind, jax.dtypes.prng_key)]
+    assert not keys, (
+        f"keys are not numbers, which the host and files can hold: keep their key_data in {', '.join(keys)}"
+    )
     for _ in range(2):
         state, outcome = engine.round(data, state, 3)
-        after = _kinds(state)
+        after = kinds(state)
         changed = [
             f"{name}: {before.get(name, 'absent')} before and {after.get(name, 'absent')} after a round"
             for name in before | after
@@ -139,12 +130,6 @@ def check_structure(subject: Subject) -> None:
         assert outcome.finite.all(), "a client's state, message or loss is NaN or infinite"
         assert outcome.server_finite, "the server's state is NaN or infinite"
     assert int(state.round) == 2
-
-
-def _kinds(state: State) -> dict[str, Any]:
-    """Shape and type of every leaf, by path."""
-    leaves = jax.tree_util.tree_leaves_with_path(state._replace(key=()))
-    return {jax.tree_util.keystr(path): (leaf.shape, str(leaf.dtype), leaf.weak_type) for path, leaf in leaves}
 
 
 def check_one_trace(subject: Subject) -> None:
@@ -226,6 +211,34 @@ def check_clients_outside(subject: Subject) -> None:
         assert outside.size == 1
         after = jax.tree.map(np.asarray, (state.clients, state.trained))
         chex.assert_trees_all_equal(rows(after, outside), rows(before, outside))
+
+
+def check_absent(subject: Subject) -> None:
+    """Clients whose message does not arrive count as if they had not been drawn, whatever their new state.
+
+    Args:
+      subject: method under test.
+    """
+    method = subject.build()
+
+    def aggregate(key, server, clients, messages, cohort):
+        def outcome(present, clients, messages, cohort):
+            after, rows_after, _ = method.aggregate(key, server, clients, messages, cohort)
+            return after, gather(rows_after, present)
+
+        (present,) = jnp.nonzero(cohort.present, size=2)
+        others = choose(cohort.present, clients, jax.tree.map(jnp.ones_like, clients))
+        arrived = jax.tree.map(lambda part: part if is_mean(part) else part[present], messages, is_leaf=is_mean)
+        usual, changed = (outcome(present, rows, messages, cohort) for rows in (clients, others))
+        alone = outcome(jnp.arange(2), gather(clients, present), arrived, gather(cohort, present))
+        return server, clients, {"usual": usual, "changed": changed, "alone": alone}
+
+    engine = simulate.build(method._replace(aggregate=aggregate), Settings(rounds=1, drop_rate=0.3)).jit()
+    # With this seed the last client of the cohort is absent, so that the others keep their places.
+    _, outcome = engine.round(tiny_federation(), subject.reference._replace(key=jax.random.key(0)), 3)
+    assert outcome.cohort.present.tolist() == [True, True, False]
+    for name in ("changed", "alone"):
+        chex.assert_trees_all_close(outcome.info[name], outcome.info["usual"], **TOLERANCE)
 
 
 def check_resumption(subject: Subject) -> None:
@@ -318,6 +331,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "devices": check_devices,
     "order_of_clients": check_order_of_clients,
     "clients_outside": check_clients_outside,
+    "absent": check_absent,
     "resumption": check_resumption,
     "seeds": check_seeds,
     "vmap": check_vmap,

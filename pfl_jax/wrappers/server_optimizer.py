@@ -10,7 +10,7 @@ import optax
 
 from pfl_jax.base import Mean, Method, Params, PyTree, Survey
 from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives.local_sgd import sgd
+from pfl_jax.primitives.optimizers import sgd
 from pfl_jax.primitives.tree import map_statistics
 from pfl_jax.primitives.updates import received
 

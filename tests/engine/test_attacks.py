@@ -18,7 +18,8 @@ from pfl_jax.engine.attacks import attackers, flip_labels, perturb
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
-from pfl_jax.testing.conformance import assert_close, play
+from pfl_jax.testing.comparison import assert_close
+from pfl_jax.testing.conformance import play
 
 pytestmark = pytest.mark.without_f1_auc
 

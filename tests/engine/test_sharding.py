@@ -130,6 +130,25 @@ def test_owned_clients_give_the_same_results(name, place, monkeypatch):
     assert_same((rest, last), (want[0][1:], want[1]))
 
 
+def test_replication_over_processes_is_compiled_once(monkeypatch):
+    """Rounds and blocks of an evaluation replicate arrays of equal shapes again and again."""
+    mesh, compiled = simulate.client_mesh(), []
+    monkeypatch.setattr(type(mesh), "is_multi_process", property(lambda self: True))
+
+    def count(event, duration, **_):
+        compiled.append(event)
+
+    tree = {"clients": np.arange(5, dtype=np.int32), "mask": np.ones(3, bool)}
+    sharding.replicate(tree, mesh)
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        again = sharding.replicate(tree, mesh)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    assert "/jax/core/compile/backend_compile_duration" not in compiled
+    jax.tree.map(np.testing.assert_array_equal, again, tree)
+
+
 def test_labels_of_other_processes_count():
     placed = placement.place(DATA, simulate.client_mesh())
     assert sharding.num_labels(placed) == sharding.num_labels(DATA) == int(DATA.y.max()) + 1
@@ -150,3 +169,13 @@ def test_data_that_is_on_a_mesh_is_run_on_no_other():
     if jax.device_count() > 1:
         with pytest.raises(InvalidInput, match="mesh: the data is on another one already"):
             simulate.run(method, placed, settings, jax.random.key(0), mesh=simulate.client_mesh())
+
+
+def test_newcomers_are_copied_to_the_devices_once():
+    newcomers = tiny_federation((6, 7), 12, seed=3)
+    placed = placement.place(DATA, simulate.client_mesh())
+    settings = simulate.Settings(rounds=2)
+    results = simulate.run(make("local"), placed, settings, jax.random.key(0), newcomers=newcomers)
+    next(results)
+    with jax.transfer_guard_device_to_device("disallow"):
+        assert np.isfinite(next(results).newcomers[1].loss).all()

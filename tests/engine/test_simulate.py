@@ -31,6 +31,16 @@ def test_cohorts_are_distinct_clients_in_order_and_change():
     assert len({tuple(sorted(np.asarray(c.clients))) for c in drawn}) > 10
 
 
+def test_cohorts_do_not_depend_on_the_precision():
+    settings = Settings(rounds=1, drop_rate=0.5, straggler_fraction=0.4, straggler_rate=0.3)
+    usual = cohorts(settings, 4, 20)
+    with jax.enable_x64(True):
+        double = cohorts(settings, 4, 20)
+    for one, other in zip(usual, double, strict=True):
+        np.testing.assert_array_equal(one.clients, other.clients)
+        np.testing.assert_array_equal(one.present, other.present)
+
+
 def test_every_client_is_drawn_equally_often():
     drawn = np.concatenate([np.asarray(c.clients) for c in cohorts(Settings(rounds=1), 3, 2000)])
     # 600 expected, standard deviation about 20.

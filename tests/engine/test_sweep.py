@@ -148,6 +148,16 @@ def test_arguments_of_a_wrong_kind_are_refused_at_once():
             sweep.run(**right | {name: value})
 
 
+@pytest.mark.parametrize("wrap", [np.asarray, jnp.asarray])
+def test_raw_keys_are_the_keys_that_they_stand_for(wrap):
+    def make():
+        return make_method("local", tiny_model(), **HYPER_PARAMETERS)
+
+    settings, raw = simulate.Settings(rounds=1), wrap([jax.random.PRNGKey(0), jax.random.PRNGKey(1)])
+    got, want = (next(sweep.run(make, tiny_federation(), settings, each)) for each in (raw, keys([0, 1])))
+    np.testing.assert_array_equal(got.received.loss, want.received.loss)
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_states_of_other_runs_are_refused_at_once(devices):
     def make(name):
@@ -163,6 +173,10 @@ def test_states_of_other_runs_are_refused_at_once(devices):
         ({"make_method": make("local")}, "states? is of another method"),
         ({"settings": replace(settings, rounds=1)}, "completed 2 rounds, and settings.rounds is 1"),
         ({"states": 3}, "states must be a State"),
+        (
+            {"states": second.states._replace(round=second.states.round.at[0].set(1))},
+            "states has runs of 1 and of 2 completed rounds",
+        ),
     ):
         right = {"make_method": make("fedavg"), "data": data, "settings": settings, "keys": keys([0, 1, 2])}
         with pytest.raises(InvalidInput, match=match):

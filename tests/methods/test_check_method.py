@@ -43,6 +43,14 @@ def counts_in_floats(base, share, key, server, clients, messages, cohort):
     return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), server), clients, info
 
 
+def keeps_a_key(base, share, key, server, data):
+    return key
+
+
+def hands_on_a_key(base, share, key, server, client, data):
+    return base.local(key, server, (), data)._replace(client=jax.random.split(client)[0])
+
+
 def deploys_what_is_not_a_number(base, share, key, server, clients, messages, cohort):
     server, clients, info = base.aggregate(key, server, clients, messages, cohort)
     return jax.tree.map(lambda leaf: leaf * jnp.nan, server), clients, info
@@ -73,6 +81,26 @@ def starts_alike(base, share, key, server, clients, messages, cohort):
     return jax.tree.map(jnp.zeros_like, server), clients, {}
 
 
+def counts_the_absent(base, share, key, server, clients, messages, cohort):
+    """The mean is over all rows, also those that stand for no message."""
+    return jax.tree.map(lambda leaf: leaf.mean(axis=0), messages), clients, {}
+
+
+def sends_the_model(base, share, key, server, client, data):
+    result = base.local(key, server, client, data)
+    return result._replace(message=result.message.value)
+
+
+def copies_a_state(base, share, key, server, clients, messages, cohort):
+    """The server takes the mean of the new states, also those of clients whose message did not arrive."""
+    return jax.tree.map(lambda leaf: leaf.mean(axis=0), clients), clients, {}
+
+
+def keeps_its_model(base, share, key, server, client, data):
+    result = base.local(key, server, (), data)
+    return result._replace(client=result.personal)
+
+
 SLOW = pytest.mark.slow
 
 
@@ -83,7 +111,18 @@ SLOW = pytest.mark.slow
         ("structure", {"aggregate": counts_in_floats}, r"the state changes: .*float32.* before and .*bfloat16.* after"),
         ("structure", {"aggregate": deploys_what_is_not_a_number}, "structure: "),
         ("one_trace", {"aggregate": counts_in_floats}, "a later round was traced again"),
+        ("absent", {"aggregate": counts_the_absent, "local": sends_the_model}, "count as if they had not been drawn"),
+        (
+            "absent",
+            {"aggregate": copies_a_state, "local": keeps_its_model, "init_client": lambda *given: given[3]},
+            "count as if they had not been drawn",
+        ),
         ("seeds", {"aggregate": starts_alike}, "another seed gives the same state"),
+        (
+            "structure",
+            {"init_client": keeps_a_key, "local": hands_on_a_key},
+            r"keep their key_data in \.clients",
+        ),
         pytest.param(
             "learning", {"aggregate": forgets}, r"after 20 rounds the mean accuracy \(received\) is 0", marks=SLOW
         ),

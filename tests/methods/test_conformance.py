@@ -17,6 +17,7 @@ from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import documented_info
 from pfl_jax.testing import conformance
+from pfl_jax.testing.comparison import assert_close
 from pfl_jax.testing.problems import tiny_federation
 
 pytestmark = pytest.mark.without_f1_auc
@@ -96,7 +97,7 @@ def test_devices_that_own_their_clients_change_nothing(subject):
     # On eight devices some own nobody.
     data = placement.place(tiny_federation(), simulate.client_mesh())
     got = conformance.play(simulate.build(subject.build(), Settings(rounds=1)).jit(data.mesh), data)
-    conformance.assert_close(got, subject.reference)
+    assert_close(got, subject.reference)
 
 
 def test_permuting_clients_permutes_results(subject):
@@ -105,6 +106,11 @@ def test_permuting_clients_permutes_results(subject):
 
 def test_clients_outside_the_cohort_stay_as_they_were(subject):
     conformance.check_clients_outside(subject)
+
+
+@representatives
+def test_clients_that_are_absent_do_not_count(subject):
+    conformance.check_absent(subject)
 
 
 def test_a_continued_run_is_the_uninterrupted_one(subject):

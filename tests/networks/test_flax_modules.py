@@ -66,6 +66,20 @@ class Noisy(nn.Module):
         return nn.Dense(3, name="head")(nn.Dropout(0.5, deterministic=False)(x))
 
 
+class Logits(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3, name="out")(nn.relu(nn.Dense(4)(x)))
+
+
+class Transformed(nn.Module):
+    """Its head is the last step, inside a part that is computed again in the backward pass."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.remat(Logits)(name="decoder")(x)
+
+
 class Remembering(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -193,6 +207,7 @@ def test_fisher_traces_without_a_closed_form(model, shape, dtype):
             r"no part hed .*: name its head with head=, one of backbone, backbone/layers_0, head",
         ),
         (Named(more=True), {}, "the module does more after head"),
+        (Transformed(), {"head": "decoder/out"}, "or decoder/out is inside nn.remat, nn.jit or another transform"),
         (Named(twice=True), {}, "head is called 2 times"),
         (Remembering(), {}, r"keeps variables besides its parameters \(cache\)"),
         (Noisy(), {}, "cannot be .* float32 .*dropout"),

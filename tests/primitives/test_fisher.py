@@ -160,7 +160,8 @@ def test_batch_traces():
     mean = jax.tree.leaves(jax.jit(jax.grad(loss_of(model)))(params, data))
     whole = sum(np.sum(np.square(leaf)) for leaf in mean)
     augment = CropAndFlip(shape, (-1.0,) * shape[-1])
-    for training in (LocalSGD(batch_size=9, epochs=3), LocalSGD(batch_size=9, augment=augment)):
+    private = LocalSGD(batch_size=9, dp_clip=0.5, dp_noise=1.0)
+    for training in (LocalSGD(batch_size=9, epochs=3), LocalSGD(batch_size=9, augment=augment), private):
         got = traces(params, data, training)
         np.testing.assert_allclose(got, whole, rtol=1e-5)
     single = traces(params, data, LocalSGD(batch_size=1))

@@ -9,7 +9,8 @@ import pytest
 
 from pfl_jax.base import ClientData
 from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives.local_sgd import LocalSGD, map_examples, num_steps, sgd
+from pfl_jax.primitives.examples import map_examples
+from pfl_jax.primitives.local_sgd import LocalSGD, num_steps, sgd
 from pfl_jax.primitives.losses import masked_mean
 
 PLAIN = LocalSGD(momentum=0.0, weight_decay=0.0)
@@ -198,6 +199,25 @@ def test_clipping_scales_the_gradient_before_the_decay(clip_norm):
     by_hand(step, lr=0.05, momentum=0.0, weight_decay=0.1, clip_norm=clip_norm)
 
 
+def test_an_optimizer_that_needs_the_loss_gets_that_of_the_batch():
+    data = ClientData(jnp.array([1.0, 2.0, 3.0]), jnp.zeros(3), jnp.ones(3, bool))
+
+    def loss(w, batch):
+        return jnp.sum(jnp.square(w - batch.x)) / 2
+
+    def plateau(lr):
+        return optax.chain(optax.sgd(lr), optax.contrib.reduce_on_plateau())
+
+    recipe = LocalSGD(lr=2.0, weight_decay=0.0, batch_size=3, epochs=1, optimizer=optax.polyak_sgd)
+    # A step of length loss / |gradient|^2 from 0: 7 / 36 along -gradient = 6.
+    fitted = jax.jit(lambda training: training.fit(jax.random.key(0), jnp.array(0.0), data, loss))
+    np.testing.assert_allclose(fitted(recipe), 7 / 6, rtol=1e-6)
+    steps = {"weight_decay": 0.0, "batch_size": 3, "lr": 0.1, "momentum": 0.0}
+    np.testing.assert_allclose(fitted(LocalSGD(**steps, optimizer=plateau)), fitted(LocalSGD(**steps)), rtol=1e-6)
+    with pytest.raises(InvalidInput, match=r"needs more than .* has, a gradient \(.*'value'\): choose another one"):
+        fitted(recipe.replace(dp_clip=1.0))
+
+
 def test_an_unknown_optimizer_is_refused():
     with pytest.raises(InvalidInput, match=r"unknown optimizer 'lion' \(there are sgd, adam, adamw\)"):
         LocalSGD(optimizer="lion").transformation()
@@ -228,3 +248,9 @@ def test_map_examples_goes_on_to_the_last_real_row():
     # Masks of parts of a client's examples have holes.
     x, mask = jnp.arange(6.0), jnp.array([False, True, False, False, True, False])
     np.testing.assert_array_equal(map_examples(lambda rows: rows + 1, x, mask, batch_size=2)[mask], [2, 5])
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5])
+def test_map_examples_takes_whole_batches(size):
+    with pytest.raises(InvalidInput, match=f"batch_size must be a whole number of at least 1, not {size}"):
+        map_examples(lambda rows: rows, jnp.zeros(3), jnp.ones(3, bool), batch_size=size)

@@ -1,5 +1,7 @@
 """Losses, aggregation, trees and summaries against float64 NumPy."""
 
+import warnings
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -146,3 +148,17 @@ def test_an_answer_of_nan_is_wrong(pad):
     # In padding it does not matter.
     whole = examples._replace(mask=examples.mask.at[3].set(False))
     assert float(evaluation.score(lambda _, x: x, None, whole).auc) == 0.75
+
+
+def test_scores_and_losses_have_the_type_of_their_inputs():
+    """Also where JAX's default is float64."""
+    with jax.enable_x64(True), warnings.catch_warnings():
+        # What JAX says of a sum of float64 terms in an array of float32, and the other way round.
+        warnings.simplefilter("error", FutureWarning)
+        logits, labels = jnp.ones((4, 3), jnp.float32), jnp.array([0, 1, 2, 0], jnp.int32)
+        mask = jnp.ones(4, bool)
+        scores = evaluation.score(lambda _, x: x, (), ClientData(logits, labels, mask))
+        loss = losses.classwise_alignment(logits, 2 * logits, labels, mask, 3)
+        half = losses.classwise_alignment(*(factor * logits.astype(jnp.bfloat16) for factor in (1, 2)), labels, mask, 3)
+    assert {leaf.dtype for leaf in (*jax.tree.leaves(scores), loss)} == {np.dtype("float32")}
+    assert half.dtype == jnp.bfloat16

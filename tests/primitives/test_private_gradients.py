@@ -205,3 +205,33 @@ def test_bad_recipes():
     ):
         with pytest.raises(InvalidInput, match=message):
             LocalSGD(**values)
+
+
+@pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.float16])
+def test_parameters_of_half_precision_keep_their_type(kind):
+    batch, params = examples(), jax.tree.map(lambda leaf: leaf.astype(kind), PARAMS)
+
+    def loss(params, batch):
+        return cross_entropy(MODEL.apply(params, batch.x.astype(kind)).astype(jnp.float32), batch.y, batch.mask)
+
+    def gradient(params, noise):
+        return private_gradient(jax.random.key(0), loss, params, batch, clip=0.5, noise=noise, size=16)
+
+    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    for noise in (0.0, 2.0):
+        got = gradient(params, noise)
+        chex.assert_trees_all_equal_dtypes(got, params)
+        chex.assert_trees_all_close(
+            jax.tree.map(lambda leaf: leaf.astype(jnp.float32), got), gradient(rounded, noise), rtol=0.05, atol=0.02
+        )
+    sums, free = clipped_sum(loss, params, batch, 0.5)
+    assert {leaf.dtype for leaf in jax.tree.leaves((sums, free))} == {np.dtype("float32")}
+    trained = LocalSGD(batch_size=8, epochs=1, dp_clip=0.5, dp_noise=0.1).fit(jax.random.key(0), params, batch, loss)
+    chex.assert_trees_all_equal_dtypes(trained, params)
+
+
+def test_steps_of_ones_own_are_not_taken_for_private_ones():
+    recipe = LocalSGD(batch_size=4, epochs=1, dp_clip=0.5)
+    with pytest.raises(InvalidInput, match=r"fold takes no private steps, .*: train by LocalSGD\.fit"):
+        recipe.fold(jax.random.key(0), 0, examples(), lambda count, batch: count + 1)
+    assert recipe.replace(dp_clip=None).fold(jax.random.key(0), 0, examples(), lambda count, batch: count + 1) == 5

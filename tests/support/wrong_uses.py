@@ -18,6 +18,7 @@ import conftest  # noqa: F401
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, Mesh
 
 import pfl_jax
 from pfl_jax import LocalSGD, Settings, data, make_method, methods, models
@@ -98,6 +99,17 @@ def run(
     method = make_method("fedavg", model(), **FAST) if method is None else method
     settings = Settings(rounds=1) if settings is None else settings
     results = pfl_jax.run(method, federation, settings, jax.random.key(0) if key is None else key, **options)
+    return next(iter(results), None)
+
+
+def sweep(keys: Any, *, lr: Any = None, **options: Any) -> object:
+    """A sweep over two learning rates up to its first round, with changes."""
+    rates = {"lr": jnp.array([0.1, 0.2]) if lr is None else lr}
+    results = pfl_jax.sweep.run(
+        lambda lr: make_method("fedavg", model(), **{**FAST, "lr": lr}),
+        *(federate(), Settings(rounds=1), keys, rates),
+        **options,
+    )
     return next(iter(results), None)
 
 
@@ -417,6 +429,13 @@ def _runs() -> Iterator[tuple[str, Call, str]]:
     yield "the name of a method", lambda: run(method="fedavg"), "method must be a Method"
     yield "a number of rounds for settings", lambda: run(settings=3), "settings must be Settings"
     yield "a seed for a key", lambda: run(key=0), "key must be a key, such as jax.random.key\\(0\\)"
+    other = "key must be of JAX's generator threefry2x32, not of rbg"
+    yield "a key of another generator", lambda: run(key=jax.random.key(0, impl="rbg")), other
+    yield (
+        "a raw key of another generator",
+        lambda: run(key=jax.random.PRNGKey(0, impl="rbg")),
+        "threefry2x32, not of another one",
+    )
     sound = lambda: make_method("fedavg", model(), **FAST)  # noqa: E731
     key, settings = jax.random.key(0), Settings(rounds=1)
     yield (
@@ -449,17 +468,46 @@ def _runs() -> Iterator[tuple[str, Call, str]]:
     )
     yield (
         "a sweep over a negative learning rate",
-        lambda: next(
-            iter(
-                pfl_jax.sweep.run(
-                    lambda lr: make_method("fedavg", model(), **{**FAST, "lr": lr}),
-                    *(federate(), settings, jax.random.split(key, 2)),
-                    {"lr": jnp.array([0.1, -0.1])},
-                )
-            )
-        ),
+        lambda: sweep(jax.random.split(key, 2), lr=jnp.array([0.1, -0.1])),
         "lr must not be negative, not -0.1",
     )
+    yield (
+        "a sweep with keys of another generator",
+        lambda: sweep(jax.random.split(jax.random.key(0, impl="unsafe_rbg"), 2)),
+        "keys must be of .*threefry2x32, not of unsafe_rbg",
+    )
+    for value in (0, -1, 1.5, "2"):
+        yield (
+            f"a sweep with chunk {value!r}",
+            lambda value=value: sweep(jax.random.split(key, 2), chunk=value),
+            f"chunk must be a whole number of at least 1, not {value!r}",
+        )
+    yield from _meshes()
+
+
+def _meshes() -> Iterator[tuple[str, Call, str]]:
+    device, keys = np.array(jax.devices()[:1]), jax.random.split(jax.random.key(0), 2)
+    explicit = (AxisType.Explicit,)
+    for what, make, text in (
+        ("a mesh with another axis", lambda: Mesh(device, ("data",)), r"not one of data \(Auto\)"),
+        (
+            "a mesh with two axes",
+            lambda: Mesh(device[:, None], ("clients", "data")),
+            r"not one of clients \(Auto\), data \(Auto\)",
+        ),
+        (
+            "a mesh with an explicit axis",
+            lambda: Mesh(device, ("clients",), explicit),
+            r"not one of clients \(Explicit\)",
+        ),
+        (
+            "a list of devices for a mesh",
+            lambda: list(device),
+            "mesh must be .* as client_mesh\\(\\) makes it, not a list",
+        ),
+    ):
+        yield what, lambda make=make: run(mesh=make()), text
+        yield f"a sweep with {what}", lambda make=make: sweep(keys, mesh=make()), text
 
 
 SECTIONS = {
