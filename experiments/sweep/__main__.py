@@ -26,7 +26,7 @@ from experiments.commands import batch, parser
 from experiments.commands.parser import Names
 from experiments.config.cell import Cell
 from experiments.config.exit_codes import leave
-from experiments.config.identity import relevant_options
+from experiments.config.identity import RESULT_NEUTRAL, relevant_options
 from experiments.config.options import flag
 from experiments.config.own_code import label
 from experiments.sweep.plan import groups
@@ -51,6 +51,9 @@ REFUSED = {
 COMPARED_BY = {"eval_protocol", "val_fraction"}
 """Options that decide what the best setting is."""
 
+BY_DIGEST = {"data", "test_data"}
+"""Options for files whose digest tells the runs apart."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(batch.Batch):
@@ -74,6 +77,9 @@ class Sweep(batch.Batch):
                 raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {hint}")
         for name in sorted(COMPARED_BY & self.values.keys()):
             raise InvalidInput(f"{flag(name)} cannot be in the grid: all settings are compared by the same one")
+        # Runs that differ only in these are one run to the groups, which would train all on the first one's data.
+        for name in sorted((RESULT_NEUTRAL - BY_DIGEST) & self.values.keys()):
+            raise InvalidInput(f"{flag(name)} cannot be in the grid: it is no setting; start a sweep for each value")
         if twice := sorted(asked & set(self.values)):
             raise InvalidInput(f"{flag(twice[0])} is in the grid already")
         for setting in self.settings():

@@ -173,6 +173,8 @@ def test_runs_of_one_shape_are_a_group():
         ([*SWEEP, "--lr", "0.2"], "--lr is in the grid already"),
         ([*SWEEP, "--grid", "epochs=1,x"], "--epochs must be a whole number, not 'x'"),
         ([*SWEEP, "--grid", "eval_protocol=received,trained"], "--eval-protocol cannot be in the grid"),
+        ([*SWEEP, "--grid", "data_dir=one,other"], "--data-dir cannot be in the grid: it is no setting"),
+        ([*SWEEP, "--grid", "source=embedded,files"], "--source cannot be in the grid: it is no setting"),
         ([*SWEEP, "--seed", "3"], "--seed cannot be given for a sweep: use --seeds"),
         ([*SWEEP, "--wandb"], "--wandb cannot be given for a sweep: its runs go side by side"),
         ([*SWEEP, "--resume", "run"], "--resume cannot be given for a sweep: the same command goes on"),

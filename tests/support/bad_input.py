@@ -346,7 +346,7 @@ def _many() -> Iterator[Case]:
         *(f"{table} --method fedsa", f"{table} --setting beta=7", f"{table} --seeds 0", f"{table} --seed 3"),
         *(f"{table} --resume run", f"{table} --rounds many", f"{table} --score mean", f"{table} --average median"),
         *(f"{table} --eval-protocol test", "sweep --dataset digits --grid eval_protocol=received,trained"),
-        "sweep --dataset digits --grid val_fraction=0.1,0.2",
+        *("sweep --dataset digits --grid val_fraction=0.1,0.2", "sweep --dataset digits --grid data_dir=one,other"),
         *("figures --paper fedpac --figure 99", "figures --paper fedpac --figure 2 --rounds 0"),
         *("figures --paper fedpac --figure 2 --source disk", "figures --paper fedpac --figure 2 --dataset mnist"),
         *("figures --paper fedpac --figure 2 --seed 1", "sweep --dataset digitz", "sweep --dataset digits --seeds 0"),
