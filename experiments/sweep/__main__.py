@@ -114,7 +114,10 @@ class Sweep(batch.Batch):
         pairs = list(zip(self.values, setting, strict=True))
         words = [f"{option}={value}" for option, value in pairs if option != "method"]
         if not words or "method" in self.values:
-            words.insert(0, label(self.runs(setting)[0][0].request().options.method))
+            method = self.runs(setting)[0][0].request().options.method
+            alike = [name for name in self.values.get("method", ()) if label(name) == label(method)]
+            # Files of the same name in several folders are told apart by their folders.
+            words.insert(0, method if len(alike) > 1 else label(method))
         return " ".join(words)
 
     def runs(self, setting: tuple[str, ...]) -> list[tuple[Cell, Path]]:
