@@ -1,6 +1,7 @@
 """Identity of a run: the options on which its results depend."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.config import own_data
@@ -16,7 +17,13 @@ RESULT_NEUTRAL = {
     *("checkpoint_every", "keep_checkpoints", "resume", "mesh", "tensorboard", "wandb", "plot", "keep_state"),
     *PROCESSES,
 }
-"""Options that do not change the results of a run; of --source and --data, only the data that was loaded matters."""
+"""Options that do not change the results of a run; of --source and --data, only the data that was loaded matters. See
+`result_neutral` for the exception."""
+
+
+def result_neutral(options: Mapping[str, Any]) -> set[str]:
+    """Options that do not change the results of a run with these options: --eval-protocol may say when the run ends."""
+    return RESULT_NEUTRAL - ({"eval_protocol"} if options.get("target_accuracy") is not None else set())
 
 
 def relevant_options(request: Request) -> dict[str, Any]:
@@ -47,7 +54,8 @@ def relevant_options(request: Request) -> dict[str, Any]:
     if request.options.partition == "natural":
         # The data determines the number of clients.
         unused.add("num_clients")
-    return {name: value for name, value in values.items() if name not in RESULT_NEUTRAL | unused | {"seed"}}
+    unused |= result_neutral(values) | {"seed"}
+    return {name: value for name, value in values.items() if name not in unused}
 
 
 def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:

@@ -88,6 +88,15 @@ class Reader(HTMLParser):
         self.texts.append(data)
 
 
+def test_runs_that_end_by_another_protocol_are_other_settings(tmp_path):
+    words = ("--method", "fedper", "--num-clients", "5", "--target-accuracy", "80", "--eval-protocol")
+    for protocol in ("received", "trained"):
+        write_run(tmp_path / protocol, (*words, protocol))
+    groups, repeated = groups_of(tmp_path)
+    assert [group.label for group in groups] == ["fedper eval_protocol=received", "fedper eval_protocol=trained"]
+    assert not repeated
+
+
 def test_runs_are_found_below_the_folders_given(runs):
     (runs / "a" / "seed-0" / "checkpoints" / "2").mkdir(parents=True)
     for name in ("config.json", "metrics.jsonl"):

@@ -24,6 +24,7 @@ from experiments.results.run_folder import Counts, Evaluation
 from experiments.runtime.locks import lock_run
 from pfl_jax.base import Scores
 from pfl_jax.engine.checkpoint import FOLDER, MANIFEST, Checkpoints
+from pfl_jax.errors import InvalidInput
 
 RUN = ["--method", "fedper", "--rounds", "6", "--eval-every", "2", "--num-clients", "5", "--train-size", "20"]
 RUN = [*RUN, "--test-size", "10", "--participation", "0.5", "--checkpoint-every", "1"]
@@ -129,6 +130,16 @@ def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path):
     run_cell(cell, tmp_path / "run", Console(file=said))
     assert "after round 2" in said.getvalue()
     assert inspect(cell, tmp_path / "run") == "finished"
+
+
+def test_a_run_with_a_target_goes_on_by_the_protocol_that_ends_it(tmp_path, capsys):
+    write_run(tmp_path / "run", ("--method", "fedper", "--target-accuracy", "99"), finished=False)
+    words = ["--resume", str(tmp_path / "run"), "--eval-protocol", "trained"]
+    assert main("digits", words) == 2
+    assert "the run has --eval-protocol received, not trained" in capsys.readouterr().err
+    cell = Cell("digits", ("--method", "fedper", "--target-accuracy", "99", "--eval-protocol", "trained"))
+    with pytest.raises(InvalidInput, match="--eval-protocol received, not trained"):
+        inspect(cell, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
