@@ -329,6 +329,13 @@ def test_bars_and_lines_stand_where_they_belong():
         (["--paper", "fedpac", "--figure", "2", "--method", "fedas"], "compares no methods"),
         (["--paper", "fedpac", "--figure", "5", "--epochs", "3"], "--epochs cannot be given for FedPAC, Figure 5"),
         (["--paper", "fedpac", "--figure", "2", "--target-accuracy", "0.5"], "--target-accuracy cannot be given for"),
+        (["--paper", "fedpac", "--figure", "4", "--target-accuracy", "50"], "whose runs have all their rounds"),
+        (
+            ["--paper", "fedpac", "--figure", "3", "--participation", "0.5"],
+            "--participation must be 1.0 for FedPAC, Figure 3, not 0.5",
+        ),
+        (["--paper", "fedpac", "--figure", "2", "--partition", "iid"], "--partition must be grouped for"),
+        (["--paper", "fedpac", "--figure", "2", "--held-out-clients", "1"], "--held-out-clients must be 0 for"),
         (["--paper", "fedpac", "--figure", "4", "--source", "web"], "unknown source 'web' (there are auto, tfds"),
         (["--paper", "fedpac", "--figure", "4", "--seeds", "0"], "--seeds must be at least 1, not 0"),
         (["--paper", "fedpac", "--figure", "4", "--rounds", "many"], "--rounds"),

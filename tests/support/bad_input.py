@@ -349,6 +349,8 @@ def _many() -> Iterator[Case]:
         *("sweep --dataset digits --grid val_fraction=0.1,0.2", "sweep --dataset digits --grid data_dir=one,other"),
         *("figures --paper fedpac --figure 99", "figures --paper fedpac --figure 2 --rounds 0"),
         *("figures --paper fedpac --figure 2 --source disk", "figures --paper fedpac --figure 2 --dataset mnist"),
+        *("figures --paper fedpac --figure 4 --target-accuracy 50", f"{table} --target-accuracy 50"),
+        "figures --paper fedpac --figure 2 --participation 0.5",
         *("figures --paper fedpac --figure 2 --seed 1", "sweep --dataset digitz", "sweep --dataset digits --seeds 0"),
         *("sweep --dataset digits --grid lr", "sweep --dataset digits --grid lr=0.1 --grid lr=0.2"),
         *("sweep --dataset digits --grid momentun=0.1", "sweep --dataset digits --grid lr=0.1 --lr 0.2"),
