@@ -12,7 +12,9 @@ from problems import tiny_federation, tiny_model
 
 from experiments.commands import batch, parser
 from experiments.config import presets
+from experiments.config.cell import Cell
 from experiments.config.options import option_words
+from experiments.config.request import parse
 from experiments.execution import run
 from experiments.execution.estimate import examples_visited
 from experiments.figures.__main__ import Figures, main
@@ -78,6 +80,10 @@ def test_examples_visited():
     assert examples_visited(cell.request()) == 12 * 12 * 100 * 5
     (cell,) = content.runs("cifar10", short=False).cells()["fedas",]
     assert examples_visited(cell.request()) == 40 * 12 * 45_000 // 20 * 5
+    embedded, _ = Cell("fashion_mnist", ("--method", "fedavg")).request().on_embedded_data()
+    # Before the data is loaded.
+    asked = Cell("fashion_mnist", ("--method", "fedavg", "--source", "embedded")).request()
+    assert examples_visited(asked) == examples_visited(embedded) < examples_visited(parse("fashion_mnist", []))
 
 
 @pytest.mark.parametrize(

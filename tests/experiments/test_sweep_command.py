@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from run_folders import write_run
 
 from experiments.commands import batch
 from experiments.commands.main import main as run_alone
@@ -15,6 +16,7 @@ from experiments.config.cell import Cell
 from experiments.config.request import parse
 from experiments.execution import build
 from experiments.execution.cached_runs import run_cell
+from experiments.results import load
 from experiments.sweep import execute
 from experiments.sweep.__main__ import Sweep, main
 from experiments.sweep.plan import groups
@@ -187,6 +189,33 @@ def test_bad_words_are_one_line(words, message, capsys):
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_the_time_left_counts_each_run_of_a_group_once(tmp_path):
+    order = batch.read(Sweep, [*SWEEP, "--grid", "epochs=1,2", "--out", str(tmp_path)])
+    jobs = order.jobs(Console(quiet=True))
+    whole = order.groups(jobs)
+    for job in whole[0]:
+        write_run(job.folder, job.cell.arguments, seed=job.cell.seed)
+        for name, more in (("config.json", {"runs_together": 4}), ("summary.json", {"seconds": 60.0})):
+            file = job.folder / name
+            file.write_text(json.dumps(json.loads(file.read_text()) | more))
+        assert load.read_result(job.folder).seconds == 15
+    # Twice the epochs.
+    assert sum(order.left(jobs)) == pytest.approx(120)
+
+
+def test_a_run_on_embedded_data_says_its_own_rounds(tmp_path):
+    words = ["--dataset", "fashion_mnist", "--source", "embedded", "--method", "local", "--out", str(tmp_path)]
+    order = batch.read(Sweep, words)
+    (job,) = order.jobs(Console(quiet=True))
+    write_run(
+        job.folder, ("--method", "local", "--rounds", "30"), dataset="fashion_mnist", finished=False, is_real=False
+    )
+    config = json.loads((job.folder / "config.json").read_text())
+    config["options"] = vars(job.cell.request().on_embedded_data()[0].options)
+    (job.folder / "config.json").write_text(json.dumps(config))
+    assert order.state(job)[0] == "round 4 of 30"
 
 
 def test_the_dry_run_says_what_there_is_to_do(tmp_path, capsys):
