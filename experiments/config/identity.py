@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.config import own_data
-from experiments.config.no_effect import unread_attack, unread_by_wrappers, unread_stragglers
+from experiments.config.no_effect import unread_attack, unread_by_wrappers, unread_draws
 from experiments.config.options import MODEL_OPTIONS, PARTITION_OPTIONS, PROCESSES, Options, reads_pixel_normalization
 from experiments.config.own_code import by_content
 from experiments.config.request import Request
@@ -45,7 +45,7 @@ def relevant_options(request: Request) -> dict[str, Any]:
     values = resolve_defaults(dataclasses.asdict(request.options) | request.hyper_parameters)
     # The attack stays, as None where nobody attacks: a run under attack is another one.
     unused |= unread_by_wrappers(values).keys() | unread_attack(request.options).keys() - {"attack"}
-    unused |= unread_stragglers(request.options).keys()
+    unused |= unread_draws(request.options).keys()
     values |= by_content(values, request.own_code)
     if request.dataset == own_data.CUSTOM:
         values["data_digest"] = own_data.digest(request.options)
@@ -76,7 +76,7 @@ def fixed_rounds(options: Options) -> str:
 
     Rounds can be added to all other runs.
     """
-    if options.full_last_round:
+    if options.full_last_round and options.participation < 1:
         return "--full-last-round"
     cosine = [text for text in options.schedule or () if parse_schedule(text).kind == "cosine"]
     return f"--schedule {cosine[0]}" if cosine else ""
