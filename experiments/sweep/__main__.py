@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, get_type_hints
 
 import tyro
 from rich.console import Console
@@ -27,7 +27,7 @@ from experiments.commands.parser import Names
 from experiments.config.cell import Cell
 from experiments.config.exit_codes import leave
 from experiments.config.identity import RESULT_NEUTRAL, relevant_options
-from experiments.config.options import flag
+from experiments.config.options import Options, flag, option_words
 from experiments.config.own_code import label
 from experiments.sweep.plan import groups
 from pfl_jax.errors import InvalidInput
@@ -123,7 +123,7 @@ class Sweep(batch.Batch):
     def runs(self, setting: tuple[str, ...]) -> list[tuple[Cell, Path]]:
         """Runs of a setting: a cell for each seed, and its folder."""
         pairs = list(zip(self.values, setting, strict=True))
-        words = [word for option, value in pairs for word in (flag(option), value)]
+        words = [word for option, value in pairs for word in _words(option, value)]
         folder = self.folder / parser.slug(" ".join(f"{option}={value}" for option, value in pairs) or "runs")
         cells = [Cell(self.dataset, (*self.words, *words), seed) for seed in range(self.seeds)]
         return [(cell, folder / f"seed-{cell.seed}") for cell in cells]
@@ -151,6 +151,13 @@ class Sweep(batch.Batch):
 
         runs = {self.title(setting): self.runs(setting) for setting in self.settings()}
         save(runs, self.folder, console)
+
+
+def _words(option: str, value: str) -> list[str]:
+    """Value of the grid as command-line arguments: True and False of a switch are --drop-last and --no-drop-last."""
+    # Of the methods' own options, only switches are true or false.
+    is_switch = get_type_hints(Options).get(option, bool) is bool and value in ("True", "False")
+    return option_words({option: value == "True" if is_switch else value})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -155,6 +155,15 @@ def test_what_sweeps_keep_of_a_group_holds_no_inputs():
     assert isinstance(make(lr=0.1), Method)
 
 
+def test_switches_can_be_in_the_grid():
+    grid = ["--grid", "drop_last=True,False", "--grid", "alignment=True,False"]
+    order = batch.read(Sweep, ["--dataset", "digits", "--method", "fedpac", *grid])
+    found = [order.runs(setting)[0][0].request() for setting in order.settings()]
+    assert [one.options.drop_last for one in found] == [True, True, False, False]
+    assert [one.hyper_parameters["alignment"] for one in found] == [True, False, True, False]
+    assert order.title(("True", "False")) == "drop_last=True alignment=False"
+
+
 def test_runs_of_one_shape_are_a_group():
     order = batch.read(
         Sweep,
