@@ -18,8 +18,8 @@ CUSTOM = "custom"
 OWN_DATA = ("data", "label", "client_column", "test_data", "test_fraction", "normalize", "data_digest")
 """Options that it alone has."""
 
-PUBLISHED_DATA = ("source", "data_dir", "pixel_normalization")
-"""Options that it alone has not."""
+PUBLISHED_DATA = ("source", "data_dir")
+"""Options of the papers' data sets only."""
 
 
 def checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
@@ -40,7 +40,7 @@ def checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
         if options.partition == "natural":
             raise InvalidInput(f"--partition natural is for your own data: {dataset} has no clients of its own")
         return options
-    for name in PUBLISHED_DATA[:2]:
+    for name in PUBLISHED_DATA:
         if getattr(options, name) != getattr(Options, name):
             raise InvalidInput(f"{flag(name)} is for the papers' data sets: custom reads --data")
     if options.test_data is not None and options.test_fraction is not None:
