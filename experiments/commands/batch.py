@@ -20,7 +20,8 @@ from experiments.config.exit_codes import exit_code
 from experiments.execution import cached_runs
 from experiments.execution.committed import ROOT
 from experiments.execution.estimate import Speeds, examples_visited
-from experiments.results.load import Result, read_summary
+from experiments.results.load import Result, read_config, read_summary
+from experiments.results.run_folder import CONFIG
 from experiments.runtime.console import print_line
 from experiments.runtime.locks import lock_folder
 from experiments.runtime.progress import duration
@@ -91,13 +92,14 @@ class Batch(abc.ABC):
         return None
 
     def seconds(self, job: Job) -> float | None:
-        """Run time of a finished job in seconds; None if it is not finished.
+        """Run time of a finished job in seconds, its share of that of runs together; None if it is not finished.
 
         Raises:
           InvalidInput: its folder holds something else.
         """
         if cached_runs.inspect(job.cell, job.folder) == "finished":
-            return read_summary(job.folder).get("seconds", 0.0)
+            together = read_config(job.folder).get("runs_together", 1)
+            return read_summary(job.folder).get("seconds", 0.0) / together
         kept = self.committed_result(job)
         return None if kept is None else kept.seconds
 
@@ -110,6 +112,9 @@ class Batch(abc.ABC):
             if state != "unfinished":
                 return state, float(state == "absent")
             done, rounds = cached_runs.rounds_done(job.folder), job.cell.request().options.rounds
+            if (job.folder / CONFIG).exists():
+                # Those of its data, which may be embedded.
+                rounds = read_config(job.folder)["options"]["rounds"]
             return f"round {done} of {rounds}", 1 - done / rounds
         except InvalidInput as error:
             return str(error), 1.0

@@ -1,15 +1,21 @@
 """Command line of one run; every error that the user can correct is one line."""
 
+import itertools
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
 from experiments import unknown_dataset
+from experiments.commands.parser import given
 from experiments.config import request as parsing
 from experiments.config.exit_codes import exit_code
+from experiments.config.own_code import check_unchanged
 from experiments.config.presets import DEFAULT_PRESET
+from experiments.results.load import read_config
 from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
 
 
 def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
@@ -28,7 +34,7 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
     def work() -> None:
         if dataset not in DEFAULT_PRESET:
             raise InvalidInput(unknown_dataset(dataset))
-        request = parsing.parse(dataset, arguments)
+        request = parsing.parse(dataset, _with_method(arguments))
         if request.options.distributed:
             from experiments.runtime import supervise
 
@@ -45,6 +51,27 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
         run.run(request, Console())
 
     return exit_code(work) or sum(codes)
+
+
+def _with_method(arguments: Sequence[str]) -> Sequence[str]:
+    """The arguments, with the method of the run that --resume names: it decides which other options there are."""
+    if "method" in given(arguments):
+        return arguments
+    folders = [word.partition("=")[2] for word in arguments if word.startswith("--resume=")]
+    folders += [value for word, value in itertools.pairwise(arguments) if word == "--resume"]
+    if not folders or not folders[-1]:
+        return arguments
+    try:
+        config = read_config(Path(folders[-1]).expanduser())
+        method = config["options"]["method"]
+        if method not in METHODS:
+            # Before it is executed.
+            check_unchanged("method", entry := config["own_code"]["method"])
+            method = f"{entry['file']}:{method.rpartition(':')[2]}"
+    except (InvalidInput, KeyError, TypeError, AttributeError):
+        # `resumed` says what is wrong.
+        return arguments
+    return [*arguments, f"--method={method}"]
 
 
 def _resumed(request: parsing.Request) -> parsing.Request:

@@ -1,10 +1,11 @@
 """Identity of a run: the options on which its results depend."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.config import own_data
-from experiments.config.no_effect import unread_attack, unread_by_wrappers, unread_stragglers
+from experiments.config.no_effect import unread_attack, unread_by_wrappers, unread_draws
 from experiments.config.options import MODEL_OPTIONS, PARTITION_OPTIONS, PROCESSES, Options, reads_pixel_normalization
 from experiments.config.own_code import by_content
 from experiments.config.request import Request
@@ -16,7 +17,13 @@ RESULT_NEUTRAL = {
     *("checkpoint_every", "keep_checkpoints", "resume", "mesh", "tensorboard", "wandb", "plot", "keep_state"),
     *PROCESSES,
 }
-"""Options that do not change the results of a run; of --source and --data, only the data that was loaded matters."""
+"""Options that do not change the results of a run; of --source and --data, only the data that was loaded matters. See
+`result_neutral` for the exception."""
+
+
+def result_neutral(options: Mapping[str, Any]) -> set[str]:
+    """Options that do not change the results of a run with these options: --eval-protocol may say when the run ends."""
+    return RESULT_NEUTRAL - ({"eval_protocol"} if options.get("target_accuracy") is not None else set())
 
 
 def relevant_options(request: Request) -> dict[str, Any]:
@@ -38,7 +45,7 @@ def relevant_options(request: Request) -> dict[str, Any]:
     values = resolve_defaults(dataclasses.asdict(request.options) | request.hyper_parameters)
     # The attack stays, as None where nobody attacks: a run under attack is another one.
     unused |= unread_by_wrappers(values).keys() | unread_attack(request.options).keys() - {"attack"}
-    unused |= unread_stragglers(request.options).keys()
+    unused |= unread_draws(request.options).keys()
     values |= by_content(values, request.own_code)
     if request.dataset == own_data.CUSTOM:
         values["data_digest"] = own_data.digest(request.options)
@@ -47,7 +54,8 @@ def relevant_options(request: Request) -> dict[str, Any]:
     if request.options.partition == "natural":
         # The data determines the number of clients.
         unused.add("num_clients")
-    return {name: value for name, value in values.items() if name not in RESULT_NEUTRAL | unused | {"seed"}}
+    unused |= result_neutral(values) | {"seed"}
+    return {name: value for name, value in values.items() if name not in unused}
 
 
 def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
@@ -68,7 +76,7 @@ def fixed_rounds(options: Options) -> str:
 
     Rounds can be added to all other runs.
     """
-    if options.full_last_round:
+    if options.full_last_round and options.participation < 1:
         return "--full-last-round"
     cosine = [text for text in options.schedule or () if parse_schedule(text).kind == "cosine"]
     return f"--schedule {cosine[0]}" if cosine else ""

@@ -115,11 +115,11 @@ def unread_attack(options: Options) -> dict[str, str]:
     return {"attack_scale": "with --attack labels"} if options.attack == "labels" else {}
 
 
-def unread_stragglers(options: Options) -> dict[str, str]:
-    """Options of stragglers that are not read with these values -> why not, for people."""
+def unread_draws(options: Options) -> dict[str, str]:
+    """Options of the draw of cohorts that are not read with these values -> why not, for people."""
     if options.participation == 1:
         # Nobody is drawn where all take part.
-        return dict.fromkeys(("straggler_fraction", "straggler_rate"), "with --participation 1")
+        return dict.fromkeys(("straggler_fraction", "straggler_rate", "full_last_round"), "with --participation 1")
     return {} if options.straggler_fraction else {"straggler_rate": "without --straggler-fraction"}
 
 
@@ -135,7 +135,7 @@ def ineffective_options(dataset: str, options: Options, given: frozenset[str], b
     if "train_size" in given and options.size_choices is not None and "size_choices" not in unused:
         notes.append("--train-size has no effect with --size-choices")
     # --attackers 0 does what it says.
-    whys = unread_attack(options) | unread_stragglers(options)
+    whys = unread_attack(options) | unread_draws(options)
     unread = {name: why for name, why in whys.items() if name in given - {"attackers"}}
     notes += [f"{flag(name)} has no effect {why}" for name, why in unread.items()]
     if "momentum" in given and options.optimizer != "sgd":

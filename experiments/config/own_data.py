@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ CUSTOM = "custom"
 OWN_DATA = ("data", "label", "client_column", "test_data", "test_fraction", "normalize", "data_digest")
 """Options that it alone has."""
 
-PUBLISHED_DATA = ("source", "data_dir", "pixel_normalization")
-"""Options that it alone has not."""
+PUBLISHED_DATA = ("source", "data_dir")
+"""Options of the papers' data sets only."""
 
 
 def checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
@@ -40,7 +41,7 @@ def checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
         if options.partition == "natural":
             raise InvalidInput(f"--partition natural is for your own data: {dataset} has no clients of its own")
         return options
-    for name in PUBLISHED_DATA[:2]:
+    for name in PUBLISHED_DATA:
         if getattr(options, name) != getattr(Options, name):
             raise InvalidInput(f"{flag(name)} is for the papers' data sets: custom reads --data")
     if options.test_data is not None and options.test_fraction is not None:
@@ -101,10 +102,13 @@ def _sizes(**arguments: Any) -> tuple[int, int]:
 def fitted(options: Options, given: frozenset[str], dataset: Dataset) -> Options:
     """Options with the digest of the data, the number of its own clients if it has any, and that of its tokens.
 
+    Paths of files are absolute from here on: a run is exported and resumed from other folders too.
+
     Raises:
       InvalidInput: another number of clients was given.
     """
-    options = dataclasses.replace(options, data_digest=dataset.origin)
+    paths = {name: _absolute(getattr(options, name)) for name in ("data", "test_data")}
+    options = dataclasses.replace(options, data_digest=dataset.origin, **paths)
     is_tokens = np.issubdtype(dataset.train_x.dtype, np.integer) and dataset.mean is None
     if options.model in TEXT_MODELS and options.vocabulary is None and is_tokens:
         options = dataclasses.replace(options, vocabulary=vocabulary_of(dataset.train_x))
@@ -135,6 +139,10 @@ def _arguments(options: Options) -> dict[str, Any]:
     """Arguments of `own_files.from_file`."""
     names = ("label", "client_column", "test_data", "test_fraction", "normalize")
     return {"data": _data(options), "by_rows": options.distributed} | {name: getattr(options, name) for name in names}
+
+
+def _absolute(data: str | None) -> str | None:
+    return data if data is None or data.startswith(own_files.HUB) else str(Path(data).expanduser().absolute())
 
 
 def _data(options: Options) -> str:

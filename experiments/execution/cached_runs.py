@@ -15,7 +15,7 @@ from rich.console import Console
 
 from experiments.config.cell import Cell
 from experiments.config.hyper_parameters import method_config
-from experiments.config.identity import relevant_options, resolve_defaults
+from experiments.config.identity import RESULT_NEUTRAL, relevant_options, resolve_defaults
 from experiments.config.options import Options, flag
 from experiments.config.own_code import by_content
 from experiments.config.request import Request
@@ -53,10 +53,12 @@ def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe
     if state != "finished":
         request = cell.request(folder)
         if state == "unfinished" and observe is None and Checkpoints(folder / FOLDER).rounds():
-            from experiments.execution.resume import resumed
+            from experiments.execution.resume import CONTINUING, resumed
 
+            # `inspect` has compared everything else.
+            given = request.given & (RESULT_NEUTRAL | CONTINUING) - {"out", "resume"}
             resume = dataclasses.replace(request.options, resume=str(folder))
-            request = resumed(dataclasses.replace(request, options=resume, given=frozenset()))
+            request = resumed(dataclasses.replace(request, options=resume, given=given))
         elif state == "unfinished":
             remove_unfinished(folder)
         # Imported now, so that errors, --help and what is finished do not wait for it.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config.cell import Cell
-from experiments.config.identity import RESULT_NEUTRAL
+from experiments.config.identity import result_neutral
 from experiments.config.options import option_words
 from experiments.config.request import Request
 from experiments.execution.cached_runs import difference, unmeasured
@@ -138,7 +138,7 @@ def command(config: dict[str, Any]) -> str:
     """Command line of a stored run, without the options that do not affect its results."""
     values = config["options"] | config["hyper_parameters"]
     # One protocol of evaluation is measured by request only.
-    silent = RESULT_NEUTRAL - {name for name in ("eval_protocol",) if values.get(name) == "before_aggregation"}
+    silent = result_neutral(values) - {name for name in ("eval_protocol",) if values.get(name) == "before_aggregation"}
     given = [name for name in values if name in config["given"] and name not in silent]
     words = ["python", "-m", f"experiments.{config['dataset']}", *option_words({name: values[name] for name in given})]
     return shlex.join(words)

@@ -19,6 +19,8 @@ def examples_visited(request: Request) -> int:
     Raises:
       InvalidInput: the user's own data cannot be used.
     """
+    if request.options.source == "embedded":
+        request, _ = request.on_embedded_data()
     options = request.options
     size, clients = options.train_size, options.num_clients
     natural = options.partition == "natural"

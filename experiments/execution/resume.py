@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import unknown_dataset
-from experiments.config.identity import RESULT_NEUTRAL, fixed_rounds
+from experiments.config.identity import RESULT_NEUTRAL, fixed_rounds, result_neutral
 from experiments.config.options import PROCESSES, Options, flag
 from experiments.config.own_code import KINDS, check_unchanged, label
 from experiments.config.presets import DEFAULT_PRESET
@@ -57,8 +57,9 @@ def resumed(request: Request) -> Request:
     for values in (stored, given):
         values |= {kind: label(values[kind]) for kind in KINDS}
     fixed = request.given - CONTINUING - RESULT_NEUTRAL - {"rounds"}
-    if "before_aggregation" in (found.options.eval_protocol, options.eval_protocol):
-        # Whether the evaluations so far include this protocol.
+    protocols = (found.options.eval_protocol, options.eval_protocol)
+    if "before_aggregation" in protocols or "eval_protocol" not in result_neutral(stored):
+        # Whether the evaluations so far include this protocol, or have reached the target by it.
         fixed |= request.given & {"eval_protocol"}
     # The method first: it decides which other options there are.
     for name in sorted(fixed, key=lambda name: (name != "method", name)):

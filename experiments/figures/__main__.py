@@ -13,7 +13,7 @@ size and take hours.
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -70,16 +70,21 @@ class Figures(batch.Batch):
         parser.at_least_one(seeds=self.seeds, rounds=self.rounds)
         for dataset in self.datasets:
             runs = self.runs_on(dataset, real=True)
-            own = runs.varied | {"seed", "out", "resume", "method", "preset"}
-            if self.content.observe is not None:
-                # Arrays are kept to the last round.
-                own.add("target_accuracy")
+            own = runs.varied | {"seed", "out", "resume", "method", "preset", "target_accuracy"}
             if fixed := sorted(parser.given(self.words) & own):
-                raise InvalidInput(f"{flag(fixed[0])} cannot be given for {self.content.title}, which sets it itself")
+                why = "whose runs have all their rounds" if fixed[0] == "target_accuracy" else "which sets it itself"
+                raise InvalidInput(f"{flag(fixed[0])} cannot be given for {self.content.title}, {why}")
             # What a word means depends on the dataset and the method, not on what else the runs differ in.
             cells = runs.cells()
             for key in {own["method"]: key for key, own in runs.variants.items()}.values():
-                cells[key][0].request()
+                self._check_fixed(cells[key][0], replace(runs, words=()).cells()[key][0])
+
+    def _check_fixed(self, cell: Cell, usual: Cell) -> None:
+        """Raise InvalidInput if a run has another value of a fixed option than the figure without further words."""
+        asked, own = vars(cell.request().options), vars(usual.request().options)
+        for name in self.content.fixed:
+            if asked[name] != own[name]:
+                raise InvalidInput(f"{flag(name)} must be {own[name]} for {self.content.title}, not {asked[name]}")
 
     def default_folder(self) -> Path:
         rounds = () if self.rounds is None else ("--rounds", str(self.rounds))

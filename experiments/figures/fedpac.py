@@ -137,6 +137,8 @@ _heat = functools.partial(
     note="Clients are ordered by group (lines divide the groups). The paper's text does not name the values of s.",
     columns=3,
     observe=keep_head_weights,
+    # Row i is client i, whose group is i mod G.
+    fixed=("participation", "held_out_clients", "partition"),
 )
 _UNSAID = "The paper's text does not name"
 _S_UNSAID, _SIZES_UNSAID = f"{_UNSAID} the methods compared nor all values of s.", f"{_UNSAID} the sizes."

@@ -54,6 +54,7 @@ class Figure:
       note: what the paper leaves open, for the caption.
       columns: panels side by side.
       observe: arrays to keep of each round; None where accuracies suffice.
+      fixed: common options on which the panels rely.
     """
 
     paper: str
@@ -70,6 +71,7 @@ class Figure:
     note: str = ""
     columns: int = 2
     observe: "Keep | None" = None
+    fixed: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:

@@ -120,7 +120,7 @@ ALIASES: dict[str, str] = {
 FIXED = frozenset(
     {"method", "preset", "num_clients", "participation", "full_last_round", "seed", "out", "resume"}
     | {"partition", "s", "beta", "dirichlet_protocol", "pathological_protocol", "size_choices", "shift"}
-    | {"clusters", "learners", "alignment", "collaboration", "synchronization"}
+    | {"target_accuracy", "clusters", "learners", "alignment", "collaboration", "synchronization"}
 )
 """Options that define a cell of a table. Other options can be given for a whole table, which then reports them."""
 

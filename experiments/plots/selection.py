@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.config.measures import ALWAYS, PROTOCOLS, Protocol
-from experiments.plots.palette import COLORS
 from experiments.results.gather import Group
 
 MOST_LINES = 8
@@ -35,5 +34,5 @@ def shown(groups: Sequence[Group]) -> list[tuple[int, Group]]:
         return float(np.mean(values)) if values else -1.0
 
     there = [group for group in groups if group.rounds]
-    best = sorted(there, key=last, reverse=True)[: min(MOST_LINES, len(COLORS))]
+    best = sorted(there, key=last, reverse=True)[:MOST_LINES]
     return list(enumerate(group for group in there if group in best))

@@ -16,6 +16,7 @@ The results of a finished run are written to results/, to be committed; a run wi
 """
 
 import difflib
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -100,6 +101,10 @@ class Queue(batch.Batch):
             print_line(console, f"process {os.getpid()}")
         return [batch.Job(job.cell, self.folder / job.place, job.label) for job in self.entries]
 
+    @functools.cached_property
+    def _previewed(self) -> Library:
+        return Library(self.root)
+
     def _cell(self, job: batch.Job) -> Cell:
         """Cell of a job with checkpoints, and never on embedded data."""
         data = ("--source", "files", *(() if self.data_dir is None else ("--data-dir", self.data_dir)))
@@ -115,8 +120,9 @@ class Queue(batch.Batch):
         return not {self.folder / entry.place for entry in self.entries} <= {job.folder for job in jobs}
 
     def committed_result(self, job: batch.Job) -> Result | None:
-        # Read again each time: another machine may have finished it.
-        return Library(self.root).find(job.cell)
+        # Read again each time: another machine may have finished it. A preview has the results of one moment.
+        library = self._previewed if self.only_previews else Library(self.root)
+        return library.find(job.cell)
 
     def seconds(self, job: batch.Job) -> float | None:
         kept = self.committed_result(job)

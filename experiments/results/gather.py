@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -169,8 +170,9 @@ class Group:
         request = self.runs[0].request
         values = {**vars(request.options), **request.hyper_parameters}
         names = sorted((request.given & set(values)) - {"out", "resume", "method", "seed"})
-        words = [f"python -m experiments.{request.dataset}", f"--method {request.options.method}"]
-        return " ".join([*words, *option_words({name: values[name] for name in names}), f"--seed {self.runs[0].seed}"])
+        words = ["python", "-m", f"experiments.{request.dataset}", "--method", request.options.method]
+        words += option_words({name: values[name] for name in names})
+        return shlex.join([*words, "--seed", str(self.runs[0].seed)])
 
 
 def find(paths: Iterable[Path]) -> list[Path]:

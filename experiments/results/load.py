@@ -110,8 +110,8 @@ class Result(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Run time in seconds."""
-        return self.summary["seconds"]
+        """Run time in seconds; of runs that were trained together, each one's share."""
+        return self.summary["seconds"] / self.config.get("runs_together", 1)
 
     def accuracy(self, protocol: Protocol, score: Score = "last", average: Average = "clients") -> float | None:
         """Mean accuracy in percent; None where no client has an accuracy.

@@ -20,7 +20,7 @@ def number(value: float | None, form: str = ".2f") -> str:
     return NOTHING if value is None else f"{value:{form}}"
 
 
-def over_seeds(values: Sequence[float]) -> str:
+def mean_text(values: Sequence[float]) -> str:
     """Mean over seeds as text, followed by "± standard deviation (number of seeds)" if there are several."""
     spread = f" ± {statistics.stdev(values):.2f} ({len(values)})" if len(values) > 1 else ""
     return number(statistics.fmean(values) if values else None) + spread

@@ -112,7 +112,7 @@ def _cause(place: Place) -> str:
 
 def _numbers(entry: Entry) -> list[str]:
     """Our accuracy, the paper's, and the difference."""
-    ours = tables.over_seeds(list(entry.accuracies.values()))
+    ours = tables.mean_text(list(entry.accuracies.values()))
     return [ours, number(entry.published), number(entry.difference, "+.2f")]
 
 
@@ -156,7 +156,7 @@ def _field(one: Comparison) -> dict[str, object]:
 
 def _accuracy(one: Tuned, protocol: Protocol) -> str:
     """Accuracy of a method on test examples in percent, over the seeds."""
-    return tables.over_seeds([value for each in one.results if (value := each.accuracy(protocol)) is not None])
+    return tables.mean_text([value for each in one.results if (value := each.accuracy(protocol)) is not None])
 
 
 def _released(released: Released, library: Library) -> dict[str, object]:

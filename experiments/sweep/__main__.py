@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, get_type_hints
 
 import tyro
 from rich.console import Console
@@ -26,8 +26,8 @@ from experiments.commands import batch, parser
 from experiments.commands.parser import Names
 from experiments.config.cell import Cell
 from experiments.config.exit_codes import leave
-from experiments.config.identity import relevant_options
-from experiments.config.options import flag
+from experiments.config.identity import RESULT_NEUTRAL, relevant_options
+from experiments.config.options import Options, flag, option_words
 from experiments.config.own_code import label
 from experiments.sweep.plan import groups
 from pfl_jax.errors import InvalidInput
@@ -50,6 +50,9 @@ REFUSED = {
 
 COMPARED_BY = {"eval_protocol", "val_fraction"}
 """Options that decide what the best setting is."""
+
+BY_DIGEST = {"data", "test_data"}
+"""Options for files whose digest tells the runs apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,9 @@ class Sweep(batch.Batch):
                 raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {hint}")
         for name in sorted(COMPARED_BY & self.values.keys()):
             raise InvalidInput(f"{flag(name)} cannot be in the grid: all settings are compared by the same one")
+        # Runs that differ only in these are one run to the groups, which would train all on the first one's data.
+        for name in sorted((RESULT_NEUTRAL - BY_DIGEST) & self.values.keys()):
+            raise InvalidInput(f"{flag(name)} cannot be in the grid: it is no setting; start a sweep for each value")
         if twice := sorted(asked & set(self.values)):
             raise InvalidInput(f"{flag(twice[0])} is in the grid already")
         for setting in self.settings():
@@ -108,13 +114,16 @@ class Sweep(batch.Batch):
         pairs = list(zip(self.values, setting, strict=True))
         words = [f"{option}={value}" for option, value in pairs if option != "method"]
         if not words or "method" in self.values:
-            words.insert(0, label(self.runs(setting)[0][0].request().options.method))
+            method = self.runs(setting)[0][0].request().options.method
+            alike = [name for name in self.values.get("method", ()) if label(name) == label(method)]
+            # Files of the same name in several folders are told apart by their folders.
+            words.insert(0, method if len(alike) > 1 else label(method))
         return " ".join(words)
 
     def runs(self, setting: tuple[str, ...]) -> list[tuple[Cell, Path]]:
         """Runs of a setting: a cell for each seed, and its folder."""
         pairs = list(zip(self.values, setting, strict=True))
-        words = [word for option, value in pairs for word in (flag(option), value)]
+        words = [word for option, value in pairs for word in _words(option, value)]
         folder = self.folder / parser.slug(" ".join(f"{option}={value}" for option, value in pairs) or "runs")
         cells = [Cell(self.dataset, (*self.words, *words), seed) for seed in range(self.seeds)]
         return [(cell, folder / f"seed-{cell.seed}") for cell in cells]
@@ -142,6 +151,13 @@ class Sweep(batch.Batch):
 
         runs = {self.title(setting): self.runs(setting) for setting in self.settings()}
         save(runs, self.folder, console)
+
+
+def _words(option: str, value: str) -> list[str]:
+    """Value of the grid as command-line arguments: True and False of a switch are --drop-last and --no-drop-last."""
+    # Of the methods' own options, only switches are true or false.
+    is_switch = get_type_hints(Options).get(option, bool) is bool and value in ("True", "False")
+    return option_words({option: value == "True" if is_switch else value})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

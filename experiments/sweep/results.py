@@ -12,6 +12,7 @@ from experiments.config.cell import Cell
 from experiments.config.measures import ALWAYS, AVERAGES, PROTOCOLS, Average, Protocol
 from experiments.config.own_code import label
 from experiments.plots.pictures import ACCURACY, ROUND, Lines, Picture, over_seeds
+from experiments.plots.selection import MOST_LINES
 from experiments.results import load
 from experiments.results.gather import mean_and_deviation
 from experiments.results.run_folder import VALIDATION, or_lowest, rounded, strict_json
@@ -31,9 +32,6 @@ CHOSEN_ON = {
     "optimistic estimate: --val-fraction 0.1 chooses it on examples set apart.",
 }
 """Examples on which the best setting is chosen -> the same in words."""
-
-MOST_LINES = 8
-"""Maximum number of settings in the picture, the best ones: it has as many colors."""
 
 MOST_NAMES = 3
 """Maximum number of methods that a title names."""

@@ -42,7 +42,11 @@ from pfl_jax.errors import InvalidInput
 NUMBERS = {paper: [str(number) for of, number in settings.TABLES if of == paper] for paper in settings.PAPERS}
 """Paper -> its tables."""
 
-HINTS = {"seed": "use --seeds", "resume": "the same command goes on where it was stopped"}
+HINTS = {
+    "seed": "use --seeds",
+    "resume": "the same command goes on where it was stopped",
+    "target_accuracy": "its runs have all their rounds",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,7 +50,7 @@ def change(path):
 
 
 @pytest.mark.without_f1_auc
-def test_natural_clients_from_the_file_to_the_results(wine, capsys):
+def test_natural_clients_from_the_file_to_the_results(wine, capsys, monkeypatch):
     assert main("custom", ["--data", "my.npz", *RUN, "--rounds", "8", "--devices", "1", "--out", "run"]) == 0
     config, summary = read(wine.parent / "run", "config.json"), read(wine.parent / "run", "summary.json")
     assert config["data"]["client_names"] == ["hill", "north", "river", "south"]
@@ -63,8 +63,10 @@ def test_natural_clients_from_the_file_to_the_results(wine, capsys):
     assert summary["data_source"] == f"my (npz: {config['options']['data_digest']})"
     assert "have training rows of one class only" not in capsys.readouterr().out
 
-    # The run in a notebook: what its clients deploy, on their own test rows.
-    run = load_run("run")
+    # The run in a notebook, in another folder: what its clients deploy, on their own test rows.
+    (wine.parent / "notebooks").mkdir()
+    monkeypatch.chdir(wine.parent / "notebooks")
+    run = load_run("../run")
     tests = [run.client_data(client) for client in range(4)]
     accuracies = [
         100 * (np.asarray(run.predict(client, test.x)).argmax(1) == test.y).mean() for client, test in enumerate(tests)

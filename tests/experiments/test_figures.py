@@ -12,7 +12,9 @@ from problems import tiny_federation, tiny_model
 
 from experiments.commands import batch, parser
 from experiments.config import presets
+from experiments.config.cell import Cell
 from experiments.config.options import option_words
+from experiments.config.request import parse
 from experiments.execution import run
 from experiments.execution.estimate import examples_visited
 from experiments.figures.__main__ import Figures, main
@@ -78,6 +80,10 @@ def test_examples_visited():
     assert examples_visited(cell.request()) == 12 * 12 * 100 * 5
     (cell,) = content.runs("cifar10", short=False).cells()["fedas",]
     assert examples_visited(cell.request()) == 40 * 12 * 45_000 // 20 * 5
+    embedded, _ = Cell("fashion_mnist", ("--method", "fedavg")).request().on_embedded_data()
+    # Before the data is loaded.
+    asked = Cell("fashion_mnist", ("--method", "fedavg", "--source", "embedded")).request()
+    assert examples_visited(asked) == examples_visited(embedded) < examples_visited(parse("fashion_mnist", []))
 
 
 @pytest.mark.parametrize(
@@ -329,6 +335,13 @@ def test_bars_and_lines_stand_where_they_belong():
         (["--paper", "fedpac", "--figure", "2", "--method", "fedas"], "compares no methods"),
         (["--paper", "fedpac", "--figure", "5", "--epochs", "3"], "--epochs cannot be given for FedPAC, Figure 5"),
         (["--paper", "fedpac", "--figure", "2", "--target-accuracy", "0.5"], "--target-accuracy cannot be given for"),
+        (["--paper", "fedpac", "--figure", "4", "--target-accuracy", "50"], "whose runs have all their rounds"),
+        (
+            ["--paper", "fedpac", "--figure", "3", "--participation", "0.5"],
+            "--participation must be 1.0 for FedPAC, Figure 3, not 0.5",
+        ),
+        (["--paper", "fedpac", "--figure", "2", "--partition", "iid"], "--partition must be grouped for"),
+        (["--paper", "fedpac", "--figure", "2", "--held-out-clients", "1"], "--held-out-clients must be 0 for"),
         (["--paper", "fedpac", "--figure", "4", "--source", "web"], "unknown source 'web' (there are auto, tfds"),
         (["--paper", "fedpac", "--figure", "4", "--seeds", "0"], "--seeds must be at least 1, not 0"),
         (["--paper", "fedpac", "--figure", "4", "--rounds", "many"], "--rounds"),

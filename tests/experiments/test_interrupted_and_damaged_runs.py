@@ -238,6 +238,18 @@ def test_ctrl_c_at_the_end_does_not_cost_the_summary(rounds, tmp_path, monkeypat
     assert (tmp_path / "run" / "summary.json").exists()
 
 
+def test_an_interrupted_cell_goes_on_as_the_new_command_says(rounds, tmp_path):
+    folder = tmp_path / "run"
+    rounds[3] = fail(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(Cell("digits", tuple(WORDS)), folder, Console())
+    rounds.clear()
+    words = [*RUN.split(), "--checkpoint-every", "3", "--keep-state", "always", "--plot"]
+    run_cell(Cell("digits", tuple(words)), folder, Console())
+    assert logged(folder) == [1, 2, 3]
+    assert {"curves.png", "state.msgpack"} <= {path.name for path in folder.iterdir()}
+
+
 # Other processes
 
 

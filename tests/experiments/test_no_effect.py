@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from experiments.config.hyper_parameters import method_config
-from experiments.config.identity import relevant_options
-from experiments.config.no_effect import SYNONYMS, UNREAD, unread
+from experiments.config.identity import fixed_rounds, relevant_options
+from experiments.config.no_effect import SYNONYMS, UNREAD, ineffective_options, unread
 from experiments.config.options import Options, flag
 from experiments.config.request import parse
 from experiments.execution import build
@@ -85,6 +85,18 @@ def test_results_do_not_depend_on_stragglers_that_nobody_draws():
     assert relevant("--participation 0.5 --straggler-fraction 0.5") != half
     drawn = [relevant(f"--participation 0.5 --straggler-fraction 0.5 --straggler-rate {rate}") for rate in (0.1, 0.2)]
     assert drawn[0] != drawn[1]
+
+
+def test_the_last_round_is_full_anyway_where_all_take_part():
+    full = parse("digits", ["--participation", "1", "--full-last-round"])
+    assert relevant_options(full) == relevant_options(parse("digits", ["--participation", "1"]))
+    notes = ineffective_options(full.dataset, full.options, full.given, "cpu")
+    assert "--full-last-round has no effect with --participation 1" in notes
+    # Rounds can be added.
+    assert fixed_rounds(full.options) == ""
+    half = parse("digits", ["--participation", "0.5", "--full-last-round"])
+    assert fixed_rounds(half.options) == "--full-last-round"
+    assert relevant_options(half) != relevant_options(parse("digits", ["--participation", "0.5"]))
 
 
 @pytest.mark.parametrize(("model", "noted"), [("mlp", True), ("resnet8", False)])

@@ -351,6 +351,13 @@ def test_the_list_says_what_is_left_and_runs_nothing(runs, words, tmp_path, nice
     assert "round 200 of 200" in line
 
 
+def test_a_preview_reads_the_committed_results_once(words, monkeypatch):
+    made = []
+    monkeypatch.setattr(queue, "Library", lambda root: made.append(root) or Library(root))
+    assert queue.main([*words, "--list"]) == 0
+    assert len(made) == 1
+
+
 def test_the_time_left_follows_what_has_finished(runs, words, tmp_path):
     console = Console(quiet=True)
 

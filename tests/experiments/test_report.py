@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import re
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -86,6 +87,21 @@ class Reader(HTMLParser):
 
     def handle_data(self, data):
         self.texts.append(data)
+
+
+def test_the_command_of_a_group_can_be_pasted(tmp_path):
+    write_run(tmp_path / "run", ("--method", "fedper", "--num-clients", "5", "--data-dir", "my data"))
+    (found,), _ = groups_of(tmp_path)
+    assert "my data" in shlex.split(found.command())
+
+
+def test_runs_that_end_by_another_protocol_are_other_settings(tmp_path):
+    words = ("--method", "fedper", "--num-clients", "5", "--target-accuracy", "80", "--eval-protocol")
+    for protocol in ("received", "trained"):
+        write_run(tmp_path / protocol, (*words, protocol))
+    groups, repeated = groups_of(tmp_path)
+    assert [group.label for group in groups] == ["fedper eval_protocol=received", "fedper eval_protocol=trained"]
+    assert not repeated
 
 
 def test_runs_are_found_below_the_folders_given(runs):

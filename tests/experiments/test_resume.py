@@ -24,6 +24,7 @@ from experiments.results.run_folder import Counts, Evaluation
 from experiments.runtime.locks import lock_run
 from pfl_jax.base import Scores
 from pfl_jax.engine.checkpoint import FOLDER, MANIFEST, Checkpoints
+from pfl_jax.errors import InvalidInput
 
 RUN = ["--method", "fedper", "--rounds", "6", "--eval-every", "2", "--num-clients", "5", "--train-size", "20"]
 RUN = [*RUN, "--test-size", "10", "--participation", "0.5", "--checkpoint-every", "1"]
@@ -129,6 +130,31 @@ def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path):
     run_cell(cell, tmp_path / "run", Console(file=said))
     assert "after round 2" in said.getvalue()
     assert inspect(cell, tmp_path / "run") == "finished"
+
+
+def test_options_beside_resume_are_those_of_the_run_s_method(tmp_path, capsys):
+    write_run(tmp_path / "prox", ("--method", "fedprox", "--mu", "0.1"))
+    # It goes as far as the rounds.
+    for words, message in (
+        (["--mu", "0.1", "--rounds", "2"], "the run is finished"),
+        (["--mu", "0.2"], "the run is finished"),
+        (["--mu", "0.2", "--rounds", "900"], "the run has --mu 0.1, not 0.2"),
+        (["--lam", "1"], "--lam is an option of"),
+    ):
+        assert main("digits", ["--resume", str(tmp_path / "prox"), *words]) == 2
+        assert message in capsys.readouterr().err
+    assert main("digits", ["--resume", str(tmp_path), "--rounds", "2"]) == 2
+    assert "there is no run in it" in capsys.readouterr().err
+
+
+def test_a_run_with_a_target_goes_on_by_the_protocol_that_ends_it(tmp_path, capsys):
+    write_run(tmp_path / "run", ("--method", "fedper", "--target-accuracy", "99"), finished=False)
+    words = ["--resume", str(tmp_path / "run"), "--eval-protocol", "trained"]
+    assert main("digits", words) == 2
+    assert "the run has --eval-protocol received, not trained" in capsys.readouterr().err
+    cell = Cell("digits", ("--method", "fedper", "--target-accuracy", "99", "--eval-protocol", "trained"))
+    with pytest.raises(InvalidInput, match="--eval-protocol received, not trained"):
+        inspect(cell, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

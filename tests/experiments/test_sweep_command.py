@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from run_folders import write_run
 
 from experiments.commands import batch
 from experiments.commands.main import main as run_alone
@@ -15,6 +16,7 @@ from experiments.config.cell import Cell
 from experiments.config.request import parse
 from experiments.execution import build
 from experiments.execution.cached_runs import run_cell
+from experiments.results import load
 from experiments.sweep import execute
 from experiments.sweep.__main__ import Sweep, main
 from experiments.sweep.plan import groups
@@ -153,6 +155,15 @@ def test_what_sweeps_keep_of_a_group_holds_no_inputs():
     assert isinstance(make(lr=0.1), Method)
 
 
+def test_switches_can_be_in_the_grid():
+    grid = ["--grid", "drop_last=True,False", "--grid", "alignment=True,False"]
+    order = batch.read(Sweep, ["--dataset", "digits", "--method", "fedpac", *grid])
+    found = [order.runs(setting)[0][0].request() for setting in order.settings()]
+    assert [one.options.drop_last for one in found] == [True, True, False, False]
+    assert [one.hyper_parameters["alignment"] for one in found] == [True, False, True, False]
+    assert order.title(("True", "False")) == "drop_last=True alignment=False"
+
+
 def test_runs_of_one_shape_are_a_group():
     order = batch.read(
         Sweep,
@@ -173,6 +184,8 @@ def test_runs_of_one_shape_are_a_group():
         ([*SWEEP, "--lr", "0.2"], "--lr is in the grid already"),
         ([*SWEEP, "--grid", "epochs=1,x"], "--epochs must be a whole number, not 'x'"),
         ([*SWEEP, "--grid", "eval_protocol=received,trained"], "--eval-protocol cannot be in the grid"),
+        ([*SWEEP, "--grid", "data_dir=one,other"], "--data-dir cannot be in the grid: it is no setting"),
+        ([*SWEEP, "--grid", "source=embedded,files"], "--source cannot be in the grid: it is no setting"),
         ([*SWEEP, "--seed", "3"], "--seed cannot be given for a sweep: use --seeds"),
         ([*SWEEP, "--wandb"], "--wandb cannot be given for a sweep: its runs go side by side"),
         ([*SWEEP, "--resume", "run"], "--resume cannot be given for a sweep: the same command goes on"),
@@ -185,6 +198,33 @@ def test_bad_words_are_one_line(words, message, capsys):
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_the_time_left_counts_each_run_of_a_group_once(tmp_path):
+    order = batch.read(Sweep, [*SWEEP, "--grid", "epochs=1,2", "--out", str(tmp_path)])
+    jobs = order.jobs(Console(quiet=True))
+    whole = order.groups(jobs)
+    for job in whole[0]:
+        write_run(job.folder, job.cell.arguments, seed=job.cell.seed)
+        for name, more in (("config.json", {"runs_together": 4}), ("summary.json", {"seconds": 60.0})):
+            file = job.folder / name
+            file.write_text(json.dumps(json.loads(file.read_text()) | more))
+        assert load.read_result(job.folder).seconds == 15
+    # Twice the epochs.
+    assert sum(order.left(jobs)) == pytest.approx(120)
+
+
+def test_a_run_on_embedded_data_says_its_own_rounds(tmp_path):
+    words = ["--dataset", "fashion_mnist", "--source", "embedded", "--method", "local", "--out", str(tmp_path)]
+    order = batch.read(Sweep, words)
+    (job,) = order.jobs(Console(quiet=True))
+    write_run(
+        job.folder, ("--method", "local", "--rounds", "30"), dataset="fashion_mnist", finished=False, is_real=False
+    )
+    config = json.loads((job.folder / "config.json").read_text())
+    config["options"] = vars(job.cell.request().on_embedded_data()[0].options)
+    (job.folder / "config.json").write_text(json.dumps(config))
+    assert order.state(job)[0] == "round 4 of 30"
 
 
 def test_the_dry_run_says_what_there_is_to_do(tmp_path, capsys):

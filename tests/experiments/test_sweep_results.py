@@ -98,3 +98,14 @@ def test_a_title_has_a_few_methods(tmp_path):
     record, *_ = results(tmp_path, words, [((0.5,), None)] * 4)
     assert record["title"] == "4 methods on digits (made up), seed 0"
     assert [row["setting"] for row in record["settings"]] == ["fedavg", "local", "fedrep", "fedper"]
+
+
+def test_methods_in_files_of_the_same_name_are_settings_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("one", "other"):
+        Path(folder).mkdir()
+        Path(folder, "mine.py").write_text("from pfl_jax.methods.fedavg import fedavg\n")
+    words = ["--grid", "method=one/mine.py:fedavg,other/mine.py:fedavg,fedper"]
+    record, table, _ = results(Path("sweep"), words, [((0.5,), None), ((0.6,), None), ((0.7,), None)])
+    assert [row["setting"] for row in record["settings"]] == ["one/mine.py:fedavg", "other/mine.py:fedavg", "fedper"]
+    assert "| other/mine.py:fedavg | 60.00 |" in table
