@@ -15,7 +15,7 @@ from pfl_jax import hyper_parameters
 from pfl_jax.base import ClientData, Loss, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import NOT_NEGATIVE, POSITIVE
-from pfl_jax.primitives.optimizers import decay, needs_value, sgd
+from pfl_jax.primitives.optimizers import decay, sgd
 from pfl_jax.primitives.optimizers import descend as descend
 from pfl_jax.primitives.private_gradients import private_gradient
 from pfl_jax.primitives.tree import register_unchecked
@@ -194,12 +194,10 @@ class LocalSGD:
         optimizer = self.transformation() if transformation is None else transformation
 
         start, clip = (params, optimizer.init(params)), self.dp_clip
-        # Only of one's own optimizers it is not known: the steps of all others stay as they are.
-        with_value = callable(self.optimizer) and needs_value(optimizer, *start)
 
         def step(carry, batch):
             params, opt_state = carry
-            if with_value:
+            if isinstance(optimizer, optax.GradientTransformationExtraArgs):
                 value, gradient = jax.value_and_grad(loss)(params, batch)
                 return descend(optimizer, gradient, params, opt_state, value=value)
             return descend(optimizer, jax.grad(loss)(params, batch), params, opt_state)

@@ -49,25 +49,6 @@ def sgd(
     )
 
 
-def needs_value(optimizer: optax.GradientTransformation, params: PyTree, opt_state: PyTree) -> bool:
-    """Whether an optimizer asks for more than a gradient, as `optax.polyak_sgd` does for the value of the loss.
-
-    Args:
-      optimizer: as in optax.
-      params: which it would change.
-      opt_state: its state.
-    """
-    try:
-        jax.eval_shape(optimizer.update, params, opt_state, params)
-    except TypeError as error:
-        return _lacks(error)
-    return False
-
-
-def _lacks(error: TypeError) -> bool:
-    return "required keyword-only argument" in str(error)
-
-
 def descend(
     optimizer: optax.GradientTransformation,
     gradient: PyTree,
@@ -82,7 +63,7 @@ def descend(
 
     Args:
       optimizer, gradient, params, opt_state: as in optax.
-      value: of the loss; only for an optimizer that `needs_value`.
+      value: of the loss, for an `optax.GradientTransformationExtraArgs`; None where the training has none.
 
     Raises:
       InvalidInput: the optimizer needs more than it is given.
@@ -91,7 +72,7 @@ def descend(
     try:
         updates, opt_state = optimizer.update(map_statistics(jnp.zeros_like, gradient), opt_state, params, **given)
     except TypeError as error:
-        if not _lacks(error):
+        if "required keyword-only argument" not in str(error):
             raise
         raise InvalidInput(
             f"the optimizer needs more than a step of this training has, a gradient{' and a value' if given else ''} "
