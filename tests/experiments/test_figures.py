@@ -3,6 +3,7 @@
 import itertools
 import json
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from experiments.config import presets
 from experiments.config.options import option_words
 from experiments.execution import run
 from experiments.execution.estimate import examples_visited
+from experiments.figures import substitution
 from experiments.figures.__main__ import Figures, main
 from experiments.figures.compose import compose
 from experiments.figures.fedas import SHARES, equal_steps
@@ -197,10 +199,18 @@ def test_sweeps_show_the_last_round_of_each_run(tmp_path):
 
 def test_hyper_parameters_are_shown_about_their_mean(tmp_path):
     content = FIGURES["fedas"]["7"]
-    batches, epochs = compose([made_up_results(content, tmp_path, "cifar10")]).panels
-    np.testing.assert_allclose(batches.series[0].y, [-1.5, -0.5, 0.5, 1.5])
-    np.testing.assert_allclose(epochs.series[0].y, [-1.5, -0.5, 0.5, 1.5])
-    assert "mean 45.5 %" in epochs.title
+    batches, epochs = compose([made_up_results(content, tmp_path, "cifar10", seeds=2)]).panels
+    for series in (batches.series[0], epochs.series[0]):
+        # Each seed about its own mean: the second seed's runs are all better by as much.
+        np.testing.assert_allclose([series.y, series.low, series.high], [[-1.5, -0.5, 0.5, 1.5]] * 3)
+    assert "mean 46.0 %" in epochs.title
+
+
+def test_traces_are_means_over_the_cohort(tmp_path):
+    results = made_up_results(FIGURES["fedas"]["3"], tmp_path, "cifar10", seeds=2)
+    growth = compose([results]).panels[1].series[0]
+    traces = [[one[f"trace_{number}"] for number in growth.x] for one in results.arrays(("fedas",))]
+    np.testing.assert_allclose(growth.y, np.mean(traces, axis=(0, 2)))
 
 
 def test_stragglers_and_online_clients_stand_apart(tmp_path):
@@ -224,6 +234,14 @@ def test_head_weights_are_shown_group_by_group():
     np.testing.assert_array_equal(matrix, jax.scipy.linalg.block_diag(*[np.ones((size, size)) for size in blocks]))
 
 
+def test_head_weights_are_means_over_seeds(tmp_path):
+    results = made_up_results(FIGURES["fedpac"]["2"], tmp_path, "emnist", seeds=2)
+    first, second = (one["weights_1"] for one in results.arrays(("s=0", "fedpac")))
+    # Ten classes are five groups.
+    expected, _ = by_group((first + second) / 2, 5)
+    np.testing.assert_allclose(compose([results]).panels[0].matrix, expected)
+
+
 def test_over_seeds():
     series = over_seeds("a", [1, 2], [[1.0, 5.0], [3.0, 4.0]], is_main=True)
     assert series == Series("a", [1, 2], [2.0, 4.5], [1.0, 4.0], [3.0, 5.0], True)
@@ -242,6 +260,23 @@ def test_replace_first_takes_the_highest_scores():
         want = np.where(np.argsort(np.argsort(-flat[2])) < count, flat[1], flat[0])
         got = replace_first(params, fresh, scores, share)
         np.testing.assert_allclose(np.concatenate([np.ravel(got["a"]), got["b"]]), want, rtol=1e-6)
+
+
+def test_the_parameters_with_most_information_are_replaced_first(monkeypatch):
+    """Each accuracy is whether the scores of the parameters are their Fisher information, here the parameters."""
+    monkeypatch.setattr(substitution, "fisher_diagonal", lambda model, params, data: params)
+    monkeypatch.setattr(substitution, "replace_first", lambda params, fresh, scores, share: (params, scores))
+    monkeypatch.setattr(substitution, "score", lambda apply, both, test: SimpleNamespace(accuracy=equal(*both)))
+    model, clients = tiny_model(), np.array([2, 0])
+    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 4))
+    key, shares = jax.random.key(3), (0.1, 0.2)
+    highest, at_random = accuracies_after_replacement(key, model, params, tiny_federation(), clients, shares)
+    assert highest.all()
+    assert not at_random.any()
+
+
+def equal(one, other):
+    return jnp.all(jax.flatten_util.ravel_pytree(one)[0] == jax.flatten_util.ravel_pytree(other)[0])
 
 
 @pytest.mark.slow
@@ -408,5 +443,8 @@ def test_fisher_information_from_end_to_end(tmp_path):
     # Nothing replaced: the clients' own models, which the run has evaluated as `trained`.
     trained = load.read_summary(tmp_path / "digits-fedas" / "seed-0")["trained_accuracy"]
     assert highest["y"][0] == at_random["y"][0] == pytest.approx(trained, abs=1e-3)
+    # Replaced parameters are other ones.
+    assert highest["y"] != at_random["y"]
+    assert min(highest["y"]) < highest["y"][0]
     assert growth["series"][0]["x"] == [1, 2]
     assert min(growth["series"][0]["y"]) > 0

@@ -11,11 +11,13 @@ from experiments.execution import committed
 from experiments.execution.committed import Library
 from experiments.queue.field import FIELDS, run_job, search_jobs
 from experiments.queue.jobs import SEEDS, jobs
+from experiments.results.load import Result
 from experiments.results_page import __main__ as command
 from experiments.results_page import places
 from experiments.results_page.page import Content, page, readme_table
-from experiments.results_page.picture import METHODS, picture
+from experiments.results_page.picture import METHODS, _series, picture
 from experiments.results_page.places import SECTIONS, Cause, load_causes, load_released, rows
+from experiments.tables.comparison import Entry
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS as ALL_METHODS
 
@@ -239,6 +241,28 @@ def test_the_figure_has_curves_and_the_papers_marks(tmp_path):
     assert "; 1 seed. Filled" in picture(Library(tmp_path / "one" / "results")).caption
     keep(tmp_path, f"{MAIN}/ditto/seed-0", 84.0)
     assert picture(Library(tmp_path / "results")).digest() != shown.digest()
+
+
+def made_up(*rounds):
+    return Result(None, {}, {}, {"round": list(rounds), "received": {"mean": [80.0] * len(rounds)}})
+
+
+def test_what_not_all_seeds_have_is_left_out():
+    row, early, late = rows(SECTIONS[0])[0], made_up(10, 100, 200), made_up(100, 200)
+    assert _series(row, [early, late]).x == [100, 200]
+    assert places.mean_after([early, late], 100, "received") == 80
+    assert places.mean_after([early, late], 10, "received") is None
+
+
+def test_a_difference_of_a_point_is_close():
+    row = rows(SECTIONS[0])[0]
+
+    def is_close(difference):
+        entry = Entry(row, {0: row.accuracy_percent + difference}, "fashion_mnist", True, {})
+        return places.Place(entry, None, None).is_close
+
+    # As the page shows it, with two decimals.
+    assert [is_close(difference) for difference in (1.004, -1.004, 1.006)] == [True, True, False]
 
 
 START, END = command.MARKS
