@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from run_folders import write_run
 
+from experiments.config.options import option_words
 from experiments.execution import committed
 from experiments.execution.committed import Library
 from experiments.queue.field import FIELDS, run_job, search_jobs
@@ -206,23 +207,35 @@ def test_a_cause_has_a_place_a_sentence_and_a_command(tmp_path, cause, expected)
         load_causes(tmp_path)
 
 
+def options_of(command):
+    """Options of a command line, each with its values; 20.0 is 20."""
+    return {tuple(word.removesuffix(".0") for word in part.split()) for part in command.split(" --")[1:]}
+
+
 def test_the_committed_causes_and_results_have_places():
     load_causes(committed.ROOT)
     files = [path.relative_to(committed.ROOT).with_suffix("").as_posix() for path in committed.ROOT.glob("*/*/*.json")]
     assert {name.replace("/diverged-", "/") for name in files} <= JOBS.keys()
     # Each file is the run that its name says.
-    library = Library()
+    library, found_in = Library(), set()
+    kept = {one.path: one for one in library.all}
     for name in files:
+        path, block = committed.ROOT / f"{name}.json", name.split("/")[0]
         if "/diverged-" in name:
-            cell = JOBS[name.replace("/diverged-", "/")].cell
-            assert library.find(cell) is None, name
-            assert json.loads((committed.ROOT / f"{name}.json").read_text())["command"] == cell.command()
+            place = name.replace("/diverged-", "/")
+            assert place not in files
+            assert json.loads(path.read_text())["command"] == JOBS[place].cell.command()
             continue
-        found = library.find(JOBS[name].cell)
-        assert found is not None, name
-        assert found.path == committed.ROOT / f"{name}.json"
-        assert found.config["data"]["is_real"], name
-        assert found.path.stat().st_size < 40_000
+        config, asked = kept[path].config, options_of(JOBS[name].cell.command())
+        values = config["options"] | config["hyper_parameters"]
+        had = options_of(" ".join(["", *option_words(values)]))
+        # To look for every run would take its time: one of each block, and those with options beyond the queue's.
+        if block not in found_in or not options_of(kept[path].command) <= asked:
+            found_in.add(block)
+            assert library.find(JOBS[name].cell) is kept[path], name
+        assert asked <= had, name
+        assert config["data"]["is_real"], name
+        assert path.stat().st_size < 40_000
 
 
 def test_the_figure_has_curves_and_the_papers_marks(tmp_path):
