@@ -3,6 +3,7 @@
 import itertools
 import json
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from experiments.config.options import option_words
 from experiments.config.request import parse
 from experiments.execution import run
 from experiments.execution.estimate import examples_visited
+from experiments.figures import fedpac, substitution
 from experiments.figures.__main__ import Figures, main
 from experiments.figures.compose import compose
 from experiments.figures.fedas import SHARES, equal_steps
@@ -203,10 +205,18 @@ def test_sweeps_show_the_last_round_of_each_run(tmp_path):
 
 def test_hyper_parameters_are_shown_about_their_mean(tmp_path):
     content = FIGURES["fedas"]["7"]
-    batches, epochs = compose([made_up_results(content, tmp_path, "cifar10")]).panels
-    np.testing.assert_allclose(batches.series[0].y, [-1.5, -0.5, 0.5, 1.5])
-    np.testing.assert_allclose(epochs.series[0].y, [-1.5, -0.5, 0.5, 1.5])
-    assert "mean 45.5 %" in epochs.title
+    batches, epochs = compose([made_up_results(content, tmp_path, "cifar10", seeds=2)]).panels
+    for series in (batches.series[0], epochs.series[0]):
+        # Each seed about its own mean: the second seed's runs are all better by as much.
+        np.testing.assert_allclose([series.y, series.low, series.high], [[-1.5, -0.5, 0.5, 1.5]] * 3)
+    assert "mean 46.0 %" in epochs.title
+
+
+def test_traces_are_means_over_the_cohort(tmp_path):
+    results = made_up_results(FIGURES["fedas"]["3"], tmp_path, "cifar10", seeds=2)
+    growth = compose([results]).panels[1].series[0]
+    traces = [[one[f"trace_{number}"] for number in growth.x] for one in results.arrays(("fedas",))]
+    np.testing.assert_allclose(growth.y, np.mean(traces, axis=(0, 2)))
 
 
 def test_stragglers_and_online_clients_stand_apart(tmp_path):
@@ -230,6 +240,14 @@ def test_head_weights_are_shown_group_by_group():
     np.testing.assert_array_equal(matrix, jax.scipy.linalg.block_diag(*[np.ones((size, size)) for size in blocks]))
 
 
+def test_head_weights_are_means_over_seeds(tmp_path):
+    results = made_up_results(FIGURES["fedpac"]["2"], tmp_path, "emnist", seeds=2)
+    first, second = (one["weights_1"] for one in results.arrays(("s=0", "fedpac")))
+    # Ten classes are five groups.
+    expected, _ = by_group((first + second) / 2, 5)
+    np.testing.assert_allclose(compose([results]).panels[0].matrix, expected)
+
+
 def test_over_seeds():
     series = over_seeds("a", [1, 2], [[1.0, 5.0], [3.0, 4.0]], is_main=True)
     assert series == Series("a", [1, 2], [2.0, 4.5], [1.0, 4.0], [3.0, 5.0], True)
@@ -248,6 +266,23 @@ def test_replace_first_takes_the_highest_scores():
         want = np.where(np.argsort(np.argsort(-flat[2])) < count, flat[1], flat[0])
         got = replace_first(params, fresh, scores, share)
         np.testing.assert_allclose(np.concatenate([np.ravel(got["a"]), got["b"]]), want, rtol=1e-6)
+
+
+def test_the_parameters_with_most_information_are_replaced_first(monkeypatch):
+    """Each accuracy is whether the scores of the parameters are their Fisher information, here the parameters."""
+    monkeypatch.setattr(substitution, "fisher_diagonal", lambda model, params, data: params)
+    monkeypatch.setattr(substitution, "replace_first", lambda params, fresh, scores, share: (params, scores))
+    monkeypatch.setattr(substitution, "score", lambda apply, both, test: SimpleNamespace(accuracy=equal(*both)))
+    model, clients = tiny_model(), np.array([2, 0])
+    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 4))
+    key, shares = jax.random.key(3), (0.1, 0.2)
+    highest, at_random = accuracies_after_replacement(key, model, params, tiny_federation(), clients, shares)
+    assert highest.all()
+    assert not at_random.any()
+
+
+def equal(one, other):
+    return jnp.all(jax.flatten_util.ravel_pytree(one)[0] == jax.flatten_util.ravel_pytree(other)[0])
 
 
 @pytest.mark.slow
@@ -378,12 +413,14 @@ def test_folders_are_apart_for_other_options():
 
 @pytest.mark.slow
 def test_head_weights_from_end_to_end_and_again(tmp_path, capsys, monkeypatch):
+    # Two runs of four will do.
+    monkeypatch.setattr(fedpac, "HEAT_HETEROGENEITY", (20, 80))
     out = tmp_path / "figure"
     words = ["--paper", "fedpac", "--figure", "2", "--dataset", "digits", *SMALL, "--out", str(out)]
     assert main(words) == 0
     record = json.loads((out / "fedpac-figure-2.json").read_text())
-    assert [panel["kind"] for panel in record["panels"]] == ["heat"] * 8
-    np.testing.assert_allclose([np.sum(panel["matrix"], 1) for panel in record["panels"]], np.ones((8, 4)), rtol=1e-5)
+    assert [panel["kind"] for panel in record["panels"]] == ["heat"] * 4
+    np.testing.assert_allclose([np.sum(panel["matrix"], 1) for panel in record["panels"]], np.ones((4, 4)), rtol=1e-5)
     assert "digits (scikit-learn digits)" in record["title"]
     assert record["data"][0]["is_real"]
     assert {"fedpac-figure-2.png", "fedpac-figure-2.svg"} <= {path.name for path in out.iterdir()}
@@ -393,8 +430,10 @@ def test_head_weights_from_end_to_end_and_again(tmp_path, capsys, monkeypatch):
     (cut / "summary.json").unlink()
     arrays_path(cut).unlink()
     capsys.readouterr()
+    # What is drawn has been seen.
+    monkeypatch.setattr(drawing, "save", lambda *_: [])
     assert main(words) == 0
-    assert "3 of 4 runs are there" in capsys.readouterr().out
+    assert "1 of 2 runs are there" in capsys.readouterr().out
     assert json.loads((out / "fedpac-figure-2.json").read_text()) == record
 
     def refuse(*_):
@@ -402,7 +441,7 @@ def test_head_weights_from_end_to_end_and_again(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(run, "run", refuse)
     assert main(words) == 0
-    assert "4 of 4 runs are there" in capsys.readouterr().out
+    assert "2 of 2 runs are there" in capsys.readouterr().out
     # Other runs do not take the place of these.
     assert main([*words, "--batch-size", "7"]) == 2
     assert "holds another run (--batch-size" in capsys.readouterr().err
@@ -421,5 +460,8 @@ def test_fisher_information_from_end_to_end(tmp_path):
     # Nothing replaced: the clients' own models, which the run has evaluated as `trained`.
     trained = load.read_summary(tmp_path / "digits-fedas" / "seed-0")["trained_accuracy"]
     assert highest["y"][0] == at_random["y"][0] == pytest.approx(trained, abs=1e-3)
+    # Replaced parameters are other ones.
+    assert highest["y"] != at_random["y"]
+    assert min(highest["y"]) < highest["y"][0]
     assert growth["series"][0]["x"] == [1, 2]
     assert min(growth["series"][0]["y"]) > 0

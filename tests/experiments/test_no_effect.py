@@ -99,6 +99,21 @@ def test_the_last_round_is_full_anyway_where_all_take_part():
     assert relevant_options(half) != relevant_options(parse("digits", ["--participation", "0.5"]))
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("--no-shuffle", "--drop-last", "--precision bf16", "--optimizer adam", "--clip-norm 1", "--drop-rate 0.5"),
+        *("--val-fraction 0.2", "--held-out-clients 1", "--eval-clients 3", "--eval-every 7", "--full-last-round"),
+        *("--dp-clip 1", "--on-nan skip-client", "--target-accuracy 50", "--schedule lr=cosine"),
+    ],
+)
+def test_another_setting_is_another_run(words):
+    # Not sgd: then --momentum would tell --optimizer adam apart.
+    usual = ["--participation", "0.5", "--optimizer", "adamw"]
+    one, other = (relevant_options(parse("digits", [*usual, *more])) for more in ([], words.split()))
+    assert one != other
+
+
 @pytest.mark.parametrize(("model", "noted"), [("mlp", True), ("resnet8", False)])
 def test_fedbn_without_normalization_layers_is_named(model, noted):
     text = io.StringIO()

@@ -12,6 +12,7 @@ ROWS = published.load()
 def test_every_published_accuracy_has_one_place_and_a_known_setting():
     places = [(row.paper, row.table, row.dataset, row.clients, row.setting, row.method) for row in ROWS]
     assert len(set(places)) == len(places) == 556
+    assert all(0 < row.accuracy_percent < 100 for row in ROWS)
     assert {(row.paper, row.table) for row in ROWS} == set(settings.TABLES)
     assert {row.setting for row in ROWS} == set(settings.SETTINGS)
     assert set(settings.ALIASES) <= {row.method for row in ROWS}

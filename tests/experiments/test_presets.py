@@ -99,13 +99,6 @@ def test_embedded_data_shrinks_what_was_not_given():
     assert request.options.beta == 0.1
 
 
-def test_the_published_table_is_whole():
-    rows = published.load()
-    assert len(rows) == 556
-    assert {row.paper for row in rows} == {"fedpac", "fedpac_replication", "fedas"}
-    assert all(0 < row.accuracy_percent < 100 for row in rows)
-
-
 @pytest.mark.parametrize(
     ("dataset", "words", "expected"),
     [

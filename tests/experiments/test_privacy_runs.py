@@ -14,7 +14,7 @@ from pfl_jax.privacy import gaussian_epsilon, gaussian_noise
 
 pytest.importorskip("dp_accounting")
 
-WORDS = "--method fedper --rounds 3 --eval-every 2 --num-clients 4 --participation 0.5 --train-size 20 --test-size 10"
+WORDS = "--method fedper --rounds 3 --eval-every 2 --num-clients 4 --train-size 20 --test-size 10"
 PRIVATE = "--epochs 2 --dp-clip 1 --dp-noise 2 --dp-delta 0.01 --client-clip 1 --client-noise 3 --no-compilation-cache"
 
 
@@ -30,10 +30,17 @@ def test_every_output_of_a_run_has_its_budget(tmp_path, capsys):
     assert (client["unit"], client["clip"], client["noise"]) == ("client", 1.0, 3.0)
     assert example["uncovered"] == ["number of examples: weight of the client in the mean"]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+
+    def spent(rounds):
+        # All take part: a round of two epochs uses an example twice, and a client once.
+        return pytest.approx(
+            {"example": gaussian_epsilon(2.0, 2 * rounds, 0.01), "client": gaussian_epsilon(3.0, rounds, 0.01)},
+            rel=1e-5,
+        )
+
     assert [line["round"] for line in lines] == [2, 3]
-    took_part = {2: max(lines[0]["epsilon"]["example"], 0), 3: lines[1]["epsilon"]["example"]}
-    assert took_part[3] == pytest.approx(example["epsilon"], rel=1e-5)
-    assert took_part[2] in [pytest.approx(gaussian_epsilon(2.0, 2 * rounds, 0.01)) for rounds in (1, 2)]
+    assert [line["epsilon"] for line in lines] == [spent(2), spent(3)]
+    assert {one["unit"]: one["epsilon"] for one in summary["privacy"]} == spent(3)
     printed = capsys.readouterr().out
     assert f"differential privacy of every example: epsilon {example['epsilon']:.4g} at delta 0.01" in printed
     assert "not covered: number of examples" in printed

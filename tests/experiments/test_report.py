@@ -129,6 +129,21 @@ def test_seeds_are_one_group_and_unfinished_runs_do_not_count_beside_finished_on
     assert fedas.rounds == [2]
 
 
+def test_of_repeated_runs_the_finished_one_counts(tmp_path):
+    write_run(tmp_path / "0", finished=False, rounds=(2,))
+    write_run(tmp_path / "1")
+    write_run(tmp_path / "2", finished=False, rounds=(2, 4, 6))
+    (group,), repeated = groups_of(tmp_path)
+    assert [run.folder.name for run in group.runs] == ["1"]
+    assert [run.folder.name for run in repeated] == ["0", "2"]
+
+
+def test_rounds_are_those_of_all_seeds(tmp_path):
+    write_run(tmp_path / "0", rounds=(2, 4))
+    write_run(tmp_path / "1", rounds=(1, 2, 4), seed=1)
+    assert groups_of(tmp_path)[0][0].rounds == [2, 4]
+
+
 def test_labels_tell_settings_apart(tmp_path):
     for name, words in {"a": (), "b": ("--lam", "0.5"), "c": ("--no-alignment",), "d": ("--shift", "labels")}.items():
         write_run(tmp_path / name, (*SMALL, *words))
@@ -190,6 +205,20 @@ def test_results_are_the_figures_of_the_runs(tmp_path):
     assert not any(words in text for words in ("Jain", "AUC", "new clients", "paper"))
 
 
+def test_the_best_setting_stands_out(tmp_path):
+    write_run(tmp_path / "0", level=50.0)
+    write_run(tmp_path / "1", ("--method", "fedas", *SMALL[2:]))
+    assert tables.results(groups_of(tmp_path)[0])["received"].strong == [1]
+
+
+def test_new_clients_are_of_the_last_round(tmp_path):
+    write_run(tmp_path / "0", rich=True)
+    run = gather.read(tmp_path / "0")
+    lines = [run.lines[0] | {"new_clients": {"received": {"mean": 11.0}}}, *run.lines[1:]]
+    table = tables.results([gather.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
+    assert table.rows[0][table.columns.index("new clients")].text == "55.50"
+
+
 def test_pooled_accuracies_stand_beside_the_means(tmp_path):
     values = write_run(tmp_path / "a", rich=True)[-1]
     text = shown_results(tmp_path)
@@ -217,6 +246,8 @@ def test_the_third_protocol_is_shown_where_there_is_one(tmp_path):
     assert f"{values.mean() - 2:.2f}" in text
     # Both ask first for their own; of several runs the order of the protocols decides.
     assert charts.ordered(groups) == ["received", "trained", "before_aggregation"]
+    write_run(tmp_path / "c", ("--method", "fedper", *SMALL[2:]))
+    assert charts.ordered([groups[1], groups[0], *groups_of(tmp_path / "c")[0]])[0] == "received"
     assert charts.ordered(groups[1:]) == ["before_aggregation", "received", "trained"]
     assert [panel.title for panel in picture(groups[1:]).panels] == ["before_aggregation", "received", "trained"]
     # The run that was not evaluated so has no line there.
@@ -363,6 +394,9 @@ def test_clients_are_shown_in_order_whatever_their_number(tmp_path):
     line = charts._in_order(group, group.per_client(4, "received"), alone=True)
     assert line.y == sorted(values)
     assert line.x == [10, 30, 50, 70, 90]
+    # A client without an accuracy is left out, one with an accuracy of 0 is not.
+    group.runs[0].lines[-1]["received_per_client"] = [50.0, None, 0.0]
+    np.testing.assert_array_equal(group.per_client(4, "received"), [[0.0, 50.0]])
     many = [np.sort(np.random.default_rng(seed).normal(size=size)) for seed, size in ((0, 150), (1, 400))]
     line = charts._in_order(group, many, alone=True)
     assert len(line.x) == 101
@@ -444,8 +478,22 @@ def test_equal_partitions_are_one_picture(tmp_path):
 def test_start_and_pace_come_from_the_log(tmp_path):
     write_run(tmp_path / "a", rounds=(1, 2, 3, 4))
     assert tables.pace_and_start(gather.read(tmp_path / "a")) == (2.0, 10.0)
+    # One interval of a second in three: the pace is that of most rounds.
+    run = gather.read(tmp_path / "a")
+    lines = [line | {"seconds": seconds} for line, seconds in zip(run.lines, (12.0, 14.0, 16.0, 17.0), strict=True)]
+    assert tables.pace_and_start(dataclasses.replace(run, lines=lines)) == (2.0, 10.0)
     write_run(tmp_path / "b", rounds=(4,))
     assert tables.pace_and_start(gather.read(tmp_path / "b")) == (None, None)
+
+
+def test_a_version_that_not_all_runs_have_is_told(tmp_path):
+    write_run(tmp_path / "0")
+    write_run(tmp_path / "1", seed=1)
+    run = gather.read(tmp_path / "1")
+    run.config["versions"]["flax"] = "0.12"
+    table, alike = tables.versions([gather.Group("fedpac", (gather.read(tmp_path / "0"), run))])
+    assert [cell.text for cell in table.rows[0]] == ["flax", "0.12", "fedpac, seed 1"]
+    assert "flax" not in alike
 
 
 def test_many_settings_show_the_best_lines(tmp_path):
@@ -597,3 +645,8 @@ def test_the_best_round_is_chosen_on_validation_examples(tmp_path):
     cells = {name: cell.text for name, cell in zip(table.columns, table.rows[0], strict=True)}
     assert cells["best (round)"] == f"{means[0][worst]:.2f} ({rounds[worst]})"
     assert cells["validation"] == ("70.00" if worst == len(rounds) - 1 else "60.00")
+    # Where one round lacks them, on test examples.
+    del lines[worst]["validation"]
+    table = tables.results([gather.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
+    best = int(means[0].argmax())
+    assert table.rows[0][table.columns.index("best (round)")].text == f"{means[0][best]:.2f} ({rounds[best]})"

@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 from run_folders import write_run
 
+from experiments.config.options import option_words
 from experiments.execution import committed
 from experiments.execution.committed import Library
 from experiments.queue.field import FIELDS, run_job, search_jobs
 from experiments.queue.jobs import SEEDS, jobs
+from experiments.results.load import Result
 from experiments.results_page import __main__ as command
 from experiments.results_page import places
 from experiments.results_page.page import Content, page, readme_table
-from experiments.results_page.picture import METHODS, picture
+from experiments.results_page.picture import METHODS, _series, picture
 from experiments.results_page.places import SECTIONS, Cause, load_causes, load_released, rows
+from experiments.tables.comparison import Entry
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS as ALL_METHODS
 
@@ -204,23 +207,35 @@ def test_a_cause_has_a_place_a_sentence_and_a_command(tmp_path, cause, expected)
         load_causes(tmp_path)
 
 
+def options_of(command):
+    """Options of a command line, each with its values; 20.0 is 20."""
+    return {tuple(word.removesuffix(".0") for word in part.split()) for part in command.split(" --")[1:]}
+
+
 def test_the_committed_causes_and_results_have_places():
     load_causes(committed.ROOT)
     files = [path.relative_to(committed.ROOT).with_suffix("").as_posix() for path in committed.ROOT.glob("*/*/*.json")]
     assert {name.replace("/diverged-", "/") for name in files} <= JOBS.keys()
     # Each file is the run that its name says.
-    library = Library()
+    library, found_in = Library(), set()
+    kept = {one.path: one for one in library.all}
     for name in files:
+        path, block = committed.ROOT / f"{name}.json", name.split("/")[0]
         if "/diverged-" in name:
-            cell = JOBS[name.replace("/diverged-", "/")].cell
-            assert library.find(cell) is None, name
-            assert json.loads((committed.ROOT / f"{name}.json").read_text())["command"] == cell.command()
+            place = name.replace("/diverged-", "/")
+            assert place not in files
+            assert json.loads(path.read_text())["command"] == JOBS[place].cell.command()
             continue
-        found = library.find(JOBS[name].cell)
-        assert found is not None, name
-        assert found.path == committed.ROOT / f"{name}.json"
-        assert found.config["data"]["is_real"], name
-        assert found.path.stat().st_size < 40_000
+        config, asked = kept[path].config, options_of(JOBS[name].cell.command())
+        values = config["options"] | config["hyper_parameters"]
+        had = options_of(" ".join(["", *option_words(values)]))
+        # To look for every run would take its time: one of each block, and those with options beyond the queue's.
+        if block not in found_in or not options_of(kept[path].command) <= asked:
+            found_in.add(block)
+            assert library.find(JOBS[name].cell) is kept[path], name
+        assert asked <= had, name
+        assert config["data"]["is_real"], name
+        assert path.stat().st_size < 40_000
 
 
 def test_the_figure_has_curves_and_the_papers_marks(tmp_path):
@@ -239,6 +254,28 @@ def test_the_figure_has_curves_and_the_papers_marks(tmp_path):
     assert "; 1 seed. Filled" in picture(Library(tmp_path / "one" / "results")).caption
     keep(tmp_path, f"{MAIN}/ditto/seed-0", 84.0)
     assert picture(Library(tmp_path / "results")).digest() != shown.digest()
+
+
+def made_up(*rounds):
+    return Result(None, {}, {}, {"round": list(rounds), "received": {"mean": [80.0] * len(rounds)}})
+
+
+def test_what_not_all_seeds_have_is_left_out():
+    row, early, late = rows(SECTIONS[0])[0], made_up(10, 100, 200), made_up(100, 200)
+    assert _series(row, [early, late]).x == [100, 200]
+    assert places.mean_after([early, late], 100, "received") == 80
+    assert places.mean_after([early, late], 10, "received") is None
+
+
+def test_a_difference_of_a_point_is_close():
+    row = rows(SECTIONS[0])[0]
+
+    def is_close(difference):
+        entry = Entry(row, {0: row.accuracy_percent + difference}, "fashion_mnist", True, {})
+        return places.Place(entry, None, None).is_close
+
+    # As the page shows it, with two decimals.
+    assert [is_close(difference) for difference in (1.004, -1.004, 1.006)] == [True, True, False]
 
 
 START, END = command.MARKS

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import random
 import shutil
 import signal
 import time
@@ -298,25 +297,3 @@ def test_two_processes_never_share_a_run(begun, capsys):
     with lock_run(begun / "metrics.jsonl"):
         assert main("digits", ["--resume", str(begun)]) == 2
     assert "another process is at work" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_killed_at_twenty_random_moments(whole, tmp_path):
-    folder, draw = tmp_path / "run", random.Random(0)
-    child = process("experiments.digits", *RUN, "--out", "run", cwd=tmp_path)
-    kill(child, (folder / FOLDER / "1" / MANIFEST).exists)
-    resumed = 0
-    for _ in range(20):
-        if (folder / "summary.json").exists():
-            # Finished before it was killed: back to where it was cut off.
-            (folder / "summary.json").unlink()
-        child = process("experiments.digits", "--resume", "run", cwd=tmp_path)
-        end = time.monotonic() + draw.uniform(3, 12)
-        kill(child, lambda end=end: time.monotonic() > end)
-        assert child.returncode in (0, -signal.SIGKILL)
-        resumed += 1
-    if not (folder / "summary.json").exists():
-        finish("--resume", "run", cwd=tmp_path)
-    assert resumed == 20
-    assert results(folder) == results(whole)
-    assert np.isfinite(json.loads((folder / "summary.json").read_text())["seconds"])

@@ -74,6 +74,7 @@ def test_a_run_and_its_resumption(tmp_path, capsys):
         apart = {side: line[side]["received"]["mean"] for side in ("honest", "attackers")}
         assert (2 * apart["honest"] + 2 * apart["attackers"]) / 4 == pytest.approx(line["received"]["mean"], abs=1e-3)
     assert summary["honest"] == lines[-1]["honest"]
+    assert any("missing" in line for line in lines)
     sent = config["bytes_per_client_and_round"]["up"]
     arrived = sum(4 - len(line.get("missing", [])) for line in lines)
     assert lines[-1]["bytes_up"] == sent * arrived

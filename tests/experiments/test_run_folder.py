@@ -224,12 +224,12 @@ def test_the_best_round_is_chosen_on_validation_examples():
     history = []
     for one, validation in zip(HISTORY, ([0.9, NAN], [0.2, 0.4], [0.8, 0.9]), strict=True):
         received, trained = (one._asdict()[name]._replace(validation=scores(validation)) for name in ALWAYS)
-        apart = {"received": received, "trained": trained, "validation_counts": np.array([3, 1])}
+        apart = {"received": received, "trained": trained, "validation_counts": np.array([1, 3])}
         history.append(one._replace(**apart))
     # On test examples it is round 2, in the pooled mean too.
     assert [best(some, "received").round for some in (HISTORY, history)] == [2, 1]
     assert best(history[1:], "received", "examples").round == 3
-    assert history[1].validation("received").pooled == pytest.approx(25.0)
+    assert history[1].validation("received").pooled == pytest.approx(35.0)
     table = rows(results_table(history, "title", "received", "91.83"))
     assert [row[1:3] + row[-2:] for row in table[:2]] == [
         ["last (3)", "70.00", "85.00", "91.83"],

@@ -5,6 +5,7 @@ import json
 import weakref
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from rich.console import Console
@@ -20,7 +21,9 @@ from experiments.results import load
 from experiments.sweep import execute
 from experiments.sweep.__main__ import Sweep, main
 from experiments.sweep.plan import groups
-from pfl_jax.base import Method
+from pfl_jax.base import Method, Scores
+from pfl_jax.data.federated import client_data
+from pfl_jax.engine.sweep import SweepResult
 from pfl_jax.errors import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
@@ -28,6 +31,7 @@ pytestmark = pytest.mark.without_f1_auc
 SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--batch-size", "10", "--rounds", "2"]
 SWEEP = ["--dataset", "digits", "--method", "fedper", "--seeds", "2", "--grid", "lr=0.05,0.1", "--eval-every", "1"]
 SWEEP = [*SWEEP, *SMALL, "--val-fraction", "0.2", "--no-shuffle", "--no-compilation-cache"]
+HALF = ["--participation", "0.5", "--drop-rate", "0.5"]
 
 
 def metrics(folder):
@@ -36,7 +40,7 @@ def metrics(folder):
 
 def test_a_sweep_is_its_runs_and_goes_on(tmp_path, capsys, monkeypatch):
     out = tmp_path / "sweep"
-    words = [*SWEEP, "--out", str(out)]
+    words = [*SWEEP, *HALF, "--out", str(out)]
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "0 of 4 runs are there" in printed
@@ -53,10 +57,13 @@ def test_a_sweep_is_its_runs_and_goes_on(tmp_path, capsys, monkeypatch):
     alone = tmp_path / "alone"
     run_cell(cell, alone, execute.Console())
     for one, other in zip(metrics(alone), metrics(folder), strict=True):
-        for protocol in ("received_per_client", "trained_per_client"):
-            np.testing.assert_allclose(one[protocol], other[protocol], atol=0.02)
-        np.testing.assert_allclose(one["trained_loss_per_client"], other["trained_loss_per_client"], atol=1e-3)
+        for name in ("received_per_client", "trained_per_client", "trained_loss_per_client"):
+            # As numbers: null is a client that has not trained yet.
+            found = (np.array(line[name], float) for line in (one, other))
+            np.testing.assert_allclose(*found, atol=1e-3 if "loss" in name else 0.02)
         assert one.keys() == other.keys()
+        for name in ("cohort", "missing", "bytes_up", "bytes_down"):
+            assert one.get(name) == other.get(name)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary.keys() == json.loads((alone / "summary.json").read_text()).keys()
     row = record["settings"][1]
@@ -129,6 +136,31 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
             left, right = ({k: v for k, v in line.items() if "second" not in k} for line in lines)
             assert left == right
         assert (cut / folder.name / f"seed-{seed}" / "summary.json").is_file()
+
+
+def test_the_result_of_a_run_is_its_own():
+    rows = np.arange(6.0).reshape(2, 3)
+    scores = Scores(*[rows] * 4)
+    result = SweepResult(
+        *(5, None, {"weights": rows}, rows.astype(int), rows > 3, np.ones(2, bool), scores, scores),
+        *(np.array([70, 80]), 1.5, None),
+    )
+    one = execute._of_run(result, 1)
+    assert (one.round, one.examples, one.seconds) == (5, 80, 1.5)
+    for found in (one.info["weights"], one.cohort, one.received.accuracy, one.trained.loss):
+        np.testing.assert_array_equal(found, [3, 4, 5])
+    assert one.arrived.tolist() == [False, True, True]
+
+
+def test_every_run_has_the_data_of_its_seed(tmp_path):
+    order = batch.read(Sweep, [*SWEEP, "--shift", "labels", "--out", str(tmp_path)])
+    places, quiet = order.runs(("0.1",)), Console(quiet=True)
+    group = execute._group(places, *build.load_data(places[0][0].request(), quiet), tmp_path)
+    for one, (cell, _) in zip(group.runs, places, strict=True):
+        alone = build.build_experiment(cell.request(), quiet)
+        for client in range(4):
+            both = (client_data(data, client, "train") for data in (one.experiment.data, alone.data))
+            jax.tree.map(np.testing.assert_array_equal, *both)
 
 
 def test_values_with_other_signs_of_the_exponent_have_folders_of_their_own():

@@ -30,7 +30,9 @@ def make_run(folder, config, accuracies, validation):
     run.write(CONFIG, config)
     counts, history = Counts(COUNTS, None if validation is None else COUNTS), History(seconds=1.0)
     for number, accuracy in enumerate(accuracies):
-        both = (scores(accuracy, None if validation is None else validation[number]) for _ in range(2))
+        apart = None if validation is None else validation[number]
+        # What a setting gets by the other protocol is the opposite.
+        both = scores(accuracy, apart), scores(1 - accuracy, None if apart is None else 1 - apart)
         history.visits, history.seconds = 1.0, 1.0
         run.log(history.evaluate(number + 1, *both, counts))
     run.write(SUMMARY, {"seconds": 1.0})
@@ -56,7 +58,7 @@ def results(tmp_path, words, of_settings):
 
 def test_the_best_setting_is_chosen_on_validation_examples(tmp_path):
     # On test examples lr=0.1 is the best; what counts is the last round.
-    validated = [((0.7, 0.8), (0.9, 0.6)), ((0.9, 0.9), (0.5, 0.5)), ((0.6, 0.7), (0.4, 0.65))]
+    validated = [((0.7, 0.8), (0.9, 0.6)), ((0.9, 0.9), (0.5, 0.5)), ((0.75, 0.7), (0.4, 0.65))]
     words = ["--method", "fedper", "--grid", "lr=0.05,0.1,0.2", "--val-fraction", "0.2"]
     record, table, printed = results(tmp_path, words, validated)
     assert (record["best"], record["best_chosen_on"]) == ("lr=0.2", "validation")
@@ -67,6 +69,22 @@ def test_the_best_setting_is_chosen_on_validation_examples(tmp_path):
     assert "| lr=0.2 (best) | 65.00 | 70.00 |" in table
     for text in (table, printed):
         assert "on validation examples, by received" in " ".join(text.split())
+
+
+def test_the_best_setting_is_chosen_by_the_protocol_asked_for(tmp_path):
+    words = ["--method", "fedper", "--grid", "lr=0.05,0.1", "--val-fraction", "0.2", "--eval-protocol", "trained"]
+    record, *_ = results(tmp_path, words, [((0.7,), (0.9,)), ((0.7,), (0.6,))])
+    assert record["best"] == "lr=0.1"
+    assert record["settings"][1]["validation"]["mean"] == pytest.approx(40)
+
+
+def test_the_picture_has_the_best_settings(tmp_path):
+    rates = [f"{0.01 * number:g}" for number in range(1, 11)]
+    words = ["--method", "fedper", "--grid", "lr=" + ",".join(rates)]
+    results(tmp_path, words, [((number / 20,), None) for number in range(1, 11)])
+    drawn = (tmp_path / "sweep.svg").read_text()
+    assert "lr=0.1" in drawn
+    assert "lr=0.02" not in drawn
 
 
 def test_without_validation_examples_the_best_setting_is_chosen_on_test_examples_and_says_so(tmp_path):

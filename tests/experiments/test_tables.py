@@ -19,6 +19,7 @@ from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation,
 from experiments.runtime.locks import lock_folder
 from experiments.tables import __main__ as tables
 from experiments.tables import layout
+from experiments.tables.comparison import Entry, compare
 from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 
@@ -289,6 +290,14 @@ def test_a_stand_in_never_passes_for_the_dataset(runs, tmp_path, capsys):
     assert "--rounds 30 instead of 200" in " ".join(shown.split())
 
 
+def test_beside_a_stand_in_a_place_without_result_has_no_figure_of_the_paper():
+    there, missing, *_ = (row for row in ROWS if (row.paper, row.table, row.dataset) == ("fedpac", 5, "fashion_mnist"))
+    entries = [Entry(there, {0: 50.0}, "digits", False, {}), Entry(missing, {}, None, None, {})]
+    table = compare("fedpac", 5, entries, settings.MEASURES["fedpac"], 1)
+    assert len(table.columns) == 1
+    assert [entry.published for entry in table.entries] == [None, None]
+
+
 def test_dataset_and_stand_in_do_not_mix(runs, tmp_path, capsys):
     assert tables.main([*TABLE, "--method", "local", "--out", str(tmp_path)]) == 0
     runs.is_real = False
@@ -334,9 +343,9 @@ def test_tables_of_best_rounds_are_of_all_rounds(runs, tmp_path):
     config = json.loads(next((tmp_path / "a").rglob(CONFIG)).read_text())
     assert config["options"]["eval_every"] == 1
     assert places(tmp_path / "a")["cifar10", "fedas"]["deviations"] == {}
-    assert tables.main([*FEDAS, "--eval-every", "4", "--out", str(tmp_path / "b")]) == 0
+    assert tables.main([*FEDAS, "--eval-every", "4", "--lr", "0.5", "--out", str(tmp_path / "b")]) == 0
     deviations = places(tmp_path / "b")["cifar10", "fedas"]["deviations"]
-    assert deviations == {"eval_every": {"here": 4, "paper": 1}}
+    assert deviations == {"eval_every": {"here": 4, "paper": 1}, "lr": {"here": 0.5, "paper": 0.005}}
 
 
 def test_the_third_protocol_is_measured_by_request(runs, tmp_path, capsys):

@@ -1,0 +1,90 @@
+"""What is counted in the rounds of a run, and what its summary says, from rounds and evaluations made by hand."""
+
+import dataclasses
+import json
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.console import Console
+from test_run_folder import evaluation, scores
+
+from experiments.config.request import parse
+from experiments.execution import build
+from experiments.execution.history import History
+from experiments.execution.records import Unused, summary, unused_shares
+from experiments.execution.rounds import Round, Run, run_rounds
+from experiments.results.run_folder import METRICS, SUMMARY, Counts, RunFolder
+from experiments.runtime.distributed import Processes
+from experiments.runtime.signals import Stop
+from pfl_jax.engine.communication import Traffic
+from pfl_jax.engine.simulate import RoundResult
+
+QUIET = Console(quiet=True)
+BUDGET = SimpleNamespace(unit="example", epsilon=float, record=lambda rounds: {"after": rounds})
+"""A budget that says after how many rounds it was asked."""
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    """Clients with 20, 60, 20, and 60 training examples; nothing of it is run."""
+    words = "--rounds 5 --epochs 3 --batch-size 20 --chunk 2 --devices 1 --eval-protocol trained --num-clients 4"
+    words += " --size-choices 20 60 --test-size 10"
+    made = build.build_experiment(parse("digits", words.split()), QUIET)
+    data = made.data._replace(train_count=np.array([20, 60, 20, 60]))
+    return dataclasses.replace(made, data=data, privacy=(BUDGET,))
+
+
+def test_a_history_comes_back_whole():
+    history = History(visits=1.0, seconds=2.0, elapsed=3.0, diverged=4)
+    history.send(Traffic(up=10, down=7), np.array([True, False, True]))
+    assert (history.bytes_up, history.bytes_down) == (20, 21)
+    assert History.from_arrays(history.arrays(), Counts(np.array([3]))) == history
+
+
+def test_wasted_steps_are_those_of_the_cohort(experiment):
+    assert unused_shares(experiment, np.array([0, 2])).steps == 0
+    # The client with 20 examples waits for two of three steps.
+    assert unused_shares(experiment, np.array([0, 1])).steps == pytest.approx(1 / 3)
+
+
+def test_rounds_are_counted(experiment, tmp_path):
+    def round_of(number, examples, seconds):
+        cohort, some = np.array([0, 1]), scores([0.5, 0.7])
+        nobody = np.zeros(0, int)
+        result = RoundResult(number, None, {}, cohort, cohort == 1, nobody, some, some, None, examples, seconds)
+        return Round([result], None, seconds)
+
+    experiment = dataclasses.replace(experiment, data=experiment.data._replace(test_count=np.array([30, 10])))
+    run = Run(experiment, RunFolder.claim(tmp_path / "run", ""), History(elapsed=100.0), track=lambda _: None)
+    rounds = [round_of(1, 100, 2.0), round_of(2, 140, 3.0)]
+    everything = {"stop": Stop(QUIET), "save": lambda _: None, "processes": Processes()}
+    run_rounds([run], rounds, None, QUIET, began=time.perf_counter(), **everything)
+    lines = [json.loads(line) for line in (run.folder.path / METRICS).read_text().splitlines()]
+    # Three epochs of 100 examples in 2 seconds, and of 140 in 3.
+    assert [line["examples_per_second"] for line in lines] == [150, 140]
+    assert [line["epsilon"] for line in lines] == [{"example": 1}, {"example": 2}]
+    assert 100 < lines[0]["seconds"] < lines[1]["seconds"] < 160
+    assert run.history.wasted == pytest.approx([1 / 3] * 2)
+    run.history.idle = [0.5, 0.7]
+    run.write_summary()
+    written = json.loads((run.folder.path / SUMMARY).read_text())
+    assert (written["wasted_step_share"], written["idle_device_share"]) == (0.3333, 0.6)
+
+
+def test_a_summary_is_of_the_last_and_of_the_best_rounds(experiment):
+    evaluations = [
+        evaluation(1, [0.7, 0.7], [0.4, 0.9]),
+        evaluation(2, [0.1, 0.2], [0.6, 0.5]),
+        evaluation(3, [0.8, 0.8], [0.2, 0.3]),
+    ]
+    found = summary(experiment, evaluations, Unused(0.1, 0.2), [1.0, 3.0])
+    assert (found["rounds"], found["rounds_done"], found["trained_accuracy"]) == (5, 3, 25.0)
+    assert found["best"] == {"round": 1, "received_accuracy": 70.0, "trained_accuracy": 65.0}
+    # 30 examples of the first client, 10 of the second.
+    assert found["best_pooled"] == {"round": 2, "received_accuracy": 12.5, "trained_accuracy": 57.5}
+    assert found["per_client_accuracy"] == [20.0, 30.0]
+    assert found["privacy"] == [{"after": 3}]
+    assert found["examples_per_second"] == 1.5
+    assert (found["wasted_step_share"], found["idle_device_share"]) == (0.1, 0.2)
