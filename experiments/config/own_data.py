@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -99,6 +99,11 @@ def _sizes(**arguments: Any) -> tuple[int, int]:
     return len(dataset.train_y), len(dataset.client_names)
 
 
+def is_file(data: str | None) -> TypeGuard[str]:
+    """Whether --data or --test-data names a file or folder, not a Hugging Face dataset or nothing."""
+    return data is not None and not data.startswith(own_files.HUB)
+
+
 def fitted(options: Options, given: frozenset[str], dataset: Dataset) -> Options:
     """Options with the digest of the data, the number of its own clients if it has any, and that of its tokens.
 
@@ -142,7 +147,7 @@ def _arguments(options: Options) -> dict[str, Any]:
 
 
 def _absolute(data: str | None) -> str | None:
-    return data if data is None or data.startswith(own_files.HUB) else str(Path(data).expanduser().absolute())
+    return str(Path(data).expanduser().absolute()) if is_file(data) else data
 
 
 def _data(options: Options) -> str:

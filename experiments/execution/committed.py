@@ -16,6 +16,7 @@ from typing import Any
 from experiments.config.cell import Cell
 from experiments.config.identity import result_neutral
 from experiments.config.options import option_words
+from experiments.config.own_data import is_file
 from experiments.config.request import Request
 from experiments.execution.cached_runs import difference, unmeasured
 from experiments.execution.trackers import LONG
@@ -123,8 +124,10 @@ def distill(folder: Path) -> dict[str, Any]:
     config, summary, lines = load.read_config(folder), load.read_summary(folder), load.read_evaluations(folder)
     try:
         options = config["options"] | {"out": None, "resume": None}
+        # Of files the name: folders are those of one machine, and their digest is there.
+        options |= {name: Path(options[name]).name for name in ("data", "test_data") if is_file(options.get(name))}
         return {
-            "command": command(config),
+            "command": command(config | {"options": options}),
             "commit": commit_of(config["versions"]["pfl_jax"]),
             "config": {name: value for name, value in config.items() if name not in LONG} | {"options": options},
             "summary": {name: value for name, value in summary.items() if not _is_of_clients(name) and name != DIGESTS},

@@ -13,7 +13,7 @@ from experiments.commands.main import main
 from experiments.config.cell import Cell
 from experiments.config.identity import relevant_options
 from experiments.config.request import parse
-from experiments.execution import build
+from experiments.execution import build, committed
 from experiments.execution.cached_runs import inspect
 from experiments.export import load_run
 from experiments.results import gather
@@ -62,6 +62,11 @@ def test_natural_clients_from_the_file_to_the_results(wine, capsys, monkeypatch)
     assert summary["received_accuracy"] > 85
     assert summary["data_source"] == f"my (npz: {config['options']['data_digest']})"
     assert "have training rows of one class only" not in capsys.readouterr().out
+
+    # A committed file has no path of this machine.
+    kept = committed.distill(wine.parent / "run")
+    assert kept["config"]["options"]["data"] == "my.npz"
+    assert str(wine.parent) not in json.dumps(kept)
 
     # The run in a notebook, in another folder: what its clients deploy, on their own test rows.
     (wine.parent / "notebooks").mkdir()
