@@ -62,7 +62,7 @@ PRESETS: dict[str, Values] = {
 }
 
 HYPER_PARAMETERS: dict[str, Values] = {
-    # B.3.
+    # B.3, "for all approaches": pFedMe's released code, whose steps have no momentum, is no exception.
     "fedpac": {"lr": 0.01, "momentum": 0.5, "weight_decay": 5e-4, "batch_size": 50, "epochs": 5},
     # Section 4.1, which mentions neither momentum nor weight decay.
     "fedas": {"lr": 5e-3, "momentum": 0.0, "weight_decay": 0.0, "batch_size": 16, "epochs": 5},
@@ -70,12 +70,6 @@ HYPER_PARAMETERS: dict[str, Values] = {
 
 EVERY_BATCH: Values = {"drop_last": False, "shuffle": True}
 """All examples in every epoch, in a new order: for small clients and data without figures in the papers."""
-
-BY_METHOD: dict[str, Values] = {
-    # The released code of pFedMe has no momentum; the papers state one momentum for all methods.
-    "pfedme": {"momentum": 0.0},
-}
-"""method -> values that differ for it, with every preset."""
 
 # FedPAC B.3: "fix both the server and client learning rate to 0.01", for pFedHN alone on all data sets.
 BY_DATASET_AND_METHOD: dict[tuple[str, str, str], Values] = {
@@ -165,5 +159,4 @@ def values(preset: str, dataset: str, method: str | None = None, *, embedded: bo
     merged = PRESETS[preset] | HYPER_PARAMETERS[preset] | BY_DATASET.get((preset, dataset), {})
     if embedded:
         merged |= EMBEDDED.get((preset, dataset), {})
-    chosen = str(method or merged["method"])
-    return merged | BY_METHOD.get(chosen, {}) | BY_DATASET_AND_METHOD.get((preset, dataset, chosen), {})
+    return merged | BY_DATASET_AND_METHOD.get((preset, dataset, str(method or merged["method"])), {})

@@ -68,6 +68,9 @@ FIELDS = {
 }
 """Block -> its comparison."""
 
+_OWN_STEPS = {"pfedme": ("--momentum", "0")}
+"""method -> options of its released code: here no paper gives all methods the same momentum."""
+
 
 class Tuned(NamedTuple):
     """A method with its learning rate: that of the highest accuracy on validation examples.
@@ -174,7 +177,7 @@ def _job(block: str, method: str, rate: str, rounds: int, seed: int) -> Job:
     field, name = FIELDS[block], f"{method} lr={rate}"
     if rounds < field.rounds:
         name += " search"
-    arguments = ("--method", method, "--lr", rate, *field.words, "--rounds", str(rounds))
+    arguments = ("--method", method, "--lr", rate, *_OWN_STEPS.get(method, ()), *field.words, "--rounds", str(rounds))
     return Job(block, Cell(field.dataset, arguments, seed), name, Path(block, slug(name), f"seed-{seed}"))
 
 
