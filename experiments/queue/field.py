@@ -49,7 +49,7 @@ _SIX_RATES = ("0.01", "0.02", "0.05", "0.1", "0.2", "0.5")
 # A client may diverge at the largest rate: by default that would end the run, and the search would never end.
 _EVERY_RATE_ENDS = ("--on-nan", "skip-client")
 
-# docs/results-notes.md makes the file. With its digest, the results are found without it.
+# docs/results.md says how to make the file. With its digest, the results are found without it.
 _LETTERS = ("--data", "letters.csv", "--label", "lettr", "--data-digest", "35716c518063909d", "--normalize")
 _LIKE_FASHION_MNIST = (
     *("--partition", "grouped", "--s", "20", "--num-clients", "20", "--train-size", "600", "--test-size", "200"),

@@ -108,8 +108,7 @@ def fedfomo(
       epsilon_decay: decrease of epsilon per round, down to zero.
       fallback: model from which a client continues if no model is better than theta_i. "previous" is theta_i, as in the
         equation and in the released code: local training that raises the held-out loss is undone in every round.
-        "trained" is the client's own trained model; FedPAC's figure for Fashion-MNIST agrees with it, see
-        docs/results-notes.md.
+        "trained" is the client's own trained model.
       memory: maximum number of other clients whose affinity a client stores; the smallest affinities are dropped.
 
     Returns:

@@ -125,12 +125,13 @@ def test_the_most_wanted_come_first_and_nothing_comes_twice():
     ("block", "count", "rounds"),
     [
         ("table-1", 16, 200),
+        ("causes", 4, 200),
         ("tables-2-3", 3 + 8, 200),
-        ("seeds", 2 * len(SEVERAL_SEEDS), 200),
-        ("100-clients", 16, 200),
-        ("fedas", 3 * 4 * 4, 40),
         # Tables 1 and 5 share local, fedavg_ft and fedpac.
-        ("tables-4-6", 2 * 8 + 2 + 9, 200),
+        ("tables-4-10", 8 + 2 + 9 + 7, 200),
+        ("seeds", 2 * len(SEVERAL_SEEDS), 200),
+        ("fedas", 3 * 4 * 4, 40),
+        ("100-clients", 16 + 8 + 9, 200),
         # The runs without compression are those without privacy.
         ("compression", 4 * 5, 30),
         ("attacks", 4 * 5, 30),
