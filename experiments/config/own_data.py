@@ -136,9 +136,7 @@ def notes(options: Options, dataset: Dataset) -> list[str]:
     tables = [path for path in (options.data, options.test_data) if is_file(path) and path.lower().endswith(".csv")]
     found = [f"{Path(path).name} ends within a line, it may be cut off" for path in tables if read_tables.is_cut(path)]
     found += _notes_on_classes(dataset)
-    seen = {hash(row.tobytes()) for _, part in blocks(dataset.train_x) for row in part}
-    again = sum(hash(row.tobytes()) in seen for _, part in blocks(dataset.test_x) for row in part)
-    if again:
+    if again := int(np.isin(_hashes(dataset.test_x), _hashes(dataset.train_x)).sum()):
         found.append(f"{again} of {len(dataset.test_y)} test rows have the inputs of a training row")
     if dataset.mean is None and dataset.train_x.dtype == "uint8" and dataset.train_x.max() > 1:
         found.append("inputs are bytes from 0 to 255 and stay so; --normalize scales them")
@@ -166,6 +164,11 @@ def _notes_on_classes(dataset: Dataset) -> list[str]:
     if alike := "; ".join(", ".join(group) for group in spellings.values() if len(group) > 1):
         found.append(f"classes that may be one, since they differ in spelling alone: {shortened(alike)}")
     return found
+
+
+def _hashes(x: Any) -> np.ndarray:
+    """A number [P] for each row that equal rows share."""
+    return np.fromiter((hash(row.tobytes()) for _, part in blocks(x) for row in part), np.int64, len(x))
 
 
 def _meaning(name: str) -> float | str:

@@ -67,7 +67,9 @@ def numbers(seed, build):
     return np.concatenate([np.ravel(part) for part in found])
 
 
-@pytest.mark.parametrize("build", [rounds.build, pytest.param(host_state.build, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "build", [rounds.build, pytest.param(host_state.build, marks=pytest.mark.slow)], ids=["device", "host"]
+)
 def test_every_key_of_a_run_is_another_one(build):
     """Over rounds, clients, newcomers, the survey, both initializations, training, aggregation and evaluation."""
     found = np.concatenate([numbers(seed, build) for seed in (0, 1)])

@@ -251,9 +251,9 @@ def test_test_rows_that_are_training_rows_are_counted(tmp_path, monkeypatch, cap
     row = "{0},{1},{2}\n".format
     train = [row(number, number / 4, "ny"[number % 2]) for number in range(20)]
     (tmp_path / "my.csv").write_text("a,b,label\n" + "".join(train))
-    # Two of them, one with another label, and one that shares a column.
-    test = [train[3], row(8, 2, "y"), row(9, 0, "y"), row(50, 0, "n")]
+    # Three of them, one with another label, and one that shares a column.
+    test = [train[3], row(8, 2, "n"), row(8, 2, "y"), row(9, 0, "y"), row(50, 0, "n")]
     (tmp_path / "test.csv").write_text("a,b,label\n" + "".join(test))
     for words in ([], ["--normalize"]):
-        assert "2 of 4 test rows have the inputs of a training row." in notes(capsys, "--test-data", "test.csv", *words)
+        assert "3 of 5 test rows have the inputs of a training row." in notes(capsys, "--test-data", "test.csv", *words)
     assert not any("training row" in note for note in notes(capsys))
