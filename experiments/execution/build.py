@@ -89,7 +89,8 @@ def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
     given = request.given | {parse_schedule(text).name for text in request.options.schedule or ()}
     notes = ineffective_options(request.dataset, request.options, given, jax.default_backend())
     notes += unread(request.options.method, request.hyper_parameters, given)
-    notes += own_data.notes(dataset)
+    if request.dataset == own_data.CUSTOM:
+        notes += own_data.notes(request.options, dataset)
     if request.options.method == "fedbn":
         params = jax.eval_shape(model_of(request.options, dataset).init, jax.random.key(0))
         if not any(is_normalization(params)):

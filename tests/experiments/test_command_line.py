@@ -289,7 +289,7 @@ def test_bad_words_are_refused_in_one_line(capsys, words, expected):
     [
         ("digits", "--num-clients 5000", "5000 clients of 60 training examples are more than the 1287"),
         ("digits", "--num-clients 5000 --partition iid --train-size None", "5000 clients cannot share 1287"),
-        ("digits", "--num-clients 5000 --partition dirichlet", "5000 clients are more than the data can serve"),
+        ("digits", "--num-clients 5000 --partition dirichlet", "each of 5000 clients 10 of the 1287 training examples"),
         ("digits", "--source tfds", "digits comes from inside scikit-learn"),
         ("digits", "--model fedpac_cnn", "too small for fedpac_cnn"),
         ("digits", "--devices 999", "--devices 999 is more than the"),
