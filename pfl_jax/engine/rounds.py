@@ -37,8 +37,8 @@ class Outcome(NamedTuple):
 
     Attributes:
       cohort: the participating clients; `present` marks those whose message arrived.
-      finite: [M], bool: whether a client's state, message and loss after training are free of NaN and infinity.
-        Other clients become absent and keep their previous state.
+      finite: [M], bool: whether a client's state and message after training are free of NaN and infinity. Other clients
+        become absent and keep their previous state. Scores do not count: nothing of the test set reaches the training.
       server_finite: bool, the same for the server's next state and for the client states that it computed.
       examples: training examples of the drawn cohort, each counted once; absent clients included.
       info: the method's `Info`; rows are those of `cohort.clients`, in that order. Rows of absent clients are
@@ -180,9 +180,7 @@ class Stages:
             result = method.local(own_key, server, state, training_data(data, index, attackers))
             message = attacks.sent(own_key, result.message, attackers, index, method, server, state)
             scores = score_client(self._checked(method), result.personal, data, index)
-            # Without test examples there is no loss.
-            tested = jnp.any(client_data(data, index, "test").mask)
-            finite = all_finite((result.client, message, jnp.where(tested, scores.loss, 0.0)))
+            finite = all_finite((result.client, message))
             messages, terms = means.split(message, present & finite, single=method.server_mean is not None)
             return Training(choose(finite, result.client, state), messages, scores, finite), terms
 

@@ -123,8 +123,8 @@ def run(
         are the same. "disk" is for one process.
       state_folder: existing folder for the file of state_on="disk"; an earlier file there is replaced unless `state` is
         stored in it. None takes a temporary file that ends with the process.
-      on_nan: treatment of clients whose state, message or loss becomes NaN or infinite: "stop" ends the run,
-        "skip-client" leaves them out of the round as if they had not been drawn.
+      on_nan: treatment of clients whose state or message becomes NaN or infinite: "stop" ends the run, "skip-client"
+        leaves them out of the round as if they had not been drawn. A score that is not finite stays one.
       newcomers: clients that never take part, see `pfl_jax.data.federated.hold_out`. Each evaluation also scores the
         models that the method gives them.
       donate: whether a round takes over the memory of the state before it, so that the state of a `RoundResult` can no
