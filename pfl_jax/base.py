@@ -227,6 +227,9 @@ class Method(NamedTuple):
         the values of single clients. None sums the values as clients finish.
       encoded: value of a `Mean` -> arrays that are sent for it; only their shapes are used, to count bytes. None means
         the value itself.
+      averaged: whether the server keeps nothing but parameters, which a round takes from the one `Mean` that clients
+        send, so that `pfl_jax.wrappers.server_optimizer` applies. What is derived from such a method by `_replace` is
+        one too, unless it says otherwise.
     """
 
     init_server: Callable[[PRNGKey], Server]
@@ -239,6 +242,7 @@ class Method(NamedTuple):
     survey: Survey | None = None
     server_mean: Callable[[PyTree, jax.Array], Mean] | None = None
     encoded: Callable[[PyTree], PyTree] | None = None
+    averaged: bool = False
 
 
 MethodSchedule: TypeAlias = Callable[[jax.Array], Method]

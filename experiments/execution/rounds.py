@@ -82,8 +82,8 @@ class Run:
                 more = f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
                 print_notice(
                     console,
-                    f"round {latest.round}: the test loss of client {clients[0]}{more} is NaN or infinite ({protocol}); "
-                    "a prediction of NaN counts as wrong, and training goes on",
+                    f"round {latest.round}: the test loss of client {clients[0]}{more} is NaN or infinite "
+                    f"({protocol}); a prediction of NaN counts as wrong, and training goes on",
                 )
 
     def _take(self, evaluation: Evaluation) -> None:

@@ -194,4 +194,5 @@ def fedfomo(
         personalize=lambda key, server, client, data: combine(client, data)[0],
         # The first of the D models is the client's own.
         download=lambda server, client: jax.tree.map(lambda leaf: leaf[1:], client.models),
+        averaged=False,
     )

@@ -95,4 +95,4 @@ def fedgh(
         return merge(server["backbone"], head), clients, {}
 
     # As LG-FedAvg, but for what is sent and how the server makes a head of it.
-    return lg_fedavg(model, training)._replace(local=train, aggregate=aggregate)
+    return lg_fedavg(model, training)._replace(local=train, aggregate=aggregate, averaged=False)

@@ -274,6 +274,7 @@ def floco(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: at(server.backbone, server.heads, client.point),
         download=lambda server, client: (server.backbone, server.heads, client.point),
+        averaged=False,
     )
 
 

@@ -152,11 +152,8 @@ def pfedhn(
         velocity = jax.tree.map(lambda v, g: server_momentum * v + g, server.velocity, ascent)
         hypernetwork = jax.tree.map(lambda leaf, v: leaf + server_lr * v, server.hypernetwork, velocity)
         embeddings = clients + embedding_lr * embedding_ascent
-        return (
-            PFedHNServer(hypernetwork, velocity, server.seed),
-            embeddings,
-            {"change": jnp.linalg.norm(messages, axis=1)},
-        )
+        changed = PFedHNServer(hypernetwork, velocity, server.seed)
+        return changed, embeddings, {"change": jnp.linalg.norm(messages, axis=1)}
 
     return Method(
         init_server=init_server,

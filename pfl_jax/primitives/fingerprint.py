@@ -43,7 +43,7 @@ def _words(leaf: jax.Array) -> jax.Array:
 
 
 def _mixed(words: jax.Array) -> jax.Array:
-    """The finalizer of MurmurHash3: a bijection of uint32, in which every bit of the input changes half of the output."""
+    """The finalizer of MurmurHash3: a bijection of uint32 in which every bit of the input reaches all of the output."""
     words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
     words = (words ^ (words >> 13)) * jnp.uint32(0xC2B2AE35)
     return words ^ (words >> 16)
