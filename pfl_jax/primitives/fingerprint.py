@@ -50,12 +50,21 @@ def _mixed(words: jax.Array) -> jax.Array:
 
 
 def key_of(key: PRNGKey, identity: jax.Array) -> PRNGKey:
-    """Key of a client's own random numbers, by the fingerprint [WORDS] of its data."""
+    """Key of a client's own random numbers.
+
+    Args:
+      key: key of the random numbers of all clients.
+      identity: [WORDS], fingerprint of the client's data.
+    """
     return jax.random.fold_in(jax.random.fold_in(key, identity[0]), identity[1])
 
 
 def is_same(identities: jax.Array, others: jax.Array) -> jax.Array:
-    """Whether fingerprints [..., WORDS] are equal; leading axes broadcast."""
+    """Whether fingerprints are equal: bool [...].
+
+    Args:
+      identities, others: [..., WORDS]; their leading axes broadcast.
+    """
     return jnp.all(identities == others, axis=-1)
 
 
