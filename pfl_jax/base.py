@@ -204,6 +204,20 @@ class Survey(NamedTuple):
     aggregate: Callable[[Server, PyTree], Server]
 
 
+class LocalWork(NamedTuple):
+    """What decides how clients are trained together, see `pfl_jax.engine.chunking`.
+
+    Attributes:
+      model: the model that clients train.
+      batch_size: examples of a mini-batch.
+      drop_last: whether incomplete last batches are left out.
+    """
+
+    model: Model
+    batch_size: int
+    drop_last: bool
+
+
 class Method(NamedTuple):
     """Personalized federated learning method.
 
@@ -230,6 +244,7 @@ class Method(NamedTuple):
       averaged: whether the server keeps nothing but parameters, which a round takes from the one `Mean` that clients
         send, so that `pfl_jax.wrappers.server_optimizer` applies. What is derived from such a method by `_replace` is
         one too, unless it says otherwise.
+      work: how clients train; factories decorated by `pfl_jax.methods.factories.checked` say it, None is unknown.
     """
 
     init_server: Callable[[PRNGKey], Server]
@@ -243,6 +258,7 @@ class Method(NamedTuple):
     server_mean: Callable[[PyTree, jax.Array], Mean] | None = None
     encoded: Callable[[PyTree], PyTree] | None = None
     averaged: bool = False
+    work: LocalWork | None = None
 
 
 MethodSchedule: TypeAlias = Callable[[jax.Array], Method]

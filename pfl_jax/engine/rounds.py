@@ -268,9 +268,13 @@ class Stages:
 
     def _map_and_sum(self, data: Federation, clients: jax.Array) -> Callable[..., tuple[Any, PyTree]]:
         """`mapping.map_and_sum`, or `map_owned` for sharded data, with the settings of this run, for these clients."""
+        chunk = self.settings.chunk
+        if chunk == "auto":
+            # `run` has chosen by the clients' sizes, which are not known here.
+            chunk = 1 if jax.default_backend() == "cpu" else None
         if isinstance(data, PlacedData):
-            return partial(map_owned, chunk=self.settings.chunk, keep_sharded=self.keep_sharded)
-        return partial(mapping.map_and_sum, chunk=self.settings.chunk, mesh=self.mesh, loads=data.train_count[clients])
+            return partial(map_owned, chunk=chunk, keep_sharded=self.keep_sharded)
+        return partial(mapping.map_and_sum, chunk=chunk, mesh=self.mesh, loads=data.train_count[clients])
 
     def _map(self, fn: Callable[..., Any], shared: tuple[Any, ...], clients: PyTree) -> Any:
         """Results of fn(shared, client) for clients [B]; shared[0] is the data, the first leaf of `clients` ids."""
@@ -298,7 +302,11 @@ def in_client_order(order: jax.Array, rows: PyTree) -> PyTree:
 def build(
     method: Method | MethodSchedule, settings: Settings, mesh: Mesh | None = None, *, num_labels: int = 0
 ) -> Engine:
-    """Engine of a method. See `pfl_jax.engine.simulate.run` and `Stages` for the arguments."""
+    """Engine of a method. See `pfl_jax.engine.simulate.run` and `Stages` for the arguments.
+
+    The engine learns the clients' sizes too late to choose `Settings.chunk` by them: "auto" is 1 on a CPU here, and all
+    clients at once elsewhere; `pfl_jax.engine.chunking.resolved` makes the choice of `run`.
+    """
     stages = Stages(method, settings, mesh, num_labels=num_labels)
 
     def init(data, key):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax import hyper_parameters as ranges
-from pfl_jax.base import Method, Model
+from pfl_jax.base import LocalWork, Method, Model
 from pfl_jax.errors import InvalidInput, word
 from pfl_jax.methods.data_use import CLIENT_UNCOVERED, DATA_USE, DataUse
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -60,7 +60,8 @@ def checked(factory: Callable[Arguments, Method]) -> Callable[Arguments, Method]
         if use is not None and (reason := use.refused(hyper_parameters(factory) | vars(recipe) | values)):
             raise InvalidInput(f"{factory.__name__} cannot train with dp_clip: {reason}")
         unchecked: Callable[..., Method] = factory
-        return unchecked(model, recipe, **values)
+        work = LocalWork(model, recipe.batch_size, recipe.drop_last)
+        return unchecked(model, recipe, **values)._replace(work=work)
 
     return cast("Callable[Arguments, Method]", with_checks)
 
