@@ -185,13 +185,13 @@ def rounds(experiment: Experiment) -> Iterator[simulate.RoundResult]:
         raise InvalidInput("alignment in place has one process")
     pure, counts = procedure_of(experiment), np.asarray(data.train_count)
     round_, evaluate = jax.jit(pure.round, static_argnums=2, donate_argnums=1), jax.jit(pure.evaluate, static_argnums=2)
-    finite = jax.jit(all_finite)
+    finite, each_finite = jax.jit(all_finite), jax.jit(jax.vmap(all_finite))
     state = jax.jit(pure.init)(data, jax.random.key(experiment.request.options.seed))
     for number in range(1, settings.rounds + 1):
         began, size = time.perf_counter(), settings.cohort_size(data.num_clients, number - 1)
         state, cohort, info = round_(data, state, size)
         clients, trained = np.asarray(cohort.clients), jax.tree.map(np.array, state.trained)
-        broken = clients[~np.isfinite(trained.loss[clients])]
+        broken = clients[~np.asarray(each_finite(gather(state.clients, clients)))]
         if broken.size or not bool(finite((state.server, state.clients))):
             raise Diverged(number, sorted(broken.tolist()))
         received = jax.tree.map(np.asarray, evaluate(data, state, size)) if settings.is_evaluated(number) else None

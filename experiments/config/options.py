@@ -193,8 +193,8 @@ class Options:
     target_accuracy: float | None = None
     """Stop after the first evaluation whose mean accuracy, by --eval-protocol, is at least this percentage."""
     on_nan: OnNaN = "stop"
-    """What to do if a client's model, message or loss becomes NaN or infinite: end the run (stop), or leave the client
-    out of the round (skip-client)."""
+    """What to do if a client's model or message becomes NaN or infinite: end the run (stop), or leave the client out of
+    the round (skip-client)."""
     eval_protocol: Protocol = "received"
     """Evaluation protocol that is reported first: received (after aggregation) and trained (right after a client's own
     training) are always evaluated; before_aggregation is evaluated only with this option, and tests the cohort right

@@ -47,7 +47,6 @@ from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.engine.placement import without_inputs
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks.models import is_convolutional
 from pfl_jax.primitives.tree import gather
 
 Place: TypeAlias = tuple[Cell, Path]
@@ -263,7 +262,6 @@ def _rounds(group: Group, states: State | None, used: Sequence[Any], console: Co
         keys,
         {name: jnp.asarray([values[name] for values in numbers], jnp.float32) for name in varied},
         states=states,
-        chunk=_run_chunk(first),
         mesh=simulate.client_mesh(list(used[: len(runs)])),
         donate=True,
     ):
@@ -342,9 +340,3 @@ def _restore(group: Group, notify: Callable[[str], None]) -> State:
         own = {name.removeprefix(mark): a for name, a in found.arrays.items() if name.startswith(mark)}
         of.history = History.from_arrays(own, of.experiment.counts)
     return found.state
-
-
-def _run_chunk(experiment: Experiment) -> int | None:
-    """Runs under one vmap on a device: as for clients, one after another for convolutions on a CPU."""
-    model = build.model_of(experiment.request.options, experiment.dataset)
-    return 1 if jax.default_backend() == "cpu" and is_convolutional(model) else None
