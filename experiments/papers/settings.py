@@ -1,5 +1,6 @@
 """Tables of the papers as plain data: command-line options for the entries of paper_results.csv."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.config.measures import Average, Protocol, Score
@@ -10,6 +11,17 @@ PAPERS = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication", "fedas
 
 PRESET = {"fedpac": "fedpac", "fedpac_replication": "fedpac", "fedas": "fedas"}
 """paper -> preset with the default settings of its tables."""
+
+
+_WORDS = {
+    "received": "after aggregation (received)",
+    "trained": "after local training (trained)",
+    "before_aggregation": "between local training and aggregation (before_aggregation)",
+    "last": "in the last round",
+    "best": "in the best evaluated round",
+    "clients": "mean over clients",
+    "examples": "pooled over all test examples",
+}
 
 
 class Measure(NamedTuple):
@@ -25,6 +37,10 @@ class Measure(NamedTuple):
     score: Score
     average: Average
 
+    def in_words(self, names: Sequence[str] = ("protocol", "score", "average")) -> str:
+        """Words for some of its attributes: "after local training (trained), in the last round, mean over clients"."""
+        return ", ".join(_WORDS[getattr(self, name)] for name in names)
+
 
 _FINAL = Measure("received", "last", "clients")
 
@@ -33,9 +49,9 @@ MEASURES: dict[str, Measure] = {
     "fedpac_replication": _FINAL,
     "fedas": Measure("trained", "best", "examples"),
 }
-"""paper -> measure of its tables. FedPAC: "final test accuracy", in the released code the mean over clients. FedAS:
-"the highest top-1 accuracy" (4.1), in the released code of the clients' own trained models after every round, over all
-test examples."""
+"""paper -> measure of its tables and figures. FedPAC: "final test accuracy", in the released code the mean over
+clients. FedAS: "the highest top-1 accuracy" (4.1), in the released code of the clients' own trained models after every
+round, over all test examples."""
 
 
 class Table(NamedTuple):
