@@ -72,6 +72,13 @@ def test_the_runs_of_every_figure_parse_and_differ(paper, number, short):
             assert options.rounds <= (80 if short else 200)
 
 
+@pytest.mark.parametrize("short", [False, True])
+def test_fedpacs_curves_are_those_of_the_methods_that_its_text_names(short):
+    methods = FIGURES["fedpac"]["4"].runs("emnist", short=short).methods
+    assert {"fedfomo", "fedavg_ft", "ditto"} < set(methods)
+    assert methods[-1] == "fedpac"
+
+
 def test_a_run_that_two_places_show_is_made_once(tmp_path):
     order = batch.read(Figures, ["--paper", "fedas", "--figure", "7", "--out", str(tmp_path)])
     runs = order.places(order.runs_on("cifar10", real=True))
