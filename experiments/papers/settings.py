@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.config.measures import Average, Protocol, Score
+from experiments.config.request import IN_PLACE
 from pfl_jax.methods import METHODS
 
 PAPERS = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication", "fedas": "FedAS"}
@@ -94,6 +95,57 @@ _GROUPED = "--partition grouped --s 20"
 _EVERYONE = "--participation 1.0"
 
 
+class Procedure(NamedTuple):
+    """What FedAS's paper prints and its released code does differently, for all methods of a table.
+
+    Attributes:
+      title: in words.
+      batches: options of every method.
+      alignment, synchronization: options of these parts of FedAS, where they are switched on.
+      in_place: whether clients align one shared backbone, see `experiments.execution.in_place`.
+    """
+
+    title: str
+    batches: str
+    alignment: str = ""
+    synchronization: str = ""
+    in_place: bool = False
+
+    def words(self, method: str) -> tuple[str, ...]:
+        """Options of a method of a table."""
+        parts = [name for name in ("alignment", "synchronization") if _has(method, name)]
+        return tuple(" ".join([self.batches, *(getattr(self, name) for name in parts)]).split())
+
+    def rounds(self, method: str) -> str:
+        """Attribute `procedure` of a method's `Request`."""
+        return IN_PLACE if self.in_place and _has(method, "alignment") else ""
+
+
+def _has(method: str, part: str) -> bool:
+    """Whether a method of a table is FedAS with this part."""
+    return method_name(method) == "fedas" and f"-{part}" not in method.split()
+
+
+RELEASE = Procedure(
+    "as in the released code: all methods take batches in a fixed order without the last incomplete one; FedAS aligns "
+    "one backbone in place with class means, summed over classes, and has traces of batch means",
+    "--drop-last --no-shuffle",
+    "--target class_mean --align-loss class_sum --first-alignment",
+    "--reduction batch_means",
+    in_place=True,
+)
+PRINT = Procedure(
+    "as printed: all methods take all examples in a new order in every epoch; FedAS aligns each client's own copy of "
+    "the backbone with its own embeddings, and has traces of examples",
+    "--no-drop-last --shuffle",
+    "--target example --align-loss mean --no-first-alignment",
+    "--reduction mean",
+)
+PROCEDURES = {"release": RELEASE, "print": PRINT}
+"""Name -> procedure of FedAS's tables. The first is the default: the published accuracies are the released code's, and
+so are the measure and the batches of the preset."""
+
+
 def fedas_setting(beta: float, participation: float) -> str:
     """Options of FedAS's Dirichlet partition."""
     return f"--partition dirichlet --dirichlet-protocol fedas --beta {beta} --participation {participation}"
@@ -141,7 +193,7 @@ FIXED = frozenset(
 """Options that define a cell of a table. Other options can be given for a whole table, which then reports them."""
 
 
-def arguments(paper: str, clients: int, setting: str, method: str) -> tuple[str, ...]:
+def arguments(paper: str, clients: int, setting: str, method: str, procedure: str = "") -> tuple[str, ...]:
     """Command line of a published accuracy, without seed and results folder.
 
     Args:
@@ -149,11 +201,12 @@ def arguments(paper: str, clients: int, setting: str, method: str) -> tuple[str,
       clients: N.
       setting: a key of SETTINGS.
       method: as in the table, with "-OPTION" for each option that is switched off.
+      procedure: a key of PROCEDURES, for FedAS's tables.
     """
     command = f"--preset {PRESET[paper]} --method {_method(method)} --num-clients {clients} {SETTINGS[setting]}"
     if MEASURES[paper].score == "best":
         command += " --eval-every 1"
-    return tuple(command.split())
+    return (*command.split(), *(PROCEDURES[procedure].words(method) if procedure else ()))
 
 
 def method_name(method: str) -> str:

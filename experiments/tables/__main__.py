@@ -62,6 +62,8 @@ class Tables(MeasuredBatch):
     """Settings with these words, such as beta=0.1."""
     method: Names = ()
     """Methods by their names in the table; by default all of it."""
+    procedure: str | None = None
+    """Of FedAS's tables: release, as its code was released, or print, as its paper says; by default release."""
     anew: Switch = False
     """Also run what has committed results."""
 
@@ -71,6 +73,10 @@ class Tables(MeasuredBatch):
         choose("paper", [self.paper], settings.PAPERS)
         choose("table", [str(self.table)], NUMBERS[self.paper], f" in {self.paper}")
         super().check()
+        if self.procedure is not None:
+            choose("procedure", [self.procedure], settings.PROCEDURES)
+            if self.paper != "fedas":
+                raise InvalidInput(f"--procedure has no effect: it is for FedAS's tables, not {self.paper}'s")
         fixed = sorted(parser.given(self.words) & settings.FIXED)
         if fixed:
             hint = HINTS.get(fixed[0], "it is what the table compares, or a part of its setting")
@@ -78,15 +84,24 @@ class Tables(MeasuredBatch):
         # What a word means depends on the dataset and the method, not on the setting.
         shown = {(row.dataset, row.method): row for row in self.shown if comparison.is_runnable(row)}
         for row in shown.values():
-            self._cells(row)[0].request()
+            request = self._cells(row)[0].request()
+            if request.procedure:
+                # Imported now: it needs JAX.
+                from experiments.execution import in_place
+
+                in_place.checked(request)
 
     def default_folder(self) -> Path:
-        return Path("runs/tables") / parser.folder_name(self.paper, self.table, self.all_words)
+        # The default is the same table, said or not.
+        said = self.procedure not in (None, next(iter(settings.PROCEDURES)))
+        procedure = ("--procedure", str(self.procedure)) if said else ()
+        return Path("runs/tables") / parser.folder_name(self.paper, self.table, (*self.all_words, *procedure))
 
     @functools.cached_property
     def rows(self) -> list[Published]:
         """The whole table."""
-        return [row for row in published.load() if (row.paper, row.table) == (self.paper, self.table)]
+        rows = [row for row in published.load() if (row.paper, row.table) == (self.paper, self.table)]
+        return [row._replace(procedure=self.procedure or row.procedure) for row in rows]
 
     @functools.cached_property
     def shown(self) -> list[Published]:
@@ -104,7 +119,7 @@ class Tables(MeasuredBatch):
         return there
 
     def _cells(self, row: Published) -> list[Cell]:
-        return [Cell(row.dataset, (*row.arguments, *self.all_words), seed) for seed in range(self.seeds)]
+        return [row.cell(seed, self.all_words) for seed in range(self.seeds)]
 
     def runs(self, row: Published) -> list[tuple[Cell, Path]]:
         """Runs of a place of the table, one cell and folder for each seed; none if it cannot be run."""

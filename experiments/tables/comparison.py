@@ -193,7 +193,7 @@ def _one_kind(kinds: set[Any], where: Published | Column) -> bool:
 def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Deviations of a finished run from the paper's setting."""
     had = resolve_defaults(config["options"] | config["hyper_parameters"])
-    paper = relevant_options(Cell(cell.dataset, row.arguments).request())
+    paper = relevant_options(row.cell().request())
     # How often matters where the best round counts, and FedPAC does not say it.
     silent = set() if settings.MEASURES[row.paper].score == "best" else {"eval_every"}
     names = (name for name in paper if name in had and name not in silent)
@@ -210,6 +210,8 @@ def notes(comparison: Comparison) -> list[str]:
     of = {"clients": "mean over clients", "examples": "mean over the test examples of all clients"}
     lines = [f"Each place: our {of[comparison.measure.average]}, {over} / the paper's figure / the difference."]
     usual = settings.MEASURES[comparison.paper]
+    if procedure := entries[0].row.procedure:
+        lines.append(f"Procedure {procedure}, {settings.PROCEDURES[procedure].title}.")
     if comparison.measure != usual:
         lines.append(f"The paper's figures are taken to be {usual.in_words()}.")
     lines += _deviation_notes(there)
