@@ -119,6 +119,8 @@ def difference(request: Request, config: dict[str, Any]) -> str:
         request, _ = request.on_embedded_data()
     if config["dataset"] != request.dataset:
         return f"on {config['dataset']}, not {request.dataset}"
+    if config.get("procedure", "") != request.procedure:
+        return f"{config.get('procedure') or 'usual rounds'}, not {request.procedure or 'usual rounds'}"
     wanted = relevant_options(request) | {"seed": request.options.seed}
     stored = resolve_defaults(config["options"] | config["hyper_parameters"])
     stored |= by_content(stored, config.get("own_code", {}))

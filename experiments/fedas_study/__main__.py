@@ -117,19 +117,7 @@ def measure(place: Place, folder: Path, console: Console) -> records.Record:
       InvalidInput: the folder holds something else, or the run is refused.
       KeyboardInterrupt: after SIGINT.
     """
-    if not place.step.in_place:
-        cached_runs.run_cell(place.cell, folder, console)
-    elif cached_runs.inspect(place.cell, folder) != "finished":
-        import jax
-
-        from experiments import fedas_released
-
-        cached_runs.remove_unfinished(folder)
-        words = [*place.cell.arguments, "--seed", str(place.seed), "--out", str(folder)]
-        try:
-            fedas_released.run(fedas_released.released_request(place.dataset, words), console)
-        finally:
-            jax.clear_caches()
+    cached_runs.run_cell(place.cell, folder, console)
     return records.from_run(place, folder)
 
 

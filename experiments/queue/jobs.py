@@ -139,9 +139,10 @@ def fedas_jobs() -> Iterator[Job]:
 
 
 def fedas_cell(beta: float, participation: float, method: str) -> Cell:
-    """Run of a method in one of FedAS's settings."""
+    """Run of a method in one of FedAS's settings, as in its tables by default."""
     words = f"--preset fedas --method {method} --num-clients {FEDAS_CLIENTS} --eval-every 1"
-    return Cell(DATASET, (*words.split(), *settings.fedas_setting(beta, participation).split()))
+    words = (*words.split(), *settings.fedas_setting(beta, participation).split(), *settings.RELEASE.words(method))
+    return Cell(DATASET, words, procedure=settings.RELEASE.rounds(method))
 
 
 def robust_jobs() -> Iterator[Job]:
@@ -201,4 +202,4 @@ def _turn(row: Published) -> int:
 
 def _of(block: str, rows: Sequence[Published], seed: int) -> Iterator[Job]:
     for row in rows:
-        yield Job(block, Cell(row.dataset, row.arguments, seed), row.method, place_of(row) / f"seed-{seed}")
+        yield Job(block, row.cell(seed), row.method, place_of(row) / f"seed-{seed}")

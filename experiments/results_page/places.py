@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.config.cell import Cell
 from experiments.config.measures import ALWAYS, Protocol
 from experiments.execution.committed import Library
 from experiments.papers import published, settings
@@ -120,7 +119,7 @@ def rows(section: Section) -> list[Published]:
 
 def runs(row: Published, library: Library) -> list[Result]:
     """Finished runs of a place, by seed."""
-    found = (library.find(Cell(row.dataset, row.arguments, seed)) for seed in SEEDS)
+    found = (library.find(row.cell(seed)) for seed in SEEDS)
     return [one for one in found if one is not None]
 
 
@@ -132,7 +131,7 @@ def mean_after(there: Sequence[Result], number: int, protocol: Protocol) -> floa
 
 
 def _place(row: Published, library: Library, causes: Sequence[Cause]) -> Place:
-    cells = [(Cell(row.dataset, row.arguments, seed), None) for seed in SEEDS]
+    cells = [(row.cell(seed), None) for seed in SEEDS]
     measure = settings.MEASURES[row.paper]
     received, trained = (comparison.entry(row, cells, measure._replace(protocol=name), library) for name in ALWAYS)
     ends = [value for one in runs(row, library) for value in one.rounds["received"]["mean"][-LAST:]]

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from experiments.commands.parser import slug
 from experiments.config.cell import Cell
 from experiments.config.identity import relevant_options, resolve_defaults
-from experiments.config.measures import Average, Protocol, Score
 from experiments.config.options import flag
 from experiments.config.presets import DEFAULT_PRESET
 from experiments.execution.cached_runs import inspect
@@ -24,14 +23,6 @@ from experiments.papers.settings import Measure
 from experiments.results.load import Result, read_result
 from experiments.results.tables import NOTHING
 from pfl_jax.errors import InvalidInput
-
-PROTOCOL_WORDS: dict[Protocol, str] = {
-    "received": "after aggregation (received)",
-    "trained": "after local training (trained)",
-    "before_aggregation": "between local training and aggregation (before_aggregation)",
-}
-SCORE_WORDS: dict[Score, str] = {"last": "in the last round", "best": "in the best evaluated round"}
-AVERAGE_WORDS: dict[Average, str] = {"clients": "mean over clients", "examples": "pooled over all test examples"}
 
 
 class Column(NamedTuple):
@@ -121,17 +112,12 @@ class Comparison(NamedTuple):
         table = settings.TABLES[self.paper, self.number]
         return (
             f"{settings.PAPERS[self.paper]}, Table {self.number}: {table.title}. Accuracy in percent "
-            f"{in_words(self.measure)}" + (f", on {'; '.join(data)}" if data else ": no results yet")
+            f"{self.measure.in_words()}" + (f", on {'; '.join(data)}" if data else ": no results yet")
         )
 
     def at(self, column: Column, method: str) -> Entry | None:
         """Entry at a place; None if the paper has none."""
         return next((entry for entry in self.entries if (entry.column, entry.row.method) == (column, method)), None)
-
-
-def in_words(measure: Measure) -> str:
-    """Kind of accuracy: "after local training (trained), in the last round, mean over clients"."""
-    return ", ".join((PROTOCOL_WORDS[measure.protocol], SCORE_WORDS[measure.score], AVERAGE_WORDS[measure.average]))
 
 
 def entry(
@@ -207,7 +193,7 @@ def _one_kind(kinds: set[Any], where: Published | Column) -> bool:
 def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Deviations of a finished run from the paper's setting."""
     had = resolve_defaults(config["options"] | config["hyper_parameters"])
-    paper = relevant_options(Cell(cell.dataset, row.arguments).request())
+    paper = relevant_options(row.cell().request())
     # How often matters where the best round counts, and FedPAC does not say it.
     silent = set() if settings.MEASURES[row.paper].score == "best" else {"eval_every"}
     names = (name for name in paper if name in had and name not in silent)
@@ -224,8 +210,10 @@ def notes(comparison: Comparison) -> list[str]:
     of = {"clients": "mean over clients", "examples": "mean over the test examples of all clients"}
     lines = [f"Each place: our {of[comparison.measure.average]}, {over} / the paper's figure / the difference."]
     usual = settings.MEASURES[comparison.paper]
+    if procedure := entries[0].row.procedure:
+        lines.append(f"Procedure {procedure}, {settings.PROCEDURES[procedure].title}.")
     if comparison.measure != usual:
-        lines.append(f"The paper's figures are taken to be {in_words(usual)}.")
+        lines.append(f"The paper's figures are taken to be {usual.in_words()}.")
     lines += _deviation_notes(there)
     for description in dict.fromkeys(entry.description for entry in there if not entry.is_real):
         lines.append(f"{description} only stands in for the dataset: the paper's figures do not belong beside it.")
