@@ -137,7 +137,7 @@ class Summary(NamedTuple):
       mean: mean accuracy over clients, unweighted.
       pooled: accuracy over all test examples, which is the mean over clients weighted by their test examples.
       std: population standard deviation of the accuracy over clients.
-      worst_decile: mean accuracy of the worst tenth of the clients (at least one).
+      worst_decile: mean accuracy of the worst tenth of the clients: the number nearest to N / 10, at least one.
       jain: Jain's index (sum a)^2 / (N sum a^2) of the accuracies a: 1 if all are equal, 1/N if all but one are zero.
       loss, macro_f1, auc: means over the clients that have the score.
       clients: number of clients that have an accuracy.

@@ -133,6 +133,14 @@ def test_summary():
     assert np.isnan(evaluation.summarize(Scores(*[np.full(3, np.nan)] * 4), np.ones(3, int)).mean)
 
 
+@pytest.mark.parametrize(("clients", "worst"), [(1, 1), (9, 1), (14, 1), (15, 2), (16, 2), (19, 2), (25, 2), (26, 3)])
+def test_the_worst_tenth_of_the_clients_is_rounded_to_the_nearest_number(clients, worst):
+    # Descending, so that the worst are the last ones.
+    accuracies = np.linspace(0.9, 0.1, clients)
+    summary = evaluation.summarize(Scores(*[accuracies] * 4), np.ones(clients, int))
+    np.testing.assert_allclose(summary.worst_decile, 100 * accuracies[-worst:].mean())
+
+
 @pytest.mark.parametrize("pad", [0, 20])
 def test_an_answer_of_nan_is_wrong(pad):
     logits = np.array([[2.0, 0, 0], [0, 2, 0], [1, 0, 2], [np.nan] * 3])
