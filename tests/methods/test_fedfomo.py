@@ -80,6 +80,9 @@ def test_epsilon_greedy_choice(epsilon):
     shares = np.bincount(chosen[:, 0], minlength=6) / len(keys)
     want = epsilon / 5 * np.array([1, 0, 1, 1, 1, 1]) + (1 - epsilon) * np.eye(6)[0]
     np.testing.assert_allclose(shares, want, atol=0.03)
+    # Whether the first choice explored says nothing about the second one.
+    second = chosen[chosen[:, 0] != 0, 1]
+    assert epsilon in (0, 1) or np.mean(second == 0) == pytest.approx(1 - epsilon + epsilon / 4, abs=0.05)
     if epsilon == 0:
         np.testing.assert_array_equal(chosen[:, 1], 3)
         np.testing.assert_allclose(np.bincount(chosen[:, 2], minlength=6)[[2, 4, 5]] / len(keys), 1 / 3, atol=0.03)

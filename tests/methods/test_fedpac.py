@@ -11,7 +11,14 @@ from scipy.optimize import nnls
 
 from pfl_jax.base import ClientData, Cohort, Mean
 from pfl_jax.methods import make_method
-from pfl_jax.methods.fedpac import FedPACMessage, FedPACServer, _solve_head_weights, fedpac, head_weights
+from pfl_jax.methods.fedpac import (
+    FedPACMessage,
+    FedPACServer,
+    _drop_negligible,
+    _solve_head_weights,
+    fedpac,
+    head_weights,
+)
 from pfl_jax.methods.fedpac_proto import fedpac_proto, prototype_weights
 
 pytestmark = pytest.mark.without_f1_auc
@@ -127,6 +134,8 @@ def test_head_weights_of_simple_cohorts():
     empty = weights(same * [[[1]], [[1]], [[0]]], [1.0, 1.0, 0.0], [10, 10, 0])
     np.testing.assert_allclose(empty, [[0.5, 0.5, 0]] * 3, atol=1e-5)
     np.testing.assert_array_equal(empty[:, 2], 0)
+    # Of so many that all weights are negligible, all stay.
+    np.testing.assert_allclose(_drop_negligible(jnp.full((1, 2000), 5e-4)), 5e-4, rtol=1e-5)
 
 
 # --- one client's round ---------------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ import pytest
 import reference
 from jax.flatten_util import ravel_pytree
 from problems import CLASSES, tiny_federation, tiny_model
-from trees import assert_same, row
+from trees import assert_same, distance, row
 
 from pfl_jax.data.federated import client_data
+from pfl_jax.methods import make_method
 from pfl_jax.methods.cd2pfed import cd2pfed, personal_entries
 from pfl_jax.methods.fedala import fedala, last_layers
 from pfl_jax.methods.fedas_cd2 import fedas_cd2
@@ -250,6 +251,19 @@ def test_personal_entries():
         np.testing.assert_array_equal(mask["backbone"]["bias"], want)
         np.testing.assert_array_equal(mask["head"]["kernel"], np.tile(want[:, None], (1, CLASSES)))
         assert not mask["head"]["bias"].any()
+
+
+def test_nothing_is_distilled_before_there_are_personal_channels():
+    data, key = client_data(tiny_federation(full.SIZES), 1, "train"), jax.random.key(0)
+
+    @jax.jit
+    def train(lam, done):
+        method = make_method("cd2pfed", tiny_model(), lam=lam, growth_rounds=4, lr=0.2)
+        server = method.init_server(key)._replace(round=done)
+        return method.local(key, server, method.init_client(key, server, data), data).personal
+
+    assert_same(train(5.0, 0), train(0.0, 0))
+    assert distance(train(5.0, 3), train(0.0, 3)) > 1e-6
 
 
 def distillation_value(w, x, own):
