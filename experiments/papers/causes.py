@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.config.cell import Cell
 from experiments.papers import published
 from experiments.papers.published import Published
 
@@ -25,9 +26,9 @@ class Cause(NamedTuple):
     options: tuple[str, ...]
 
     @property
-    def arguments(self) -> tuple[str, ...]:
-        """Command line of the run without the cause, without seed and results folder."""
-        return (*self.row.arguments, *self.options)
+    def cell(self) -> Cell:
+        """The run without the cause, with seed 0."""
+        return self.row.cell(words=self.options)
 
 
 def load(dataset: str) -> list[Cause]:

@@ -125,7 +125,7 @@ def cause_jobs() -> Iterator[Job]:
         if cause.options:
             own, where = " ".join(cause.options), place_of(cause.row)
             place = where.with_name(f"{where.name}-{slug(own.removeprefix('--'))}") / "seed-0"
-            yield Job("causes", Cell(DATASET, cause.arguments), f"{cause.row.method} {own}", place)
+            yield Job("causes", cause.cell, f"{cause.row.method} {own}", place)
 
 
 def fedas_jobs() -> Iterator[Job]:

@@ -138,7 +138,7 @@ def _place(row: Published, library: Library, causes: Sequence[Cause]) -> Place:
     cause = next((cause for cause in causes if cause.row == row), None)
     without = None
     if cause is not None and cause.options:
-        without = comparison.entry(row, [(Cell(row.dataset, cause.arguments), None)], measure, library)
+        without = comparison.entry(row, [(cause.cell, None)], measure, library)
     return Place(received, trained.mean, (min(ends), max(ends)) if ends else None, cause, without)
 
 
