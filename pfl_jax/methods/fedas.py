@@ -158,17 +158,15 @@ def fedas(
       Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Algorithm 1.
 
     Deviations:
-      Alignment: Eq. 4 is the squared distance itself; here, as in the released code, it is divided by the number d of
-      features. Eq. 3 has no learning rate, and the paper names neither batch size nor epochs of the alignment: the
-      defaults are the released code's. Eq. 3 overwrites theta before Algorithm 1 forms Delta theta = theta_i - theta,
-      so the paper leaves open whether Delta theta contains the alignment; here it does, as in the released code: theta
-      is the received backbone. The paper does not say what a client without a previous backbone does; here it uses the
-      received backbone without alignment.
-      Traces: Eq. 5 as printed squares the gradient of the log-likelihood of all of a client's data, in which the
-      gradients of its examples cancel; here the gradient of every example is squared, which is what Fisher information
-      means. Eq. 8 also divides by m although the weights already sum to 1, which would make every step m times smaller;
-      this factor is left out, as in the released code. The weights (alpha - min) / (max - min) of Fig. 6a do not sum to
-      1; here they are normalized so that they do.
+      Eq. 4 is the squared distance itself; here, as in the released code, it is divided by the number d of features.
+      Eq. 3 has no learning rate, and the paper names neither batch size nor epochs of the alignment: the defaults are
+      the released code's. Eq. 3 overwrites theta before Algorithm 1 forms Delta theta = theta_i - theta, which leaves
+      open whether Delta theta contains the alignment; here it does, as in the released code. The paper does not say
+      what a client without a previous backbone does; here it uses the received backbone without alignment. Eq. 5 as
+      printed squares the gradient of the log-likelihood of all of a client's data, in which the gradients of its
+      examples cancel; here the gradient of every example is squared, as in the Fisher information. Eq. 8 also divides
+      by m although the weights already sum to 1, which would make every step m times smaller; this factor is left out,
+      as in the released code. The weights (alpha - min) / (max - min) of Fig. 6a are normalized to sum to 1.
       The released code corresponds to `target="class_mean"`, `align_loss="class_sum"`, `first_alignment=True` and
       `reduction="batch_means"` with `LocalSGD(drop_last=True, shuffle=False)`. In addition it aligns one shared model
       in place, client after client, where here every client aligns its own copy. That cannot be written as functions of
