@@ -53,6 +53,8 @@ def keep(tmp_path, place, level):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = json.loads((folder / "config.json").read_text())
     config["versions"]["pfl_jax"] = "0" * 12
+    if job.cell.procedure:
+        config["procedure"] = job.cell.procedure
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "summary.json").write_text(json.dumps({"seconds": 3600.0}))
     committed.keep(folder, job.place, tmp_path / "results")
