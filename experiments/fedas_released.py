@@ -53,6 +53,7 @@ RELEASED: tuple[str, ...] = (
 
 UNKNOWN_HERE = {
     *("chunk", "devices", "mesh", "state_on", "checkpoint_every", "keep_checkpoints", "resume", "keep_state"),
+    "accept_other_code",
     *("held_out_clients", "eval_clients", "drop_rate", "on_nan", "schedule"),
     *("attack", "attackers", "attack_scale", "server_mean", "compress"),
     *PROCESSES,

@@ -17,6 +17,7 @@ from experiments.execution import cached_runs, committed, run
 from experiments.papers import published, settings
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
 from experiments.runtime.locks import lock_folder
+from experiments.results.version import source_versions
 from experiments.tables import __main__ as tables
 from experiments.tables import layout
 from experiments.tables.comparison import Entry, compare
@@ -52,6 +53,7 @@ class Runs:
         name = request.dataset if self.is_real else f"{request.dataset} (embedded digits)"
         data = {"description": name, "is_real": self.is_real}
         record = {"dataset": request.dataset, "data": data, "options": dataclasses.asdict(request.options)}
+        record |= {"versions": source_versions()}
         folder.write(CONFIG, record | {"hyper_parameters": request.hyper_parameters, "given": sorted(request.given)})
         for number, value in enumerate(accuracies(options.method, options.seed), start=1):
             # Of two clients with the given mean, one with three times as many test examples.
@@ -69,12 +71,6 @@ def accuracies(method, seed):
     """Two evaluations, the first one better."""
     last = {"local": 0.5, "fedavg_ft": 0.75}.get(method, 0.25) + 0.02 * seed
     return [last + 0.1, last]
-
-
-@pytest.fixture(autouse=True)
-def _no_committed_results(monkeypatch, tmp_path):
-    """Those of the checkout would count as finished runs."""
-    monkeypatch.setattr(committed, "ROOT", tmp_path / "none")
 
 
 @pytest.fixture
