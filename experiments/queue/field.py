@@ -12,7 +12,7 @@ from experiments.commands.parser import slug
 from experiments.config.cell import Cell
 from experiments.config.measures import Protocol
 from experiments.config.own_data import CUSTOM
-from experiments.execution.committed import Library, divergence
+from experiments.execution.committed import Library, has_diverged
 from experiments.queue.jobs import DATASET, SEEDS, Job
 from experiments.results.load import Result
 from pfl_jax.methods import METHODS
@@ -143,7 +143,7 @@ def _is_done(job: Job, there: Mapping[Path, Result], root: Path) -> bool:
 
 
 def _has_diverged(job: Job, root: Path) -> bool:
-    return divergence(job.place, root).is_file()
+    return has_diverged(job.cell, job.place, root)
 
 
 def _accuracy(one: Tuned) -> float:

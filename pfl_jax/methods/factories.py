@@ -5,7 +5,7 @@ import inspect
 import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import fields
-from typing import Any, ParamSpec, cast, get_type_hints
+from typing import Any, ParamSpec, get_type_hints, overload
 
 import jax
 import jax.numpy as jnp
@@ -36,16 +36,27 @@ WITHOUT_MEANS = frozenset(
 nothing for `Compression` and `ServerMean` to do."""
 
 
-def checked(factory: Callable[Arguments, Method]) -> Callable[Arguments, Method]:
+@overload
+def checked(factory: Callable[Arguments, Method], *, version: int = 1) -> Callable[Arguments, Method]: ...
+
+
+@overload
+def checked(*, version: int) -> Callable[[Callable[Arguments, Method]], Callable[Arguments, Method]]: ...
+
+
+def checked(factory: Any = None, *, version: int = 1) -> Any:
     """Decorate a factory so that it checks its arguments first, see `pfl_jax.hyper_parameters`.
 
     Args:
       factory: a factory whose keyword-only arguments have annotations.
+      version: number that is raised when the method's results change beyond rounding, see `version_of`.
 
     Returns:
       The factory, which raises InvalidInput for what is no model, for a recipe that is no `LocalSGD`, and for a
       hyper-parameter that is unknown, of a wrong type or out of its range.
     """
+    if factory is None:
+        return functools.partial(checked, version=version)
 
     @functools.wraps(factory)
     def with_checks(model: Any, training: Any = None, **values: Any) -> Method:
@@ -63,7 +74,17 @@ def checked(factory: Callable[Arguments, Method]) -> Callable[Arguments, Method]
         work = LocalWork(model, recipe.batch_size, recipe.drop_last)
         return unchecked(model, recipe, **values)._replace(work=work)
 
-    return cast("Callable[Arguments, Method]", with_checks)
+    vars(with_checks)["version"] = version
+    return with_checks
+
+
+def version_of(factory: Callable[..., Method]) -> int:
+    """Version of a method's results: those of one version agree up to rounding, as far as golden values show.
+
+    Args:
+      factory: decorated by `checked`.
+    """
+    return vars(factory)["version"]
 
 
 def unchecked(factory: Callable[Arguments, Method]) -> Callable[Arguments, Method]:
