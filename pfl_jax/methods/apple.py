@@ -116,7 +116,7 @@ def download(
     return next_client._replace(relations=jnp.where(new, shares, left * client.relations))
 
 
-@checked
+@checked(version=2)
 def apple(
     model: Model,
     training: LocalSGD = LocalSGD(momentum=0.9),

@@ -81,7 +81,7 @@ def combine_models(
     return weighted_mean(shares, models), shares
 
 
-@checked
+@checked(version=2)
 def fedfomo(
     model: Model,
     training: LocalSGD = LocalSGD(),

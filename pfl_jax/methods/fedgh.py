@@ -30,7 +30,7 @@ class FedGHMessage(NamedTuple):
     identity: jax.Array
 
 
-@checked
+@checked(version=2)
 def fedgh(
     model: Model,
     training: LocalSGD = LocalSGD(),

@@ -175,7 +175,7 @@ def nearby(key: PRNGKey, point: jax.Array, radius: float | jax.Array) -> jax.Arr
     return point + radius * jax.random.uniform(distance_key) * direction / jnp.sum(jnp.abs(direction))
 
 
-@checked
+@checked(version=2)
 def floco(
     model: Model,
     training: LocalSGD = LocalSGD(),

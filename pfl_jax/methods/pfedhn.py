@@ -71,7 +71,7 @@ def init_hypernetwork(
     return [*layers[:-1], (layers[-1][0], start)]
 
 
-@checked
+@checked(version=2)
 def pfedhn(
     model: Model,
     training: LocalSGD = LocalSGD(),
