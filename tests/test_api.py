@@ -39,7 +39,7 @@ PUBLIC = [
     "engine.sweep",
     *(f"networks.{name}" for name in ("batch_norm", "convolution", "flax_modules", "layers", "models", "pooling")),
     *(f"networks.{name}" for name in ("module_checks", "nnx_modules", "resnet", "text")),
-    *(f"testing.{name}" for name in ("conformance", "problems")),
+    *(f"testing.{name}" for name in ("conformance", "problems", "subject")),
     *(f"primitives.{name}" for name in ("aggregation", "compressors", "ensembles", "feature_statistics", "features")),
     *(f"primitives.{name}" for name in ("fingerprint", "robust_means", "updates")),
     *(

@@ -76,8 +76,9 @@ class Run:
         """Name the clients of the latest evaluation whose test loss is not finite, once in a run."""
         latest = self.history.evaluations[-1]
         for protocol in latest.protocols:
-            clients = latest.without_loss(protocol)
-            if clients and not self.has_warned:
+            scores = getattr(latest, protocol)
+            clients = np.flatnonzero(np.isfinite(scores.accuracy) & ~np.isfinite(scores.loss))
+            if clients.size and not self.has_warned:
                 self.has_warned = True
                 more = f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
                 print_notice(

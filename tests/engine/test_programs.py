@@ -60,11 +60,8 @@ def test_another_run_of_a_method_compiles_nothing(state_on):
 
 
 def test_another_sweep_compiles_nothing():
-    # The shapes of a new model would be traced, to see whether it has convolutions.
-    model = tiny_model()
-
     def make(lr):
-        return make_method("fedavg", model, **HYPER_PARAMETERS | {"lr": lr})
+        return make_method("fedavg", tiny_model(), **HYPER_PARAMETERS | {"lr": lr})
 
     def play(seeds, rates, rounds):
         keys = jax.vmap(jax.random.key)(jnp.array(seeds))
@@ -73,7 +70,8 @@ def test_another_sweep_compiles_nothing():
     first = play([0, 1], [0.1, 0.2], 1)
     with compilations() as later:
         second = play([2, 3], [0.1, 0.3], 2)
-    assert not later
+    # The shapes of the model are traced, to see whether it has convolutions.
+    assert set(later) <= {"init"}
     assert (first[0].received.loss != second[0].received.loss).any()
 
 
