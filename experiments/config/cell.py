@@ -18,11 +18,13 @@ class Cell:
       dataset: name of the experiment, a key of `presets.DEFAULT_PRESET`.
       arguments: command line of the run, without --seed and --out.
       seed: seed of the run.
+      procedure: see `Request`.
     """
 
     dataset: str
     arguments: tuple[str, ...]
     seed: int = 0
+    procedure: str = ""
 
     def request(self, folder: str | Path | None = None) -> Request:
         """Request of the run, checked.
@@ -42,11 +44,12 @@ class Cell:
         keep = parsed.options.keep_state if "keep_state" in parsed.given else "never"
         options = dataclasses.replace(parsed.options, seed=self.seed, out=out, keep_state=keep)
         options.check()
-        return dataclasses.replace(parsed, options=options, given=parsed.given | given)
+        return dataclasses.replace(parsed, options=options, given=parsed.given | given, procedure=self.procedure)
 
     def command(self, folder: str | Path | None = None) -> str:
         """Shell command of the same run, in a folder or without one."""
-        command = ["python", "-m", f"experiments.{self.dataset}", *self.arguments, "--seed", str(self.seed)]
+        module = ["experiments.fedas_released", self.dataset] if self.procedure else [f"experiments.{self.dataset}"]
+        command = ["python", "-m", *module, *self.arguments, "--seed", str(self.seed)]
         return shlex.join([*command, *(() if folder is None else ("--out", str(folder)))])
 
 

@@ -193,8 +193,8 @@ class Options:
     target_accuracy: float | None = None
     """Stop after the first evaluation whose mean accuracy, by --eval-protocol, is at least this percentage."""
     on_nan: OnNaN = "stop"
-    """What to do if a client's model, message or loss becomes NaN or infinite: end the run (stop), or leave the client
-    out of the round (skip-client)."""
+    """What to do if a client's model or message becomes NaN or infinite: end the run (stop), or leave the client out of
+    the round (skip-client)."""
     eval_protocol: Protocol = "received"
     """Evaluation protocol that is reported first: received (after aggregation) and trained (right after a client's own
     training) are always evaluated; before_aggregation is evaluated only with this option, and tests the cohort right
@@ -209,6 +209,8 @@ class Options:
     resume: str | None = None
     """Folder of an interrupted run to continue from its newest checkpoint; no other option is needed. With a larger
     --rounds, rounds are added to a run, also to a finished one."""
+    accept_other_code: bool = False
+    """With --resume: also resume a run that other sources of this project began."""
     keep_state: Literal["auto", "always", "never"] = "auto"
     """Write the final state of server and clients to state.msgpack in the run's folder, for experiments.export and
     load_run; auto writes up to 256 MiB, and nothing in commands with many runs."""
@@ -234,6 +236,8 @@ class Options:
                 _require(value >= 1, name, "must be at least 1", value)
         for name, allowed in RANGES.items():
             real(flag(name), getattr(self, name), allowed)
+        if self.accept_other_code and self.resume is None:
+            raise InvalidInput("--accept-other-code needs --resume")
         if self.attackers and self.attack is None:
             raise InvalidInput("--attackers needs --attack: labels, signs or noise")
         self._check_processes()

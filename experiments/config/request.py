@@ -36,6 +36,9 @@ from pfl_jax.hyper_parameters import describe, hint, listed, literals, parts, un
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import annotations, needs_means
 
+IN_PLACE = "alignment in place"
+"""Procedure of FedAS's released code, see `experiments.execution.in_place`; its name in configuration and summary."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -47,6 +50,7 @@ class Request:
       hyper_parameters: all hyper-parameters of the method.
       given: names of the options that the user gave; all others have the values of the preset or the method.
       own_code: files of the user's own method and model, see `own_code.files`.
+      procedure: IN_PLACE, or "" for the rounds of `pfl_jax.simulate.run`.
     """
 
     dataset: str
@@ -54,6 +58,7 @@ class Request:
     hyper_parameters: dict[str, Any]
     given: frozenset[str]
     own_code: dict[str, dict[str, str]] = field(default_factory=dict)
+    procedure: str = ""
 
     def real_numbers(self) -> dict[str, float]:
         """Hyper-parameters that can be inputs of a compiled program."""

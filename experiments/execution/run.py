@@ -5,7 +5,6 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import jax
 from rich.console import Console
@@ -13,7 +12,7 @@ from rich.console import Console
 from experiments.config.exit_codes import INTERRUPTED, INVALID
 from experiments.config.own_code import identifier
 from experiments.config.request import Request
-from experiments.execution import build, outcome
+from experiments.execution import build, in_place, outcome
 from experiments.execution.experiment import Experiment
 from experiments.execution.history import History
 from experiments.execution.loaded_run import is_kept, keep_state
@@ -23,7 +22,7 @@ from experiments.execution.records import (
     headline,
     identity,
 )
-from experiments.execution.resume import add_rounds, check_data, refuse_finished
+from experiments.execution.resume import add_rounds, check_data, record_code, refuse_finished
 from experiments.execution.rounds import Observe, Round, Run, run_rounds
 from experiments.execution.trackers import check, open_trackers
 from experiments.results.run_folder import CONFIG, METRICS, STATE, RunFolder
@@ -45,26 +44,11 @@ from pfl_jax.engine.shared_checkpoint import SharedCheckpoints
 from pfl_jax.errors import CannotWrite, Diverged, InvalidInput
 
 
-class Procedure(NamedTuple):
-    """Replacement of `simulate.run` for the rounds of an experiment; it has no checkpoints.
-
-    Attributes:
-      name: name in the configuration and the summary.
-      folder: name in the names of folders, in place of the method's.
-      rounds: function that runs the experiment, round by round.
-    """
-
-    name: str
-    folder: str
-    rounds: Callable[[Experiment], Iterator[simulate.RoundResult]]
-
-
 def run(
     request: Request,
     console: Console,
     observe: Observe | None = None,
     processes: Processes | None = None,
-    procedure: Procedure | None = None,
 ) -> None:
     """Run an experiment and write its folder.
 
@@ -73,21 +57,19 @@ def run(
       console: console for notices, progress and results; only errors go to stderr.
       observe: function that is called with every round, see `rounds.Observe`.
       processes: processes that share the run, see `distributed.start`; the first one writes.
-      procedure: replacement of `simulate.run`.
 
     Raises:
       InvalidInput: the data cannot serve the request, or the folder cannot be written.
       KeyboardInterrupt: after SIGINT or SIGTERM; its message names the finished rounds and the folder.
     """
     processes = processes or Processes()
+    request = in_place.checked(request) if request.procedure else request
     options = request.options
     prepare(options)
     with processes.synchronized():
         check(options)
-    folder = _folder(request, processes, identifier(options.method) if procedure is None else procedure.folder)
-    work = _Work(
-        request, folder, Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints), processes, procedure
-    )
+    folder = _folder(request, processes, in_place.FOLDER if request.procedure else identifier(options.method))
+    work = _Work(request, folder, Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints), processes)
     try:
         # Other processes would wait for one that leaves.
         with interruptible(watched=processes.count == 1), leaving(lambda said: str(_interrupted(work))):
@@ -111,7 +93,6 @@ class _Work:
       request: the checked command line, with the smaller defaults on embedded data once the data is loaded.
       folder, checkpoints: its own.
       processes: processes that share it.
-      procedure: see `run`.
       history: its rounds so far.
       experiment: its parts; None until its data is loaded.
       locked: whether this process has had the lock of the folder, and so may remove it.
@@ -122,7 +103,6 @@ class _Work:
     folder: RunFolder
     checkpoints: Checkpoints
     processes: Processes
-    procedure: Procedure | None = None
     history: History = field(default_factory=History)
     experiment: Experiment | None = None
     locked: bool = False
@@ -131,7 +111,7 @@ class _Work:
     @property
     def named(self) -> dict[str, str]:
         """Entry of the configuration and the summary for another procedure."""
-        return {} if self.procedure is None else {"procedure": self.procedure.name}
+        return {"procedure": self.request.procedure} if self.request.procedure else {}
 
     @property
     def go_on(self) -> str:
@@ -222,6 +202,7 @@ def _start(work: _Work, experiment: Experiment, console: Console) -> None:
             )
             if processes.is_first:
                 add_rounds(work.folder, experiment, work.history.round, functools.partial(print_notice, console))
+                record_code(work.folder)
         elif processes.is_first:
             work.folder.write(CONFIG, configuration(experiment) | work.named)
     if work.request.options.resume:
@@ -275,7 +256,7 @@ def _folder(request: Request, processes: Processes, name: str) -> RunFolder:
 
 def _keep_state(work: _Work, experiment: Experiment, state: State | None, notify: Callable[[str], None]) -> None:
     """Write the final state if it was requested; with a procedure there is none to continue from."""
-    if state is None or work.procedure is not None or experiment.request.options.keep_state == "never":
+    if state is None or work.request.procedure or experiment.request.options.keep_state == "never":
         return
     # Before the first process gathers the rows of all.
     if work.processes.count > 1 and not is_kept(experiment.request.options, clients_bytes(experiment), notify):
@@ -295,8 +276,8 @@ def _needs_rows(work: _Work, last: State | None) -> bool:
 def _rounds(work: _Work, experiment: Experiment, console: Console) -> Iterator[Round]:
     """Remaining rounds, one by one."""
     options = experiment.request.options
-    if work.procedure is not None:
-        results = work.procedure.rounds(experiment)
+    if work.request.procedure:
+        results = in_place.rounds(experiment)
     else:
         results = simulate.run(
             experiment.method,
@@ -319,7 +300,7 @@ def _rounds(work: _Work, experiment: Experiment, console: Console) -> Iterator[R
 
 def _save(work: _Work, experiment: Experiment, state: State) -> None:
     """Write a checkpoint after a round; with a procedure there is none."""
-    if work.procedure is not None:
+    if work.request.procedure:
         return
     save = functools.partial(work.history.save, work.checkpoints, log=work.folder.path / METRICS)
     if isinstance(work.checkpoints, SharedCheckpoints):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.config.cell import Cell
+from experiments.config.request import IN_PLACE
 
 PARTICIPATION = (0.2, 1.0)
 
@@ -92,14 +93,11 @@ class Place(NamedTuple):
             *COMMON,
             *("--participation", f"{self.participation:g}", "--source", SOURCES[self.dataset]),
         )
-        return Cell(self.dataset, arguments, self.seed)
+        return Cell(self.dataset, arguments, self.seed, IN_PLACE if self.step.in_place else "")
 
     def command(self, folder: Path) -> str:
         """Shell command that makes the same run."""
-        command = self.cell.command(folder)
-        if self.step.in_place:
-            command = command.replace(f"experiments.{self.dataset}", f"experiments.fedas_released {self.dataset}", 1)
-        return command
+        return self.cell.command(folder)
 
 
 def places(

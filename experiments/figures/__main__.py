@@ -21,6 +21,7 @@ import tyro
 from rich.console import Console
 
 from experiments.commands import batch, parser
+from experiments.commands.measured import MeasuredBatch
 from experiments.commands.parser import Names, Number, choose, flat
 from experiments.config.cell import Cell
 from experiments.config.exit_codes import leave
@@ -39,7 +40,7 @@ NUMBERS = "; ".join(f"{paper}: {', '.join(figures)}" for paper, figures in FIGUR
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures(batch.Batch):
+class Figures(MeasuredBatch):
     """Command line of a figure."""
 
     paper: Annotated[str, tyro.conf.arg(help=", ".join(FIGURES))]
@@ -50,8 +51,6 @@ class Figures(batch.Batch):
     """Methods in place of the figure's."""
     rounds: Number = None
     """Rounds of each run, in place of the figure's."""
-    seeds: int = 1
-    """Number of seeds, from 0."""
     source: str = "auto"
     """Origin of the data: auto, tfds, files or embedded."""
     data_dir: str | None = None
@@ -67,7 +66,11 @@ class Figures(batch.Batch):
         choose("method", flat(self.method), METHODS)
         if self.method and not self.content.methods:
             raise InvalidInput(f"--method has no effect: {self.content.title} compares no methods")
-        parser.at_least_one(seeds=self.seeds, rounds=self.rounds)
+        super().check()
+        for option, name in (("eval_protocol", "protocol"), ("score", "score"), ("average", "average")):
+            if getattr(self, option) is not None and name not in self.content.measured:
+                raise InvalidInput(f"{flag(option)} has no effect on {self.content.title}")
+        parser.at_least_one(rounds=self.rounds)
         for dataset in self.datasets:
             runs = self.runs_on(dataset, real=True)
             own = runs.varied | {"seed", "out", "resume", "method", "preset", "target_accuracy"}
@@ -89,7 +92,7 @@ class Figures(batch.Batch):
     def default_folder(self) -> Path:
         rounds = () if self.rounds is None else ("--rounds", str(self.rounds))
         source = () if self.source == "auto" else ("--source", self.source)
-        return Path("runs/figures") / parser.folder_name(self.paper, self.figure, (*rounds, *source, *self.words))
+        return Path("runs/figures") / parser.folder_name(self.paper, self.figure, (*rounds, *source, *self.all_words))
 
     @property
     def content(self) -> Figure:
@@ -112,7 +115,7 @@ class Figures(batch.Batch):
             seeds=self.seeds,
             methods=flat(self.method),
             rounds=self.rounds,
-            words=(*words, *self.words),
+            words=(*words, *self.all_words),
         )
 
     def places(self, runs: Runs) -> dict[Key, list[tuple[Cell, Path]]]:
@@ -148,9 +151,12 @@ class Figures(batch.Batch):
             f"{job.folder} holds the run but {path} is gone: remove {job.folder}, and the run is made again"
         )
 
+    def files(self, job: batch.Job) -> list[Path]:
+        return [job.folder, arrays_path(job.folder)]
+
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
         for job in jobs:
-            run_with_arrays(job.cell, job.folder, console, self.content.observe)
+            run_with_arrays(job.cell, job.folder, console, self.content.observe, self.trust)
 
     def finish(self, console: Console) -> None:
         # Imported now, so that errors and --help do not wait for matplotlib.
@@ -158,7 +164,9 @@ class Figures(batch.Batch):
         from experiments.plots import drawing
 
         results = [
-            Results(runs, {key: [folder for _, folder in of_key] for key, of_key in self.places(runs).items()})
+            Results(
+                runs, {key: [folder for _, folder in of_key] for key, of_key in self.places(runs).items()}, self.measure
+            )
             for runs in self.all_runs(console)
         ]
         picture, name = compose(results), f"{self.paper}-figure-{self.figure}"

@@ -8,7 +8,11 @@ from experiments.commands.parser import given
 from experiments.config import presets
 from experiments.config.options import PARTITION_OPTIONS, option_words
 from experiments.figures.figure import Results, Runs
-from experiments.plots.pictures import ACCURACY, Lines, Panel, Picture
+from experiments.papers import settings
+from experiments.plots.pictures import Panel, Picture
+
+_SAID = ("--source", "--data-dir", "--eval-protocol")
+"""Options of the runs that the caption names elsewhere."""
 
 
 def compose(results: Sequence[Results]) -> Picture:
@@ -26,21 +30,21 @@ def compose(results: Sequence[Results]) -> Picture:
             panels.append(dataclasses.replace(panel, title=f"{panel.title}, {one.data}") if several else panel)
     where = f" on {data[0]}" if len(data) == 1 else ""
     shortened = " (shortened)" if any(_shortening(one.runs) for one in results) else ""
-    return Picture(
-        f"{figure.title}: {figure.subject}{where}{shortened}", _caption(results, panels), panels, figure.columns
-    )
+    return Picture(f"{figure.title}: {figure.subject}{where}{shortened}", _caption(results), panels, figure.columns)
 
 
-def _caption(results: Sequence[Results], panels: Sequence[Panel]) -> str:
-    sentences = []
-    if any(isinstance(panel, Lines) and panel.y_label == ACCURACY for panel in panels):
-        sentences.append("Accuracies are means over clients of what each would deploy after aggregation (received).")
+def _caption(results: Sequence[Results]) -> str:
+    runs, measure, sentences = results[0].runs, results[0].measure, []
+    usual, names = settings.MEASURES[runs.figure.paper], runs.figure.measured
+    if names:
+        paper_is = "" if measure == usual else f"; in the paper {usual.in_words(names)}"
+        sentences.append(f"Accuracy in percent {measure.in_words(names)}{paper_is}.")
     sentences += [f"{one.data}: {_setting(one)}." for one in results]
-    seeds = results[0].runs.seeds
-    sentences.append("Seed 0." if seeds == 1 else f"Means over seeds 0 to {seeds - 1}; bands are their range.")
+    over = f"Means over seeds 0 to {runs.seeds - 1}; bands are their range."
+    sentences.append("Seed 0." if runs.seeds == 1 else over)
     shortening = list(dict.fromkeys(filter(None, (_shortening(one.runs) for one in results))))
     sentences += [f"Not the paper's setting, but {words}." for words in shortening]
-    return " ".join([*sentences, results[0].runs.figure.note]).strip()
+    return " ".join([*sentences, runs.figure.note]).strip()
 
 
 def _setting(results: Results) -> str:
@@ -73,6 +77,6 @@ def _shortening(runs: Runs) -> str:
     # Words count more than values; how often a run is evaluated changes nothing; the data is named elsewhere.
     silent = given(runs.words) | {"eval_every"}
     changed = {name: value for name, value in runs.values.items() if usual.get(name) != value and name not in silent}
-    source = [index for index, word in enumerate(runs.words) if word in ("--source", "--data-dir")]
+    source = [index for index, word in enumerate(runs.words) if word in _SAID]
     words = [word for index, word in enumerate(runs.words) if index not in source and index - 1 not in source]
     return " ".join([*option_words(changed), *words])

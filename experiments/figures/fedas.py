@@ -5,15 +5,18 @@ import functools
 import jax
 import numpy as np
 
+from experiments.config.presets import EVERY_BATCH
 from experiments.execution.build import model_of
 from experiments.execution.experiment import Experiment
 from experiments.figures.fedpac import curves, line, of_methods
 from experiments.figures.figure import Figure, Key, Results, Runs, Values
 from experiments.figures.substitution import accuracies_after_replacement
+from experiments.papers.settings import Measure
 from experiments.plots.pictures import ACCURACY, ROUND, Bars, Lines, Panel, Series, over_seeds
 from pfl_jax import simulate
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.engine.simulate import RoundResult
+from pfl_jax.primitives.metrics import pooled
 from pfl_jax.primitives.tree import merge
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
@@ -47,8 +50,9 @@ COMPARED = (
 )
 FEW = ("fedavg_ft", "fedper", "fedbabu", "fedala", "fedpac", "fedas")
 
-SETTING = {"partition": "dirichlet", "beta": 0.1, "participation": 0.6, "eval_every": 2}
-"""Setting of Figure 5; the text states none for the other figures."""
+SETTING = {"partition": "dirichlet", "beta": 0.1, "participation": 0.6, "eval_every": 2, **EVERY_BATCH}
+"""Setting of Figure 5; the text states none for the other figures. Batches are as printed, not as released: so are the
+ways to align and to normalize that the figures compare."""
 
 SHORT = {"rounds": 12, "train_size": 100, "test_size": 75, "lr": 0.05}
 
@@ -64,38 +68,47 @@ def keep_traces(experiment: Experiment, result: RoundResult) -> dict[str, np.nda
 
 
 def keep_traces_and_replacements(experiment: Experiment, result: RoundResult) -> dict[str, np.ndarray]:
-    """Traces, and after the last round the accuracies with a share of the parameters replaced [S, C]."""
+    """Traces, and after the last round the accuracies with a share of the parameters replaced [S, C].
+
+    With them, how many test examples [C] those clients have.
+    """
     kept = keep_traces(experiment, result)
     if result.round < experiment.settings.rounds:
         return kept
     dataset, data, clients = experiment.dataset, experiment.data, result.state.clients
     # A figure's runs have one process.
     assert isinstance(data, FederatedData)
-    model = model_of(experiment.request.options, dataset)
+    model, trained = model_of(experiment.request.options, dataset), np.flatnonzero(np.asarray(clients.trained))
     highest, at_random = accuracies_after_replacement(
         jax.random.key(experiment.request.options.seed),
         model,
         merge(clients.backbone, clients.head),
         data,
-        np.flatnonzero(np.asarray(clients.trained)),
+        trained,
         SHARES,
     )
-    return {**kept, "highest": highest, "at_random": at_random}
+    return {**kept, "highest": highest, "at_random": at_random, "test_count": np.asarray(data.test_count)[trained]}
 
 
 def _fisher(results: Results) -> list[Panel]:
     arrays = results.arrays(("fedas",))
     percent = [100 * share for share in SHARES]
+
+    def means(one: dict[str, np.ndarray], name: str) -> list[float]:
+        is_pooled = results.measure.average == "examples"
+        counts = one["test_count"] if is_pooled else np.ones_like(one["test_count"])
+        return [100 * pooled(row, counts) for row in one[name]]
+
     replaced = [
-        over_seeds(label, percent, [100 * np.nanmean(one[name], axis=1) for one in arrays], is_main=is_main)
+        over_seeds(label, percent, [means(one, name) for one in arrays], is_main=is_main)
         for name, label, is_main in (
             ("at_random", "random parameters", False),
             ("highest", "highest Fisher information", True),
         )
     ]
     rounds = range(1, results.config(("fedas",))["options"]["rounds"] + 1)
-    means = [[one[f"trace_{number}"].mean() for number in rounds] for one in arrays]
-    growth = over_seeds("mean over the cohort", list(rounds), means, is_main=True)
+    traces = [[one[f"trace_{number}"].mean() for number in rounds] for one in arrays]
+    growth = over_seeds("mean over the cohort", list(rounds), traces, is_main=True)
     return [
         Lines("(a) parameters replaced by untrained ones", "replaced parameters in %", ACCURACY, replaced, percent),
         Lines("(b) trace of the Fisher information", ROUND, "t-FIM, mean over the cohort", [growth]),
@@ -167,7 +180,7 @@ def equal_steps(rounds: int, factor: float) -> int:
 
 def _hyper_parameter_variants(runs: Runs) -> dict[Key, Values]:
     def own(rounds: int, **changed: int) -> Values:
-        return {"method": "fedas", "rounds": rounds, "eval_every": rounds, **changed}
+        return {"method": "fedas", "rounds": rounds, "eval_every": 1, **changed}
 
     batches = {
         (f"batch_size={size}",): own(equal_steps(runs.rounds, 16 / size), batch_size=size, epochs=5)
@@ -181,7 +194,7 @@ def _hyper_parameter_variants(runs: Runs) -> dict[Key, Values]:
 
 def _hyper_parameters(results: Results) -> list[Panel]:
     def panel(title: str, x_label: str, name: str, steps: tuple[int, ...]) -> Lines:
-        rows = np.array([results.final((f"{name}={step}",)) for step in steps]).T
+        rows = np.array([results.reported((f"{name}={step}",)) for step in steps]).T
         series: list[Series] = [
             over_seeds("fedas", steps, (rows - rows.mean(axis=1, keepdims=True)).tolist(), is_main=True)
         ]
@@ -203,6 +216,7 @@ FIGURES = (
         *(lambda runs: {("fedas",): {"method": "fedas"}}, _fisher),
         note=f"(a) {_NO_SETTING} Models are the clients' own after their last training; the paper replaces 5 %.",
         observe=keep_traces_and_replacements,
+        measured=("average",),
     ),
     _figure(
         *(4, "aggregation weights with half the clients stragglers, and other ways to align"),
@@ -225,6 +239,7 @@ FIGURES = (
     _figure(
         *(7, "batch size and local epochs at equal numbers of gradient steps"),
         *(_hyper_parameter_variants, _hyper_parameters),
-        note=f"{_NO_SETTING} Rounds are such that all runs take equally many steps; accuracy after the last round.",
+        note=f"{_NO_SETTING} Rounds are such that all runs take equally many steps.",
+        measured=Measure._fields,
     ),
 )

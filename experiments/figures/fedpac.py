@@ -7,6 +7,7 @@ import numpy as np
 
 from experiments.execution.experiment import Experiment
 from experiments.figures.figure import Figure, Key, Results, Runs, Values
+from experiments.papers.settings import Measure
 from experiments.plots.pictures import ACCURACY, ROUND, Heat, Lines, Panel, Series, over_seeds
 from pfl_jax.data.partition import dominant_classes
 from pfl_jax.engine.simulate import RoundResult
@@ -56,7 +57,7 @@ def _steps(name: str, runs: Runs) -> tuple[int, ...]:
 
 
 def _sweep(paper: str, number: int, subject: str, *names: str) -> Callable[..., Figure]:
-    """Accuracy of each method after the last round over some options: without what the paper leaves open."""
+    """Accuracy of each method over some options: without what the paper leaves open."""
 
     def variants(runs: Runs) -> dict[Key, Values]:
         steps = [(name, step) for name in names for step in _steps(name, runs)]
@@ -65,14 +66,14 @@ def _sweep(paper: str, number: int, subject: str, *names: str) -> Callable[..., 
     def panel(results: Results, name: str) -> Panel:
         series, steps = [], _steps(name, results.runs)
         for method in results.runs.methods:
-            seeds = zip(*[results.final((f"{name}={step}", method)) for step in steps], strict=True)
+            seeds = zip(*[results.reported((f"{name}={step}", method)) for step in steps], strict=True)
             series.append(over_seeds(method, steps, [list(row) for row in seeds], is_main=method == "fedpac"))
         return Lines(results.data, LABELS[name], ACCURACY, series, x_ticks=steps)
 
     def panels(results: Results) -> list[Panel]:
         return [panel(results, name) for name in names]
 
-    return functools.partial(_figure, paper, number, f"effect of {subject}", variants, panels)
+    return functools.partial(_figure, paper, number, f"effect of {subject}", variants, panels, measured=Measure._fields)
 
 
 def heat_rounds(rounds: int) -> tuple[int, ...]:
@@ -139,6 +140,7 @@ _heat = functools.partial(
     observe=keep_head_weights,
     # Row i is client i, whose group is i mod G.
     fixed=("participation", "held_out_clients", "partition"),
+    measured=(),
 )
 _UNSAID = "The paper's text does not name"
 _S_UNSAID, _SIZES_UNSAID = f"{_UNSAID} the methods compared nor all values of s.", f"{_UNSAID} the sizes."
@@ -156,9 +158,9 @@ FIGURES = (
     _figure(
         *("fedpac", 4, "accuracy over rounds", of_methods, functools.partial(curves, main="fedpac")),
         datasets=("emnist", "fashion_mnist", "cifar10"),
-        methods=COMPARED,
-        short_methods=FEW,
-        note=f"{_UNSAID} the methods.",
+        methods=("fedfomo", *COMPARED),
+        short_methods=("fedfomo", "fedavg_ft", "ditto", "fedpac"),
+        note="The paper's text (C.2) names FedFomo, FedAvg-FT and Ditto, not the other methods.",
         columns=3,
     ),
     _figure(

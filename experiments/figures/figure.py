@@ -12,9 +12,8 @@ import numpy as np
 
 from experiments.config import presets
 from experiments.config.cell import Cell
-from experiments.config.measures import Protocol
 from experiments.config.options import option_words
-from experiments.papers.settings import PAPERS
+from experiments.papers.settings import PAPERS, Measure
 from experiments.plots.pictures import Panel
 from experiments.results import load
 from pfl_jax.errors import InvalidInput
@@ -55,6 +54,7 @@ class Figure:
       columns: panels side by side.
       observe: arrays to keep of each round; None where accuracies suffice.
       fixed: common options on which the panels rely.
+      measured: attributes of the paper's `Measure` on which the panels depend.
     """
 
     paper: str
@@ -72,6 +72,7 @@ class Figure:
     columns: int = 2
     observe: "Keep | None" = None
     fixed: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ("protocol", "average")
 
     @property
     def title(self) -> str:
@@ -160,10 +161,11 @@ class Results:
     Args:
       runs: the runs.
       folders: for each key, the folder of each seed's run; arrays lie beside it, see `arrays_path`.
+      measure: definition of the accuracy.
     """
 
-    def __init__(self, runs: Runs, folders: Mapping[Key, Sequence[Path]]):
-        self.runs = runs
+    def __init__(self, runs: Runs, folders: Mapping[Key, Sequence[Path]], measure: Measure):
+        self.runs, self.measure = runs, measure
         self._folders = folders
 
     @property
@@ -181,13 +183,14 @@ class Results:
         """Configuration of a run, that of its first seed."""
         return load.read_config(self._folders[key][0])
 
-    def curve(self, key: Key, protocol: Protocol = "received") -> tuple[list[int], list[list[float]]]:
-        """Rounds [R] of a run's evaluations, and mean accuracy over clients in percent for each seed [R]."""
-        return load.curves(self._folders[key], protocol)
+    def curve(self, key: Key) -> tuple[list[int], list[list[float | None]]]:
+        """Rounds [R] of a run's evaluations, and mean accuracy in percent for each seed [R]."""
+        runs = [load.read_result(folder) for folder in self._folders[key]]
+        return runs[0].rounds["round"], [run.curve(self.measure.protocol, self.measure.average) for run in runs]
 
-    def final(self, key: Key, protocol: Protocol = "received") -> list[float]:
-        """Mean accuracy over clients in percent after the last round, for each seed."""
-        return [row[-1] for row in self.curve(key, protocol)[1]]
+    def reported(self, key: Key) -> list[float | None]:
+        """Mean accuracy in percent in the reported round, for each seed."""
+        return [load.read_result(folder).accuracy(*self.measure) for folder in self._folders[key]]
 
     def arrays(self, key: Key) -> list[dict[str, np.ndarray]]:
         """Stored arrays of each seed's rounds."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ class Published(NamedTuple):
       setting: partition and participation, a key of `settings.SETTINGS`.
       method: name of the method in the table, with "-OPTION" for each option that is switched off.
       accuracy_percent: accuracy in percent, mean over clients.
+      procedure: a key of `settings.PROCEDURES` for FedAS's tables; "" for the others.
     """
 
     paper: str
@@ -41,6 +43,7 @@ class Published(NamedTuple):
     setting: str
     method: str
     accuracy_percent: float
+    procedure: str = ""
 
     @property
     def source(self) -> str:
@@ -50,25 +53,32 @@ class Published(NamedTuple):
     @property
     def arguments(self) -> tuple[str, ...]:
         """Command line of the run that reproduces it, without seed and results folder."""
-        return settings.arguments(self.paper, self.clients, self.setting, self.method)
+        return settings.arguments(self.paper, self.clients, self.setting, self.method, self.procedure)
+
+    def cell(self, seed: int = 0, words: Sequence[str] = ()) -> Cell:
+        """The run that reproduces it, with further options."""
+        rounds = settings.PROCEDURES[self.procedure].rounds(self.method) if self.procedure else ""
+        return Cell(self.dataset, (*self.arguments, *words), seed, rounds)
 
 
 def load() -> list[Published]:
-    """All published accuracies, in table order."""
+    """All published accuracies, in table order; FedAS's by the first of its procedures."""
     with FILE.open(newline="") as file:
         return [_published(row) for row in csv.DictReader(file)]
 
 
 def _published(row: dict[str, Any]) -> Published:
     table, clients, accuracy = int(row["table"]), int(row["clients"]), float(row["accuracy_percent"])
-    return Published(**row | {"table": table, "clients": clients, "accuracy_percent": accuracy})
+    procedure = next(iter(settings.PROCEDURES)) if row["paper"] == "fedas" else ""
+    return Published(**row | {"table": table, "clients": clients, "accuracy_percent": accuracy, "procedure": procedure})
 
 
 def find(request: Request, *, is_real: bool) -> Published | None:
     """Published accuracy for exactly this setting, or None.
 
     The data must be real, and everything on which the result depends must be as in the paper: model, rounds, sizes,
-    partition, participation and hyper-parameters. Switches of a method may be off if a table has such a row.
+    partition, participation and hyper-parameters. Switches of a method may be off if a table has such a row. FedAS's
+    accuracies belong to both of its procedures.
 
     Args:
       request: request of the run.
@@ -77,13 +87,15 @@ def find(request: Request, *, is_real: bool) -> Published | None:
     if not is_real:
         return None
     wanted = _compared_options(request)
-    for row in load():
+    rows = load()
+    rows += [row._replace(procedure=name) for row in rows if row.procedure for name in [*settings.PROCEDURES][1:]]
+    for row in rows:
         same = (row.dataset, row.clients) == (request.dataset, request.options.num_clients)
         same = same and settings.PRESET[row.paper] == request.options.preset and _fully_described(row)
         if same and settings.method_name(row.method) == request.options.method:
             # A row whose command line is invalid cannot match.
             with contextlib.suppress(InvalidInput):
-                if _compared_options(Cell(row.dataset, row.arguments).request()) == wanted:
+                if _compared_options(row.cell().request()) == wanted:
                     return row
     return None
 
@@ -99,7 +111,7 @@ def _compared_options(request: Request) -> dict[str, Any]:
     """Options that must be as in the paper, which does not report evaluation interval and float precision."""
     compared = {
         name: value for name, value in relevant_options(request).items() if name not in ("eval_every", "precision")
-    }
+    } | {"procedure": request.procedure}
     if request.options.preset == "fedpac":
         # FedPAC's paper does not mention augmentation, which its released code has for color images; a run may be
         # compared with or without it.

@@ -1,8 +1,10 @@
 """Tables of the papers as plain data: command-line options for the entries of paper_results.csv."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.config.measures import Average, Protocol, Score
+from experiments.config.request import IN_PLACE
 from pfl_jax.methods import METHODS
 
 PAPERS = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication", "fedas": "FedAS"}
@@ -10,6 +12,17 @@ PAPERS = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication", "fedas
 
 PRESET = {"fedpac": "fedpac", "fedpac_replication": "fedpac", "fedas": "fedas"}
 """paper -> preset with the default settings of its tables."""
+
+
+_WORDS = {
+    "received": "after aggregation (received)",
+    "trained": "after local training (trained)",
+    "before_aggregation": "between local training and aggregation (before_aggregation)",
+    "last": "in the last round",
+    "best": "in the best evaluated round",
+    "clients": "mean over clients",
+    "examples": "pooled over all test examples",
+}
 
 
 class Measure(NamedTuple):
@@ -25,6 +38,10 @@ class Measure(NamedTuple):
     score: Score
     average: Average
 
+    def in_words(self, names: Sequence[str] = ("protocol", "score", "average")) -> str:
+        """Words for some of its attributes: "after local training (trained), in the last round, mean over clients"."""
+        return ", ".join(_WORDS[getattr(self, name)] for name in names)
+
 
 _FINAL = Measure("received", "last", "clients")
 
@@ -33,9 +50,9 @@ MEASURES: dict[str, Measure] = {
     "fedpac_replication": _FINAL,
     "fedas": Measure("trained", "best", "examples"),
 }
-"""paper -> measure of its tables. FedPAC: "final test accuracy", in the released code the mean over clients. FedAS:
-"the highest top-1 accuracy" (4.1), in the released code of the clients' own trained models after every round, over all
-test examples."""
+"""paper -> measure of its tables and figures. FedPAC: "final test accuracy", in the released code the mean over
+clients. FedAS: "the highest top-1 accuracy" (4.1), in the released code of the clients' own trained models after every
+round, over all test examples."""
 
 
 class Table(NamedTuple):
@@ -76,6 +93,57 @@ TABLES: dict[tuple[str, int], Table] = {
 
 _GROUPED = "--partition grouped --s 20"
 _EVERYONE = "--participation 1.0"
+
+
+class Procedure(NamedTuple):
+    """What FedAS's paper prints and its released code does differently, for all methods of a table.
+
+    Attributes:
+      title: in words.
+      batches: options of every method.
+      alignment, synchronization: options of these parts of FedAS, where they are switched on.
+      in_place: whether clients align one shared backbone, see `experiments.execution.in_place`.
+    """
+
+    title: str
+    batches: str
+    alignment: str = ""
+    synchronization: str = ""
+    in_place: bool = False
+
+    def words(self, method: str) -> tuple[str, ...]:
+        """Options of a method of a table."""
+        parts = [name for name in ("alignment", "synchronization") if _has(method, name)]
+        return tuple(" ".join([self.batches, *(getattr(self, name) for name in parts)]).split())
+
+    def rounds(self, method: str) -> str:
+        """Attribute `procedure` of a method's `Request`."""
+        return IN_PLACE if self.in_place and _has(method, "alignment") else ""
+
+
+def _has(method: str, part: str) -> bool:
+    """Whether a method of a table is FedAS with this part."""
+    return method_name(method) == "fedas" and f"-{part}" not in method.split()
+
+
+RELEASE = Procedure(
+    "as in the released code: all methods take batches in a fixed order without the last incomplete one; FedAS aligns "
+    "one backbone in place with class means, summed over classes, and has traces of batch means",
+    "--drop-last --no-shuffle",
+    "--target class_mean --align-loss class_sum --first-alignment",
+    "--reduction batch_means",
+    in_place=True,
+)
+PRINT = Procedure(
+    "as printed: all methods take all examples in a new order in every epoch; FedAS aligns each client's own copy of "
+    "the backbone with its own embeddings, and has traces of examples",
+    "--no-drop-last --shuffle",
+    "--target example --align-loss mean --no-first-alignment",
+    "--reduction mean",
+)
+PROCEDURES = {"release": RELEASE, "print": PRINT}
+"""Name -> procedure of FedAS's tables. The first is the default: the published accuracies are the released code's, and
+so are the measure and the batches of the preset."""
 
 
 def fedas_setting(beta: float, participation: float) -> str:
@@ -125,7 +193,7 @@ FIXED = frozenset(
 """Options that define a cell of a table. Other options can be given for a whole table, which then reports them."""
 
 
-def arguments(paper: str, clients: int, setting: str, method: str) -> tuple[str, ...]:
+def arguments(paper: str, clients: int, setting: str, method: str, procedure: str = "") -> tuple[str, ...]:
     """Command line of a published accuracy, without seed and results folder.
 
     Args:
@@ -133,11 +201,12 @@ def arguments(paper: str, clients: int, setting: str, method: str) -> tuple[str,
       clients: N.
       setting: a key of SETTINGS.
       method: as in the table, with "-OPTION" for each option that is switched off.
+      procedure: a key of PROCEDURES, for FedAS's tables.
     """
     command = f"--preset {PRESET[paper]} --method {_method(method)} --num-clients {clients} {SETTINGS[setting]}"
     if MEASURES[paper].score == "best":
         command += " --eval-every 1"
-    return tuple(command.split())
+    return (*command.split(), *(PROCEDURES[procedure].words(method) if procedure else ()))
 
 
 def method_name(method: str) -> str:

@@ -164,7 +164,9 @@ class Picture:
         return hashlib.sha256(json.dumps(self.record(), sort_keys=True).encode()).hexdigest()
 
 
-def over_seeds(label: str, x: Sequence[float], runs: Sequence[Sequence[float]], *, is_main: bool = False) -> Series:
+def over_seeds(
+    label: str, x: Sequence[float], runs: Sequence[Sequence[float | None]], *, is_main: bool = False
+) -> Series:
     """Line of the mean over seeds, with their range.
 
     Args:

@@ -99,6 +99,7 @@ class Result(NamedTuple):
         "bytes_up", "bytes_down" and "seconds" -> [R].
       command: shell command of the same run; "" for a folder.
       commit: commit of the sources, see `experiments.results.version.commit_of`; None if it is not known.
+      version: of the method, see `experiments.results.version.method_version`; None for a folder.
     """
 
     path: Path
@@ -107,6 +108,7 @@ class Result(NamedTuple):
     rounds: dict[str, Any]
     command: str = ""
     commit: str | None = None
+    version: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -124,11 +126,16 @@ class Result(NamedTuple):
         Raises:
           InvalidInput: the run was not evaluated by this protocol.
         """
+        means = self.curve(protocol, average)
+        return means[-1] if score == "last" else max((mean for mean in means if mean is not None), default=None)
+
+    def curve(self, protocol: Protocol, average: Average = "clients") -> list[float | None]:
+        """Mean accuracies [R] in percent, as in `accuracy`."""
         means = self.rounds.get(protocol, {}).get(FIELD[average])
         if means is None:
             what = f"{protocol}, {FIELD[average]}" if protocol in self.rounds else protocol
             raise InvalidInput(f"{self.path} has no accuracies {what}: remove it, with its folder, and run it again")
-        return means[-1] if score == "last" else max((mean for mean in means if mean is not None), default=None)
+        return means
 
     def validation(self, protocol: Protocol) -> float | None:
         """Mean accuracy over clients on validation examples at the last evaluation; None without such examples."""
@@ -160,12 +167,6 @@ def _summaries(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[Any]
         names = [name for name in lines[-1][protocol] if all(name in line.get(protocol, {}) for line in lines)]
         found[protocol] = {name: [line[protocol][name] for line in lines] for name in names}
     return found
-
-
-def curves(folders: Sequence[Path], protocol: Protocol) -> tuple[list[int], list[list[float]]]:
-    """Rounds [R] of the evaluations, and accuracies [R] of each run in percent, means over clients."""
-    metrics = [read_metrics(folder) for folder in folders]
-    return [line["round"] for line in metrics[0]], [[line[protocol]["mean"] for line in run] for run in metrics]
 
 
 def _bytes(path: Path) -> bytes:

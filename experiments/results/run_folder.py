@@ -112,6 +112,11 @@ class Evaluation(NamedTuple):
         """Summary of all clients' scores on test examples."""
         return summarize(getattr(self, protocol), self.test_counts)
 
+    def without_loss(self, protocol: Protocol) -> list[int]:
+        """Clients that were scored, but whose loss on test examples is NaN or infinite."""
+        scores = getattr(self, protocol)
+        return np.flatnonzero(np.isfinite(scores.accuracy) & ~np.isfinite(scores.loss)).tolist()
+
     def validation(self, protocol: Protocol) -> Summary | None:
         """Summary of all clients' scores on validation examples; None where none are set apart."""
         if self.validation_counts is None:

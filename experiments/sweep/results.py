@@ -51,7 +51,7 @@ class Row(NamedTuple):
     name: str
     accuracies: dict[tuple[Protocol, Average], list[float]]
     validation: list[float]
-    curve: tuple[list[int], list[list[float]]]
+    curve: tuple[list[int], list[list[float | None]]]
 
     def score(self, protocol: Protocol) -> float:
         """Mean by which settings are compared: over clients and seeds, on validation examples if there are any."""
@@ -121,7 +121,7 @@ def _row(name: str, folders: Sequence[Path], protocols: Sequence[Protocol], main
         accuracies[where] = [_or_nan(result.accuracy(where[0], "last", where[1])) for result in results]
     validated = all(VALIDATION in result.rounds for result in results)
     validation = [_or_nan(result.validation(main)) for result in results] if validated else []
-    return Row(name, accuracies, validation, load.curves(folders, main))
+    return Row(name, accuracies, validation, (results[0].rounds["round"], [result.curve(main) for result in results]))
 
 
 def _or_nan(value: float | None) -> float:

@@ -6,7 +6,7 @@ Repeating the command resumes where it stopped: finished runs are kept, an inter
 --setting select a part of the table, --dry-run only lists the runs. All other options (--rounds 50, --train-size 100,
 --source embedded, ...) are those of `python -m experiments.DATASET`, apply to every run, and are noted in the table.
 
-Runs with committed results, in results/, count as finished; --anew runs them again.
+With --committed, runs with committed results, in results/, count as finished.
 
 Table 1 of FedPAC on Fashion-MNIST with 20 clients: 15 methods of 200 rounds for each seed.
 """
@@ -15,22 +15,21 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, get_args
+from typing import Annotated, ClassVar
 
 import tyro
 from rich.console import Console
 
 from experiments.commands import batch, parser
+from experiments.commands.measured import MeasuredBatch
 from experiments.commands.parser import Names, Switch, choose, flat
 from experiments.config.cell import Cell
 from experiments.config.exit_codes import leave
-from experiments.config.measures import AVERAGES, PROTOCOLS, Score
 from experiments.config.options import flag
 from experiments.execution import committed
 from experiments.execution.committed import Library
 from experiments.papers import published, settings
 from experiments.papers.published import Published
-from experiments.papers.settings import Measure
 from experiments.results import load
 from experiments.results.load import Result
 from experiments.results.run_folder import SUMMARY
@@ -50,7 +49,7 @@ HINTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tables(batch.Batch):
+class Tables(MeasuredBatch):
     """Command line of a table."""
 
     paper: Annotated[str, tyro.conf.arg(help=", ".join(settings.PAPERS))]
@@ -63,28 +62,21 @@ class Tables(batch.Batch):
     """Settings with these words, such as beta=0.1."""
     method: Names = ()
     """Methods by their names in the table; by default all of it."""
-    seeds: int = 1
-    """Number of seeds, from 0."""
-    eval_protocol: str | None = None
-    """Received, trained or before_aggregation; by default the paper's own protocol. before_aggregation is measured only
-    on request; such runs also serve tables of the other two, with the same --out."""
-    score: str | None = None
-    """Reported round, last or best; by default the paper's choice. The best one is chosen on test examples, as in the
-    papers."""
-    average: str | None = None
-    """Mean over clients or over test examples (examples); by default the paper's choice."""
-    anew: Switch = False
-    """Also run what has committed results."""
+    procedure: str | None = None
+    """Of FedAS's tables: release, as its code was released, or print, as its paper says; by default release."""
+    committed: Switch = False
+    """Use the committed results in results/ in place of runs."""
 
     name: ClassVar = "tables"
 
     def check(self) -> None:
         choose("paper", [self.paper], settings.PAPERS)
         choose("table", [str(self.table)], NUMBERS[self.paper], f" in {self.paper}")
-        for name, choices in (("eval_protocol", PROTOCOLS), ("score", get_args(Score)), ("average", AVERAGES)):
-            if getattr(self, name) is not None:
-                choose(flag(name)[2:], [getattr(self, name)], choices)
-        parser.at_least_one(seeds=self.seeds)
+        super().check()
+        if self.procedure is not None:
+            choose("procedure", [self.procedure], settings.PROCEDURES)
+            if self.paper != "fedas":
+                raise InvalidInput(f"--procedure has no effect: it is for FedAS's tables, not {self.paper}'s")
         fixed = sorted(parser.given(self.words) & settings.FIXED)
         if fixed:
             hint = HINTS.get(fixed[0], "it is what the table compares, or a part of its setting")
@@ -92,27 +84,24 @@ class Tables(batch.Batch):
         # What a word means depends on the dataset and the method, not on the setting.
         shown = {(row.dataset, row.method): row for row in self.shown if comparison.is_runnable(row)}
         for row in shown.values():
-            self._cells(row)[0].request()
+            request = self._cells(row)[0].request()
+            if request.procedure:
+                # Imported now: it needs JAX.
+                from experiments.execution import in_place
+
+                in_place.checked(request)
 
     def default_folder(self) -> Path:
-        return Path("runs/tables") / parser.folder_name(self.paper, self.table, self.all_words)
-
-    @property
-    def all_words(self) -> tuple[str, ...]:
-        """Words for every run."""
-        asked = ("--eval-protocol", "before_aggregation") if self.eval_protocol == "before_aggregation" else ()
-        return (*self.words, *asked)
-
-    @property
-    def measure(self) -> Measure:
-        """Definition of the accuracy: the paper's, with the requested changes."""
-        asked = {"protocol": self.eval_protocol, "score": self.score, "average": self.average}
-        return settings.MEASURES[self.paper]._replace(**{name: word for name, word in asked.items() if word})
+        # The default is the same table, said or not.
+        said = self.procedure not in (None, next(iter(settings.PROCEDURES)))
+        procedure = ("--procedure", str(self.procedure)) if said else ()
+        return Path("runs/tables") / parser.folder_name(self.paper, self.table, (*self.all_words, *procedure))
 
     @functools.cached_property
     def rows(self) -> list[Published]:
         """The whole table."""
-        return [row for row in published.load() if (row.paper, row.table) == (self.paper, self.table)]
+        rows = [row for row in published.load() if (row.paper, row.table) == (self.paper, self.table)]
+        return [row._replace(procedure=self.procedure or row.procedure) for row in rows]
 
     @functools.cached_property
     def shown(self) -> list[Published]:
@@ -130,7 +119,7 @@ class Tables(batch.Batch):
         return there
 
     def _cells(self, row: Published) -> list[Cell]:
-        return [Cell(row.dataset, (*row.arguments, *self.all_words), seed) for seed in range(self.seeds)]
+        return [row.cell(seed, self.all_words) for seed in range(self.seeds)]
 
     def runs(self, row: Published) -> list[tuple[Cell, Path]]:
         """Runs of a place of the table, one cell and folder for each seed; none if it cannot be run."""
@@ -155,7 +144,7 @@ class Tables(batch.Batch):
     def library(self) -> Library | None:
         """Committed results that count as finished runs; none beside runs on embedded data."""
         summaries = sorted(self.folder.glob(f"*/*/seed-*/{SUMMARY}"))
-        if self.anew or any(not load.read_config(path.parent)["data"]["is_real"] for path in summaries):
+        if not self.committed or any(not load.read_config(path.parent)["data"]["is_real"] for path in summaries):
             return None
         return Library(committed.ROOT)
 
@@ -170,7 +159,7 @@ class Tables(batch.Batch):
         """The requested part of the table, and the same with all other stored results."""
         # Read again: runs have finished since.
         library = self.library()
-        entries = [comparison.entry(row, self.runs(row), self.measure, library) for row in self.rows]
+        entries = [comparison.entry(row, self.runs(row), self.measure, library, self.trust) for row in self.rows]
         shown = [entry for entry in entries if entry.row in self.shown]
         there = [entry for entry in entries if entry.accuracies or entry.row in self.shown]
         columns, methods = {entry.column for entry in there}, {entry.row.method for entry in there}

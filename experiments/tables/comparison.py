@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from experiments.commands.parser import slug
 from experiments.config.cell import Cell
 from experiments.config.identity import relevant_options, resolve_defaults
-from experiments.config.measures import Average, Protocol, Score
 from experiments.config.options import flag
 from experiments.config.presets import DEFAULT_PRESET
 from experiments.execution.cached_runs import inspect
@@ -23,15 +22,8 @@ from experiments.papers.published import Published
 from experiments.papers.settings import Measure
 from experiments.results.load import Result, read_result
 from experiments.results.tables import NOTHING
+from experiments.results.version import Trust
 from pfl_jax.errors import InvalidInput
-
-PROTOCOL_WORDS: dict[Protocol, str] = {
-    "received": "after aggregation (received)",
-    "trained": "after local training (trained)",
-    "before_aggregation": "between local training and aggregation (before_aggregation)",
-}
-SCORE_WORDS: dict[Score, str] = {"last": "in the last round", "best": "in the best evaluated round"}
-AVERAGE_WORDS: dict[Average, str] = {"clients": "mean over clients", "examples": "pooled over all test examples"}
 
 
 class Column(NamedTuple):
@@ -121,7 +113,7 @@ class Comparison(NamedTuple):
         table = settings.TABLES[self.paper, self.number]
         return (
             f"{settings.PAPERS[self.paper]}, Table {self.number}: {table.title}. Accuracy in percent "
-            f"{in_words(self.measure)}" + (f", on {'; '.join(data)}" if data else ": no results yet")
+            f"{self.measure.in_words()}" + (f", on {'; '.join(data)}" if data else ": no results yet")
         )
 
     def at(self, column: Column, method: str) -> Entry | None:
@@ -129,16 +121,12 @@ class Comparison(NamedTuple):
         return next((entry for entry in self.entries if (entry.column, entry.row.method) == (column, method)), None)
 
 
-def in_words(measure: Measure) -> str:
-    """Kind of accuracy: "after local training (trained), in the last round, mean over clients"."""
-    return ", ".join((PROTOCOL_WORDS[measure.protocol], SCORE_WORDS[measure.score], AVERAGE_WORDS[measure.average]))
-
-
 def entry(
     row: Published,
     runs: Sequence[tuple[Cell, Path | None]],
     measure: Measure,
     library: Library | None = None,
+    trust: Trust = "sources",
 ) -> Entry:
     """Collect the results of one place of a table.
 
@@ -148,11 +136,13 @@ def entry(
         empty.
       measure: which accuracy counts.
       library: committed results, for the runs that no folder holds.
+      trust: code whose runs count.
 
     Raises:
       InvalidInput: a result cannot be read, or some are on the dataset and some on a stand-in.
     """
-    results = {cell: result for cell, folder in runs if (result := _finished(cell, folder, library)) is not None}
+    found = {cell: _finished(cell, folder, library, trust) for cell, folder in runs}
+    results = {cell: result for cell, result in found.items() if result is not None}
     if not results:
         return Entry(row, {}, None, None, {})
     means = {cell.seed: result.accuracy(*measure) for cell, result in results.items()}
@@ -169,11 +159,11 @@ def entry(
     )
 
 
-def _finished(cell: Cell, folder: Path | None, library: Library | None) -> Result | None:
+def _finished(cell: Cell, folder: Path | None, library: Library | None, trust: Trust) -> Result | None:
     """Result of a cell in its folder, or else a committed one."""
     state = "absent"
     with contextlib.suppress(InvalidInput):
-        state = "absent" if folder is None else inspect(cell, folder)
+        state = "absent" if folder is None else inspect(cell, folder, trust)
     if folder is not None and state == "finished":
         return read_result(folder)
     return None if library is None else library.find(cell)
@@ -207,7 +197,7 @@ def _one_kind(kinds: set[Any], where: Published | Column) -> bool:
 def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Deviations of a finished run from the paper's setting."""
     had = resolve_defaults(config["options"] | config["hyper_parameters"])
-    paper = relevant_options(Cell(cell.dataset, row.arguments).request())
+    paper = relevant_options(row.cell().request())
     # How often matters where the best round counts, and FedPAC does not say it.
     silent = set() if settings.MEASURES[row.paper].score == "best" else {"eval_every"}
     names = (name for name in paper if name in had and name not in silent)
@@ -224,8 +214,10 @@ def notes(comparison: Comparison) -> list[str]:
     of = {"clients": "mean over clients", "examples": "mean over the test examples of all clients"}
     lines = [f"Each place: our {of[comparison.measure.average]}, {over} / the paper's figure / the difference."]
     usual = settings.MEASURES[comparison.paper]
+    if procedure := entries[0].row.procedure:
+        lines.append(f"Procedure {procedure}, {settings.PROCEDURES[procedure].title}.")
     if comparison.measure != usual:
-        lines.append(f"The paper's figures are taken to be {in_words(usual)}.")
+        lines.append(f"The paper's figures are taken to be {usual.in_words()}.")
     lines += _deviation_notes(there)
     for description in dict.fromkeys(entry.description for entry in there if not entry.is_real):
         lines.append(f"{description} only stands in for the dataset: the paper's figures do not belong beside it.")

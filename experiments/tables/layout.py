@@ -49,6 +49,7 @@ def save(comparison: Comparison, folder: Path) -> None:
     write_text(folder / CSV, comma_separated([record | extra for record in records]))
     places = [record | _details(entry) for record, entry in zip(records, comparison.entries, strict=True)]
     record = {"paper": comparison.paper, "table": comparison.number, "title": comparison.title, **extra}
+    record |= {"procedure": comparison.entries[0].row.procedure} if comparison.entries[0].row.procedure else {}
     record |= {"seeds": comparison.seeds, "notes": notes(comparison), "places": places}
     write_text(folder / JSON, strict_json(record))
 

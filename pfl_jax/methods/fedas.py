@@ -158,16 +158,24 @@ def fedas(
       Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Algorithm 1.
 
     Deviations:
-      Eq. 8 also divides by m although the weights already sum to 1, which would make every step m times smaller; this
-      factor is left out, as in the released code. The paper does not say what a client without a previous backbone
-      does; here it uses the received backbone without alignment. The released code corresponds to
-      `target="class_mean"`, `align_loss="class_sum"`, `first_alignment=True` and `reduction="batch_means"` with
-      `LocalSGD(drop_last=True, shuffle=False)`. In addition it aligns one shared model in place, client after client,
-      where here every client aligns its own copy. That cannot be written as functions of single clients;
-      `python -m experiments.fedas_released` runs it. The paper gives no equations for the other alignments of Fig. 4b:
-      here the parallel manner adds lam times the loss of Eq. 4 to the cross entropy, and the global targets are those
-      of FedPAC (Eq. 17, 19), without classes that have occurred in no cohort yet. The "learning rate decay value" of
-      1e-3 in Section 4.1 is left out, because the paper does not say how it is applied.
+      Eq. 4 is the squared distance itself; here, as in the released code, it is divided by the number d of features.
+      Eq. 3 has no learning rate, and the paper names neither batch size nor epochs of the alignment: the defaults are
+      the released code's. Eq. 3 overwrites theta before Algorithm 1 forms Delta theta = theta_i - theta, which leaves
+      open whether Delta theta contains the alignment; here it does, as in the released code. The paper does not say
+      what a client without a previous backbone does; here it uses the received backbone without alignment. Eq. 5 as
+      printed squares the gradient of the log-likelihood of all of a client's data, in which the gradients of its
+      examples cancel; here the gradient of every example is squared, as in the Fisher information. Eq. 8 also divides
+      by m although the weights already sum to 1, which would make every step m times smaller; this factor is left out,
+      as in the released code. The weights (alpha - min) / (max - min) of Fig. 6a are normalized to sum to 1.
+      The released code corresponds to `target="class_mean"`, `align_loss="class_sum"`, `first_alignment=True` and
+      `reduction="batch_means"` with `LocalSGD(drop_last=True, shuffle=False)`. In addition it aligns one shared model
+      in place, client after client, where here every client aligns its own copy. That cannot be written as functions of
+      single clients; `python -m experiments.fedas_released` runs it.
+      The paper gives no equations for the other alignments of Fig. 4b: here the parallel manner adds lam times the loss
+      above to the cross entropy, and the global targets are those of FedPAC (Eq. 17, 19), without classes that have
+      occurred in no cohort yet. Its "6-layer CNN" is not described further: the experiments have the released code's
+      network, `pfl_jax.networks.models.fedavg_cnn`, two convolutions with pooling and two fully connected layers. The
+      "learning rate decay value" of 1e-3 in Section 4.1 is left out, because the paper does not say how it is applied.
     """
     # The targets are embeddings of the original images.
     align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)

@@ -53,8 +53,10 @@ def fedas_cd2(
 
     Deviations:
       FedAS gives no equations for this combination. Embeddings are those of the whole backbone; the head is not
-      aligned. Fisher weights are left out because the figure adds only the alignment. Clients that were never trained
-      skip the alignment. The unverified choices of `cd2pfed` apply here too.
+      aligned. As in `fedas`, the squared distance is divided by the number d of features, the recipe of the alignment
+      is that of FedAS's released code, and what clients send contains the alignment. Fisher weights are left out
+      because the figure adds only the alignment. Clients that were never trained skip the alignment. The unverified
+      choices of `cd2pfed` apply here too.
     """
     # The targets are embeddings of the original images.
     align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)

@@ -127,7 +127,7 @@ def check_structure(subject: Subject) -> None:
         assert not changed, f"the state changes: {'; '.join(changed)}"
         assert jax.tree.structure(state._replace(key=())) == structure, "the state's structure changes in a round"
         chex.assert_tree_all_finite((state.server, state.clients, outcome.info))
-        assert outcome.finite.all(), "a client's state, message or loss is NaN or infinite"
+        assert outcome.finite.all(), "a client's state or message is NaN or infinite"
         assert outcome.server_finite, "the server's state is NaN or infinite"
     assert int(state.round) == 2
 
@@ -194,6 +194,28 @@ def check_order_of_clients(subject: Subject) -> None:
     np.testing.assert_allclose(got.trained.loss, want.trained.loss[order], **LOOSE)
     chex.assert_trees_all_close(got.server, want.server, **LOOSE)
     chex.assert_trees_all_close(got.clients, rows(want.clients, order), **LOOSE)
+
+
+def check_test_set(subject: Subject) -> None:
+    """Whatever the clients are tested on, the states are the same, bit for bit.
+
+    Args:
+      subject: method under test.
+    """
+    data, engine = tiny_federation(), subject.compiled()
+    data = data._replace(x=data.x.astype(jnp.float32))
+    tested = data.test_index.reshape(-1)
+    others = {
+        "huge inputs": data._replace(x=data.x.at[tested].set(3e38)),
+        "inputs of NaN": data._replace(x=data.x.at[tested].set(jnp.nan)),
+        "other labels": data._replace(y=data.y.at[tested].set((data.y[tested] + 1) % CLASSES)),
+        "no examples": data._replace(test_count=jnp.zeros_like(data.test_count)),
+    }
+    want = play(engine, data)
+    for what, other in others.items():
+        got = play(engine, other)
+        same = jax.tree.map(lambda a, b: bool((a == b).all()), (got.server, got.clients), (want.server, want.clients))
+        assert all(jax.tree.leaves(same)), f"a test set of {what} changes the state"
 
 
 def check_clients_outside(subject: Subject) -> None:
@@ -330,6 +352,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "chunks_and_padding": check_chunks_and_padding,
     "devices": check_devices,
     "order_of_clients": check_order_of_clients,
+    "test_set": check_test_set,
     "clients_outside": check_clients_outside,
     "absent": check_absent,
     "resumption": check_resumption,

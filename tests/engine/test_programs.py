@@ -60,8 +60,11 @@ def test_another_run_of_a_method_compiles_nothing(state_on):
 
 
 def test_another_sweep_compiles_nothing():
+    # The shapes of a new model would be traced, to see whether it has convolutions.
+    model = tiny_model()
+
     def make(lr):
-        return make_method("fedavg", tiny_model(), **HYPER_PARAMETERS | {"lr": lr})
+        return make_method("fedavg", model, **HYPER_PARAMETERS | {"lr": lr})
 
     def play(seeds, rates, rounds):
         keys = jax.vmap(jax.random.key)(jnp.array(seeds))

@@ -11,6 +11,8 @@ import reference
 from problems import tiny_federation, tiny_model
 
 from experiments import fedas_released
+from experiments.config.request import IN_PLACE
+from experiments.execution import in_place
 from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.cohort import Settings
@@ -35,7 +37,7 @@ OPTIONS = {
 def both(settings, **options):
     """The method, and the procedure with it."""
     aligned, plain = (make_method("fedas", tiny_model(), **OPTIONS | options, alignment=on) for on in (True, False))
-    return aligned, fedas_released.procedure(aligned, plain, settings)
+    return aligned, in_place.procedure(aligned, plain, settings)
 
 
 @pytest.mark.slow
@@ -179,7 +181,7 @@ def test_a_run_leaves_an_ordinary_folder(tmp_path, capsys):
     assert fedas_released.main([*words, "--eval-every", "1", "--out", str(out)]) == 0
     config, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("config", "summary"))
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert config["procedure"] == summary["procedure"] == fedas_released.PROCEDURE
+    assert config["procedure"] == summary["procedure"] == IN_PLACE
     assert config["options"]["drop_last"]
     assert not config["options"]["shuffle"]
     names = ("target", "align_loss", "first_alignment", "reduction")
@@ -198,10 +200,10 @@ def test_a_run_leaves_an_ordinary_folder(tmp_path, capsys):
         ("digits --manner parallel", "--manner serial"),
         ("digits --target global_class_mean", "--target example or class_mean"),
         ("digits --eval-protocol before_aggregation", "measures received and trained"),
-        ("digits --drop-rate 0.5", "--drop-rate is not an option of experiments.fedas_released"),
-        ("digits --resume run", "--resume is not an option of experiments.fedas_released"),
-        ("digits --eval-clients 2", "--eval-clients is not an option of experiments.fedas_released"),
-        ("digits --keep-state always", "--keep-state is not an option of experiments.fedas_released"),
+        ("digits --drop-rate 0.5", "--drop-rate is not an option of alignment in place"),
+        ("digits --resume run", "--resume is not an option of alignment in place"),
+        ("digits --eval-clients 2", "--eval-clients is not an option of alignment in place"),
+        ("digits --keep-state always", "--keep-state is not an option of alignment in place"),
     ],
 )
 def test_what_cannot_be_asked_for(words, message, capsys):

@@ -1,5 +1,6 @@
 """The papers' figures: their runs, what is made of results, how it is drawn, and the command from end to end."""
 
+import dataclasses
 import itertools
 import json
 import xml.etree.ElementTree as ElementTree
@@ -18,6 +19,7 @@ from experiments.config.options import option_words
 from experiments.config.request import parse
 from experiments.execution import run
 from experiments.execution.estimate import examples_visited
+from experiments.figures import __main__ as figures
 from experiments.figures import fedpac, substitution
 from experiments.figures.__main__ import Figures, main
 from experiments.figures.compose import compose
@@ -26,6 +28,7 @@ from experiments.figures.fedpac import by_group, heat_rounds
 from experiments.figures.figure import Results, arrays_path
 from experiments.figures.index import FIGURES
 from experiments.figures.substitution import accuracies_after_replacement, replace_first
+from experiments.papers import settings
 from experiments.plots import drawing
 from experiments.plots.pictures import Bars, Heat, Lines, Picture, Series, over_seeds
 from experiments.results import load
@@ -67,6 +70,13 @@ def test_the_runs_of_every_figure_parse_and_differ(paper, number, short):
             options = cells[key][0].request().options
             assert options.preset == content.preset
             assert options.rounds <= (80 if short else 200)
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_fedpacs_curves_are_those_of_the_methods_that_its_text_names(short):
+    methods = FIGURES["fedpac"]["4"].runs("emnist", short=short).methods
+    assert {"fedfomo", "fedavg_ft", "ditto"} < set(methods)
+    assert methods[-1] == "fedpac"
 
 
 def test_a_run_that_two_places_show_is_made_once(tmp_path):
@@ -131,6 +141,22 @@ def test_chosen_methods_rounds_and_words_reach_every_run():
 # From results to pictures.
 
 
+def write_run(path, config, number):
+    """A finished run whose accuracies differ by protocol and average, and are 5 points better in the first round."""
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config))
+    lines = [
+        {
+            "round": place,
+            "received": {"mean": 40 + more, "pooled": 50 + more},
+            "trained": {"mean": 60 + more, "pooled": 70 + more},
+        }
+        for place, more in ((1, number + 5), (config["options"]["rounds"], number))
+    ]
+    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    (path / "summary.json").write_text("{}")
+
+
 def made_up_results(content, folder, dataset, *, short=True, seeds=1):
     """Finished runs of a figure with accuracies that grow from run to run, and random arrays."""
     runs = content.runs(dataset, short=short, seeds=seeds)
@@ -141,19 +167,20 @@ def made_up_results(content, folder, dataset, *, short=True, seeds=1):
         options = presets.values(content.preset, dataset) | runs.values | own
         for seed in range(seeds):
             path = folder / dataset / parser.slug(" ".join(key)) / f"seed-{seed}"
-            path.mkdir(parents=True)
             data = {"source": "embedded digit pairs" if short else "files", "num_classes": 10}
             config = {"data": data, "options": options, "train_examples": [50] * options["num_clients"]}
-            (path / "config.json").write_text(json.dumps(config))
-            lines = [{"round": number, "received": {"mean": 40 + index + seed}} for number in (1, options["rounds"])]
-            (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+            write_run(path, config, index + seed)
             folders[key].append(path)
             if content.observe is None:
                 continue
             clients = options["num_clients"]
-            arrays = {"stragglers": np.arange(clients) % 2 == 0, "highest": 0.1, "at_random": 0.3}
-            for name in ("highest", "at_random"):
-                arrays[name] = np.full((len(SHARES), clients), arrays[name])
+            # A client without a score, and large ones with twice the accuracy of the others.
+            large = np.arange(clients) % 2 == 0
+            scores = {"highest": 0.1, "at_random": 0.3}
+            arrays = {"stragglers": large, "test_count": np.where(large, 30, 10)}
+            for name, value in scores.items():
+                arrays[name] = np.tile(np.where(large, 2 * value, value), (len(SHARES), 1))
+                arrays[name][:, :2] = np.nan
             for number in range(1, options["rounds"] + 1):
                 rows = generator.random((clients, clients))
                 is_heat = options["method"] == "fedpac"
@@ -161,7 +188,7 @@ def made_up_results(content, folder, dataset, *, short=True, seeds=1):
                 arrays[f"trace_{number}"] = rows[0]
                 arrays[f"cohort_{number}"] = np.arange(clients)[::-1]
             np.savez(arrays_path(path), **arrays)
-    return Results(runs, folders)
+    return Results(runs, folders, settings.MEASURES[content.paper])
 
 
 @pytest.mark.parametrize(
@@ -209,7 +236,58 @@ def test_hyper_parameters_are_shown_about_their_mean(tmp_path):
     for series in (batches.series[0], epochs.series[0]):
         # Each seed about its own mean: the second seed's runs are all better by as much.
         np.testing.assert_allclose([series.y, series.low, series.high], [[-1.5, -0.5, 0.5, 1.5]] * 3)
-    assert "mean 46.0 %" in epochs.title
+    # FedAS's measure, as in its tables: trained models, pooled, in the best round.
+    assert "mean 81.0 %" in epochs.title
+    caption = compose([made_up_results(content, tmp_path / "again", "cifar10")]).caption
+    said = "after local training (trained), in the best evaluated round, pooled over all test examples"
+    assert f"Accuracy in percent {said}." in caption
+
+
+def test_replaced_parameters_are_measured_as_the_paper_does(tmp_path):
+    results = made_up_results(FIGURES["fedas"]["3"], tmp_path, "cifar10")
+    replaced = compose([results]).panels[0]
+    assert [series.label for series in replaced.series] == ["random parameters", "highest Fisher information"]
+    # Of two clients one has three quarters of the examples, and twice the accuracy.
+    np.testing.assert_allclose([series.y[0] for series in replaced.series], [30 * 1.75, 10 * 1.75])
+    results.measure = results.measure._replace(average="clients")
+    np.testing.assert_allclose([series.y[0] for series in compose([results]).panels[0].series], [30 * 1.5, 10 * 1.5])
+    assert "Accuracy in percent mean over clients; in the paper pooled" in compose([results]).caption
+
+
+@pytest.mark.parametrize(
+    ("figure", "words", "values", "said"),
+    [
+        ("fedas 5", "", [75, 70], "after local training (trained), pooled over all test examples."),
+        ("fedas 5", "--eval-protocol received", [55, 50], "(received), pooled over all test examples; in the paper"),
+        ("fedas 5", "--average clients", [65, 60], "(trained), mean over clients; in the paper after local"),
+        ("fedpac 4", "", [45, 40], "after aggregation (received), mean over clients."),
+        ("fedpac 4", "--eval-protocol trained", [65, 60], "(trained), mean over clients; in the paper after aggreg"),
+        ("fedpac 1", "", [40] * 5, "after aggregation (received), in the last round, mean over clients."),
+        ("fedpac 1", "--score best", [45] * 5, "(received), in the best evaluated round, mean over clients; in the"),
+        (
+            "fedpac 1",
+            "--eval-protocol trained --average examples",
+            [70] * 5,
+            "(trained), in the last round, pooled over",
+        ),
+    ],
+)
+def test_what_is_drawn_is_what_was_asked_for(figure, words, values, said, tmp_path, monkeypatch):
+    def stand_in(cell, folder, console, keep):
+        request = cell.request()
+        data = {"source": "digits", "is_real": True, "description": "digits", "num_classes": 10}
+        config = {"dataset": cell.dataset, "data": data, "options": dataclasses.asdict(request.options)}
+        write_run(folder, config | {"hyper_parameters": request.hyper_parameters, "train_examples": [50]}, 0)
+
+    monkeypatch.setattr(figures, "run_with_arrays", stand_in)
+    monkeypatch.setattr(drawing, "save", lambda *_: [])
+    paper, number = figure.split()
+    chosen = ["--paper", paper, "--figure", number, "--dataset", "digits", "--method", paper, "--out", str(tmp_path)]
+    assert main([*chosen, *words.split()]) == 0
+    record = json.loads((tmp_path / f"{paper}-figure-{number}.json").read_text())
+    assert [series["y"] for series in record["panels"][0]["series"]] == [values]
+    assert said in record["caption"]
+    assert "eval-protocol" not in record["caption"]
 
 
 def test_traces_are_means_over_the_cohort(tmp_path):
@@ -377,6 +455,12 @@ def test_bars_and_lines_stand_where_they_belong():
         ),
         (["--paper", "fedpac", "--figure", "2", "--partition", "iid"], "--partition must be grouped for"),
         (["--paper", "fedpac", "--figure", "2", "--held-out-clients", "1"], "--held-out-clients must be 0 for"),
+        (
+            ["--paper", "fedpac", "--figure", "2", "--eval-protocol", "trained"],
+            "--eval-protocol has no effect on FedPAC, Figure 2",
+        ),
+        (["--paper", "fedpac", "--figure", "4", "--score", "best"], "--score has no effect on FedPAC, Figure 4"),
+        (["--paper", "fedpac", "--figure", "4", "--eval-protocol", "all"], "unknown eval-protocol 'all'"),
         (["--paper", "fedpac", "--figure", "4", "--source", "web"], "unknown source 'web' (there are auto, tfds"),
         (["--paper", "fedpac", "--figure", "4", "--seeds", "0"], "--seeds must be at least 1, not 0"),
         (["--paper", "fedpac", "--figure", "4", "--rounds", "many"], "--rounds"),
@@ -458,7 +542,7 @@ def test_fisher_information_from_end_to_end(tmp_path):
     at_random, highest = replaced["series"]
     assert highest["label"] == "highest Fisher information"
     # Nothing replaced: the clients' own models, which the run has evaluated as `trained`.
-    trained = load.read_summary(tmp_path / "digits-fedas" / "seed-0")["trained_accuracy"]
+    trained = load.read_result(tmp_path / "digits-fedas" / "seed-0").accuracy("trained", "last", "examples")
     assert highest["y"][0] == at_random["y"][0] == pytest.approx(trained, abs=1e-3)
     # Replaced parameters are other ones.
     assert highest["y"] != at_random["y"]

@@ -13,9 +13,10 @@ from rich.console import Console
 from experiments.commands import batch
 from experiments.config.cell import Cell
 from experiments.config.request import parse
-from experiments.execution import cached_runs, committed, run
+from experiments.execution import cached_runs, run
 from experiments.papers import published, settings
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
+from experiments.results.version import source_versions
 from experiments.runtime.locks import lock_folder
 from experiments.tables import __main__ as tables
 from experiments.tables import layout
@@ -52,6 +53,8 @@ class Runs:
         name = request.dataset if self.is_real else f"{request.dataset} (embedded digits)"
         data = {"description": name, "is_real": self.is_real}
         record = {"dataset": request.dataset, "data": data, "options": dataclasses.asdict(request.options)}
+        record |= {"procedure": request.procedure} if request.procedure else {}
+        record |= {"versions": source_versions()}
         folder.write(CONFIG, record | {"hyper_parameters": request.hyper_parameters, "given": sorted(request.given)})
         for number, value in enumerate(accuracies(options.method, options.seed), start=1):
             # Of two clients with the given mean, one with three times as many test examples.
@@ -69,12 +72,6 @@ def accuracies(method, seed):
     """Two evaluations, the first one better."""
     last = {"local": 0.5, "fedavg_ft": 0.75}.get(method, 0.25) + 0.02 * seed
     return [last + 0.1, last]
-
-
-@pytest.fixture(autouse=True)
-def _no_committed_results(monkeypatch, tmp_path):
-    """Those of the checkout would count as finished runs."""
-    monkeypatch.setattr(committed, "ROOT", tmp_path / "none")
 
 
 @pytest.fixture
@@ -305,7 +302,8 @@ def test_dataset_and_stand_in_do_not_mix(runs, tmp_path, capsys):
     assert "some results on fashion_mnist are on the dataset and some on its stand-in" in capsys.readouterr().err
 
 
-FEDAS = ["--paper", "fedas", "--table", "4", "--setting", "participation=0.2", "--method", "fedas"]
+FEDAS_4 = ["--paper", "fedas", "--table", "4", "--setting", "participation=0.2"]
+FEDAS = [*FEDAS_4, "--method", "fedas", "--procedure", "print"]
 MIDDLE = ["--eval-protocol", "before_aggregation"]
 
 
@@ -348,8 +346,67 @@ def test_tables_of_best_rounds_are_of_all_rounds(runs, tmp_path):
     assert deviations == {"eval_every": {"here": 4, "paper": 1}, "lr": {"here": 0.5, "paper": 0.005}}
 
 
+BATCHES, CHOICES = ("drop_last", "shuffle"), ("target", "align_loss", "first_alignment", "reduction")
+
+
+@pytest.mark.parametrize(
+    ("words", "procedure", "batches", "choices"),
+    [
+        ([], "release", [True, False], ["class_mean", "class_sum", True, "batch_means"]),
+        (["--procedure", "release"], "release", [True, False], ["class_mean", "class_sum", True, "batch_means"]),
+        (["--procedure", "print"], "print", [False, True], ["example", "mean", False, "mean"]),
+    ],
+)
+def test_a_table_of_fedas_is_wholly_as_printed_or_as_released(runs, tmp_path, words, procedure, batches, choices):
+    command = [*FEDAS_4, *words, "--out", str(tmp_path)]
+    assert tables.main(command) == 0
+    configs = [json.loads(path.read_text()) for path in tmp_path.rglob(CONFIG)]
+    assert len(configs) == 4
+    assert {tuple(config["options"][name] for name in BATCHES) for config in configs} == {tuple(batches)}
+    for own in [config["hyper_parameters"] | {"config": config} for config in configs]:
+        if own["config"]["options"]["method"] != "fedas":
+            assert "procedure" not in own["config"]
+            continue
+        # One backbone in place, where there is an alignment; a part that is switched off has no choices.
+        assert ("procedure" in own["config"]) == (procedure == "release" and own["alignment"])
+        read = [own["alignment"]] * 3 + [own["synchronization"]]
+        found = [own[name] for name in CHOICES]
+        assert all(value == wanted for value, wanted, is_read in zip(found, choices, read, strict=True) if is_read)
+    table = json.loads((tmp_path / "table.json").read_text())
+    assert table["procedure"] == procedure
+    assert all(place["deviations"] == {} and place["difference"] is not None for place in table["places"])
+    said = {"release": "as in the released code", "print": "as printed"}[procedure]
+    assert f"- Procedure {procedure}, {said}: all methods take" in (tmp_path / "table.md").read_text()
+    # The same command reads them, and the other procedure's runs are others.
+    count = len(runs.done)
+    assert tables.main(command) == 0
+    assert len(runs.done) == count
+    other = "print" if procedure == "release" else "release"
+    assert tables.main([*command, "--procedure", other]) == 2
+
+
+def test_alignment_in_place_is_another_run_and_has_a_command_of_its_own(runs, tmp_path):
+    released = [*FEDAS_4, "--method", "fedas"]
+    order = batch.read(tables.Tables, released)
+    ((cell, _),) = order.runs(order.shown[0])
+    assert cell.command("x").startswith("python -m experiments.fedas_released cifar10 --preset fedas --method fedas")
+    plain = dataclasses.replace(cell, procedure="")
+    for one, other in ((cell, plain), (plain, cell)):
+        folder = tmp_path / (one.procedure or "plain")
+        cached_runs.run_cell(one, folder, Console(quiet=True))
+        assert cached_runs.inspect(one, folder) == "finished"
+        with pytest.raises(InvalidInput, match="alignment in place"):
+            cached_runs.inspect(other, folder)
+    # Its folder by default is that of the table; of the other procedure, another one.
+    assert batch.read(tables.Tables, [*released, "--procedure", "release"]).folder.name == "fedas-4"
+    assert batch.read(tables.Tables, [*released, "--procedure", "print"]).folder.name == "fedas-4-procedure-print"
+
+
 def test_the_third_protocol_is_measured_by_request(runs, tmp_path, capsys):
-    assert batch.read(tables.Tables, [*FEDAS, *MIDDLE]).folder.name == "fedas-4-eval-protocol-before_aggregation"
+    assert (
+        batch.read(tables.Tables, [*FEDAS, *MIDDLE]).folder.name
+        == "fedas-4-eval-protocol-before_aggregation-procedure-print"
+    )
     usual, asked = tmp_path / "usual", tmp_path / "asked"
     assert tables.main([*FEDAS, "--out", str(usual)]) == 0
     before = contents(usual)
@@ -457,6 +514,10 @@ def test_a_trial_has_a_folder_of_its_own():
         ("--paper fedpac --table 5 --score worst", "unknown score 'worst'"),
         ("--paper fedpac --table 5 --eval-protocol all", "unknown eval-protocol 'all'"),
         ("--paper fedpac --table 5 --average median", "unknown average 'median' (there are clients, examples)"),
+        ("--paper fedas --table 4 --procedure paper", "unknown procedure 'paper' (there are release, print)"),
+        ("--paper fedpac --table 5 --procedure print", "--procedure has no effect"),
+        ("--paper fedas --table 4 --eval-protocol before_aggregation", "alignment in place measures received and"),
+        ("--paper fedas --table 4 --drop-rate 0.5", "--drop-rate is not an option of alignment in place"),
         ("--paper fedpac --table 5 --seed 3", "--seed cannot be given for a table: use --seeds"),
         ("--paper fedpac --table 5 --s=30", "--s cannot be given for a table"),
         ("--paper fedpac --table 2 --no-alignment", "--alignment cannot be given for a table"),

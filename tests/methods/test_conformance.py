@@ -104,6 +104,10 @@ def test_permuting_clients_permutes_results(subject):
     conformance.check_order_of_clients(subject)
 
 
+def test_nothing_of_the_test_set_reaches_the_states(subject):
+    conformance.check_test_set(subject)
+
+
 def test_clients_outside_the_cohort_stay_as_they_were(subject):
     conformance.check_clients_outside(subject)
 

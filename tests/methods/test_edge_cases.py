@@ -94,7 +94,8 @@ def messages_of(name, rows):
     """Messages of clients with these random rows, with fingerprints of their data."""
     generator = np.random.default_rng(0)
     centroids = jnp.array(generator.normal(size=(8, CLASSES, FEATURES)), jnp.float32)[rows]
-    counts, identities = jnp.ones((len(rows), CLASSES)), jnp.array(generator.permutation(8) + 5, jnp.uint32)[rows]
+    counts, words = jnp.ones((len(rows), CLASSES)), generator.permutation(16).reshape(8, 2)
+    identities = jnp.array(words, jnp.uint32)[rows]
     if name == "fedgh":
         return FedGHMessage(centroids, counts, identities)
     return FedTGPMessage(Prototypes(centroids, counts), identities)

@@ -20,7 +20,6 @@ from pfl_jax.methods.fedas_cd2 import fedas_cd2
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.pfedhn import generate, init_hypernetwork, pfedhn
 from pfl_jax.networks.models import mlp
-from pfl_jax.primitives.fingerprint import fingerprint
 from pfl_jax.primitives.holdout import fixed_subset
 
 pytestmark = pytest.mark.without_f1_auc
@@ -143,21 +142,19 @@ def test_the_first_models_of_pfedhn_scatter_as_its_docstring_says():
     assert 0.02 < float(jnp.sqrt(jnp.mean(jnp.var(noise, axis=0)))) < 0.03
 
 
-def test_fingerprints_depend_on_the_data_alone():
-    data = client_data(tiny_federation(full.SIZES, pad=7), 1, "train")
-    same = (
-        client_data(tiny_federation(full.SIZES), 1, "train"),
-        data._replace(x=jnp.where(data.mask[:, None, None, None], data.x, 3.0)),
-        data._replace(x=data.x * (1 + 1e-6)),
-    )
-    other = (
-        data._replace(y=data.y.at[0].add(1)),
-        data._replace(x=data.x.at[2].add(0.5)),
-        data._replace(x=data.x[::-1], y=data.y[::-1], mask=data.mask[::-1]),
-        client_data(tiny_federation(full.SIZES), 0, "train"),
-    )
-    assert {int(fingerprint(rows)) for rows in same} == {int(fingerprint(data))}
-    assert len({int(fingerprint(rows)) for rows in (data, *other)}) == 5
+def test_embeddings_of_pfedhn_are_of_the_run_and_of_the_client():
+    method, data = pfedhn(tiny_model(), **SMALL), tiny_federation(full.SIZES)
+    clients = [client_data(data, client, "train") for client in range(2)]
+
+    def embedding(seed, client):
+        server = method.init_server(jax.random.key(seed))
+        # Whatever the client's number, which is in the key of its initialization.
+        return [np.asarray(method.init_client(jax.random.key(key), server, client)) for key in (5, 6)]
+
+    found = [embedding(seed, client) for seed in (0, 1) for client in clients]
+    for one, other in found:
+        np.testing.assert_array_equal(one, other)
+    assert len(np.unique(np.round([one for one, _ in found], 3), axis=0)) == 4
 
 
 def test_pfedhn():
