@@ -93,25 +93,27 @@ LEARNED = {
 
 @pytest.mark.parametrize("name", LEARNED)
 def test_which_models_to_mix_is_learned_from_the_weights_alone(name):
-    def other(by):
+    def beginning_with(size):
         """Running statistics that differ from entry to entry, and so from client to client."""
 
-        def move(leaf):
-            return leaf + np.float32(by) * np.arange(1, len(leaf) + 1).reshape(-1, *[1] * (leaf.ndim - 1))
+        def rows(leaf):
+            return np.float32(size) * np.ones_like(leaf) * np.arange(len(leaf)).reshape(-1, *[1] * (leaf.ndim - 1))
 
         return lambda state: state._replace(
-            server=map_statistics(move, state.server), clients=map_statistics(move, state.clients)
+            server=map_statistics(rows, state.server), clients=map_statistics(rows, state.clients)
         )
 
-    def learned(by):
-        last = last_round(factory, tiny_federation(), 0, 2, change=other(by), **HYPER_PARAMETERS, **LEARNED[name])
+    def learned(size):
+        last = last_round(
+            factory, tiny_federation(), 0, 2, change=beginning_with(size), **HYPER_PARAMETERS, **LEARNED[name]
+        )
         found = flatten((last.state.server, last.state.clients, last.info))
         return {path: value for path, value in found.items() if "batch_stats" not in path}
 
     factory = with_batch_norm(METHODS[name])
-    usual, shifted = learned(0.0), learned(2.0)
-    for path, value in usual.items():
-        np.testing.assert_allclose(shifted[path], value, rtol=1e-4, atol=1e-5, err_msg=path)
+    without, others = learned(0.0), learned(2.0)
+    for path, value in without.items():
+        np.testing.assert_allclose(others[path], value, rtol=1e-4, atol=1e-5, err_msg=path)
 
 
 @pytest.mark.parametrize(("name", "strength"), [("fedprox", "mu"), ("feddyn", "lam")])
