@@ -337,7 +337,7 @@ def test_lambda_may_be_traced():
 # --- prototype weights ----------------------------------------------------------------------------------------------
 
 
-def reference_prototype_weights(heads, centroids, counts):
+def reference_prototype_weights(heads, centroids, counts, reduce):
     """Eq. 12 and 13 with rows that sum to one, one pair of clients after another."""
     clients = len(counts)
     losses = np.zeros((clients, clients))
@@ -347,16 +347,17 @@ def reference_prototype_weights(heads, centroids, counts):
             for k in np.flatnonzero(counts[j]):
                 logits = centroids[j, k] @ heads["kernel"][i] + heads["bias"][i]
                 terms.append(np.log(np.exp(logits).sum()) - logits[k])
-            losses[i, j] = np.mean(terms)
+            losses[i, j] = reduce(terms)
     weights = np.exp(-losses)
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-def test_prototype_weights_are_a_softmax_over_the_other_clients_losses():
+@pytest.mark.parametrize(("reduction", "reduce"), [("mean", np.mean), ("sum", np.sum)])
+def test_prototype_weights_are_a_softmax_over_the_other_clients_losses(reduction, reduce):
     messages = random_messages(3, CLASS_COUNTS)
-    got = prototype_weights(tiny_model(), messages.head, *messages.centroids)
+    got = prototype_weights(tiny_model(), messages.head, *messages.centroids, reduction)
     heads = jax.tree.map(np.float64, messages.head)
-    want = reference_prototype_weights(heads, np.float64(messages.centroids.value), np.asarray(CLASS_COUNTS))
+    want = reference_prototype_weights(heads, np.float64(messages.centroids.value), np.asarray(CLASS_COUNTS), reduce)
     np.testing.assert_allclose(got, want, rtol=1e-4)
     np.testing.assert_allclose(np.sum(got, axis=1), 1, atol=1e-6)
 
@@ -368,13 +369,14 @@ def test_prototype_weights_of_a_client_without_examples_are_zero():
     np.testing.assert_allclose(np.sum(got, axis=1), 1, atol=1e-6)
 
 
-def test_the_prototype_server_combines_heads_by_prototype_weights():
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_prototype_server_combines_heads_by_prototype_weights(reduction):
     server, messages = server_with((1, 0, 4)), random_messages(3, CLASS_COUNTS)._replace(statistics=())
     messages = messages._replace(centroids=tuple(messages.centroids))
-    new, clients, info = fedpac_proto(tiny_model()).aggregate(
+    new, clients, info = fedpac_proto(tiny_model(), reduction=reduction).aggregate(
         jax.random.key(0), server, messages.head, received(messages), COHORT
     )
-    want = prototype_weights(tiny_model(), messages.head, *messages.centroids)
+    want = prototype_weights(tiny_model(), messages.head, *messages.centroids, reduction)
     np.testing.assert_allclose(info["head_weights"], want, rtol=1e-6)
     assert_close(clients, combined(want, messages.head))
     np.testing.assert_array_equal(new.centroid_counts, [15, 22, 4])
