@@ -25,7 +25,8 @@ INTERNAL = {
     "wrappers",
     *(f"engine.{name}" for name in ("checks", "cohort", "disk_state", "host_state", "mapping", "means")),
     *(f"engine.{name}" for name in ("placement", "programs", "rounds", "rows_file", "shared_checkpoint", "sharding")),
-    *(f"primitives.{name}" for name in ("active_set", "affinity", "interior_point", "per_example")),
+    *(f"primitives.{name}" for name in ("active_set", "affinity", "frank_wolfe", "interior_point")),
+    *(f"primitives.{name}" for name in ("jaxopt_solvers", "per_example")),
 }
 """Modules that are imported by others here, and promise nothing to users."""
 

@@ -15,11 +15,13 @@ from pfl_jax.methods.fedpac import (
     FedPACMessage,
     FedPACServer,
     _drop_negligible,
+    _head_weight_solver,
     _solve_head_weights,
     fedpac,
     head_weights,
 )
 from pfl_jax.methods.fedpac_proto import fedpac_proto, prototype_weights
+from pfl_jax.primitives import interior_point
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -77,6 +79,16 @@ def test_head_weights_agree_with_a_float64_solve(classes, sizes, solver):
     # The data say which clients belong together: those of one group hold most of the weight.
     same_group = np.arange(20)[:, None] % 5 == np.arange(20) % 5
     assert (got * same_group).sum(axis=1).min() > 0.5
+
+
+@pytest.mark.parametrize("clients", [12, 20, 30])
+def test_jaxopt_solves_the_programs_of_every_client(clients, monkeypatch):
+    _head_weight_solver.cache_clear()
+    monkeypatch.setattr(interior_point, "minimize_on_simplex", lambda matrix, **_: jnp.full(clients, jnp.nan))
+    for sizes in ([600], [300, 600, 1200]):
+        gap = _solve_head_weights(*float32(*groups_of_clients(clients, 10, sizes)), "auto").gap
+        assert (gap <= 1e-7).all(), "a row that jaxopt misses is not a number here"
+    _head_weight_solver.cache_clear()
 
 
 @pytest.mark.slow
