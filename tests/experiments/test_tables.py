@@ -13,11 +13,11 @@ from rich.console import Console
 from experiments.commands import batch
 from experiments.config.cell import Cell
 from experiments.config.request import parse
-from experiments.execution import cached_runs, committed, run
+from experiments.execution import cached_runs, run
 from experiments.papers import published, settings
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
-from experiments.runtime.locks import lock_folder
 from experiments.results.version import source_versions
+from experiments.runtime.locks import lock_folder
 from experiments.tables import __main__ as tables
 from experiments.tables import layout
 from experiments.tables.comparison import Entry, compare
