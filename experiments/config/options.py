@@ -202,8 +202,7 @@ class Options:
     out: str | None = None
     """New folder for the results; None creates one under runs/."""
     checkpoint_every: int | None = None
-    """Rounds between two checkpoints, with one after the last round; None writes one only if the run is
-    interrupted."""
+    """Rounds between two checkpoints, one of them after the last; None writes one only if the run is interrupted."""
     keep_checkpoints: int = 2
     """Number of checkpoints to keep, the newest ones."""
     resume: str | None = None
@@ -228,8 +227,7 @@ class Options:
         """Raise InvalidInput for the first option that is out of range."""
         for name in (
             *("rounds", "num_clients", "min_size", "train_size", "test_size", "chunk", "devices", "eval_every"),
-            "eval_clients",
-            *("checkpoint_every", "keep_checkpoints", "num_processes"),
+            *("eval_clients", "checkpoint_every", "keep_checkpoints", "num_processes"),
         ):
             value = getattr(self, name)
             if isinstance(value, int):
@@ -261,8 +259,7 @@ class Options:
             raise InvalidInput("--eval-clients cannot be given with --eval-protocol before_aggregation")
         if self.size_choices is not None:
             _require(len(self.size_choices) > 0, "size_choices", "needs at least one size", self.size_choices)
-            least = min(self.size_choices)
-            _require(least >= 1, "size_choices", "must be at least 1 each", least)
+            _require(min(self.size_choices) >= 1, "size_choices", "must be at least 1 each", min(self.size_choices))
         _require(0 <= self.s <= 100, "s", "is a percentage between 0 and 100", self.s)
         _require(math.isfinite(self.beta) and self.beta > 0, "beta", "must be positive", self.beta)
         _require(0 <= self.seed < 2**32, "seed", "must be between 0 and 4294967295", self.seed)
@@ -311,7 +308,6 @@ class Options:
 
 PROCESSES = {"distributed", "coordinator", "num_processes", "process_id"}
 """Options of distributed runs."""
-
 
 PARTITION_OPTIONS = {
     "grouped": ("s", "train_size", "size_choices", "test_size"),
