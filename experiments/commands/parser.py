@@ -1,6 +1,7 @@
 """Command lines of all commands except single runs: tyro fills in a dataclass whose fields are the options."""
 
 import contextlib
+import hashlib
 import io
 import re
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,9 @@ from experiments.config.help_groups import limited_columns
 from experiments.config.identity import RESULT_NEUTRAL
 from experiments.config.options import flag
 from pfl_jax.errors import InvalidInput
+
+MOST_BYTES = 255
+"""Length of a file's name on the usual file systems."""
 
 _Options = TypeVar("_Options")
 
@@ -94,9 +98,16 @@ def at_least_one(**values: int | None) -> None:
 
 
 def slug(text: str) -> str:
-    """Text as a file name: letters, digits, "=", "+" and "." as they are, the rest as single hyphens."""
+    """Text as a file name: letters, digits, "=", "+" and "." as they are, the rest as single hyphens.
+
+    A name that is too long for file systems ends in a digest of the text.
+    """
     kept = "".join(character if character.isalnum() or character in "=._+" else "-" for character in text)
-    return "-".join(filter(None, kept.split("-")))
+    name = "-".join(filter(None, kept.split("-"))).encode()
+    if len(name) <= MOST_BYTES:
+        return name.decode()
+    end = f"-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return name[: MOST_BYTES - len(end)].decode(errors="ignore") + end
 
 
 def given(words: Iterable[str]) -> set[str]:

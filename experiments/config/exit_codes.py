@@ -3,9 +3,11 @@
 import codecs
 import contextlib
 import errno
+import io
 import os
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from pfl_jax.atomic_write import DISK_FULL
@@ -24,12 +26,20 @@ def exit_code(work: Callable[[], None]) -> int:
     """Run a command; print one line on stderr for an error that the user can correct.
 
     Args:
-      work: the command. It may raise InvalidInput, or KeyboardInterrupt with a message on what remains to be done.
+      work: the command. It may raise InvalidInput, or KeyboardInterrupt with a message on what remains to be done. If
+        the reader of its output exits, as `head` does, it goes on to its end.
 
     Returns:
-      0 for success, 2 for invalid input, 130 after SIGINT, 1 if the reader of the output has exited.
+      0 for success, 2 for invalid input, 130 after SIGINT; otherwise 1 if the reader of the output has exited.
     """
     _accept_all_characters()
+    with _outliving_reader() as pipe:
+        code = _code(work)
+    return 1 if code == 0 and pipe is not None and pipe.broken else code
+
+
+def _code(work: Callable[[], None]) -> int:
+    """Exit code of a command whose output has a reader."""
     try:
         work()
         if sys.stdout is not None:
@@ -40,9 +50,6 @@ def exit_code(work: Callable[[], None]) -> int:
     except KeyboardInterrupt as stop:
         print_line(str(stop) or "interrupted while no run was going on")
         return INTERRUPTED
-    except BrokenPipeError:
-        _close_output()
-        return 1
     except OSError as error:
         if error.errno not in (*DISK_FULL, *_OF_PATHS) or (error.filename is None and error.errno not in DISK_FULL):
             raise
@@ -78,6 +85,44 @@ def print_line(message: str) -> None:
     # A full disk behind stderr must not change the exit code.
     with contextlib.suppress(OSError):
         print(" ".join(message.split()), file=sys.stderr, flush=True)
+
+
+class _Pipe(io.FileIO):
+    """Pipe into which one can write on when its reader has exited: the rest goes nowhere.
+
+    Attributes:
+      broken: whether its reader has exited.
+    """
+
+    broken = False
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            self.broken = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return memoryview(data).nbytes
+
+
+@contextlib.contextmanager
+def _outliving_reader() -> Iterator[_Pipe | None]:
+    """Context in which writing to stdout does not fail when its reader has exited; None if stdout is no pipe."""
+    before = sys.stdout
+    try:
+        mode = os.fstat(before.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):
+        mode = 0
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        yield None
+        return
+    pipe = _Pipe(before.fileno(), "wb", closefd=False)
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(pipe), before.encoding, before.errors)
+    try:
+        yield pipe
+    finally:
+        sys.stdout.flush()
+        sys.stdout = before
 
 
 def _close_output() -> None:

@@ -27,7 +27,7 @@ from experiments.execution.rounds import Observe, Round, Run, run_rounds
 from experiments.execution.trackers import check, open_trackers
 from experiments.results.run_folder import CONFIG, METRICS, STATE, RunFolder
 from experiments.runtime.compilation_cache import repair_cache
-from experiments.runtime.console import print_line, print_notice
+from experiments.runtime.console import print_line, print_notice, print_text
 from experiments.runtime.devices import devices
 from experiments.runtime.distributed import EndedAlone, Processes, lost
 from experiments.runtime.jax_config import prepare
@@ -148,7 +148,7 @@ def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
         _choose_place(work, experiment)
         _start(work, experiment, console)
         history = work.history
-        print_line(console, "; ".join([headline(experiment), *work.named.values()]))
+        print_text(console, "; ".join([headline(experiment), *work.named.values()]))
         for budget in experiment.privacy:
             print_line(console, str(budget))
         one = Run(experiment, folder, history)

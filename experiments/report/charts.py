@@ -164,7 +164,8 @@ def information(groups: Sequence[Group]) -> list[Chart]:
             continue
         run, line = found
         said = run.config.get("info", {})
-        for name, entry in line["info"].items():
+        # Those of the papers' figures first: a solver's gap says nothing about who works with whom.
+        for name, entry in sorted(line["info"].items(), key=lambda item: item[0] not in INFO):
             values = _numbers(entry)
             if values is not None:
                 where = f"{INFO.get(name, name)}: {group.label}, round {line['round']}, seed {run.seed}"

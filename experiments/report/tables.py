@@ -11,7 +11,7 @@ from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.plots.selection import ordered
 from experiments.results.gather import Group, Run, mean_and_deviation, plain
-from experiments.results.run_folder import ATTACKERS, HONEST, VALIDATION
+from experiments.results.run_folder import ATTACKERS, HONEST, VALIDATION, rounded
 from experiments.results.tables import NOTHING
 from experiments.runtime.progress import duration
 
@@ -124,6 +124,8 @@ def _best(group: Group, protocol: Protocol) -> str | None:
     over = means.mean(0).tolist()
     validation = [group.validation(number, protocol) for number in rounds]
     by = [statistics.fmean(values) for values in validation] if all(validation) else over
+    # As the terminal does: the first of those that are equal as they are written.
+    by = [rounded(mean) for mean in by]
     best = by.index(max(by))
     return f"{over[best]:.2f} ({rounds[best]})"
 

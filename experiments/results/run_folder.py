@@ -158,7 +158,8 @@ def best(evaluations: Sequence[Evaluation], protocol: Protocol, average: Average
     """First evaluation with the highest mean accuracy over clients or examples, on validation examples if there are."""
     return max(
         evaluations,
-        key=lambda one: or_lowest(getattr(one.validation(protocol) or one.summary(protocol), FIELD[average])),
+        # As in the files, so that a tie is a tie for everything that reads them.
+        key=lambda one: or_lowest(rounded(getattr(one.validation(protocol) or one.summary(protocol), FIELD[average]))),
     )
 
 

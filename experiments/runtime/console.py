@@ -1,4 +1,4 @@
-"""Lines on the console, printed as they are: not wrapped, highlighted, or read as markup."""
+"""Lines on the console, printed as they are: neither highlighted nor read as markup."""
 
 from rich.console import Console
 
@@ -14,6 +14,11 @@ def print_line(console: Console, text: str, style: str | None = None) -> None:
     console.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
 
 
+def print_text(console: Console, text: str, style: str | None = None) -> None:
+    """Print a line for people, which a terminal breaks between words; files and pipes get it whole."""
+    console.print(text, style=style, soft_wrap=not console.is_terminal, highlight=False, markup=False)
+
+
 def print_notice(console: Console, text: str) -> None:
     """Print a line that the user should not miss."""
-    print_line(console, text, "bold yellow")
+    print_text(console, text, "bold yellow")

@@ -64,3 +64,17 @@ def test_tables_and_pages(tmp_path):
     (tmp_path / "page.jinja").write_text("# {{ title }}\n\n\n\n{{ table(['n'], rows, None) }}\n{{ number(none) }}\n\n")
     text = page(tmp_path / "page.jinja", title="A & B", rows=[["1"]], none=None)
     assert text == "# A & B\n\n| n |\n| --- |\n| 1 |\n\n—\n"
+
+
+def test_names_of_files_fit_on_the_file_systems(tmp_path):
+    # Those that fit stay as they are.
+    fitting = "digits lr=" + "0" * 245
+    assert parser.slug(fitting) == fitting.replace(" ", "-")
+    names = {parser.slug(f"{fitting}{end}") for end in ("1", "2", "1ü", "ü" * 300)}
+    assert len(names) == 4
+    for name in names:
+        assert len(name.encode()) <= 255
+        assert name.startswith("digits-lr=000")
+        (tmp_path / name / "seed-0").mkdir(parents=True)
+    assert parser.slug("é" * 300) == parser.slug("é" * 300)
+    (tmp_path / parser.slug("é" * 300)).mkdir()

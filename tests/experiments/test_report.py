@@ -409,6 +409,9 @@ def test_what_a_round_knew_is_shown_by_client(tmp_path):
     (group,), _ = groups_of(tmp_path)
     _, line = group.last_info()
     assert line["round"] == 4
+    # In the order of a run, whose gaps come before the head weights.
+    line["info"] = dict(sorted(line["info"].items()))
+    assert [*line["info"]] == ["gap", "head_weights"]
     chart, gap = charts.information([group])
     assert (gap.panel.title, gap.values[4]) == ("gap: fedpac, round 4, seed 0", "client 4: 0")
     assert chart.panel.title == "Head weights: fedpac, round 4, seed 0"
@@ -448,7 +451,7 @@ def test_what_a_method_of_ones_own_tells_is_shown_as_its_docstring_says(tmp_path
         "number": 3.0,
     }
     found = {chart.panel.title.partition(":")[0]: chart for chart in charts.information([group])}
-    assert list(found) == ["drift", "counts", "Mixture weights", "said_nowhere", "<b>"]
+    assert list(found) == ["Mixture weights", "drift", "counts", "said_nowhere", "<b>"]
     order = np.argsort(cohort)
     for name in ("drift", "Mixture weights"):
         panel = found[name].panel
@@ -650,3 +653,16 @@ def test_the_best_round_is_chosen_on_validation_examples(tmp_path):
     table = tables.results([gather.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
     best = int(means[0].argmax())
     assert table.rows[0][table.columns.index("best (round)")].text == f"{means[0][best]:.2f} ({rounds[best]})"
+
+
+def test_rounds_whose_means_differ_by_rounding_alone_are_a_tie(tmp_path):
+    write_run(tmp_path / "run", rich=True)
+    run = gather.read(tmp_path / "run")
+    lines = run.lines[:2]
+    # The means of the two rounds are 62.6363, and not equal in float64.
+    runs = [
+        dataclasses.replace(run, lines=[lines[0] | {"received": {"mean": one}}, lines[1] | {"received": {"mean": two}}])
+        for one, two in ((75.4785, 75.5785), (60.7915, 60.6915), (51.6389, 51.6389))
+    ]
+    table = tables.results([gather.Group("", tuple(runs))])["received"]
+    assert table.rows[0][table.columns.index("best (round)")].text == f"62.64 ({lines[0]['round']})"

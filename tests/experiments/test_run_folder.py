@@ -59,6 +59,12 @@ def test_best_is_of_the_asked_protocol_and_ignores_clients_without_accuracy():
     assert best([untrained, HISTORY[1]], "trained").round == 2
 
 
+def test_rounds_that_are_equal_in_the_files_are_a_tie():
+    # As the report, which has only the files: the first one.
+    history = [evaluation(1, [0.5, 0.7], [0.5, 0.5]), evaluation(2, [0.5 + 1e-9, 0.7], [0.5, 0.5])]
+    assert best(history, "received").round == 1
+
+
 def test_the_best_round_may_be_another_over_test_examples():
     history = [evaluation(1, [0.4, 0.9], [0.5, 0.5]), evaluation(2, [0.6, 0.5], [0.5, 0.5])]
     assert best(history, "received").round == 1

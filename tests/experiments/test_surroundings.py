@@ -15,9 +15,12 @@ from pathlib import Path
 
 import pytest
 from bad_input import RUN
+from rich.console import Console
 
 from experiments.config.exit_codes import exit_code
 from experiments.runtime import jax_config
+from experiments.runtime.console import print_text
+from pfl_jax.errors import InvalidInput
 
 ROOT = Path(__file__).parents[2]
 HARD = "a folder with ünïcode 数据 and 'quotes'"
@@ -77,6 +80,49 @@ def test_a_full_disk_behind_the_output_is_one_line(monkeypatch, capsys):
         patch.setattr(sys, "stderr", full)
         code = exit_code(raising(PermissionError(errno.EACCES, "Permission denied", "/root/x")))
     assert code == 2
+
+
+@pytest.mark.parametrize(("error", "code"), [(None, 1), (InvalidInput("wrong"), 2)])
+def test_a_command_whose_reader_has_exited_goes_on_to_its_end(monkeypatch, error, code):
+    reader, writer = os.pipe()
+    before, done = open(writer, "w", encoding="ascii"), []  # noqa: SIM115
+
+    def work():
+        Console().print("first ±")
+        assert os.read(reader, 100) == b"first +-\n"
+        os.close(reader)
+        for place in range(3):
+            Console().print("more")
+            print("x" * 100_000, flush=True)
+            done.append(place)
+        if error:
+            raise error
+
+    with before, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", before)
+        assert exit_code(work) == code
+        assert sys.stdout is before
+    assert done == [0, 1, 2]
+
+
+def test_a_command_whose_reader_stays_ends_with_zero(monkeypatch):
+    reader, writer = os.pipe()
+    with open(writer, "w") as pipe, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", pipe)
+        assert exit_code(lambda: print("all of it")) == 0
+    assert os.read(reader, 100) == b"all of it\n"
+    os.close(reader)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_lines_for_people_break_between_words_on_a_terminal_alone(is_terminal):
+    text = " ".join(["participation=1.0,"] * 12)
+    console = Console(width=80, force_terminal=is_terminal, color_system=None, file=io.StringIO())
+    print_text(console, text)
+    lines = console.file.getvalue().splitlines()
+    assert (len(lines) > 1) == is_terminal
+    assert max(map(len, lines)) <= 80 or not is_terminal
+    assert " ".join(line.strip() for line in lines) == text
 
 
 def test_a_cache_that_xla_would_refuse_is_none(monkeypatch):
@@ -200,6 +246,18 @@ def test_a_folder_whose_name_is_no_text(usual, tmp_path):
     assert b"cannot write the checkpoint of round 1" in told
     command("report", name, "--out", os.fsdecode(b"p\xe4ge.html"), cwd=tmp_path)
     assert (tmp_path / os.fsdecode(b"p\xe4ge.html")).stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_a_run_whose_reader_takes_one_line(usual, tmp_path):
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    start = f"{sys.executable} -m experiments.digits {' '.join(WORDS)} --out run 2> errors | head -1"
+    ended = subprocess.run(["bash", "-o", "pipefail", "-c", start], cwd=tmp_path, env=variables, capture_output=True)
+    assert ended.returncode == 1
+    assert ended.stdout.count(b"\n") == 1
+    assert (tmp_path / "errors").read_bytes() == b""
+    assert scores(tmp_path / "run") == usual
+    assert (tmp_path / "run" / "summary.json").exists()
 
 
 @pytest.mark.slow
