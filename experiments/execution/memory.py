@@ -86,7 +86,8 @@ def advice(error: BaseException, experiment: Experiment | None) -> str:
         return f"the memory does not suffice for the data{asked}: use fewer --num-clients or a smaller --train-size"
     used = devices(experiment.request.options)
     # Evaluations walk over everyone.
-    chunk = min(experiment.settings.chunk or math.inf, -(-experiment.data.num_clients // len(used)))
+    chunk, everyone = experiment.settings.chunk, -(-experiment.data.num_clients // len(used))
+    chunk = min(chunk, everyone) if isinstance(chunk, int) else everyone
     if chunk > 1:
         # What a round takes beside the states grows with the clients under one vmap.
         free = free_bytes(used[0])
