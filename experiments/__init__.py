@@ -17,8 +17,7 @@ def _exit(*_) -> None:
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _exit)
 
-# Batched LAPACK runs hundreds of times slower when OpenBLAS starts threads of its own inside XLA's; it reads this once,
-# when NumPy, SciPy or JAX is first imported.
+# As in `pfl_jax`, and for NumPy too, whose OpenBLAS reads it when NumPy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # XLA takes two of its own tuning flags for CPU features when it loads a cached program, and fills the screen with false
 # alarms; the cache is kept apart for each kind of CPU (`jax_config.cache_folder`), so there is no true one. Read when

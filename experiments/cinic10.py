@@ -4,8 +4,7 @@
 
 FedPAC's setting: 20 clients of 600 examples, s = 20 %, everyone in each of 200 rounds. Training examples are those of
 the archive's folder train, test examples those of test.
-The paper: 74.96
- %.
+The paper: 74.96 %.
 """
 
 from experiments.commands.main import main

@@ -204,6 +204,20 @@ class Survey(NamedTuple):
     aggregate: Callable[[Server, PyTree], Server]
 
 
+class LocalWork(NamedTuple):
+    """What decides how clients are trained together, see `pfl_jax.engine.chunking`.
+
+    Attributes:
+      model: the model that clients train.
+      batch_size: examples of a mini-batch.
+      drop_last: whether incomplete last batches are left out.
+    """
+
+    model: Model
+    batch_size: int
+    drop_last: bool
+
+
 class Method(NamedTuple):
     """Personalized federated learning method.
 
@@ -227,6 +241,10 @@ class Method(NamedTuple):
         the values of single clients. None sums the values as clients finish.
       encoded: value of a `Mean` -> arrays that are sent for it; only their shapes are used, to count bytes. None means
         the value itself.
+      averaged: whether the server keeps nothing but parameters, which a round takes from the one `Mean` that clients
+        send, so that `pfl_jax.wrappers.server_optimizer` applies. What is derived from such a method by `_replace` is
+        one too, unless it says otherwise.
+      work: how clients train; factories decorated by `pfl_jax.methods.factories.checked` say it, None is unknown.
     """
 
     init_server: Callable[[PRNGKey], Server]
@@ -239,6 +257,8 @@ class Method(NamedTuple):
     survey: Survey | None = None
     server_mean: Callable[[PyTree, jax.Array], Mean] | None = None
     encoded: Callable[[PyTree], PyTree] | None = None
+    averaged: bool = False
+    work: LocalWork | None = None
 
 
 MethodSchedule: TypeAlias = Callable[[jax.Array], Method]

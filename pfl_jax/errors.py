@@ -18,7 +18,7 @@ class CannotWrite(InvalidInput):
 
 
 class Diverged(InvalidInput):
-    """Loss, model or message that became NaN or infinite.
+    """Model or message that became NaN or infinite.
 
     Attributes:
       round: number of the round, counted from 1.
@@ -31,7 +31,7 @@ class Diverged(InvalidInput):
         what = "what the server computed from finite messages"
         if clients:
             more = f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
-            what = f"the model, message or loss of client {clients[0]}{more}"
+            what = f"the model or message of client {clients[0]}{more}"
         super().__init__(f"round {round}: {what} is NaN or infinite")
 
     def __reduce__(self) -> tuple[Any, ...]:

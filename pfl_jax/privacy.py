@@ -227,14 +227,18 @@ def participations(settings: Settings, counts: np.ndarray, key: PRNGKey) -> np.n
     size = settings.cohort_size(clients, 0)
     if size == clients:
         return np.arange(1, total + 1)
-    draw = jax.jit(
-        jax.vmap(lambda index: sample_cohort(key, index, jnp.asarray(counts, jnp.int32), size, settings).clients)
-    )
-    part = np.zeros((total, clients), np.int64)
-    np.put_along_axis(part, np.asarray(draw(jnp.arange(total, dtype=jnp.int32))), 1, axis=1)
+    sizes = jnp.asarray(counts, jnp.int32)
+
+    def take_part(taken, index):
+        taken = taken.at[sample_cohort(key, index, sizes, size, settings).clients].add(1)
+        return taken, jnp.max(taken)
+
+    # Round by round: the cohorts of all rounds together would take memory for rounds x clients.
+    count = jax.jit(lambda rounds: jax.lax.scan(take_part, jnp.zeros(clients, jnp.int32), rounds)[1])
+    most = np.array(count(jnp.arange(total, dtype=jnp.int32)), np.int64)
     if settings.cohort_size(clients, total - 1) == clients:
-        part[-1] = 1
-    return part.cumsum(axis=0).max(axis=1)
+        most[-1] = most[-2] + 1
+    return most
 
 
 def _example_budget(factory, values, settings, counts, rounds, delta) -> Budget:

@@ -41,6 +41,7 @@ CATEGORY_EMBEDDINGS = LARGEST - 2
 VALVE = LARGEST - 3
 POLICY = LARGEST - 4
 SIMPLEX_POINTS = LARGEST - 5
+EMBEDDINGS = LARGEST - 6
 
 RUN = {
     "initialization": INITIALIZATION,
@@ -62,9 +63,10 @@ SERVER = {
     "valve": VALVE,
     "policy": POLICY,
     "simplex_points": SIMPLEX_POINTS,
+    "embeddings": EMBEDDINGS,
 }
 """Name -> stream of the key of the server's initialization: FedTGP's generator of prototypes, pFedFDA's class means,
-GPFL's category embeddings and valve, FedCP's policy, the seed of Floco's points."""
+GPFL's category embeddings and valve, FedCP's policy, the seeds of Floco's points and of pFedHN's embeddings."""
 
 LOCAL = {
     "personal_model": PERSONAL_MODEL,

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -24,7 +25,8 @@ INTERNAL = {
     "wrappers",
     *(f"engine.{name}" for name in ("checks", "cohort", "disk_state", "host_state", "mapping", "means")),
     *(f"engine.{name}" for name in ("placement", "programs", "rounds", "rows_file", "shared_checkpoint", "sharding")),
-    *(f"primitives.{name}" for name in ("active_set", "affinity", "interior_point", "per_example")),
+    *(f"primitives.{name}" for name in ("active_set", "affinity", "frank_wolfe", "interior_point")),
+    *(f"primitives.{name}" for name in ("jaxopt_solvers", "per_example")),
 }
 """Modules that are imported by others here, and promise nothing to users."""
 
@@ -38,7 +40,7 @@ PUBLIC = [
     "engine.sweep",
     *(f"networks.{name}" for name in ("batch_norm", "convolution", "flax_modules", "layers", "models", "pooling")),
     *(f"networks.{name}" for name in ("module_checks", "nnx_modules", "resnet", "text")),
-    *(f"testing.{name}" for name in ("conformance", "problems")),
+    *(f"testing.{name}" for name in ("conformance", "problems", "subject")),
     *(f"primitives.{name}" for name in ("aggregation", "compressors", "ensembles", "feature_statistics", "features")),
     *(f"primitives.{name}" for name in ("fingerprint", "robust_means", "updates")),
     *(
@@ -108,6 +110,45 @@ def test_a_module_and_what_it_holds_have_different_names():
     assert isinstance(pfl_jax.sweep, types.ModuleType)
     assert pfl_jax.run is pfl_jax.simulate.run is not pfl_jax.sweep.run
     assert all(getattr(pfl_jax.methods, name) is factory for name, factory in METHODS.items())
+
+
+FACTORIZED = """
+import jax
+import pfl_jax
+{then}
+jax.numpy.linalg.cholesky(jax.numpy.eye(2)).block_until_ready()
+import os, threadpoolctl
+print(os.environ["OPENBLAS_NUM_THREADS"], *{{
+    one["num_threads"] for one in threadpoolctl.threadpool_info() if "scipy.libs" in one["filepath"]
+}})
+"""
+SLOW_FACTORIZATIONS = "scipy was imported before pfl_jax"
+
+
+@pytest.mark.parametrize(
+    ("first", "given", "printed", "warned"),
+    [
+        ("", None, "1 1", False),
+        ("import scipy.linalg", None, "1 1", False),
+        ("", "2", "2 2", False),
+        ("import scipy.linalg, sys; sys.modules['threadpoolctl'] = None", None, None, True),
+    ],
+)
+def test_factorizations_keep_to_one_thread(first, given, printed, warned):
+    """More than one in each of XLA's takes a hundred times as long; a value of the user's own stays."""
+    rest = "del sys.modules['threadpoolctl']" if warned else ""
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    environment |= {} if given is None else {"OPENBLAS_NUM_THREADS": given}
+    done = subprocess.run(
+        [sys.executable, "-c", f"{first}\n{FACTORIZED.format(then=rest)}"],
+        cwd=ROOT.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (SLOW_FACTORIZATIONS in done.stderr) == warned
+    assert printed in (None, done.stdout.strip())
 
 
 def test_importing_the_package_imports_nothing_else():

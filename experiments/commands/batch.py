@@ -22,6 +22,7 @@ from experiments.execution.committed import ROOT
 from experiments.execution.estimate import Speeds, examples_visited
 from experiments.results.load import Result, read_config, read_summary
 from experiments.results.run_folder import CONFIG
+from experiments.results.version import OTHER_CODE, Trust
 from experiments.runtime.console import print_line
 from experiments.runtime.locks import lock_folder
 from experiments.runtime.progress import duration
@@ -53,6 +54,8 @@ class Batch(abc.ABC):
     """Folder of the runs and of the command's output; by default one in runs/."""
     dry_run: Switch = False
     """Print the command and the state of each run, and run nothing."""
+    accept_other_code: Switch = False
+    """Also use runs that other code made, and resume them; otherwise they are set aside, and run anew."""
     words: tyro.conf.Suppress[tuple[str, ...]] = ()
     """Options of every run."""
 
@@ -81,7 +84,15 @@ class Batch(abc.ABC):
     def run(self, jobs: Sequence[Job], console: Console) -> None:
         """Run the unfinished jobs of one group."""
         for job in jobs:
-            cached_runs.run_cell(job.cell, job.folder, console)
+            cached_runs.run_cell(job.cell, job.folder, console, trust=self.trust)
+
+    def files(self, job: Job) -> list[Path]:
+        """Folder of a job, and what else belongs to its run."""
+        return [job.folder]
+
+    def inspect(self, job: Job) -> cached_runs.State:
+        """Content of a job's folder; InvalidInput if it holds something else."""
+        return cached_runs.inspect(job.cell, job.folder, self.trust)
 
     def has_more(self, jobs: Sequence[Job]) -> bool:
         """Whether the results of all jobs have added others."""
@@ -97,7 +108,7 @@ class Batch(abc.ABC):
         Raises:
           InvalidInput: its folder holds something else.
         """
-        if cached_runs.inspect(job.cell, job.folder) == "finished":
+        if self.inspect(job) == "finished":
             together = read_config(job.folder).get("runs_together", 1)
             return read_summary(job.folder).get("seconds", 0.0) / together
         kept = self.committed_result(job)
@@ -106,11 +117,11 @@ class Batch(abc.ABC):
     def state(self, job: Job) -> tuple[str, float]:
         """State of a job in words, such as "round 120 of 200", and the share of its rounds that remains."""
         try:
-            state, kept = cached_runs.inspect(job.cell, job.folder), self.committed_result(job)
+            state, kept = self.inspect(job), self.committed_result(job)
             if kept is not None:
                 return f"finished, in {kept.path}", 0.0
             if state != "unfinished":
-                return state, float(state == "absent")
+                return state, float(state != "finished")
             done, rounds = cached_runs.rounds_done(job.folder), job.cell.request().options.rounds
             if (job.folder / CONFIG).exists():
                 # Those of its data, which may be embedded.
@@ -128,6 +139,11 @@ class Batch(abc.ABC):
 
     def finish(self, console: Console) -> None:  # noqa: B027 - a command may leave it out
         """Write and print the output of the finished runs."""
+
+    @property
+    def trust(self) -> Trust:
+        """Code whose runs count."""
+        return "all" if self.accept_other_code else "sources"
 
     @property
     def only_previews(self) -> bool:
@@ -215,6 +231,14 @@ def drive(batch: Batch, console: Console) -> None:
         f"{len(done)} of {len(jobs)} runs are there, in {batch.folder}"
         + (f" and {ROOT.name} ({elsewhere})" if elsewhere else ""),
     )
+    # Told before the first of them is moved, each when it is its turn.
+    others = [job for job in jobs if job.folder not in done and batch.inspect(job) == "of other code"]
+    if others:
+        print_line(
+            console,
+            f"{len(others)} runs in {batch.folder} are of other code than today's: they are set aside in "
+            f"{batch.folder / OTHER_CODE} and run anew (--accept-other-code uses them)",
+        )
     refused = 0
 
     def told(said: str) -> str:
@@ -234,6 +258,9 @@ def drive(batch: Batch, console: Console) -> None:
             title = f"run {jobs.index(missing[0]) + 1} of {len(jobs)}: {missing[0].title}"
             title += f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             print_line(console, title + (f"; about {duration(sum(left))} left" if done else ""), style="bold")
+            for job in missing:
+                if job in others:
+                    cached_runs.set_aside(batch.files(job), batch.folder)
             with leaving(told):
                 is_done = _run(batch, missing, console)
             if not is_done:

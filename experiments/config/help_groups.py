@@ -63,7 +63,10 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "result": (
         "Output files, and resumption of an interrupted run.",
-        ("out", "keep_state", "checkpoint_every", "keep_checkpoints", "resume", "plot", "tensorboard", "wandb"),
+        (
+            *("out", "keep_state", "checkpoint_every", "keep_checkpoints", "resume", "accept_other_code"),
+            *("plot", "tensorboard", "wandb"),
+        ),
     ),
     "device": (
         "Hardware and precision; up to rounding, results do not depend on these options.",

@@ -14,7 +14,17 @@ from experiments.config.schedules import parse_schedule
 RESULT_NEUTRAL = {
     *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"),
     *("data", "test_data"),
-    *("checkpoint_every", "keep_checkpoints", "resume", "mesh", "tensorboard", "wandb", "plot", "keep_state"),
+    *(
+        "checkpoint_every",
+        "keep_checkpoints",
+        "resume",
+        "accept_other_code",
+        "mesh",
+        "tensorboard",
+        "wandb",
+        "plot",
+        "keep_state",
+    ),
     *PROCESSES,
 }
 """Options that do not change the results of a run; of --source and --data, only the data that was loaded matters. See

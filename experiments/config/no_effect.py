@@ -31,7 +31,7 @@ def _first_alignment(values: Values) -> str:
 
 
 UNREAD: dict[str, dict[str, Callable[[Values], str]]] = {
-    "fedpac": {"lam": _off("alignment"), "solver": _off("collaboration")},
+    "fedpac": {"lam": _off("alignment"), **dict.fromkeys(("covariance", "solver"), _off("collaboration"))},
     "fedpac_proto": {"lam": _off("alignment")},
     "fedas": {
         "lam": _fedas_lam,

@@ -193,8 +193,8 @@ class Options:
     target_accuracy: float | None = None
     """Stop after the first evaluation whose mean accuracy, by --eval-protocol, is at least this percentage."""
     on_nan: OnNaN = "stop"
-    """What to do if a client's model, message or loss becomes NaN or infinite: end the run (stop), or leave the client
-    out of the round (skip-client)."""
+    """What to do if a client's model or message becomes NaN or infinite: end the run (stop), or leave the client out of
+    the round (skip-client)."""
     eval_protocol: Protocol = "received"
     """Evaluation protocol that is reported first: received (after aggregation) and trained (right after a client's own
     training) are always evaluated; before_aggregation is evaluated only with this option, and tests the cohort right
@@ -202,13 +202,14 @@ class Options:
     out: str | None = None
     """New folder for the results; None creates one under runs/."""
     checkpoint_every: int | None = None
-    """Rounds between two checkpoints, with one after the last round; None writes one only if the run is
-    interrupted."""
+    """Rounds between two checkpoints, one of them after the last; None writes one only if the run is interrupted."""
     keep_checkpoints: int = 2
     """Number of checkpoints to keep, the newest ones."""
     resume: str | None = None
     """Folder of an interrupted run to continue from its newest checkpoint; no other option is needed. With a larger
     --rounds, rounds are added to a run, also to a finished one."""
+    accept_other_code: bool = False
+    """With --resume: also resume a run that other sources of this project began."""
     keep_state: Literal["auto", "always", "never"] = "auto"
     """Write the final state of server and clients to state.msgpack in the run's folder, for experiments.export and
     load_run; auto writes up to 256 MiB, and nothing in commands with many runs."""
@@ -226,14 +227,15 @@ class Options:
         """Raise InvalidInput for the first option that is out of range."""
         for name in (
             *("rounds", "num_clients", "min_size", "train_size", "test_size", "chunk", "devices", "eval_every"),
-            "eval_clients",
-            *("checkpoint_every", "keep_checkpoints", "num_processes"),
+            *("eval_clients", "checkpoint_every", "keep_checkpoints", "num_processes"),
         ):
             value = getattr(self, name)
             if isinstance(value, int):
                 _require(value >= 1, name, "must be at least 1", value)
         for name, allowed in RANGES.items():
             real(flag(name), getattr(self, name), allowed)
+        if self.accept_other_code and self.resume is None:
+            raise InvalidInput("--accept-other-code needs --resume")
         if self.attackers and self.attack is None:
             raise InvalidInput("--attackers needs --attack: labels, signs or noise")
         self._check_processes()
@@ -257,8 +259,7 @@ class Options:
             raise InvalidInput("--eval-clients cannot be given with --eval-protocol before_aggregation")
         if self.size_choices is not None:
             _require(len(self.size_choices) > 0, "size_choices", "needs at least one size", self.size_choices)
-            least = min(self.size_choices)
-            _require(least >= 1, "size_choices", "must be at least 1 each", least)
+            _require(min(self.size_choices) >= 1, "size_choices", "must be at least 1 each", min(self.size_choices))
         _require(0 <= self.s <= 100, "s", "is a percentage between 0 and 100", self.s)
         _require(math.isfinite(self.beta) and self.beta > 0, "beta", "must be positive", self.beta)
         _require(0 <= self.seed < 2**32, "seed", "must be between 0 and 4294967295", self.seed)
@@ -307,7 +308,6 @@ class Options:
 
 PROCESSES = {"distributed", "coordinator", "num_processes", "process_id"}
 """Options of distributed runs."""
-
 
 PARTITION_OPTIONS = {
     "grouped": ("s", "train_size", "size_choices", "test_size"),

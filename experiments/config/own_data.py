@@ -8,9 +8,10 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from experiments.config.options import Options, flag
-from pfl_jax.data import own_files
+from pfl_jax.data import own_files, read_tables
+from pfl_jax.data.rows import blocks
 from pfl_jax.data.sources import Dataset
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, shortened
 from pfl_jax.networks.text import TEXT_MODELS, vocabulary_of
 
 CUSTOM = "custom"
@@ -18,6 +19,9 @@ CUSTOM = "custom"
 
 OWN_DATA = ("data", "label", "client_column", "test_data", "test_fraction", "normalize", "data_digest")
 """Options that it alone has."""
+
+LISTED = 10
+"""Most classes that a note names."""
 
 PUBLISHED_DATA = ("source", "data_dir")
 """Options of the papers' data sets only."""
@@ -127,9 +131,13 @@ def fitted(options: Options, given: frozenset[str], dataset: Dataset) -> Options
     return dataclasses.replace(options, num_clients=found)
 
 
-def notes(dataset: Dataset) -> list[str]:
-    """Remarks on data that can be used, and may not be what was meant."""
-    found = []
+def notes(options: Options, dataset: Dataset) -> list[str]:
+    """Remarks on the user's own data that can be used, and may not be what was meant."""
+    tables = [path for path in (options.data, options.test_data) if is_file(path) and path.lower().endswith(".csv")]
+    found = [f"{Path(path).name} ends within a line, it may be cut off" for path in tables if read_tables.is_cut(path)]
+    found += _notes_on_classes(dataset)
+    if again := int(np.isin(_hashes(dataset.test_x), _hashes(dataset.train_x)).sum()):
+        found.append(f"{again} of {len(dataset.test_y)} test rows have the inputs of a training row")
     if dataset.mean is None and dataset.train_x.dtype == "uint8" and dataset.train_x.max() > 1:
         found.append("inputs are bytes from 0 to 255 and stay so; --normalize scales them")
     if dataset.train_client is not None:
@@ -138,6 +146,37 @@ def notes(dataset: Dataset) -> list[str]:
         if alone:
             found.append(f"{alone} of {len(dataset.client_names)} clients have training rows of one class only")
     return found
+
+
+def _notes_on_classes(dataset: Dataset) -> list[str]:
+    counts = np.bincount(np.concatenate([dataset.train_y, dataset.test_y]), minlength=dataset.num_classes)
+    names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+    order = np.argsort(counts, kind="stable")
+    listed = ", ".join(f"{names[number]} ({counts[number]})" for number in order[:LISTED])
+    if len(order) > LISTED:
+        listed += f" and {len(order) - LISTED} more, up to {names[order[-1]]} ({counts[order[-1]]})"
+    found = [f"rows of the {len(names)} classes, the fewest first: {listed}"]
+    if single := int(np.sum(counts == 1)):
+        found.append(f"{single} of {len(names)} classes have one row only")
+    spellings: dict[Any, list[str]] = {}
+    for name in names:
+        spellings.setdefault(_meaning(name), []).append(name)
+    if alike := "; ".join(", ".join(group) for group in spellings.values() if len(group) > 1):
+        found.append(f"classes that may be one, since they differ in spelling alone: {shortened(alike)}")
+    return found
+
+
+def _hashes(x: Any) -> np.ndarray:
+    """A number [P] for each row that equal rows share."""
+    return np.fromiter((hash(row.tobytes()) for _, part in blocks(x) for row in part), np.int64, len(x))
+
+
+def _meaning(name: str) -> float | str:
+    """What a class may be called in another spelling too."""
+    try:
+        return float(name)
+    except ValueError:
+        return name.casefold()
 
 
 def _arguments(options: Options) -> dict[str, Any]:

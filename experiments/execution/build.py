@@ -1,6 +1,5 @@
 """Build an experiment from a checked command line: data, federation, model, method, settings."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -32,7 +31,6 @@ from pfl_jax.engine import chunking, placement
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method as method_of
 from pfl_jax.methods.fedbn import is_normalization
-from pfl_jax.networks.models import is_convolutional
 from pfl_jax.privacy import Budget
 from pfl_jax.privacy import budgets as budgets_of
 
@@ -89,7 +87,8 @@ def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
     given = request.given | {parse_schedule(text).name for text in request.options.schedule or ()}
     notes = ineffective_options(request.dataset, request.options, given, jax.default_backend())
     notes += unread(request.options.method, request.hyper_parameters, given)
-    notes += own_data.notes(dataset)
+    if request.dataset == own_data.CUSTOM:
+        notes += own_data.notes(request.options, dataset)
     if request.options.method == "fedbn":
         params = jax.eval_shape(model_of(request.options, dataset).init, jax.random.key(0))
         if not any(is_normalization(params)):
@@ -148,12 +147,14 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
         eval_every=options.eval_every,
         eval_clients=options.eval_clients,
         before_aggregation=options.eval_protocol == "before_aggregation",
+        chunk=options.chunk,
     )
     newcomers = None
     if options.held_out_clients:
         data, newcomers = federated.hold_out(data, options.held_out_clients)
-    settings = dataclasses.replace(settings, chunk=_chunk(request, dataset, np.asarray(data.train_count), settings))
-    method, budgets = make_method(request, dataset), privacy_of(request, settings, np.asarray(data.train_count))
+    counts = np.asarray(data.train_count)
+    method, budgets = make_method(request, dataset), privacy_of(request, settings, counts)
+    settings = chunking.resolved(settings, method, counts, devices=len(devices(options)))
     if mesh is None:
         return Experiment(request, dataset, data, method, settings, newcomers, budgets)
     placed = None if newcomers is None else placement.place(newcomers, mesh)
@@ -262,18 +263,3 @@ def divide(options: Options, dataset: Dataset) -> partition.Partition:
     if options.val_fraction is None:
         return parts
     return partition.with_validation(parts, options.val_fraction, seed=options.seed)
-
-
-def _chunk(request: Request, dataset: Dataset, counts: np.ndarray, settings: simulate.Settings) -> int:
-    """Number of clients under one vmap on a device, for clients with these numbers of training examples."""
-    options = request.options
-    if options.chunk != "auto":
-        return options.chunk
-    return chunking.choose_chunk(
-        chunking.typical_cohort(counts, settings.cohort_size(len(counts), 0)),
-        batch_size=request.hyper_parameters.get("batch_size", 1),
-        devices=len(devices(options)),
-        backend=jax.default_backend(),
-        convolutional=is_convolutional(model_of(options, dataset)),
-        drop_last=options.drop_last,
-    )

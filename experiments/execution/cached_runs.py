@@ -1,13 +1,15 @@
 """Cached runs: each has its own folder, is run once, and is read afterwards.
 
 A cell is one run of the ordinary command line. A finished run is not repeated, an interrupted one resumes from its
-last checkpoint or starts again, and a folder with results of another run is refused. Tables and figures are made
-of cells.
+last checkpoint or starts again, and a folder with results of another run is refused. A run that other code made is set
+aside, and runs anew. Tables and figures are made of cells.
 """
 
 import dataclasses
 import functools
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,17 +24,21 @@ from experiments.config.request import Request
 from experiments.execution import trackers
 from experiments.results.load import read_config, read_metrics, read_summary
 from experiments.results.run_folder import CONFIG, METRICS, STATE, SUMMARY, RunFolder
+from experiments.results.version import OTHER_CODE, Trust, by_other_code
 from experiments.runtime.locks import lock_run
+from pfl_jax.atomic_write import make_folder
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
 if TYPE_CHECKING:
     from experiments.execution.rounds import Observe
 
-State = Literal["absent", "unfinished", "finished"]
+State = Literal["absent", "unfinished", "finished", "of other code"]
 
 
-def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe | None" = None) -> dict[str, Any]:
+def run_cell(
+    cell: Cell, folder: str | Path, console: Console, observe: "Observe | None" = None, trust: Trust = "sources"
+) -> dict[str, Any]:
     """Run a cell unless its folder already holds the finished run.
 
     Args:
@@ -40,6 +46,7 @@ def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe
       folder: folder of its results, which has no other files.
       console: console for the run's output.
       observe: see `rounds.Observe`; not called if the run is finished already.
+      trust: code whose runs are read or resumed.
 
     Returns:
       The content of summary.json.
@@ -49,7 +56,9 @@ def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe
       KeyboardInterrupt: after SIGINT; the next call resumes from the cell's last checkpoint, if it has one.
     """
     folder = Path(folder)
-    state = inspect(cell, folder)
+    state = inspect(cell, folder, trust)
+    if state == "of other code":
+        raise InvalidInput(f"{folder} holds the run, made by other code: give --out another folder")
     if state != "finished":
         request = cell.request(folder)
         if state == "unfinished" and observe is None and Checkpoints(folder / FOLDER).rounds():
@@ -57,7 +66,7 @@ def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe
 
             # `inspect` has compared everything else.
             given = request.given & (RESULT_NEUTRAL | CONTINUING) - {"out", "resume"}
-            resume = dataclasses.replace(request.options, resume=str(folder))
+            resume = dataclasses.replace(request.options, resume=str(folder), accept_other_code=True)
             request = resumed(dataclasses.replace(request, options=resume, given=given))
         elif state == "unfinished":
             remove_unfinished(folder)
@@ -74,8 +83,13 @@ def run_cell(cell: Cell, folder: str | Path, console: Console, observe: "Observe
     return read_summary(folder)
 
 
-def inspect(cell: Cell, folder: str | Path) -> State:
+def inspect(cell: Cell, folder: str | Path, trust: Trust = "sources") -> State:
     """Content of a folder with respect to a cell.
+
+    Args:
+      cell: the run that belongs there.
+      folder: the folder.
+      trust: code whose runs count.
 
     Raises:
       InvalidInput: it holds the results of another run, or cannot be read.
@@ -93,9 +107,33 @@ def inspect(cell: Cell, folder: str | Path) -> State:
             raise InvalidInput(
                 f"{folder} holds another run ({differs}), which is never overwritten: give --out another"
             )
+        if by_other_code(config, trust):
+            return "of other code"
     elif (folder / SUMMARY).exists():
         raise InvalidInput(f"{folder} holds a {SUMMARY} without its {CONFIG}: give --out another folder")
     return "finished" if (folder / SUMMARY).exists() else "unfinished"
+
+
+def set_aside(files: Sequence[Path], root: Path) -> None:
+    """Move a run that other code made into a subfolder of its command's folder, with the same path from there.
+
+    Args:
+      files: the run's folder, and what else belongs to it; missing files are left out.
+      root: folder of the command.
+
+    Raises:
+      InvalidInput: a process is at work in the run's folder, or it cannot be moved.
+    """
+    moves = {path: path.relative_to(root) for path in files if path.exists()}
+    places = (root / OTHER_CODE / str(number) for number in itertools.count(1))
+    place = next(place for place in places if not any((place / path).exists() for path in moves.values()))
+    try:
+        with lock_run(files[0] / METRICS):
+            for path, target in moves.items():
+                make_folder((place / target).parent)
+                path.rename(place / target)
+    except OSError as error:
+        raise InvalidInput(f"cannot move {files[0]}: {error.strerror or error}") from None
 
 
 def rounds_done(folder: Path) -> int:

@@ -2,9 +2,9 @@
 
     results/COLUMN/METHOD/seed-N.json
 
-has the command, the commit, the configuration, the summary, and the means over clients of every evaluation, but no
-results of single clients. A file with the same dataset, options and seed as a run counts as that finished run; its name
-only helps people to find it.
+has the command, the commit, the method's version, the configuration, the summary, and the means over clients of every
+evaluation, but no results of single clients. A file with the same dataset, options, seed and version of the method as a
+run counts as that finished run; its name only helps people to find it.
 """
 
 import functools
@@ -24,19 +24,19 @@ from experiments.results import load
 from experiments.results.intact import DIGESTS
 from experiments.results.load import Result
 from experiments.results.run_folder import strict_json
-from experiments.results.version import commit_of
+from experiments.results.version import commit_of, method_version
 from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput
 
 ROOT = Path(__file__).parents[2] / "results"
 """Folder of the committed results in the checkout."""
 
-FIELDS = ("command", "commit", "config", "summary", "rounds")
+FIELDS = ("command", "commit", "version", "config", "summary", "rounds")
 """Entries of a file."""
 
 
 class Library:
-    """Committed results of a folder.
+    """Committed results of a folder, those of today's versions of their methods.
 
     Args:
       root: the folder; a missing one counts as empty.
@@ -48,7 +48,8 @@ class Library:
     def __init__(self, root: Path = ROOT):
         self.root = root
         self._by_kind: dict[tuple[Any, ...], list[Result]] = {}
-        self.all = [_read(path) for path in sorted(root.glob("*/*/seed-*.json"))]
+        found = [_read(path) for path in sorted(root.glob("*/*/seed-*.json"))]
+        self.all = [one for one in found if one.version == method_version(one.config["options"]["method"])]
         for one in self.all:
             self._by_kind.setdefault(_kind(one.config["dataset"], one.config["options"]), []).append(one)
 
@@ -104,14 +105,27 @@ def keep_divergence(cell: Cell, reason: str, place: Path, root: Path = ROOT) -> 
     Raises:
       InvalidInput: the file cannot be written.
     """
-    path = divergence(place, root)
+    path = _divergence(place, root)
     make_folder(path.parent)
-    write_text(path, strict_json({"command": cell.command(), "error": reason}))
+    version = method_version(cell.request().options.method)
+    write_text(path, strict_json({"command": cell.command(), "version": version, "error": reason}))
     return path
 
 
-def divergence(place: Path, root: Path = ROOT) -> Path:
-    """File of `keep_divergence`, whether it is there or not."""
+def has_diverged(cell: Cell, place: Path, root: Path = ROOT) -> bool:
+    """Whether `keep_divergence` was called for a run with today's version of its method.
+
+    Args:
+      cell, place, root: see `keep_divergence`.
+
+    Raises:
+      InvalidInput: the file is damaged.
+    """
+    path = _divergence(place, root)
+    return path.is_file() and load.read_json(path).get("version") == method_version(cell.request().options.method)
+
+
+def _divergence(place: Path, root: Path) -> Path:
     return root / place.parent / f"diverged-{place.name}.json"
 
 
@@ -129,6 +143,7 @@ def distill(folder: Path) -> dict[str, Any]:
         return {
             "command": command(config | {"options": options}),
             "commit": commit_of(config["versions"]["pfl_jax"]),
+            "version": config["method_version"],
             "config": {name: value for name, value in config.items() if name not in LONG} | {"options": options},
             "summary": {name: value for name, value in summary.items() if not _is_of_clients(name) and name != DIGESTS},
             "rounds": load.columns(lines),

@@ -37,6 +37,7 @@ FOLDER = "fedas-released"
 
 UNKNOWN_HERE = {
     *("chunk", "devices", "mesh", "state_on", "checkpoint_every", "keep_checkpoints", "resume", "keep_state"),
+    "accept_other_code",
     *("held_out_clients", "eval_clients", "drop_rate", "on_nan", "schedule"),
     *("attack", "attackers", "attack_scale", "server_mean", "compress"),
     *PROCESSES,

@@ -18,7 +18,7 @@ from experiments.config.own_code import label, method_factory
 from experiments.execution.experiment import Experiment
 from experiments.papers import published
 from experiments.results.run_folder import ATTACKERS, HONEST, VALIDATION, Evaluation, best, rounded
-from experiments.results.version import own_version
+from experiments.results.version import method_version, source_versions
 from experiments.runtime.devices import devices
 from pfl_jax.base import Info
 from pfl_jax.data.federated import class_table
@@ -52,6 +52,7 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
         "chunk": experiment.settings.chunk,
         "device": _device(request.options),
         "versions": _versions(),
+        "method_version": method_version(request.options.method),
     }
 
 
@@ -89,7 +90,7 @@ def identity(experiment: Experiment) -> dict[str, Any]:
     if not fixed_rounds(request.options):
         del options[flag("rounds")]
     named = {"dataset": request.dataset, **options, "--seed": request.options.seed}
-    versions = {name: version for name, version in _versions().items() if name in ("jax", "jaxlib", "pfl_jax")}
+    versions = {name: version for name, version in _versions().items() if name in ("jax", "jaxlib", *source_versions())}
     return {
         "run": named | {"data": experiment.dataset.description},
         "made_with": {**versions, "device": _device(request.options), "chunk": experiment.settings.chunk},
@@ -104,7 +105,7 @@ def _versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found | {"pfl_jax": own_version()}
+    return found | source_versions()
 
 
 def _device(options: Options) -> str:

@@ -15,10 +15,11 @@ from experiments.execution.experiment import Experiment
 from experiments.execution.records import privacy_record
 from experiments.results.load import read_config, read_json
 from experiments.results.run_folder import CONFIG, METRICS, STATE, SUMMARY, RunFolder
+from experiments.results.version import RESUMED_BY, by_other_code, code_version, versions_behind
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
-CONTINUING = {"resume", "out", "checkpoint_every", "keep_checkpoints", "eval_protocol"}
+CONTINUING = {"resume", "accept_other_code", "out", "checkpoint_every", "keep_checkpoints", "eval_protocol"}
 """Options for resuming a run, which do not define it."""
 
 
@@ -49,6 +50,10 @@ def resumed(request: Request) -> Request:
         raise InvalidInput(f"--resume {folder}: {METRICS} is missing")
     config = read_config(folder)
     found = request_of(config, folder)
+    if by_other_code(config, "all" if options.accept_other_code else "sources"):
+        raise InvalidInput(
+            f"--resume {folder}: other code than today's began the run; --accept-other-code resumes it all the same"
+        )
     if found.dataset != request.dataset:
         raise InvalidInput(f"--resume {folder}: the run is on {found.dataset}, not {request.dataset}")
     stored = {**vars(found.options), **found.hyper_parameters}
@@ -174,6 +179,14 @@ def add_rounds(folder: RunFolder, experiment: Experiment, done: int, notify: Cal
         (folder.path / name).unlink(missing_ok=True)
     more = {"options": config["options"] | {"rounds": rounds}, "given": sorted({*config["given"], "rounds"})}
     folder.write(CONFIG, config | more | privacy_record(experiment, rounds))
+
+
+def record_code(folder: RunFolder) -> None:
+    """Write into a run's configuration that today's code goes on with it, unless it is that of all rounds so far."""
+    config = read_config(folder.path)
+    known, today = versions_behind(config), code_version(config["options"]["method"])
+    if today not in known:
+        folder.write(CONFIG, config | {RESUMED_BY: [*known[1:], today]})
 
 
 def check_data(folder: Path, description: str) -> None:

@@ -13,6 +13,7 @@ from experiments.execution.experiment import Experiment
 from experiments.execution.history import History
 from experiments.execution.records import Unused, info_record, summary, unused_shares
 from experiments.results.run_folder import METRICS, Evaluation, RunFolder
+from experiments.runtime.console import print_notice
 from experiments.runtime.distributed import Processes
 from experiments.runtime.progress import RoundProgress
 from experiments.runtime.signals import Stop, writing
@@ -34,6 +35,7 @@ class Run:
       track: receives each evaluation, see `trackers.open_trackers`; None in processes that write nothing.
       accuracy: mean of the latest evaluation in percent, by --eval-protocol; None before the first.
       is_finished: whether its folder has all results already; then nothing is written there.
+      has_warned: whether the user knows of clients without a loss, see `warn`.
     """
 
     experiment: Experiment
@@ -42,6 +44,7 @@ class Run:
     track: Callable[[Evaluation], None] | None = None
     accuracy: float | None = None
     is_finished: bool = False
+    has_warned: bool = False
 
     def __post_init__(self) -> None:
         if self.history.evaluations:
@@ -68,6 +71,21 @@ class Run:
             epsilons = {budget.unit: budget.epsilon(result.round) for budget in self.experiment.privacy}
             self.folder.log(evaluation, **_log_entries(result), **({"epsilon": epsilons} if epsilons else {}))
             self.track(evaluation)
+
+    def warn(self, console: Console) -> None:
+        """Name the clients of the latest evaluation whose test loss is not finite, once in a run."""
+        latest = self.history.evaluations[-1]
+        for protocol in latest.protocols:
+            scores = getattr(latest, protocol)
+            clients = np.flatnonzero(np.isfinite(scores.accuracy) & ~np.isfinite(scores.loss))
+            if clients.size and not self.has_warned:
+                self.has_warned = True
+                more = f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
+                print_notice(
+                    console,
+                    f"round {latest.round}: the test loss of client {clients[0]}{more} is NaN or infinite "
+                    f"({protocol}); a prediction of NaN counts as wrong, and training goes on",
+                )
 
     def _take(self, evaluation: Evaluation) -> None:
         # Not in every round: it sorts the scores of all clients.
@@ -156,6 +174,7 @@ def run_rounds(
                 if result.received is not None:
                     with processes.synchronized():
                         run.evaluate(result)
+                    run.warn(console)
                 if observe is not None:
                     observe(run.experiment, result)
             visits = sum(result.examples for result in results) * epochs

@@ -22,7 +22,7 @@ from experiments.execution.records import (
     headline,
     identity,
 )
-from experiments.execution.resume import add_rounds, check_data, refuse_finished
+from experiments.execution.resume import add_rounds, check_data, record_code, refuse_finished
 from experiments.execution.rounds import Observe, Round, Run, run_rounds
 from experiments.execution.trackers import check, open_trackers
 from experiments.results.run_folder import CONFIG, METRICS, STATE, RunFolder
@@ -202,6 +202,7 @@ def _start(work: _Work, experiment: Experiment, console: Console) -> None:
             )
             if processes.is_first:
                 add_rounds(work.folder, experiment, work.history.round, functools.partial(print_notice, console))
+                record_code(work.folder)
         elif processes.is_first:
             work.folder.write(CONFIG, configuration(experiment) | work.named)
     if work.request.options.resume:

@@ -22,11 +22,15 @@ from experiments.config.exit_codes import leave
 from experiments.execution import cached_runs
 from experiments.fedas_study import ladder, page, records
 from experiments.fedas_study.ladder import LADDER, SOURCES, Place
+from experiments.results.version import Trust
 from experiments.runtime.console import print_line
 
 ROOT = Path(__file__).parents[2]
 SHARES = {f"{share:g}": share for share in ladder.PARTICIPATION}
 STEPS = {step.name: step for step in LADDER}
+
+TRUST: Trust = "version"
+"""Code whose runs count: as for their records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,7 @@ class Study(batch.Batch):
     """Folder of the records; by default results/fedas_study."""
     write: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """The page; by default docs/fedas.md."""
+    accept_other_code: tyro.conf.Suppress[bool] = False
     page: Switch = False
     """Only make the page and its figure."""
 
@@ -56,6 +61,10 @@ class Study(batch.Batch):
 
     def default_folder(self) -> Path:
         return Path("runs/fedas_study")
+
+    @property
+    def trust(self) -> Trust:
+        return TRUST
 
     @property
     def only_previews(self) -> bool:
@@ -117,7 +126,7 @@ def measure(place: Place, folder: Path, console: Console) -> records.Record:
       InvalidInput: the folder holds something else, or the run is refused.
       KeyboardInterrupt: after SIGINT.
     """
-    cached_runs.run_cell(place.cell, folder, console)
+    cached_runs.run_cell(place.cell, folder, console, trust=TRUST)
     return records.from_run(place, folder)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from experiments.fedas_study.ladder import Place
 from experiments.results import load
 from experiments.results.run_folder import rounded, strict_json
+from experiments.results.version import method_version
 from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput
 
@@ -44,6 +45,7 @@ def from_run(place: Place, folder: Path) -> Record:
         "command": _command(place),
         "data": config["data"]["description"],
         "versions": {name: config["versions"][name] for name in ("pfl_jax", "jax", "jaxlib", "python")},
+        "version": config["method_version"],
         "test_examples": int(sizes.sum()),
         "rounds": rounds,
         **{name: {"mean": _means(rows), "pooled": _means(rows, sizes)} for name, rows in curves.items()},
@@ -82,7 +84,7 @@ def _means(rows: np.ndarray, sizes: np.ndarray | None = None) -> list[float | No
 
 
 def read(place: Place, folder: Path) -> Record | None:
-    """Stored record of a run; None if there is none.
+    """Stored record of a run; None if there is none of today's version of its method.
 
     Args:
       place: which run.
@@ -97,7 +99,7 @@ def read(place: Place, folder: Path) -> Record | None:
     record = load.read_json(path)
     if record.get("command") != _command(place):
         raise InvalidInput(f"{path} is of another run than {_command(place)}: remove it")
-    return record
+    return record if record.get("version") == method_version(place.cell.request().options.method) else None
 
 
 def write(place: Place, record: Record, folder: Path) -> None:

@@ -151,9 +151,12 @@ class Figures(MeasuredBatch):
             f"{job.folder} holds the run but {path} is gone: remove {job.folder}, and the run is made again"
         )
 
+    def files(self, job: batch.Job) -> list[Path]:
+        return [job.folder, arrays_path(job.folder)]
+
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
         for job in jobs:
-            run_with_arrays(job.cell, job.folder, console, self.content.observe)
+            run_with_arrays(job.cell, job.folder, console, self.content.observe, self.trust)
 
     def finish(self, console: Console) -> None:
         # Imported now, so that errors and --help do not wait for matplotlib.

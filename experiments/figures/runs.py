@@ -10,6 +10,7 @@ from rich.console import Console
 from experiments.config.cell import Cell
 from experiments.execution import cached_runs
 from experiments.figures.figure import Keep, arrays_path
+from experiments.results.version import Trust
 from pfl_jax.atomic_write import write_binary
 from pfl_jax.data.specs import SPECS
 
@@ -49,7 +50,7 @@ def is_real(
     return False
 
 
-def run_with_arrays(cell: Cell, folder: Path, console: Console, keep: "Keep | None") -> None:
+def run_with_arrays(cell: Cell, folder: Path, console: Console, keep: "Keep | None", trust: Trust) -> None:
     """Run a cell, and store arrays of its rounds in the file `arrays_path(folder)`.
 
     Args:
@@ -57,13 +58,14 @@ def run_with_arrays(cell: Cell, folder: Path, console: Console, keep: "Keep | No
       folder: for its results.
       console: for the run's output.
       keep: arrays of one round by name, different names in different rounds; None keeps nothing.
+      trust: code whose runs are read or resumed.
 
     Raises:
       InvalidInput, KeyboardInterrupt: see `cached_runs.run_cell`.
     """
     if keep is None:
         # Without an observer an interrupted run goes on from its checkpoint.
-        cached_runs.run_cell(cell, folder, console)
+        cached_runs.run_cell(cell, folder, console, trust=trust)
         return
     arrays: dict[str, Any] = {}
 
@@ -73,4 +75,4 @@ def run_with_arrays(cell: Cell, folder: Path, console: Console, keep: "Keep | No
         if result.round == experiment.settings.rounds:
             write_binary(arrays_path(folder), lambda file: np.savez_compressed(file, **arrays))
 
-    cached_runs.run_cell(cell, folder, console, observe)
+    cached_runs.run_cell(cell, folder, console, observe, trust)

@@ -10,7 +10,8 @@
 Ctrl-C or SIGTERM ends the current round and writes a checkpoint; another one is written every 20 rounds, in case the
 machine fails. `kill -STOP PID` pauses the queue and `kill -CONT PID` continues it; the pause counts as run time.
 
-The results of a finished run are written to results/, to be committed; a run with a file there counts as finished.
+The results of a finished run are written to results/, to be committed; a run with a file there counts as finished while
+the version of its method is the same.
 --collect does the same with finished runs of other commands, such as experiments.tables. Afterwards
 `experiments.results_page`, `privacy_page` and `robustness_page` write these pages anew.
 """
@@ -37,6 +38,7 @@ from experiments.queue import field
 from experiments.queue.jobs import BLOCKS, DATASET, Job, jobs
 from experiments.results.load import Result, read_config
 from experiments.results.run_folder import SUMMARY
+from experiments.results.version import Trust
 from experiments.runtime.console import print_line
 from pfl_jax.errors import InvalidInput
 
@@ -59,6 +61,7 @@ class Queue(batch.Batch):
     """Folder of Fashion-MNIST's files; by default where Debian has it."""
     results: Folder = None
     """Folder of the committed results; by default results/."""
+    accept_other_code: tyro.conf.Suppress[bool] = False
 
     name: ClassVar = "queue"
     accepts_run_options: ClassVar = False
@@ -75,6 +78,11 @@ class Queue(batch.Batch):
 
     def default_folder(self) -> Path:
         return Path("runs/queue")
+
+    @property
+    def trust(self) -> Trust:
+        # As for the committed results, of which these runs become some.
+        return "version"
 
     @property
     def only_previews(self) -> bool:
@@ -128,17 +136,16 @@ class Queue(batch.Batch):
         kept = self.committed_result(job)
         if kept is not None:
             return kept.seconds
-        return 0.0 if self._divergence(job).is_file() else None
+        return 0.0 if self._has_diverged(job) else None
 
-    def _divergence(self, job: batch.Job) -> Path:
-        """File that says that the job's run diverged."""
-        return committed.divergence(job.folder.relative_to(self.folder), self.root)
+    def _has_diverged(self, job: batch.Job) -> bool:
+        return committed.has_diverged(job.cell, job.folder.relative_to(self.folder), self.root)
 
     def state(self, job: batch.Job) -> tuple[str, float]:
         state, share = super().state(job)
         if self.committed_result(job) is not None:
             return "finished", 0.0
-        if self._divergence(job).is_file():
+        if self._has_diverged(job):
             return "diverged", 0.0
         return ("finished, not collected" if state == "finished" else state), share
 
@@ -146,7 +153,7 @@ class Queue(batch.Batch):
         for job in jobs:
             place = job.folder.relative_to(self.folder)
             try:
-                cached_runs.run_cell(self._cell(job), job.folder, console)
+                cached_runs.run_cell(self._cell(job), job.folder, console, trust=self.trust)
             except RunDiverged as error:
                 if place.parts[0] not in field.FIELDS:
                     raise
@@ -190,7 +197,7 @@ class Queue(batch.Batch):
             library, others = Library(self.root), []
             missing = [job for job in jobs if library.find(job.cell) is None]
             for folder in folders:
-                job = next((job for job in missing if _holds(job.cell, folder)), None)
+                job = next((job for job in missing if self._holds(job.cell, folder)), None)
                 if job is None:
                     others.append(folder)
                     continue
@@ -198,15 +205,15 @@ class Queue(batch.Batch):
                 print_line(console, f"{folder}: {committed.keep(folder, job.place, self.root)}")
             folders = others
         for folder in folders:
-            print_line(console, f"{folder}: not of the queue, or there already")
+            print_line(console, f"{folder}: not of the queue, of another version of its method, or there already")
 
-
-def _holds(cell: Cell, folder: Path) -> bool:
-    """Whether a folder holds the finished run of a cell, on the real dataset."""
-    try:
-        return cached_runs.inspect(cell, folder) == "finished" and read_config(folder)["data"]["is_real"]
-    except InvalidInput:
-        return False
+    def _holds(self, cell: Cell, folder: Path) -> bool:
+        """Whether a folder holds the finished run of a cell, on the real dataset."""
+        try:
+            state = cached_runs.inspect(cell, folder, self.trust)
+            return state == "finished" and read_config(folder)["data"]["is_real"]
+        except InvalidInput:
+            return False
 
 
 def _hours(seconds: float) -> str:

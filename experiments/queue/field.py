@@ -12,7 +12,7 @@ from experiments.commands.parser import slug
 from experiments.config.cell import Cell
 from experiments.config.measures import Protocol
 from experiments.config.own_data import CUSTOM
-from experiments.execution.committed import Library, divergence
+from experiments.execution.committed import Library, has_diverged
 from experiments.queue.jobs import DATASET, SEEDS, Job
 from experiments.results.load import Result
 from pfl_jax.methods import METHODS
@@ -49,7 +49,7 @@ _SIX_RATES = ("0.01", "0.02", "0.05", "0.1", "0.2", "0.5")
 # A client may diverge at the largest rate: by default that would end the run, and the search would never end.
 _EVERY_RATE_ENDS = ("--on-nan", "skip-client")
 
-# docs/results-notes.md makes the file. With its digest, the results are found without it.
+# docs/results.md says how to make the file. With its digest, the results are found without it.
 _LETTERS = ("--data", "letters.csv", "--label", "lettr", "--data-digest", "35716c518063909d", "--normalize")
 _LIKE_FASHION_MNIST = (
     *("--partition", "grouped", "--s", "20", "--num-clients", "20", "--train-size", "600", "--test-size", "200"),
@@ -143,7 +143,7 @@ def _is_done(job: Job, there: Mapping[Path, Result], root: Path) -> bool:
 
 
 def _has_diverged(job: Job, root: Path) -> bool:
-    return divergence(job.place, root).is_file()
+    return has_diverged(job.cell, job.place, root)
 
 
 def _accuracy(one: Tuned) -> float:

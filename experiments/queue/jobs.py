@@ -11,7 +11,7 @@ from typing import NamedTuple
 from experiments.commands.parser import slug
 from experiments.config.cell import Cell
 from experiments.config.identity import relevant_options
-from experiments.papers import published, settings
+from experiments.papers import causes, published, settings
 from experiments.papers.published import Published
 from experiments.tables.comparison import place as place_of
 
@@ -27,14 +27,15 @@ ORDER = (
 """First methods of the first block; the others follow in the paper's order."""
 
 SEVERAL_SEEDS = (
-    *("fedpac", "fedpac -alignment -collaboration", "fedpac -collaboration", "fedpac -alignment"),
-    *("fedpac_proto (modified)", "fedavg", "fedavg_ft", "fedper", "fedrep", "fedbabu", "lg_fedavg", "ditto", "local"),
+    *("fedpac", "fedpac -collaboration", "fedpac -alignment", "fedpac -alignment -collaboration"),
+    *("fedavg_ft", "fedper", "fedrep", "ditto", "local"),
+    *("fedpac_proto (modified)", "fedavg", "fedbabu", "lg_fedavg"),
 )
 """Methods that are also run with seeds 1 and 2."""
 
 FEDAS_METHODS = ("fedas", "fedper", "fedala", "fedavg")
 FEDAS_BETAS = (0.1, 0.5, 1.0)
-FEDAS_PARTICIPATIONS = (0.2, 0.4, 0.6, 1.0)
+FEDAS_PARTICIPATIONS = (0.2, 1.0, 0.4, 0.6)
 FEDAS_CLIENTS = 20
 
 ROBUST_METHODS = ("fedavg", "fedper", "fedpac", "fedas", "ditto")
@@ -49,11 +50,13 @@ at the default delta."""
 
 BLOCKS = {
     "table-1": "FedPAC's Table 1 and its replication's, 20 clients, seed 0",
+    "causes": "the same without a supposed cause of a large difference, seed 0",
     "tables-2-3": "FedPAC's Tables 2 (ablation) and 3 (concept shift), seed 0",
+    "tables-4-10": "FedPAC's Tables 4 (global models), 5 (FedProto), 6 (clients of different sizes) and 10 (rotated "
+    "images), 20 clients, seed 0",
     "seeds": "seeds 1 and 2 of what is compared most, 20 clients",
-    "100-clients": "FedPAC's Table 1 and its replication's, 100 clients, seed 0",
     "fedas": "FedAS's Dirichlet partitions and participations, which its tables have for CIFAR only",
-    "tables-4-6": "FedPAC's Tables 4 (global models), 5 (FedProto) and 6 (clients of different sizes), seed 0",
+    "100-clients": "FedPAC's Tables 1, 4 and 8 (Dirichlet partition) and its replication's, 100 clients, seed 0",
     "field-digits": "all methods on the digits with tuned learning rates; the best ten with seeds 1 and 2",
     "field-letters": "the same on a table, UCI's letters, from letters.csv",
     "field": "the same on Fashion-MNIST, 50 rounds",
@@ -103,23 +106,32 @@ def jobs() -> list[Job]:
 def _all() -> Iterator[Job]:
     main = [("fedpac", 1), ("fedpac_replication", 1)]
     yield from _of("table-1", sorted(_rows(main, 20), key=_turn), 0)
+    yield from cause_jobs()
     yield from _of("tables-2-3", _rows([("fedpac", 2), ("fedpac", 3)], 20), 0)
+    yield from _of("tables-4-10", _rows([("fedpac", table) for table in (4, 5, 6, 10)], 20), 0)
     repeated = _rows([*main, ("fedpac", 2)], 20)
     repeated = [next(row for row in repeated if row.method == method) for method in SEVERAL_SEEDS]
     for seed in SEEDS[1:]:
         yield from _of("seeds", repeated, seed)
-    yield from _of("100-clients", sorted(_rows(main, 100), key=_turn), 0)
     yield from fedas_jobs()
-    for clients in (20, 100):
-        yield from _of("tables-4-6", _rows([("fedpac", 4), ("fedpac", 5), ("fedpac", 6)], clients), 0)
+    yield from _of("100-clients", sorted(_rows([*main, ("fedpac", 4), ("fedpac", 8)], 100), key=_turn), 0)
     yield from privacy_jobs()
     yield from robust_jobs()
 
 
+def cause_jobs() -> Iterator[Job]:
+    """Runs without the supposed causes of large differences."""
+    for cause in causes.load(DATASET):
+        if cause.options:
+            own, where = " ".join(cause.options), place_of(cause.row)
+            place = where.with_name(f"{where.name}-{slug(own.removeprefix('--'))}") / "seed-0"
+            yield Job("causes", cause.cell, f"{cause.row.method} {own}", place)
+
+
 def fedas_jobs() -> Iterator[Job]:
     """FedAS's settings on Fashion-MNIST, evaluated in every round because the best round counts."""
-    for beta in FEDAS_BETAS:
-        for participation in FEDAS_PARTICIPATIONS:
+    for participation in FEDAS_PARTICIPATIONS:
+        for beta in FEDAS_BETAS:
             for method in FEDAS_METHODS:
                 yield Job(
                     "fedas", fedas_cell(beta, participation, method), method, _fedas_place(beta, participation, method)

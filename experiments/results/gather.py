@@ -23,12 +23,13 @@ from experiments.config.request import Request
 from experiments.papers import published
 from experiments.results import load
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, VALIDATION
+from experiments.results.version import OTHER_CODE
 from pfl_jax.engine.checkpoint import FOLDER
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import recipes_of
 
-_NOT_SEARCHED = {FOLDER, "tensorboard", "wandb"}
+_NOT_SEARCHED = {FOLDER, "tensorboard", "wandb", OTHER_CODE}
 
 
 @dataclass(frozen=True)

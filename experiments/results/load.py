@@ -99,6 +99,7 @@ class Result(NamedTuple):
         "bytes_up", "bytes_down" and "seconds" -> [R].
       command: shell command of the same run; "" for a folder.
       commit: commit of the sources, see `experiments.results.version.commit_of`; None if it is not known.
+      version: of the method, see `experiments.results.version.method_version`; None for a folder.
     """
 
     path: Path
@@ -107,6 +108,7 @@ class Result(NamedTuple):
     rounds: dict[str, Any]
     command: str = ""
     commit: str | None = None
+    version: int | None = None
 
     @property
     def seconds(self) -> float:

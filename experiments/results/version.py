@@ -1,21 +1,81 @@
-"""Version of the sources behind a result: a digest of the package, and the commit that has it."""
+"""Code behind a result: digests of the sources, the commit that has them, and the version of the method."""
 
 import functools
 import hashlib
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any, Literal, TypeAlias
 
 import pfl_jax
+from pfl_jax.methods import METHODS
+from pfl_jax.methods.factories import version_of
 
 PACKAGE = Path(pfl_jax.__file__).parent
+
+EXPERIMENTS = Path(__file__).parents[1]
+BUILDING = ("config", "execution", "sweep")
+"""Folders of `experiments` that build and train runs; all others read them."""
+
+Trust: TypeAlias = Literal["sources", "version", "all"]
+"""Code that counts as today's: the same sources, any with the same version of the method, or all."""
+
+RESUMED_BY = "resumed_by"
+"""Entry of config.json with the other code that trained later rounds of a run, as in `versions_behind`."""
+
+OTHER_CODE = "other-code"
+"""Subfolder of the runs that other code made, in the folder of a command of many runs: OTHER_CODE/1, and so on."""
 
 
 @functools.cache
 def own_version() -> str:
     """Digest of this package's source files, which stands for its version because it runs from a checkout."""
-    paths = PACKAGE.rglob("*.py")
-    return _digest((PurePosixPath(path.relative_to(PACKAGE).as_posix()), path.read_bytes()) for path in paths)
+    return _digest(_sources(PACKAGE, PACKAGE))
+
+
+@functools.cache
+def building_version() -> str:
+    """Digest of the source files of `experiments` that build and train runs."""
+    return _digest(one for name in BUILDING for one in _sources(EXPERIMENTS / name, EXPERIMENTS))
+
+
+def source_versions() -> dict[str, str]:
+    """Digests of all sources on which results depend, by the names that they have in config.json."""
+    return {"pfl_jax": own_version(), "experiments": building_version()}
+
+
+def method_version(method: str) -> int | None:
+    """Version of a method's results, see `pfl_jax.methods.factories.checked`; None for a user's own method."""
+    return version_of(METHODS[method]) if method in METHODS else None
+
+
+def code_version(method: str) -> dict[str, Any]:
+    """Today's code for a method, as it is compared."""
+    return source_versions() | {"method_version": method_version(method)}
+
+
+def versions_behind(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Code that made a run, each as in `code_version`; the first one began it.
+
+    Args:
+      config: content of the run's config.json.
+    """
+    began = {name: config.get("versions", {}).get(name) for name in source_versions()}
+    return [began | {"method_version": config.get("method_version")}, *config.get(RESUMED_BY, [])]
+
+
+def by_other_code(config: Mapping[str, Any], trust: Trust) -> bool:
+    """Whether other code than today's made a run, or some of its rounds.
+
+    Args:
+      config: content of the run's config.json; what it does not say counts as other code.
+      trust: which code counts as today's.
+    """
+    own = code_version(config["options"]["method"])
+    # The version of a user's own method is its text, which is an option of the run.
+    by_number = trust == "version" and own["method_version"] is not None
+    compared = () if trust == "all" else ("method_version",) if by_number else source_versions()
+    return any(one.get(name) != own[name] for one in versions_behind(config) for name in compared)
 
 
 @functools.cache
@@ -39,6 +99,11 @@ def commit_of(version: str) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return None
+
+
+def _sources(folder: Path, root: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
+    for path in folder.rglob("*.py"):
+        yield PurePosixPath(path.relative_to(root).as_posix()), path.read_bytes()
 
 
 def _digest(files: Iterable[tuple[PurePosixPath, bytes]]) -> str:

@@ -17,7 +17,9 @@ from experiments.commands.parser import Switch, parse
 from experiments.config.exit_codes import exit_code, leave
 from experiments.execution import committed
 from experiments.execution.committed import Library
+from experiments.papers import causes
 from experiments.plots.pictures import Picture
+from experiments.queue.jobs import DATASET
 from experiments.results_page import places
 from experiments.results_page.page import Content, page, readme_table
 from experiments.results_page.picture import picture
@@ -60,7 +62,7 @@ def made(root: Path) -> tuple[dict[Path, str], Picture]:
       InvalidInput: a result is damaged, or README has no marks.
     """
     kept, readme = root / committed.ROOT.name, root / "README.md"
-    content = Content(Library(kept), places.load_causes(kept), places.load_released(kept))
+    content = Content(Library(kept), causes.load(DATASET), places.load_released(kept))
     text = replaced(readme.read_text(), f"\n{readme_table(content)}", readme.name, MARKS)
     return {root / "docs/results.md": page(content), readme: text}, picture(content.library)
 

@@ -1,5 +1,6 @@
 """Text of docs/results.md and of README's table."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -7,18 +8,28 @@ from pathlib import Path
 from typing import cast
 
 from experiments.config.measures import ALWAYS, Protocol
+from experiments.execution import committed
 from experiments.execution.committed import Library
+from experiments.papers.causes import Cause
 from experiments.papers.settings import MEASURES
 from experiments.queue.field import Comparison, Tuned, comparisons, run_job
 from experiments.queue.jobs import FEDAS_BETAS, FEDAS_METHODS, FEDAS_PARTICIPATIONS, SEEDS, fedas_cell, jobs
 from experiments.results import tables
-from experiments.results.tables import number
-from experiments.results_page.picture import chosen
-from experiments.results_page.places import CLOSE, SECTIONS, Cause, Place, Released, mean_after, places, runs
+from experiments.results.load import read_json
+from experiments.results.tables import NOTHING, number
+from experiments.results_page.places import CLOSE, LAST, SECTIONS, Place, Released, Section, mean_after, places, runs
 from experiments.runtime.progress import duration
 from experiments.tables.comparison import Entry
 
 TEMPLATE = Path(__file__).with_name("page.md.jinja")
+
+VERDICTS = {
+    "supported": "cause supported by a run without it",
+    "refuted": "supposed cause refuted by a run without it",
+    "plausible": "cause plausible",
+    "open": "open",
+}
+"""`Place.verdict` -> its words."""
 
 
 class Content:
@@ -26,7 +37,7 @@ class Content:
 
     Args:
       library: the committed results.
-      causes: known causes of large differences.
+      causes: supposed causes of large differences.
       released: accuracies of released code.
 
     Attributes:
@@ -48,6 +59,17 @@ class Content:
         """Places of all sections."""
         return [place for there in self.sections.values() for place in there]
 
+    @property
+    def finished(self) -> dict[Section, list[Place]]:
+        """Tables all of whose places have a result."""
+        return {section: there for section, there in self.sections.items() if all(place.last for place in there)}
+
+    @property
+    def single(self) -> list[Place]:
+        """Places of all other tables."""
+        finished = self.finished
+        return [place for section, there in self.sections.items() if section not in finished for place in there]
+
 
 def page(content: Content) -> str:
     """Text of docs/results.md."""
@@ -58,16 +80,17 @@ def page(content: Content) -> str:
         content=content,
         counts=_counts(content),
         close=CLOSE,
-        rows=lambda there: [
-            [f"`{place.entry.row.method}`", *_numbers(place.entry), number(place.trained), _cause(place)]
-            for place in there
+        last=LAST,
+        heads=["method", "ours", "paper", "difference", f"last {LAST}", "trained", f"cause, beyond {CLOSE:g} point"],
+        rows=lambda there: [_row(place) for place in there],
+        single=[
+            [f"{place.entry.row.source}; {place.entry.row.clients} clients", *_row(place)]
+            for place in content.single
+            if place.last is not None
         ],
+        collaboration=_collaboration(content),
         fedas_methods=[f"`{method}`" for method in FEDAS_METHODS],
-        fedas=[
-            [f"{beta:g}", f"{share:g}", *(_best(content.library, beta, share, method) for method in FEDAS_METHODS)]
-            for beta in FEDAS_BETAS
-            for share in FEDAS_PARTICIPATIONS
-        ],
+        fedas=_fedas(content.library),
         fields=[_field(one) for one in content.fields],
         released=[_released(one, content.library) for one in content.released],
         seeds=len(SEEDS),
@@ -78,36 +101,66 @@ def page(content: Content) -> str:
 
 
 def readme_table(content: Content) -> str:
-    """Table of README."""
-    by_row = {place.entry.row: place for place in content.sections[SECTIONS[0]]}
-    rows = ([f"`{row.method}`", *_numbers(by_row[row].entry)] for row in chosen())
+    """Table of README: all places of the main table, and what the others come to."""
+    there = content.sections[SECTIONS[0]]
+    heads = ["method", "ours", "paper", "difference", f"cause, beyond {CLOSE:g} point"]
+    rows = [
+        [f"`{place.entry.row.method}`", *_numbers(place.entry), place.verdict if place.is_close is False else ""]
+        for place in there
+    ]
     known = [place for place in content.places if place.is_close is not None]
     close = sum(place.is_close is True for place in known)
     different = {runs(place.entry.row, content.library)[0].path for place in known}
+    seconds = round_seconds()
     return (
-        f"{tables.markdown(['method', 'ours', 'paper', 'difference'], rows)}\n"
-        f"{len(known)} of the papers' accuracies have a finished run beside them, and {close} of these are within "
-        f"{CLOSE:g} point. These are {len(different)}\ndifferent runs: some stand in several tables. [All accuracies]"
-        "(docs/results.md), with the causes of larger differences where they are known.\n"
+        f"On two cores, FedPAC's 200 rounds take {200 * seconds / 60:.0f} minutes "
+        f"([{seconds:.2f} s each](docs/performance.md#training)).\n\n"
+        f"{tables.markdown(heads, rows, (0, 4))}\n"
+        f"{len(known)} of {len(content.places)} published Fashion-MNIST accuracies have a run, from {len(different)} "
+        f"runs; {close} of them are within {CLOSE:g} point.\nA cause is supported if a full run without it is within "
+        f"{CLOSE:g} point, and plausible if there is no such run;\nsee [all accuracies](docs/results.md).\n"
     )
 
 
+def round_seconds() -> float:
+    """Median time of a FedPAC round with both evaluations, in seconds, as docs/performance.md has it."""
+    measured = read_json(committed.ROOT / "benchmark/training.json")["training"]["rows"]
+    return next(row["s"] for row in measured if row["work"].startswith("FedPAC round") and row["by"] == "pfl_jax")
+
+
 def _counts(content: Content) -> list[list[str]]:
-    far = [place for place in content.places if place.is_close is False]
-    counts = {
-        f"within {CLOSE:g} point of the paper": sum(place.is_close is True for place in content.places),
-        "further away, explained": sum(place.cause is not None for place in far),
-        "further away, open": sum(place.cause is None for place in far),
-        "no finished run yet": sum(place.is_close is None for place in content.places),
-        "all": len(content.places),
-    }
-    return [[name, str(count)] for name, count in counts.items()]
+    verdicts = Counter(place.verdict for place in content.places if place.is_close is False)
+    counts = {f"within {CLOSE:g} point of the paper": sum(place.is_close is True for place in content.places)}
+    counts |= {f"further away, {VERDICTS[name]}": verdicts[name] for name in VERDICTS}
+    counts |= {"no finished run yet": sum(place.is_close is None for place in content.places)}
+    return [[name, str(count)] for name, count in (counts | {"all": len(content.places)}).items()]
+
+
+def _row(place: Place) -> list[str]:
+    last = NOTHING if place.last is None else " to ".join(map(number, place.last))
+    return [f"`{place.entry.row.method}`", *_numbers(place.entry), last, number(place.trained), _cause(place)]
 
 
 def _cause(place: Place) -> str:
     if place.is_close is not False:
         return ""
-    return "open" if place.cause is None else f"{place.cause.cause} `{place.cause.command}`"
+    words = place.verdict
+    if place.cause is not None:
+        words += f": {place.cause.cause}"
+        if place.without_cause is not None:
+            ours, _, difference = _numbers(place.without_cause)
+            run = "not run yet" if place.verdict == "plausible" else f"{ours} ({difference})"
+            words += f" `{' '.join(place.cause.options)}`: {run}."
+    return words
+
+
+def _collaboration(content: Content) -> tuple[float, float] | None:
+    """What the combination of heads adds to the alignment alone, in points: ours and the paper's (FedPAC, Table 2)."""
+    by_method = {place.entry.row.method: place.entry for place in content.sections[SECTIONS[1]]}
+    whole, alone = by_method["fedpac"], by_method["fedpac -collaboration"]
+    if whole.mean is None or alone.mean is None:
+        return None
+    return whole.mean - alone.mean, whole.row.accuracy_percent - alone.row.accuracy_percent
 
 
 def _numbers(entry: Entry) -> list[str]:
@@ -116,13 +169,16 @@ def _numbers(entry: Entry) -> list[str]:
     return [ours, number(entry.published), number(entry.difference, "+.2f")]
 
 
-def _best(library: Library, beta: float, participation: float, method: str) -> str:
-    """Accuracies of a run by FedAS's measure, for each protocol."""
-    found, measure = library.find(fedas_cell(beta, participation, method)), MEASURES["fedas"]
-    return " / ".join(
-        number(None if found is None else found.accuracy(protocol, measure.score, measure.average))
-        for protocol in ALWAYS
-    )
+def _fedas(library: Library) -> list[list[str]]:
+    """Rows of FedAS's settings that have a run of every method: accuracies by its measure, for each protocol."""
+    measure, rows = MEASURES["fedas"], []
+    for beta, participation in sorted(itertools.product(FEDAS_BETAS, FEDAS_PARTICIPATIONS)):
+        found = [library.find(fedas_cell(beta, participation, method)) for method in FEDAS_METHODS]
+        there = [one for one in found if one is not None]
+        if len(there) == len(found):
+            cells = [[number(one.accuracy(name, measure.score, measure.average)) for name in ALWAYS] for one in there]
+            rows.append([f"{beta:g}", f"{participation:g}", *map(" / ".join, cells)])
+    return rows
 
 
 def _field(one: Comparison) -> dict[str, object]:

@@ -9,7 +9,7 @@ from experiments.results.load import Result
 from experiments.results_page.places import SECTIONS, rows, runs
 
 METHODS = ("fedpac", "fedavg_ft", "ditto", "fedbabu", "fedrep", "fedper", "local", "fedavg")
-"""Methods of the first section that the figure and README's table show."""
+"""Methods of the first section that the figure shows."""
 
 LEAST = 70.0
 """Lower end of the axis of accuracies in percent; averaged models are below it for a few rounds."""
@@ -18,19 +18,14 @@ MARKS_AT = 1.03
 """Position of the papers' accuracies, in multiples of the last round."""
 
 
-def chosen() -> list[Published]:
-    """Places of METHODS."""
-    by_method = {row.method: row for row in rows(SECTIONS[0])}
-    return [by_method[method] for method in METHODS]
-
-
 def picture(library: Library) -> Picture:
     """Curves of the methods that have a finished run.
 
     Args:
       library: the committed results.
     """
-    found = [(row, runs(row, library)) for row in chosen()]
+    by_method = {row.method: row for row in rows(SECTIONS[0])}
+    found = [(row, runs(row, library)) for row in map(by_method.get, METHODS) if row is not None]
     series = [_series(row, there) for row, there in found if there]
     seeds = [len(there) for _, there in found if there] or [0]
     numbers = " to ".join(map(str, dict.fromkeys((min(seeds), max(seeds)))))

@@ -3,11 +3,12 @@
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from experiments.config.measures import ALWAYS, Protocol
 from experiments.execution.committed import Library
 from experiments.papers import published, settings
+from experiments.papers.causes import Cause
 from experiments.papers.published import Published
 from experiments.queue.jobs import DATASET, SEEDS
 from experiments.results.load import Result, read_json
@@ -18,8 +19,11 @@ from pfl_jax.errors import InvalidInput
 CLOSE = 1.0
 """Largest difference in points that counts as agreement: about the effect of another seed or partition."""
 
-CAUSES, RELEASED = "causes.json", "released"
-"""File with the causes of large differences, and folder of released code's accuracies, below the committed results."""
+LAST = 10
+"""Number of last evaluations whose range is shown."""
+
+RELEASED = "released"
+"""Folder of released code's accuracies, below the committed results."""
 
 
 class Section(NamedTuple):
@@ -37,27 +41,11 @@ class Section(NamedTuple):
 
 SECTIONS = (
     *(Section("fedpac", 1, 20), Section("fedpac", 2, 20), Section("fedpac", 3, 20)),
-    *(Section("fedpac_replication", 1, 20), Section("fedpac", 1, 100), Section("fedpac_replication", 1, 100)),
-    *(Section("fedpac", 4, 20), Section("fedpac", 5, 20), Section("fedpac", 6, 20), Section("fedpac", 4, 100)),
+    *(Section("fedpac_replication", 1, 20), Section("fedpac", 4, 20), Section("fedpac", 5, 20)),
+    *(Section("fedpac", 6, 20), Section("fedpac", 10, 20)),
+    *(Section("fedpac", 1, 100), Section("fedpac_replication", 1, 100), Section("fedpac", 4, 100)),
+    Section("fedpac", 8, 100),
 )
-
-
-class Cause(NamedTuple):
-    """Cause of a difference above CLOSE from the paper's accuracy.
-
-    Attributes:
-      where: field of `Published` -> value, which all its places have.
-      cause: the cause in a sentence.
-      command: command of the experiment that showed it.
-    """
-
-    where: dict[str, Any]
-    cause: str
-    command: str
-
-    def holds(self, row: Published) -> bool:
-        """Whether it applies to a place."""
-        return all(getattr(row, name) == value for name, value in self.where.items())
 
 
 class Place(NamedTuple):
@@ -66,18 +54,34 @@ class Place(NamedTuple):
     Attributes:
       entry: our accuracy and the paper's, by the protocol of the paper's tables.
       trained: our accuracy after local training, in percent; None without a result.
-      cause: known cause of a large difference; None without one.
+      last: lowest and highest accuracy of the last LAST evaluations of all seeds, in percent; None without a result.
+      cause: supposed cause of a large difference; None without one.
+      without_cause: accuracy of the run without this cause beside the paper's; None if no run is wanted.
     """
 
     entry: Entry
     trained: float | None
+    last: tuple[float, float] | None
     cause: Cause | None
+    without_cause: Entry | None
 
     @property
     def is_close(self) -> bool | None:
         """Whether the difference is small; None if there is nothing to compare."""
-        difference = self.entry.difference
-        return None if difference is None else round(abs(difference), 2) <= CLOSE
+        return is_close(self.entry)
+
+    @property
+    def verdict(self) -> str:
+        """What is known of the cause of a large difference: "supported", "refuted", "plausible" or "open"."""
+        if self.cause is None:
+            return "open"
+        tested = None if self.without_cause is None else is_close(self.without_cause)
+        return {None: "plausible", True: "supported", False: "refuted"}[tested]
+
+
+def is_close(entry: Entry) -> bool | None:
+    """Whether our accuracy is within CLOSE of the paper's; None if there is nothing to compare."""
+    return None if entry.difference is None else round(abs(entry.difference), 2) <= CLOSE
 
 
 class Released(NamedTuple):
@@ -130,33 +134,12 @@ def _place(row: Published, library: Library, causes: Sequence[Cause]) -> Place:
     cells = [(row.cell(seed), None) for seed in SEEDS]
     measure = settings.MEASURES[row.paper]
     received, trained = (comparison.entry(row, cells, measure._replace(protocol=name), library) for name in ALWAYS)
-    return Place(received, trained.mean, next((cause for cause in causes if cause.holds(row)), None))
-
-
-def load_causes(root: Path) -> list[Cause]:
-    """Known causes.
-
-    Args:
-      root: of the committed results.
-
-    Raises:
-      InvalidInput: the file cannot be read, or a cause has no place, no sentence or no command.
-    """
-    path = root / CAUSES
-    shown = [row for section in SECTIONS for row in rows(section)]
-    causes = []
-    for entry in read_json(path).get("causes", []):
-        where = {name: value for name, value in entry.items() if name in Published._fields}
-        unknown = sorted(entry.keys() - where.keys() - {"cause", "command"})
-        if unknown:
-            raise InvalidInput(f"{path}: '{unknown[0]}' is nothing that a cause has")
-        if not entry.get("cause") or not entry.get("command"):
-            raise InvalidInput(f"{path}: the cause for {where} needs its cause and its command")
-        cause = Cause(where, entry["cause"], entry["command"])
-        if not where or not any(cause.holds(row) for row in shown):
-            raise InvalidInput(f"{path}: the cause for {where} has no place in docs/results.md")
-        causes.append(cause)
-    return causes
+    ends = [value for one in runs(row, library) for value in one.rounds["received"]["mean"][-LAST:]]
+    cause = next((cause for cause in causes if cause.row == row), None)
+    without = None
+    if cause is not None and cause.options:
+        without = comparison.entry(row, [(cause.cell, None)], measure, library)
+    return Place(received, trained.mean, (min(ends), max(ends)) if ends else None, cause, without)
 
 
 def load_released(root: Path) -> list[Released]:
@@ -165,7 +148,7 @@ def load_released(root: Path) -> list[Released]:
     for path in sorted((root / RELEASED).glob("*.json")):
         content = read_json(path)
         where = {name: value for name, value in content.items() if name in Published._fields}
-        row = next((row for row in published.load() if Cause(where, "", "").holds(row)), None)
+        row = next((row for row in published.load() if where.items() <= row._asdict().items()), None)
         if row is None or not {"source", "round", *ALWAYS} <= content.keys():
             raise InvalidInput(f"{path} is not what released code reaches at a place of a paper's table")
         accuracies = {protocol: content[protocol] for protocol in ALWAYS}

@@ -29,7 +29,7 @@ from experiments.config.exit_codes import leave
 from experiments.config.identity import RESULT_NEUTRAL, relevant_options
 from experiments.config.options import Options, flag, option_words
 from experiments.config.own_code import label
-from experiments.sweep.plan import groups
+from experiments.sweep.plan import checkpointed, groups
 from pfl_jax.errors import InvalidInput
 
 GROUPS = "groups"
@@ -145,6 +145,11 @@ class Sweep(batch.Batch):
         group = next(group for group in self.groups(self.jobs(console)) if jobs[0] in group)
         whole, missing = ([(job.cell, job.folder) for job in some] for some in (group, jobs))
         execute.run(whole, missing, self.folder / GROUPS, console)
+
+    def files(self, job: batch.Job) -> list[Path]:
+        # With the checkpoints of its group, which the same code wrote.
+        name, groups = job.folder.relative_to(self.folder).as_posix(), checkpointed(self.folder / GROUPS)
+        return [job.folder, *(folder for folder, names in groups.items() if name in names)]
 
     def finish(self, console: Console) -> None:
         from experiments.sweep.results import save

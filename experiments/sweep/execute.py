@@ -25,10 +25,9 @@ from experiments.execution.history import History, check_identity
 from experiments.execution.loaded_run import keep_state
 from experiments.execution.memory import advice, free_bytes, is_shortage
 from experiments.execution.records import configuration, headline, identity
-from experiments.execution.resume import check_data
+from experiments.execution.resume import check_data, record_code
 from experiments.execution.rounds import Round, Run, run_rounds
 from experiments.execution.trackers import open_trackers
-from experiments.results import load
 from experiments.results.intact import cut_log, digest, sync_log
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, strict_json
 from experiments.runtime.compilation_cache import repair_cache
@@ -38,6 +37,7 @@ from experiments.runtime.distributed import Processes
 from experiments.runtime.jax_config import prepare
 from experiments.runtime.locks import lock_run
 from experiments.runtime.signals import Stop, leaving, stoppable, writing
+from experiments.sweep.plan import RUNS, checkpointed
 from pfl_jax import simulate, sweep
 from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.base import State
@@ -47,14 +47,10 @@ from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.engine.placement import without_inputs
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks.models import is_convolutional
 from pfl_jax.primitives.tree import gather
 
 Place: TypeAlias = tuple[Cell, Path]
 """A cell and its folder."""
-
-RUNS = "runs.json"
-"""File beside a group's checkpoints with the names of its runs."""
 
 MEMORY_SHARE = 0.5
 """Share of the free memory that a sweep's runs may take; the rest is for the training of a client."""
@@ -138,13 +134,10 @@ def _resumable(cells: Sequence[Place], unfinished: Sequence[Place], root: Path) 
     known = dict(zip(_names([folder for _, folder in cells], root), cells, strict=True))
     missing = set(_names([folder for _, folder in unfinished], root))
     found = []
-    for path in sorted(root.glob(f"*/{RUNS}")):
-        names = load.read_json(path).get("runs")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise InvalidInput(f"{path} is damaged: remove {path.parent}, and its runs are made again")
+    for folder, names in checkpointed(root).items():
         # A folder that was removed is a run that shall be made again.
         there = set(names) <= known.keys() and all((known[name][1] / CONFIG).exists() for name in names)
-        if there and set(names) & missing and Checkpoints(path.parent).rounds():
+        if there and set(names) & missing and Checkpoints(folder).rounds():
             found.append([known[name] for name in names])
             missing -= set(names)
     return found
@@ -263,7 +256,6 @@ def _rounds(group: Group, states: State | None, used: Sequence[Any], console: Co
         keys,
         {name: jnp.asarray([values[name] for values in numbers], jnp.float32) for name in varied},
         states=states,
-        chunk=_run_chunk(first),
         mesh=simulate.client_mesh(list(used[: len(runs)])),
         donate=True,
     ):
@@ -338,13 +330,8 @@ def _restore(group: Group, notify: Callable[[str], None]) -> State:
         of.folder.tidy()
         if not of.is_finished:
             cut_log(of.folder.path / METRICS, size, expected)
+            record_code(of.folder)
         mark = f"{index}-"
         own = {name.removeprefix(mark): a for name, a in found.arrays.items() if name.startswith(mark)}
         of.history = History.from_arrays(own, of.experiment.counts)
     return found.state
-
-
-def _run_chunk(experiment: Experiment) -> int | None:
-    """Runs under one vmap on a device: as for clients, one after another for convolutions on a CPU."""
-    model = build.model_of(experiment.request.options, experiment.dataset)
-    return 1 if jax.default_backend() == "cpu" and is_convolutional(model) else None

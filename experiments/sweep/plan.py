@@ -2,9 +2,15 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from experiments.config.cell import Cell
 from experiments.config.identity import relevant_options
+from experiments.results.load import read_json
+from pfl_jax.errors import InvalidInput
+
+RUNS = "runs.json"
+"""File beside a group's checkpoints with the names of its runs."""
 
 
 def groups(cells: Sequence[Cell]) -> list[list[int]]:
@@ -22,3 +28,20 @@ def groups(cells: Sequence[Cell]) -> list[list[int]]:
         fixed = {name: value for name, value in relevant_options(request).items() if name not in request.real_numbers()}
         found.setdefault(json.dumps(fixed, sort_keys=True), []).append(index)
     return list(found.values())
+
+
+def checkpointed(root: Path) -> dict[Path, list[str]]:
+    """Folder of the checkpoints of each group that was interrupted -> names of its runs, their paths in the sweep.
+
+    Args:
+      root: folder of all of them.
+
+    Raises:
+      InvalidInput: a file with the names is damaged.
+    """
+    found = {}
+    for path in sorted(root.glob(f"*/{RUNS}")):
+        found[path.parent] = names = read_json(path).get("runs")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InvalidInput(f"{path} is damaged: remove {path.parent}, and its runs are made again")
+    return found

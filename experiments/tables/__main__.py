@@ -6,7 +6,7 @@ Repeating the command resumes where it stopped: finished runs are kept, an inter
 --setting select a part of the table, --dry-run only lists the runs. All other options (--rounds 50, --train-size 100,
 --source embedded, ...) are those of `python -m experiments.DATASET`, apply to every run, and are noted in the table.
 
-Runs with committed results, in results/, count as finished; --anew runs them again.
+With --committed, runs with committed results, in results/, count as finished.
 
 Table 1 of FedPAC on Fashion-MNIST with 20 clients: 15 methods of 200 rounds for each seed.
 """
@@ -64,8 +64,8 @@ class Tables(MeasuredBatch):
     """Methods by their names in the table; by default all of it."""
     procedure: str | None = None
     """Of FedAS's tables: release, as its code was released, or print, as its paper says; by default release."""
-    anew: Switch = False
-    """Also run what has committed results."""
+    committed: Switch = False
+    """Use the committed results in results/ in place of runs."""
 
     name: ClassVar = "tables"
 
@@ -144,7 +144,7 @@ class Tables(MeasuredBatch):
     def library(self) -> Library | None:
         """Committed results that count as finished runs; none beside runs on embedded data."""
         summaries = sorted(self.folder.glob(f"*/*/seed-*/{SUMMARY}"))
-        if self.anew or any(not load.read_config(path.parent)["data"]["is_real"] for path in summaries):
+        if not self.committed or any(not load.read_config(path.parent)["data"]["is_real"] for path in summaries):
             return None
         return Library(committed.ROOT)
 
@@ -159,7 +159,7 @@ class Tables(MeasuredBatch):
         """The requested part of the table, and the same with all other stored results."""
         # Read again: runs have finished since.
         library = self.library()
-        entries = [comparison.entry(row, self.runs(row), self.measure, library) for row in self.rows]
+        entries = [comparison.entry(row, self.runs(row), self.measure, library, self.trust) for row in self.rows]
         shown = [entry for entry in entries if entry.row in self.shown]
         there = [entry for entry in entries if entry.accuracies or entry.row in self.shown]
         columns, methods = {entry.column for entry in there}, {entry.row.method for entry in there}

@@ -22,6 +22,7 @@ from experiments.papers.published import Published
 from experiments.papers.settings import Measure
 from experiments.results.load import Result, read_result
 from experiments.results.tables import NOTHING
+from experiments.results.version import Trust
 from pfl_jax.errors import InvalidInput
 
 
@@ -125,6 +126,7 @@ def entry(
     runs: Sequence[tuple[Cell, Path | None]],
     measure: Measure,
     library: Library | None = None,
+    trust: Trust = "sources",
 ) -> Entry:
     """Collect the results of one place of a table.
 
@@ -134,11 +136,13 @@ def entry(
         empty.
       measure: which accuracy counts.
       library: committed results, for the runs that no folder holds.
+      trust: code whose runs count.
 
     Raises:
       InvalidInput: a result cannot be read, or some are on the dataset and some on a stand-in.
     """
-    results = {cell: result for cell, folder in runs if (result := _finished(cell, folder, library)) is not None}
+    found = {cell: _finished(cell, folder, library, trust) for cell, folder in runs}
+    results = {cell: result for cell, result in found.items() if result is not None}
     if not results:
         return Entry(row, {}, None, None, {})
     means = {cell.seed: result.accuracy(*measure) for cell, result in results.items()}
@@ -155,11 +159,11 @@ def entry(
     )
 
 
-def _finished(cell: Cell, folder: Path | None, library: Library | None) -> Result | None:
+def _finished(cell: Cell, folder: Path | None, library: Library | None, trust: Trust) -> Result | None:
     """Result of a cell in its folder, or else a committed one."""
     state = "absent"
     with contextlib.suppress(InvalidInput):
-        state = "absent" if folder is None else inspect(cell, folder)
+        state = "absent" if folder is None else inspect(cell, folder, trust)
     if folder is not None and state == "finished":
         return read_result(folder)
     return None if library is None else library.find(cell)

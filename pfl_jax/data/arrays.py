@@ -8,7 +8,7 @@ import numpy as np
 
 from pfl_jax.data import checks
 from pfl_jax.data.allocation import Partition
-from pfl_jax.data.rows import take
+from pfl_jax.data.rows import Rows, take
 from pfl_jax.data.scaling import normalized
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
@@ -159,9 +159,10 @@ def natural(client_of_train_row: Any, client_of_test_row: Any, *, names: Any = N
 
 def _inputs(x: Any, what: str, *, normalize: bool) -> Any:
     """Inputs as float32 or integers of at most 32 bits, checked."""
-    x = checks.inputs(x, what, normalize=normalize)
+    x = x if isinstance(x, Rows) else np.asarray(x)
+    converted = checks.inputs(x, what, normalize=normalize)
     checks.check_finite(x, what)
-    return x
+    return converted
 
 
 def _names(values: Any, what: str, size: int, role: str) -> np.ndarray:

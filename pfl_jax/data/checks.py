@@ -66,21 +66,32 @@ def _check_images(x: np.ndarray | Rows, what: str, *, normalize: bool) -> None:
         )
 
 
+def are_finite(x: np.ndarray) -> np.ndarray:
+    """Whether floats are numbers as float32: bool of the same shape."""
+    with np.errstate(over="ignore"):
+        return np.isfinite(x.astype(np.float32, copy=False))
+
+
+def no_number(value: Any) -> str:
+    """Float that `are_finite` denies, in words."""
+    return f"{value}, beyond float32," if np.isfinite(value) else f"{value}"
+
+
 def check_finite(x: np.ndarray | Rows, what: str) -> None:
-    """Raise InvalidInput for the first NaN or infinity in inputs [P, ...]."""
+    """Raise InvalidInput for the first NaN or infinity in inputs [P, ...], or float that is one as float32."""
     if x.dtype.kind != "f":
         return
     first, number = None, 0
     for start, part in blocks(x):
-        bad = np.argwhere(~np.isfinite(part))
+        bad = np.argwhere(~are_finite(part))
         number += len(bad)
         if len(bad) and first is None:
             first = part[tuple(bad[0])], start + int(bad[0][0]), bad[0][1:].tolist()
     if first is not None:
         value, row, place = first
         raise InvalidInput(
-            f"{what} has {value} in row {row}, place {place} ({number} such values): leave these rows out, or fill "
-            "them in"
+            f"{what} has {no_number(value)} in row {row}, place {place} ({number} such values): leave these rows out, "
+            "or fill them in"
         )
 
 
@@ -319,21 +330,18 @@ def client_inputs(parts: Partition, given: Dataset) -> None:
     bad = np.concatenate([~np.isfinite(x).all(axes) for x in (given.train_x, given.test_x)])
     if not bad.any():
         return
-    for client in range(len(parts.train)):
-        for rows in (
-            parts.train[client],
-            parts.test[client],
-            *([parts.validation[client]] if parts.validation else []),
-        ):
-            found = rows[bad[rows]]
-            if len(found):
-                split, row = ("train", found[0]) if found[0] < len(given.train_x) else ("test", found[0])
-                row = int(row) - (0 if split == "train" else len(given.train_x))
-                x = getattr(given, f"{split}_x")[row]
-                raise InvalidInput(
-                    f"client {client} has {x[~np.isfinite(x)][0]} in row {row} of {split}_x ({len(found)} such rows): "
-                    "leave them out, or fill them in"
-                )
+    splits = [table for table in (parts.train, parts.test, parts.validation) if table is not None]
+    for client, every in enumerate(zip(*splits, strict=True)):
+        rows = np.concatenate(every)
+        found = rows[bad[rows]]
+        if len(found):
+            first, start = int(found[0]), len(given.train_x)
+            split, row = ("train", first) if first < start else ("test", first - start)
+            x = getattr(given, f"{split}_x")[row]
+            raise InvalidInput(
+                f"client {client} has {x[~np.isfinite(x)][0]} in row {row} of {split}_x ({len(found)} such rows): "
+                "leave them out, or fill them in"
+            )
 
 
 def kind(values: np.ndarray | Rows) -> str:

@@ -3,7 +3,7 @@
 If a client is too small, all proportions are drawn again, as in the papers' code, at most MAX_TRIES times.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,12 @@ import numpy as np
 from pfl_jax.errors import InvalidInput
 
 MAX_TRIES = 1_000
+
+ADVICE_TRIES = 100
+"""Draws that each piece of advice is tried with before it is given."""
+
+KINDS = ("training examples", "test examples", "examples")
+"""What a client needs some of."""
 
 
 class Counts(NamedTuple):
@@ -23,6 +29,20 @@ class Counts(NamedTuple):
 
     train: np.ndarray
     test: np.ndarray
+
+
+class _Rule(NamedTuple):
+    """What a division of a data set is.
+
+    Attributes:
+      totals: training and test examples of each class.
+      divide: proportions [K, N] -> counts of the clients.
+      needs: min_size -> least number of a client's training examples, test examples, and both together.
+    """
+
+    totals: Counts
+    divide: Callable[[np.ndarray], Counts]
+    needs: Callable[[int], tuple[int, int, int]]
 
 
 def separate_sets(
@@ -49,13 +69,12 @@ def separate_sets(
     Raises:
       InvalidInput: no draw gives every client its minimum.
     """
-    min_size = max(min_size, 1)
-    most_clients = min(int(train_totals.sum()) // min_size, int(test_totals.sum()))
-    for proportions in _draws(rng, num_clients, len(train_totals), beta, most_clients):
-        counts = Counts(_cut(proportions, train_totals), _cut(proportions, test_totals))
-        if counts.train.sum(axis=1).min() >= min_size and counts.test.sum(axis=1).min() >= 1:
-            return counts
-    raise _no_draw(num_clients, beta, f"{min_size} training examples and a test example")
+
+    def divide(proportions):
+        return Counts(_cut(proportions, train_totals), _cut(proportions, test_totals))
+
+    rule = _Rule(Counts(train_totals, test_totals), divide, lambda size: (size, 1, 0))
+    return _drawn(rng, rule, num_clients, beta, max(min_size, 1))
 
 
 def merged_sets(
@@ -69,11 +88,7 @@ def merged_sets(
     """Counts of FedAS: both sets merged, class by class; a client that has P / N examples or more gets no more.
 
     Args:
-      rng: random number generator.
-      train_totals: int [K], training examples of each class.
-      test_totals: int [K], test examples of each class.
-      num_clients: N.
-      beta: concentration.
+      rng, train_totals, test_totals, num_clients, beta: see `separate_sets`.
       min_size: minimum number of a client's examples, training and test together.
 
     Returns:
@@ -83,18 +98,17 @@ def merged_sets(
     Raises:
       InvalidInput: no draw gives every client its minimum.
     """
-    min_size = max(min_size, 2)
     totals = train_totals + test_totals
     from_train = train_totals / np.maximum(totals, 1)
-    most_clients = min(int(totals.sum()) // min_size, int(train_totals.sum()), int(test_totals.sum()))
-    for proportions in _draws(rng, num_clients, len(totals), beta, most_clients):
+
+    def divide(proportions):
         both = _fill(proportions, totals)
         # Rounding cumulative sums keeps the totals exact and every count between 0 and `both`.
         train = np.diff(np.round(np.cumsum(both * from_train, axis=0)).astype(np.int64), axis=0, prepend=0)
-        counts = Counts(train, both - train)
-        if both.sum(axis=1).min() >= min_size and min(part.sum(axis=1).min() for part in counts) >= 1:
-            return counts
-    raise _no_draw(num_clients, beta, f"{min_size} examples")
+        return Counts(train, both - train)
+
+    rule = _Rule(Counts(train_totals, test_totals), divide, lambda size: (1, 1, size))
+    return _drawn(rng, rule, num_clients, beta, max(min_size, 2))
 
 
 def _fill(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
@@ -124,22 +138,54 @@ def _cut(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
     return np.diff(ends, axis=1, prepend=0).T
 
 
-def _draws(
-    rng: np.random.Generator, num_clients: int, num_classes: int, beta: float, most_clients: int
-) -> Iterator[np.ndarray]:
-    """Up to MAX_TRIES finite draws of proportions [K, N]."""
-    if num_clients > most_clients:
-        raise InvalidInput(
-            f"{num_clients} clients are more than the data can serve: at most {most_clients}, or a smaller min_size"
-        )
-    for _ in range(MAX_TRIES):
-        proportions = rng.dirichlet(np.full(num_clients, beta), num_classes)
-        if np.isfinite(proportions).all():
-            yield proportions
+def _drawn(rng: np.random.Generator, rule: _Rule, num_clients: int, beta: float, min_size: int) -> Counts:
+    """Counts of the first of MAX_TRIES draws that serves all clients; InvalidInput says what they lack, what helps."""
+    found, most = _search(rng, rule, num_clients, beta, min_size, MAX_TRIES)
+    if found is not None:
+        return found
+    needs, there = np.array(rule.needs(min_size)), _sums(*rule.totals)
+    lacking = next(filter(np.any, (num_clients * needs > there, most < needs, needs > 0)))
+    few = " and ".join(f"{needs[kind]} of the {there[kind]} {KINDS[kind]}" for kind in np.flatnonzero(lacking))
 
+    def helps(clients: int, beta: float, size: int) -> bool:
+        return _search(rng, rule, clients, beta, size, ADVICE_TRIES)[0] is not None
 
-def _no_draw(num_clients: int, beta: float, need: str) -> InvalidInput:
-    return InvalidInput(
-        f"no Dirichlet draw with beta = {beta:g} in {MAX_TRIES} gave each of {num_clients} clients {need}: "
-        "use fewer clients, a larger beta or a smaller min_size"
+    larger = (one for one in (0.5, 1.0) if one > beta)
+    advice = (
+        next((f"{fewer} clients" for fewer in _halves(num_clients) if helps(fewer, beta, min_size)), ""),
+        next((f"beta = {one:g}" for one in larger if helps(num_clients, one, min_size)), ""),
+        next((f"min_size = {less}" for less in _halves(min_size) if helps(num_clients, beta, less)), ""),
     )
+    raise InvalidInput(
+        f"no Dirichlet draw with beta = {beta:g} gives each of {num_clients} clients {few}: use "
+        f"{' or '.join(filter(None, advice)) or 'fewer clients and a smaller min_size'}"
+    )
+
+
+def _search(
+    rng: np.random.Generator, rule: _Rule, num_clients: int, beta: float, min_size: int, tries: int
+) -> tuple[Counts | None, np.ndarray]:
+    """Counts of the first finite draw that serves all clients, and the most that every client got in a draw before."""
+    needs, most = np.array(rule.needs(min_size)), np.zeros(len(KINDS), np.int64)
+    if (num_clients * needs > _sums(*rule.totals)).any():
+        return None, most
+    for _ in range(tries):
+        proportions = rng.dirichlet(np.full(num_clients, beta), len(rule.totals.train))
+        if not np.isfinite(proportions).all():
+            continue
+        counts = rule.divide(proportions)
+        least = _sums(*counts).min(axis=1)
+        if (least >= needs).all():
+            return counts, most
+        most = np.maximum(most, least)
+    return None, most
+
+
+def _sums(train: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Sums over the classes [K] or [N, K] of training examples, test examples, and both: [3] or [3, N]."""
+    return np.stack([train, test, train + test]).sum(axis=-1)
+
+
+def _halves(number: int) -> list[int]:
+    """Half of a number, a quarter, and so on to 1."""
+    return [number >> by for by in range(1, number.bit_length())]

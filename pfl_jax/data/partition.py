@@ -226,8 +226,7 @@ def iid(
         if size is None:
             if num_clients > len(y):
                 raise InvalidInput(f"{num_clients} clients cannot share {len(y)} {name} examples: use fewer clients")
-            sizes = np.full(num_clients, len(y) // num_clients)
-            sizes[: len(y) % num_clients] += 1
+            sizes = np.array([len(part) for part in np.array_split(y, num_clients)])
         else:
             sizes = allocation.check_sizes(size, num_clients, name)
         parts.append(allocation.assign(np.zeros(len(y), np.int64), sizes[:, None], rng, name, offset))

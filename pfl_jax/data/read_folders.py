@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pfl_jax.data.read_tables import Columns
+from pfl_jax.data.read_tables import Columns, check_names
 from pfl_jax.errors import InvalidInput
 from pfl_jax.safe_read import open_file
 
@@ -143,6 +143,7 @@ def _columns(
     chosen = images or [name for name, values in inputs.items() if values.ndim > 1] or list(inputs)
     if not chosen:
         raise InvalidInput(f"{source} has no inputs: its only columns are {', '.join(arrays)}")
+    check_names(source, chosen)
     ragged = [name for name in chosen if inputs[name].dtype == object]
     if ragged:
         raise InvalidInput(f"{source}: the rows of {ragged[0]} are of different shapes: make them one shape")

@@ -2,16 +2,21 @@
 
 import csv
 import io
+import os
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfl_jax.data import rows
+from pfl_jax.data import checks, rows
 from pfl_jax.errors import InvalidInput
 from pfl_jax.safe_read import open_file, open_npz
+
+OTHERS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
+"""Separators of columns that are not read, in words."""
 
 
 class Columns(NamedTuple):
@@ -97,6 +102,12 @@ def csv_file(path: Path, label: str | None, client: str | None) -> Columns:
             raise InvalidInput(
                 f"{path}: column {name} is empty in row {columns[name].index('')} (counted from 0): every row needs one"
             )
+    last = columns[header[-1]]
+    if header[-1] in (label, client) and last.count(last[-1]) == 1 and is_cut(path):
+        raise InvalidInput(
+            f"{path} ends within its last line, and no other row has its {header[-1]}, '{last[-1]}': the file may be "
+            "cut off; end the line if it is whole"
+        )
     features = tuple(name for name in header if name not in (label, client))
     if not features:
         raise InvalidInput(f"{path} has no features: all of its columns are label and client")
@@ -106,23 +117,57 @@ def csv_file(path: Path, label: str | None, client: str | None) -> Columns:
     )
 
 
+def is_cut(path: str | Path) -> bool:
+    """Whether a text file that is not empty ends without the end of a line; a file that is cut off mostly does."""
+    with open_file(path) as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() not in (b"\n", b"\r")
+
+
 def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
     """Header and rows, all of the same length; blank lines are left out."""
+    begin, lines = 1, []
     try:
         with io.TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            lines = [(reader.line_num, [field.strip() for field in row]) for row in reader if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+            reader = csv.reader(file, strict=True, skipinitialspace=True)
+            for row in reader:
+                if (end := reader.line_num) > begin:
+                    raise InvalidInput(f"{path}: a quote in line {begin} is closed in line {end}: close it in its own")
+                if row:
+                    lines.append((begin, [field.strip() for field in row]))
+                begin += 1
+    except csv.Error as error:
+        raise InvalidInput(f"{path}: line {begin} is no CSV ({error}): a quote there may not be closed") from None
+    except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read as CSV ({error})") from None
     if len(lines) < 2:
         raise InvalidInput(f"{path} has no rows: give a header and a row for each example")
     (_, header), *rest = lines
-    if len(set(header)) < len(header):
-        raise InvalidInput(f"{path} has two columns of one name: {', '.join(header)}")
+    _check_header(path, header)
     for number, row in rest:
         if len(row) != len(header):
             raise InvalidInput(f"{path} has {len(row)} fields in line {number}, and {len(header)} in its header")
     return header, [row for _, row in rest]
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    """Raise InvalidInput unless there are several columns, each with a name of its own."""
+    if len(header) == 1:
+        seen = next((f", separated by {name}" for mark, name in OTHERS.items() if mark in header[0]), "")
+        raise InvalidInput(f"{path} has one column, '{header[0]}'{seen}: separate columns by commas, as in 1.5,2,yes")
+    check_names(path, header)
+    if len(set(header)) < len(header):
+        raise InvalidInput(f"{path} has two columns of one name: {', '.join(header)}")
+
+
+def check_names(source: Path | str, columns: Sequence[str]) -> None:
+    """Raise InvalidInput for the first column that nobody named: rows sorted by class are known by their numbers."""
+    for number, name in enumerate(columns, start=1):
+        if not name or name.startswith(("Unnamed: ", "__index_level_")):
+            raise InvalidInput(
+                f"{source}: column {name or number} has no name of its own, like the row numbers that pandas writes: "
+                "leave it out (df.to_csv(..., index=False)), or name it"
+            )
 
 
 def _numbers(path: Path, columns: dict[str, np.ndarray]) -> np.ndarray:
@@ -138,12 +183,12 @@ def _numbers(path: Path, columns: dict[str, np.ndarray]) -> np.ndarray:
     if len(exact) == len(whole):
         return np.stack(exact, axis=1)
     x = np.stack([values.astype(np.float64) for values in columns.values()], axis=1)
-    bad = np.argwhere(~np.isfinite(x))
+    bad = np.argwhere(~checks.are_finite(x))
     if len(bad):
         row, column = bad[0]
         raise InvalidInput(
-            f"{path}: column {list(columns)[column]} has {x[row, column]} in row {row} (counted from 0; there are "
-            f"{len(bad)} such values): leave these rows out, or fill them in"
+            f"{path}: column {list(columns)[column]} has {checks.no_number(x[row, column])} in row {row} (counted from "
+            f"0; there are {len(bad)} such values): leave these rows out, or fill them in"
         )
     return x
 

@@ -83,7 +83,7 @@ def check_sweep(
         raise InvalidInput(f"data must be a federation, of data.federate or data.federate_runs, not {word(data)}")
     check_settings(settings)
     check_keys(keys)
-    if chunk is not None:
+    if chunk not in (None, "auto"):
         whole("chunk", chunk)
     check_mesh(mesh)
     shapes = {name: value.shape for name, value in values.items()}

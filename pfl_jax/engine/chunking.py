@@ -1,8 +1,14 @@
 """Choice of the number of clients under one vmap, and what is lost when clients differ in size."""
 
+from dataclasses import replace
+
+import jax
 import numpy as np
 
+from pfl_jax.base import Method, MethodSchedule, at_round
+from pfl_jax.engine.cohort import Settings
 from pfl_jax.engine.mapping import assign_on_host
+from pfl_jax.networks.models import is_convolutional
 from pfl_jax.primitives.local_sgd import num_steps
 
 MAX_WASTE = 0.1
@@ -111,6 +117,63 @@ def _chunks(
     ]
 
 
+def resolved(
+    settings: Settings,
+    method: Method | MethodSchedule,
+    counts: np.ndarray,
+    *,
+    devices: int = 1,
+    backend: str | None = None,
+) -> Settings:
+    """Settings with a chunk in place of "auto", as `choose_chunk` has it for a typical cohort.
+
+    Args:
+      settings: settings of a run.
+      method: its method. Where it does not say how clients train (`Method.work`), each example counts as a step, and
+        the model as one with convolutions.
+      counts: training examples [N] of all clients, or [R, N] of those of R runs.
+      devices: number of devices that share the clients.
+      backend: name of the backend; None for JAX's default.
+
+    Example:
+      >>> import numpy as np
+      >>> from pfl_jax import LocalSGD, Settings, methods, models
+      >>> from pfl_jax.engine import chunking
+      >>> method = methods.fedavg(models.fedpac_cnn((28, 28, 1), 10), LocalSGD(batch_size=50))
+      >>> sizes = np.full(20, 600)
+      >>> [chunking.resolved(Settings(10), method, sizes, backend=name).chunk for name in ("cpu", "gpu")]
+      [1, 20]
+    """
+    if settings.chunk != "auto":
+        return settings
+    work, counts = at_round(method, 0).work, np.atleast_2d(counts)
+    size = settings.cohort_size(counts.shape[1], 0)
+    chunks = [
+        choose_chunk(
+            typical_cohort(row, size),
+            batch_size=1 if work is None else work.batch_size,
+            devices=devices,
+            backend=backend or jax.default_backend(),
+            convolutional=work is None or is_convolutional(work.model),
+            drop_last=work is not None and work.drop_last,
+        )
+        for row in np.unique(np.sort(counts, axis=1), axis=0)
+    ]
+    return replace(settings, chunk=min(chunks))
+
+
+def runs_at_once(method: Method | MethodSchedule, backend: str | None = None) -> int | None:
+    """Runs of a sweep under one vmap for chunk "auto": 1 for convolutions on a CPU, otherwise None, all of a device.
+
+    Args:
+      method: the method of one run.
+      backend: name of the backend; None for JAX's default.
+    """
+    work = at_round(method, 0).work
+    one_by_one = (backend or jax.default_backend()) == "cpu" and (work is None or is_convolutional(work.model))
+    return 1 if one_by_one else None
+
+
 def choose_chunk(
     counts: np.ndarray,
     *,
@@ -120,7 +183,7 @@ def choose_chunk(
     convolutional: bool = True,
     drop_last: bool = False,
 ) -> int:
-    """Number of clients under one vmap for `--chunk auto`.
+    """Number of clients under one vmap for chunk "auto".
 
     For convolutional networks on a CPU it is 1: convolutions with a separate kernel for each client run in a loop there
     anyway, and chunk 1 wastes no step. Otherwise it is the largest chunk that wastes less than a tenth of the gradient
@@ -136,12 +199,19 @@ def choose_chunk(
     """
     if backend == "cpu" and convolutional:
         return 1
-    per_device = -(-len(counts) // devices)
+    steps = num_steps(np.sort(np.asarray(counts, np.int64))[::-1], batch_size, drop_last=drop_last)
+    copies = -len(steps) % devices
+    # As `_chunks` has them: device d takes places [:, d], and copies of the largest client fill the last row.
+    places = np.append(steps, np.full(copies, steps[0])).reshape(-1, devices)
+    real_in_last_row = np.arange(devices) < devices - copies
 
     def waste(chunk: int) -> float:
-        return wasted_step_share(counts, batch_size=batch_size, chunk=chunk, devices=devices, drop_last=drop_last)
+        longest = places[::chunk].copy()
+        longest[-1] = np.maximum(longest[-1], places[-1])
+        last = len(places) - (len(longest) - 1) * chunk - ~real_in_last_row
+        return 1 - steps.sum() / (chunk * longest[:-1].sum() + longest[-1] @ last)
 
-    return next((chunk for chunk in range(per_device, 1, -1) if waste(chunk) < MAX_WASTE), 1)
+    return next((chunk for chunk in range(len(places), 1, -1) if waste(chunk) < MAX_WASTE), 1)
 
 
 def typical_cohort(counts: np.ndarray, size: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Participation in a round: settings, and random cohorts, stragglers and drop-outs."""
 
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,9 @@ class Settings:
       straggler_rate: weight of a straggler in the draw of a cohort, where other clients have weight 1; in (0, 1].
       drop_rate: share of each cohort that drops out, in [0, 1), drawn anew in every round: these clients train and keep
         their new state, but their messages do not arrive. At least one message arrives.
-      chunk: clients under one vmap on each device: 1 trains one after another, None all at once.
+      chunk: clients under one vmap on each device: 1 trains one after another, None all at once. "auto" lets
+        `pfl_jax.engine.chunking` choose by model, backend and the clients' sizes: time and memory depend on it, results
+        do not.
       eval_every: rounds between two evaluations of `received`; the last round is always evaluated.
       before_aggregation: also evaluate by the protocol `pfl_jax.primitives.metrics.before_aggregation`. With partial
         participation this costs a second evaluation in every evaluated round whose previous round was not evaluated.
@@ -60,7 +62,7 @@ class Settings:
     straggler_fraction: float = 0.0
     straggler_rate: float = 1.0
     drop_rate: float = 0.0
-    chunk: int | None = 1
+    chunk: int | Literal["auto"] | None = "auto"
     eval_every: int = 1
     before_aggregation: bool = False
     attack: Attack | None = None
@@ -69,9 +71,12 @@ class Settings:
     eval_clients: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "eval_every", "chunk", "eval_clients"):
-            if getattr(self, name) is not None or name not in ("chunk", "eval_clients"):
-                whole(name, getattr(self, name))
+        for name in ("rounds", "eval_every"):
+            whole(name, getattr(self, name))
+        if self.eval_clients is not None:
+            whole("eval_clients", self.eval_clients)
+        if self.chunk not in (None, "auto"):
+            whole("chunk", self.chunk)
         if self.before_aggregation and self.eval_clients is not None:
             raise InvalidInput("eval_clients cannot be given with before_aggregation, which needs the scores of all")
         for name, allowed in RANGES.items():

@@ -37,8 +37,8 @@ class Outcome(NamedTuple):
 
     Attributes:
       cohort: the participating clients; `present` marks those whose message arrived.
-      finite: [M], bool: whether a client's state, message and loss after training are free of NaN and infinity.
-        Other clients become absent and keep their previous state.
+      finite: [M], bool: whether a client's state and message after training are free of NaN and infinity. Other clients
+        become absent and keep their previous state. Scores do not count: nothing of the test set reaches the training.
       server_finite: bool, the same for the server's next state and for the client states that it computed.
       examples: training examples of the drawn cohort, each counted once; absent clients included.
       info: the method's `Info`; rows are those of `cohort.clients`, in that order. Rows of absent clients are
@@ -180,9 +180,7 @@ class Stages:
             result = method.local(own_key, server, state, training_data(data, index, attackers))
             message = attacks.sent(own_key, result.message, attackers, index, method, server, state)
             scores = score_client(self._checked(method), result.personal, data, index)
-            # Without test examples there is no loss.
-            tested = jnp.any(client_data(data, index, "test").mask)
-            finite = all_finite((result.client, message, jnp.where(tested, scores.loss, 0.0)))
+            finite = all_finite((result.client, message))
             messages, terms = means.split(message, present & finite, single=method.server_mean is not None)
             return Training(choose(finite, result.client, state), messages, scores, finite), terms
 
@@ -270,9 +268,13 @@ class Stages:
 
     def _map_and_sum(self, data: Federation, clients: jax.Array) -> Callable[..., tuple[Any, PyTree]]:
         """`mapping.map_and_sum`, or `map_owned` for sharded data, with the settings of this run, for these clients."""
+        chunk = self.settings.chunk
+        if chunk == "auto":
+            # `run` has chosen by the clients' sizes, which are not known here.
+            chunk = 1 if jax.default_backend() == "cpu" else None
         if isinstance(data, PlacedData):
-            return partial(map_owned, chunk=self.settings.chunk, keep_sharded=self.keep_sharded)
-        return partial(mapping.map_and_sum, chunk=self.settings.chunk, mesh=self.mesh, loads=data.train_count[clients])
+            return partial(map_owned, chunk=chunk, keep_sharded=self.keep_sharded)
+        return partial(mapping.map_and_sum, chunk=chunk, mesh=self.mesh, loads=data.train_count[clients])
 
     def _map(self, fn: Callable[..., Any], shared: tuple[Any, ...], clients: PyTree) -> Any:
         """Results of fn(shared, client) for clients [B]; shared[0] is the data, the first leaf of `clients` ids."""
@@ -300,7 +302,11 @@ def in_client_order(order: jax.Array, rows: PyTree) -> PyTree:
 def build(
     method: Method | MethodSchedule, settings: Settings, mesh: Mesh | None = None, *, num_labels: int = 0
 ) -> Engine:
-    """Engine of a method. See `pfl_jax.engine.simulate.run` and `Stages` for the arguments."""
+    """Engine of a method. See `pfl_jax.engine.simulate.run` and `Stages` for the arguments.
+
+    The engine learns the clients' sizes too late to choose `Settings.chunk` by them: "auto" is 1 on a CPU here, and all
+    clients at once elsewhere; `pfl_jax.engine.chunking.resolved` makes the choice of `run`.
+    """
     stages = Stages(method, settings, mesh, num_labels=num_labels)
 
     def init(data, key):

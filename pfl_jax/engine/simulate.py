@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, Scores, State
-from pfl_jax.engine import host_state
+from pfl_jax.engine import chunking, host_state
 from pfl_jax.engine.checks import check_folder, check_run, explained
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.disk_state import in_memory
@@ -123,8 +123,8 @@ def run(
         are the same. "disk" is for one process.
       state_folder: existing folder for the file of state_on="disk"; an earlier file there is replaced unless `state` is
         stored in it. None takes a temporary file that ends with the process.
-      on_nan: treatment of clients whose state, message or loss becomes NaN or infinite: "stop" ends the run,
-        "skip-client" leaves them out of the round as if they had not been drawn.
+      on_nan: treatment of clients whose state or message becomes NaN or infinite: "stop" ends the run, "skip-client"
+        leaves them out of the round as if they had not been drawn. A score that is not finite stays one.
       newcomers: clients that never take part, see `pfl_jax.data.federated.hold_out`. Each evaluation also scores the
         models that the method gives them.
       donate: whether a round takes over the memory of the state before it, so that the state of a `RoundResult` can no
@@ -152,6 +152,8 @@ def run(
         newcomers = newcomers if isinstance(newcomers, PlacedData) else replicate(newcomers, mesh)
     else:
         data, newcomers = replicate((data, newcomers), mesh)
+    devices = 1 if mesh is None else mesh.size
+    settings = chunking.resolved(settings, method, np.asarray(data.train_count), devices=devices)
     on_host = state_on != "device"
     begin = partial(_start, method, settings, key, state, mesh, on_host=on_host, disk=disk, donate=donate)
     return _rounds(method, data, newcomers, settings, begin, on_nan)

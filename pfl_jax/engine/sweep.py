@@ -9,7 +9,7 @@ another device. The docstring of `run` has an example.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
-from pfl_jax.engine import simulate
+from pfl_jax.engine import chunking, simulate
 from pfl_jax.engine.checks import check_sweep, explained, typed_keys
 from pfl_jax.engine.programs import kept
 from pfl_jax.engine.sharding import num_labels
@@ -149,7 +149,7 @@ def run(
     hyper_parameters: Mapping[str, jax.Array] | None = None,
     *,
     states: State | None = None,
-    chunk: int | None = 1,
+    chunk: int | Literal["auto"] | None = "auto",
     mesh: Mesh | None = None,
     donate: bool = False,
 ) -> Iterator[SweepResult]:
@@ -167,7 +167,8 @@ def run(
       hyper_parameters: name -> values [R].
       states: states to continue from, leaves [R, ...], instead of new ones initialized from the keys; states carry
         their own keys.
-      chunk: runs under one vmap on each device: 1 trains one after another, None all at once.
+      chunk: runs under one vmap on each device: 1 trains one after another, None all at once; "auto" is None, and 1 for
+        convolutions on a CPU.
       mesh: devices to spread the runs over, see `pfl_jax.client_mesh`; None uses the default device.
       donate: see `pfl_jax.engine.simulate.run`.
 
@@ -195,6 +196,9 @@ def run(
     values = {name: jnp.asarray(value) for name, value in (hyper_parameters or {}).items()}
     keys = typed_keys(keys)
     check_sweep(make_method, data, settings, keys, values, states=states, chunk=chunk, mesh=mesh)
+    first = make_method(**{name: value[0] for name, value in values.items()})
+    settings = chunking.resolved(settings, first, np.asarray(data.train_count))
+    chunk = chunking.runs_at_once(first) if chunk == "auto" else chunk
     return _rounds(make_method, data, settings, keys, values, states=states, chunk=chunk, mesh=mesh, donate=donate)
 
 

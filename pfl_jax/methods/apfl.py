@@ -101,4 +101,5 @@ def apfl(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: interpolate(client.alpha, client.own, server),
         predict=model.apply,
+        averaged=True,
     )

@@ -10,7 +10,7 @@ from pfl_jax.base import Cohort, LocalResult, Method, Model, Params
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.factories import checked
 from pfl_jax.primitives.aggregation import weighted_mean
-from pfl_jax.primitives.fingerprint import fingerprint
+from pfl_jax.primitives.fingerprint import WORDS, fingerprint, is_same, key_of
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import choose, gather, map_statistics
@@ -24,7 +24,7 @@ class Peers(NamedTuple):
 
     Attributes:
       models: core models as last downloaded, leaves [S, ...].
-      identities: [S], uint32; fingerprints of their data.
+      identities: [S, WORDS], uint32; fingerprints of their data.
       sizes: [S], float32; their numbers of examples, 0 for an empty slot.
     """
 
@@ -41,12 +41,14 @@ class AppleClient(NamedTuple):
       relations: directed relations p_i [1 + S] to itself and to its peers.
       peers: the peers.
       size: its own number of examples, float32.
+      identity: [WORDS], uint32; fingerprint of its own data.
     """
 
     core: Params
     relations: jax.Array
     peers: Peers
     size: jax.Array
+    identity: jax.Array
 
 
 class AppleMessage(NamedTuple):
@@ -97,10 +99,10 @@ def download(
     """
     peers = client.peers
     others = cohort.present & (jnp.arange(cohort.present.shape[0]) != own)
-    known = (peers.identities[:, None] == messages.identity) & (peers.sizes > 0)[:, None] & others
+    known = is_same(peers.identities[:, None], messages.identity) & (peers.sizes > 0)[:, None] & others
     fresh = others & ~jnp.any(known, axis=0)
     # The k-th empty slot gets the k-th new client of a random order, so long as there are both.
-    priority = jax.vmap(lambda one: jax.random.uniform(jax.random.fold_in(key, one)))(messages.identity)
+    priority = jax.vmap(lambda one: jax.random.uniform(key_of(key, one)))(messages.identity)
     order = jnp.argsort(jnp.where(fresh, priority, 2.0))
     rank = jnp.cumsum(peers.sizes == 0) - 1
     filled = (peers.sizes == 0) & (rank < jnp.sum(fresh))
@@ -114,7 +116,7 @@ def download(
     return next_client._replace(relations=jnp.where(new, shares, left * client.relations))
 
 
-@checked
+@checked(version=2)
 def apple(
     model: Model,
     training: LocalSGD = LocalSGD(momentum=0.9),
@@ -184,11 +186,11 @@ def apple(
 
         learned = {"core": client.core, "relations": client.relations}
         kept = client._replace(**training.fit(key, learned, data, loss, transformation=descent))
-        return LocalResult(kept, AppleMessage(kept.core, fingerprint(data), client.size), combine(kept))
+        return LocalResult(kept, AppleMessage(kept.core, client.identity, client.size), combine(kept))
 
     def aggregate(key, server, clients, messages, cohort):
         positions = jnp.arange(cohort.present.shape[0])
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, messages.identity)
+        keys = jax.vmap(key_of, in_axes=(None, 0))(key, messages.identity)
         info = {"relations": clients.relations}
         # One client after another: each takes in as many models as there are slots.
         clients = jax.lax.map(
@@ -199,11 +201,11 @@ def apple(
     def init_client(key, server, data):
         empty = Peers(
             models=jax.tree.map(lambda leaf: jnp.zeros((peers, *leaf.shape), leaf.dtype), server.initial),
-            identities=jnp.zeros(peers, jnp.uint32),
+            identities=jnp.zeros((peers, WORDS), jnp.uint32),
             sizes=jnp.zeros(peers),
         )
         relations = jnp.zeros(1 + peers).at[0].set(1.0)
-        return AppleClient(server.initial, relations, empty, jnp.sum(data.mask, dtype=jnp.float32))
+        return AppleClient(server.initial, relations, empty, jnp.sum(data.mask, dtype=jnp.float32), fingerprint(data))
 
     return Method(
         init_server=lambda key: AppleServer(model.init(key), jnp.zeros((), jnp.int32)),

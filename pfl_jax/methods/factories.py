@@ -5,10 +5,13 @@ import inspect
 import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import fields
-from typing import Any, ParamSpec, cast, get_type_hints
+from typing import Any, ParamSpec, get_type_hints, overload
+
+import jax
+import jax.numpy as jnp
 
 from pfl_jax import hyper_parameters as ranges
-from pfl_jax.base import Method, Model
+from pfl_jax.base import LocalWork, Method, Model
 from pfl_jax.errors import InvalidInput, word
 from pfl_jax.methods.data_use import CLIENT_UNCOVERED, DATA_USE, DataUse
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -23,16 +26,6 @@ Arguments = ParamSpec("Arguments")
 SIGNATURE = "a method is made by NAME(model, training: LocalSGD = LocalSGD(), *, ...)"
 """What a factory takes, for errors."""
 
-SERVER_OPTIMIZED = frozenset(
-    {
-        *("fedavg", "fedavg_ft", "fedprox", "fedprox_ft", "moon", "per_fedavg"),
-        *("fedper", "fedbn", "lg_fedavg", "fedrep", "fedbabu", "fedrod"),
-        *("knn_per", "apfl", "ditto", "fedala"),
-        *("fedem", "fedem_ft"),
-    }
-)
-"""Methods whose server only takes a mean of parameters, so that `ServerOptimizer` applies to them."""
-
 WITHOUT_MEANS = frozenset(
     {
         *("local", "fedproto_l", "fedfomo", "fedamp", "apple", "hypcluster", "fedgh", "fedtgp", "pfedhn", "pfedgraph"),
@@ -43,16 +36,27 @@ WITHOUT_MEANS = frozenset(
 nothing for `Compression` and `ServerMean` to do."""
 
 
-def checked(factory: Callable[Arguments, Method]) -> Callable[Arguments, Method]:
+@overload
+def checked(factory: Callable[Arguments, Method], *, version: int = 1) -> Callable[Arguments, Method]: ...
+
+
+@overload
+def checked(*, version: int) -> Callable[[Callable[Arguments, Method]], Callable[Arguments, Method]]: ...
+
+
+def checked(factory: Any = None, *, version: int = 1) -> Any:
     """Decorate a factory so that it checks its arguments first, see `pfl_jax.hyper_parameters`.
 
     Args:
       factory: a factory whose keyword-only arguments have annotations.
+      version: number that is raised when the method's results change beyond rounding, see `version_of`.
 
     Returns:
       The factory, which raises InvalidInput for what is no model, for a recipe that is no `LocalSGD`, and for a
       hyper-parameter that is unknown, of a wrong type or out of its range.
     """
+    if factory is None:
+        return functools.partial(checked, version=version)
 
     @functools.wraps(factory)
     def with_checks(model: Any, training: Any = None, **values: Any) -> Method:
@@ -67,9 +71,20 @@ def checked(factory: Callable[Arguments, Method]) -> Callable[Arguments, Method]
         if use is not None and (reason := use.refused(hyper_parameters(factory) | vars(recipe) | values)):
             raise InvalidInput(f"{factory.__name__} cannot train with dp_clip: {reason}")
         unchecked: Callable[..., Method] = factory
-        return unchecked(model, recipe, **values)
+        work = LocalWork(model, recipe.batch_size, recipe.drop_last)
+        return unchecked(model, recipe, **values)._replace(work=work)
 
-    return cast("Callable[Arguments, Method]", with_checks)
+    vars(with_checks)["version"] = version
+    return with_checks
+
+
+def version_of(factory: Callable[..., Method]) -> int:
+    """Version of a method's results: those of one version agree up to rounding, as far as golden values show.
+
+    Args:
+      factory: decorated by `checked`.
+    """
+    return vars(factory)["version"]
 
 
 def unchecked(factory: Callable[Arguments, Method]) -> Callable[Arguments, Method]:
@@ -141,9 +156,32 @@ def _own_annotations(factory: Callable[..., Method]) -> dict[str, Any]:
     return found
 
 
+@functools.lru_cache(maxsize=128)
 def takes_server_optimizer(factory: Callable[..., Method]) -> bool:
-    """Whether `ServerOptimizer` applies to the methods of a factory, that is whether it is one of SERVER_OPTIMIZED."""
-    return _is_one_of(factory, SERVER_OPTIMIZED)
+    """Whether `ServerOptimizer` applies to the methods of a factory, which say so themselves (`Method.averaged`).
+
+    Args:
+      factory: a factory of METHODS, or one with the same kind of signature. It makes a method of a linear model to see;
+        where it cannot, or has an argument of its own with a name of `ServerOptimizer`, the answer is no.
+    """
+    if {field.name for field in fields(ServerOptimizer)} & inspect.signature(factory).parameters.keys():
+        return False
+    found = []
+    try:
+        # Traced, because an array that is computed would start JAX's devices before they are set up.
+        jax.eval_shape(lambda: found.append(factory(_LINEAR).averaged))
+    except Exception:
+        return False
+    return found == [True]
+
+
+_LINEAR = Model(
+    init=lambda key: {"backbone": {}, "head": {"kernel": jnp.zeros((2, 2)), "bias": jnp.zeros(2)}},
+    features=lambda backbone, inputs: inputs,
+    classify=lambda head, features: features @ head["kernel"] + head["bias"],
+    num_features=2,
+    num_classes=2,
+)
 
 
 def takes_client_privacy(factory: Callable[..., Method]) -> bool:

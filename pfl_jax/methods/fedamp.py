@@ -82,15 +82,15 @@ def fedamp(
       Algorithm 1 with A(x) = 1 - exp(-x / sigma).
 
     Deviations:
-      Only the models of a round's cohort are mixed; the paper has all clients in every round. The proximal point of
-      u_i is approximated by SGD from u_i; the paper does not say where its solver starts. In PFLlib it starts from w_i,
-      so that with the default lambda / alpha_k = 1e-4 other clients hardly matter, and its penalty is the distance, not
-      its square. Weights for others are scaled down where they sum to more than 1; the paper assumes that they do not.
-      HeurFedAMP is left out. The defaults are not the paper's, which could not be verified: an equal model has 10 % of
-      weight, and the weight tells models apart whose squared distance is of the size of sigma, which depends on the
-      network (`attention` in the Info shows it). Reimplementations also decrease alpha_k during a run. Mixtures of
-      three clients agree with those of PFLlib's server (github.com/TsingZ0/PFLlib, commit d832e76) to 1e-6.
-      There is no code of the authors on GitHub.
+      Only the models of a round's cohort are mixed; the paper has all clients in every round. The proximal point of u_i
+      is approximated by SGD from u_i; the paper does not say where its solver starts. In PFLlib it starts from w_i, and
+      the penalty is computed from the parameters' data, so that it has no gradient: whatever lambda is, a client's
+      model is that of local training, and other clients have no effect. Weights for others are scaled down where they
+      sum to more than 1; the paper assumes that they do not. HeurFedAMP is left out. The defaults are not the paper's,
+      which could not be verified: an equal model has 10 % of weight, and the weight tells models apart whose squared
+      distance is of the size of sigma, which depends on the network (`attention` in the Info shows it).
+      Reimplementations also decrease alpha_k during a run. Mixtures of three clients agree with those of PFLlib's
+      server (github.com/TsingZ0/PFLlib, commit d832e76) to 1e-6. There is no code of the authors on GitHub.
     """
     risk = supervised_loss(model)
 

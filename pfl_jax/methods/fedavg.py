@@ -39,4 +39,5 @@ def fedavg(model: Model, training: LocalSGD = LocalSGD()) -> Method:
         aggregate=aggregate,
         personalize=lambda key, server, client, data: server,
         predict=model.apply,
+        averaged=True,
     )

@@ -107,4 +107,5 @@ def feddyn(model: Model, training: LocalSGD = LocalSGD(momentum=0.0), *, lam: fl
         aggregate=aggregate,
         personalize=lambda key, server, client, data: server.params,
         download=lambda server, client: server.params,
+        averaged=False,
     )

@@ -95,4 +95,5 @@ def fedem(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: Mixture(server, client),
         predict=predict,
+        averaged=True,
     )

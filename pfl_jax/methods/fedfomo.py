@@ -12,7 +12,7 @@ from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.affinity import Affinity, add_affinity, choose_peers, empty_affinity, look_up
 from pfl_jax.primitives.aggregation import normalize, weighted_mean
 from pfl_jax.primitives.ensembles import example_losses
-from pfl_jax.primitives.fingerprint import fingerprint
+from pfl_jax.primitives.fingerprint import WORDS, fingerprint, key_of
 from pfl_jax.primitives.holdout import fixed_subset
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import masked_mean, proximal
@@ -36,8 +36,9 @@ class FedFomoClient(NamedTuple):
       previous: the model from which the client's previous local training started.
       models: models to compare, leaves [D, ...]: the client's own trained model, then D - 1 downloaded ones.
       received: [D], bool; False for models that are missing because there was none to download.
-      senders: [D - 1], uint32; fingerprints of the data of the clients whose models were downloaded.
+      senders: [D - 1, WORDS], uint32; fingerprints of the data of the clients whose models were downloaded.
       affinity: affinities to other clients.
+      identity: [WORDS], uint32; fingerprint of the client's own data.
     """
 
     previous: Params
@@ -45,6 +46,7 @@ class FedFomoClient(NamedTuple):
     received: jax.Array
     senders: jax.Array
     affinity: Affinity
+    identity: jax.Array
 
 
 class FedFomoMessage(NamedTuple):
@@ -79,7 +81,7 @@ def combine_models(
     return weighted_mean(shares, models), shares
 
 
-@checked
+@checked(version=2)
 def fedfomo(
     model: Model,
     training: LocalSGD = LocalSGD(),
@@ -108,8 +110,7 @@ def fedfomo(
       epsilon_decay: decrease of epsilon per round, down to zero.
       fallback: model from which a client continues if no model is better than theta_i. "previous" is theta_i, as in the
         equation and in the released code: local training that raises the held-out loss is undone in every round.
-        "trained" is the client's own trained model; FedPAC's figure for Fashion-MNIST agrees with it, see
-        docs/results-notes.md.
+        "trained" is the client's own trained model.
       memory: maximum number of other clients whose affinity a client stores; the smallest affinities are dropped.
 
     Returns:
@@ -153,7 +154,7 @@ def fedfomo(
             received=client.received.at[0].set(True),
             affinity=add_affinity(client.affinity, client.senders, shares[2:]),
         )
-        return result._replace(client=kept, message=FedFomoMessage(result.personal, fingerprint(data), shares))
+        return result._replace(client=kept, message=FedFomoMessage(result.personal, client.identity, shares))
 
     def aggregate(key, server, clients, messages, cohort):
         models, identities, shares = messages
@@ -161,7 +162,7 @@ def fedfomo(
         excluded = own | ~cohort.present
         affinity = jax.vmap(look_up, in_axes=(0, None))(clients.affinity, identities)
         exploring = jnp.clip(epsilon - epsilon_decay * server.rounds, 0.0, 1.0)
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, identities)
+        keys = jax.vmap(key_of, in_axes=(None, 0))(key, identities)
         # Random choices go by rank of size, because they must not depend on the clients' numbers.
         ranked = jnp.argsort(-cohort.counts, stable=True)
         choose_all = jax.vmap(choose_peers, in_axes=(0, 0, 0, None, None))
@@ -179,8 +180,9 @@ def fedfomo(
             previous=server.initial,
             models=jax.tree.map(lambda leaf: jnp.zeros((download, *leaf.shape), leaf.dtype), server.initial),
             received=jnp.zeros(download, bool),
-            senders=jnp.zeros(download - 1, jnp.uint32),
+            senders=jnp.zeros((download - 1, WORDS), jnp.uint32),
             affinity=empty_affinity(memory),
+            identity=fingerprint(data),
         )
 
     return base._replace(
@@ -191,4 +193,5 @@ def fedfomo(
         personalize=lambda key, server, client, data: combine(client, data)[0],
         # The first of the D models is the client's own.
         download=lambda server, client: jax.tree.map(lambda leaf: leaf[1:], client.models),
+        averaged=False,
     )

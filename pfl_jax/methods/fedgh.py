@@ -30,7 +30,7 @@ class FedGHMessage(NamedTuple):
     identity: jax.Array
 
 
-@checked
+@checked(version=2)
 def fedgh(
     model: Model,
     training: LocalSGD = LocalSGD(),
@@ -64,8 +64,9 @@ def fedgh(
       the parameters of a client's model instead of the header's (github.com/LipingYi/FedGH, commit ff50ac0), so there
       phi never changes; here it does, as in the paper and in PFLlib. In the authors' code, class means are means over
       mini-batches of the batches' means, and gradients are clipped at norm 50. Class means are not weighted by their
-      examples. All clients have the same architecture here. Two full-batch rounds of three clients agree with PFLlib's
-      (github.com/TsingZ0/PFLlib, commit d832e76) to 1e-6.
+      examples. All clients have the same architecture here. In PFLlib (github.com/TsingZ0/PFLlib, commit d832e76) the
+      server's head is the first client's own object, so that the server's steps move that client's head, and that
+      client's training the server's; with a copy of it, two full-batch rounds of three clients agree to 1e-6.
     """
     server_training = training.plain(
         lr=server_lr,
@@ -95,4 +96,4 @@ def fedgh(
         return merge(server["backbone"], head), clients, {}
 
     # As LG-FedAvg, but for what is sent and how the server makes a head of it.
-    return lg_fedavg(model, training)._replace(local=train, aggregate=aggregate)
+    return lg_fedavg(model, training)._replace(local=train, aggregate=aggregate, averaged=False)

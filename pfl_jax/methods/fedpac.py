@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import chex
 import jax
@@ -11,13 +11,24 @@ import jax.numpy as jnp
 from pfl_jax.base import Backbone, ClientData, Head, Info, LocalResult, Loss, Mean, Method, Model, PyTree
 from pfl_jax.methods.factories import checked
 from pfl_jax.primitives.aggregation import mean_by_class, mean_by_size, mix
-from pfl_jax.primitives.feature_statistics import class_centroids, label_feature_statistics, merge_centroids
+from pfl_jax.primitives.feature_statistics import (
+    class_centroids,
+    label_feature_statistics,
+    merge_centroids,
+    second_moment,
+)
 from pfl_jax.primitives.features import extract_features, fit_head
 from pfl_jax.primitives.float64 import in_float64
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy, feature_alignment
 from pfl_jax.primitives.simplex_qp import SimplexSolution, Solver, minimize_each
 from pfl_jax.primitives.tree import merge
+
+Covariance: TypeAlias = Literal["identity", "empirical"]
+
+RIDGE = 1e-3
+"""Share of its mean eigenvalue that is added to an empirical covariance matrix, which has no inverse where a client has
+fewer examples than features, or features that are always zero."""
 
 NEGLIGIBLE_WEIGHT = 1e-3
 """Head weights below this value are set to zero; the others are normalized to sum to 1."""
@@ -48,7 +59,7 @@ class FedPACMessage(NamedTuple):
       centroids: class centroids [K, d] of the trained backbone (Eq. 17), zero for classes without examples, and class
         counts [K]; as a `Mean`, or as a pair if the server needs those of every client.
       statistics: statistics from which the server computes the head weights: in FedPAC (mu_i, V_i) of the received
-        backbone.
+        backbone, or (mu_i, Lambda_i).
     """
 
     backbone: Mean
@@ -57,17 +68,18 @@ class FedPACMessage(NamedTuple):
     statistics: PyTree
 
 
-def head_weights(mu: jax.Array, variance: jax.Array, counts: jax.Array, *, solver: Solver = "auto") -> jax.Array:
-    r"""Weights of all heads in each client's combined head: rows alpha_i that minimize a bound on i's test loss.
+def head_weights(mu: jax.Array, spread: jax.Array, counts: jax.Array, *, solver: Solver = "auto") -> jax.Array:
+    r"""Weights of all heads in each client's combined head: rows alpha_i that minimize an estimate of i's test loss.
 
         alpha_i = argmin over the simplex of  sum_j alpha_j^2 V_j / n_j + ||mu_i - sum_j alpha_j mu_j||^2
 
-    Other clients' heads reduce the variance (first term) and add bias (second term). Weights below 1e-3 are set to
-    zero, and the row is normalized to sum to 1.
+    Other clients' heads reduce the variance (first term) and add bias (second term). Given the clients' second moments
+    Lambda_j = E[f(x) f(x)^T], the norm is that of Lambda_i^-1, and V_j = tr(Lambda_i^-1 Lambda_j) - ||mu_j||^2 in this
+    norm. Weights below 1e-3 are set to zero, and the row is normalized to sum to 1.
 
     Args:
       mu: [M, K, d], P(k) E[f(x) | y = k] of each client.
-      variance: V [M], before division by n.
+      spread: V [M], before division by n, or Lambda [M, d, d].
       counts: n [M], examples of each client; clients without examples get weight zero.
       solver: see `pfl_jax.primitives.simplex_qp.solve_simplex_qp`.
 
@@ -75,15 +87,16 @@ def head_weights(mu: jax.Array, variance: jax.Array, counts: jax.Array, *, solve
       alpha [M, M], float32, rows on the simplex.
 
     Reference:
-      FedPAC, Eq. 11 and 46. The threshold is from the released code.
+      FedPAC, Eq. 11 and 46; with second moments Eq. 33, 35, 37 to 39. The threshold is from the released code.
     """
-    return _drop_negligible(_solve_head_weights(mu, variance, counts, solver).weights)
+    return _drop_negligible(_solve_head_weights(mu, spread, counts, solver).weights)
 
 
-def _solve_head_weights(mu: jax.Array, variance: jax.Array, counts: jax.Array, solver: Solver) -> SimplexSolution:
-    """Minimizers of Eq. 46 in float32, with their optimality gaps."""
-    chex.assert_rank([mu, variance, counts], [3, 1, 1])
-    return _head_weight_solver(solver)(mu, variance, counts)
+def _solve_head_weights(mu: jax.Array, spread: jax.Array, counts: jax.Array, solver: Solver) -> SimplexSolution:
+    """Minimizers of `head_weights` in float32, with their optimality gaps."""
+    chex.assert_rank([mu, spread, counts], [3, {1, 3}, 1])
+    solve = _head_weight_solver if spread.ndim == 1 else _covariance_head_weight_solver
+    return solve(solver)(mu, spread, counts)
 
 
 @functools.cache
@@ -94,10 +107,7 @@ def _head_weight_solver(solver: Solver) -> Callable[..., SimplexSolution]:
         means = means - jnp.mean(means, axis=0)
         gram = means @ means.T
         norms = jnp.diagonal(gram)
-        sizes = counts.astype(jnp.float64)
-        noise = variance.astype(jnp.float64) / jnp.maximum(sizes, 1)
-        largest = jnp.max(noise) + jnp.max(norms)
-        noise = jnp.where(sizes > 0, noise, jnp.where(largest > 0, 1e4 * largest, 1))
+        noise = _noise(variance.astype(jnp.float64), counts, norms)
 
         def program(row: tuple[jax.Array, jax.Array]) -> jax.Array:
             # <mu_i - mu_j, mu_i - mu_k> for all j, k from one matrix product for all i; M matrices [M, M] never exist.
@@ -108,6 +118,38 @@ def _head_weight_solver(solver: Solver) -> Callable[..., SimplexSolution]:
         return minimize_each(program, (norms, gram), jnp.float32, solver=solver, tolerance=1e-7)
 
     return in_float64(solve)
+
+
+@functools.cache
+def _covariance_head_weight_solver(solver: Solver) -> Callable[..., SimplexSolution]:
+    def solve(mu: jax.Array, moments: jax.Array, counts: jax.Array) -> SimplexSolution:
+        mu, moments = mu.astype(jnp.float64), moments.astype(jnp.float64)
+        clients, _, features = mu.shape
+
+        def program(row: tuple[jax.Array, jax.Array]) -> jax.Array:
+            own_mu, own_moment = row
+            mean_eigenvalue = jnp.trace(own_moment) / features
+            ridge = jnp.where(mean_eigenvalue > 0, RIDGE * mean_eigenvalue, 1)
+            factor = jnp.linalg.cholesky(own_moment + ridge * jnp.eye(features))
+            whitener = jax.scipy.linalg.solve_triangular(factor, jnp.eye(features), lower=True)
+            white, apart = mu @ whitener.T, (own_mu - mu) @ whitener.T
+            apart = apart.reshape(clients, -1)
+            totals = jnp.sum(moments * (whitener.T @ whitener), axis=(1, 2))
+            variance = jnp.maximum(totals - jnp.sum(jnp.square(white), axis=(1, 2)), 0)
+            bias = apart @ apart.T
+            return bias + jnp.diag(_noise(variance, counts, jnp.diagonal(bias)))
+
+        return minimize_each(program, (mu, moments), jnp.float32, solver=solver, tolerance=1e-7)
+
+    return in_float64(solve)
+
+
+def _noise(variance: jax.Array, counts: jax.Array, norms: jax.Array) -> jax.Array:
+    """Diagonal V_j / n_j [M] of a program, larger than all else for clients without examples."""
+    sizes = counts.astype(jnp.float64)
+    noise = variance / jnp.maximum(sizes, 1)
+    largest = jnp.max(noise) + jnp.max(norms)
+    return jnp.where(sizes > 0, noise, jnp.where(largest > 0, 1e4 * largest, 1))
 
 
 def _drop_negligible(weights: jax.Array) -> jax.Array:
@@ -127,6 +169,7 @@ def fedpac(
     head_epochs: int = 1,
     alignment: bool = True,
     collaboration: bool = True,
+    covariance: Covariance = "identity",
     solver: Solver = "auto",
 ) -> Method:
     r"""FedPAC: a shared backbone aligned to global class centroids, and heads combined by quadratic programs.
@@ -144,6 +187,8 @@ def fedpac(
       head_epochs: local epochs of the head in a round, before those of the backbone.
       alignment: whether features are aligned to the global class centroids (Table 2).
       collaboration: whether heads are combined; if not, each client keeps its own (Table 2).
+      covariance: the features' covariance matrix in the head weights: the identity (Eq. 43), or each client's second
+        moments (Eq. 37), which it sends then; Appendix C.1 computes the weights of Figures 2 and 3 so.
       solver: solver for the head weights: auto, projected_gradient, osqp or interior_point.
 
     Returns:
@@ -166,17 +211,19 @@ def fedpac(
       unchanged; Section 1 mentions a slight modification that the paper does not describe. Centroids and statistics of
       one label then mix the classes that different groups give this label. If the matrix of a quadratic program has a
       negative eigenvalue, by rounding, the released code leaves out all below 0.01, and a client for which that is not
-      enough keeps its own head; here every program is solved as it is, in float64.
+      enough keeps its own head; here every program is solved as it is, in float64. Weights below 1e-3 are set to zero,
+      as in the released code; the paper has no such cut. The paper does not say how a singular empirical covariance
+      matrix is inverted; here a thousandth of its mean eigenvalue is added to its diagonal.
     """
 
     def statistics_fn(features, data):
-        return label_feature_statistics(features, data.y, data.mask, model.num_classes)
+        mu, variance = label_feature_statistics(features, data.y, data.mask, model.num_classes)
+        return mu, variance if covariance == "identity" else second_moment(features, data.mask)
 
     def head_weights_fn(messages, counts):
         if not collaboration:
             return jnp.eye(counts.shape[0]), {"gap": jnp.zeros(counts.shape[0])}
-        mu, variance = messages.statistics
-        solution = _solve_head_weights(mu, variance, counts, solver)
+        solution = _solve_head_weights(*messages.statistics, counts, solver)
         return _drop_negligible(solution.weights), {"gap": solution.gap}
 
     return align_and_combine(

@@ -1,5 +1,7 @@
 """FedPAC with head weights from class prototypes instead of a quadratic program (Ding 2025, Eq. 12-13)."""
 
+from typing import Literal, TypeAlias
+
 import jax
 import jax.numpy as jnp
 
@@ -9,11 +11,15 @@ from pfl_jax.methods.fedpac import align_and_combine
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy
 
+Reduction: TypeAlias = Literal["mean", "sum"]
 
-def prototype_weights(model: Model, heads: Head, centroids: jax.Array, class_counts: jax.Array) -> jax.Array:
+
+def prototype_weights(
+    model: Model, heads: Head, centroids: jax.Array, class_counts: jax.Array, reduction: Reduction = "mean"
+) -> jax.Array:
     r"""Head weights that favor clients whose class centroids are classified well by a client's own head.
 
-        f_ij = CE of client j's centroids under client i's head, mean over the classes of j              (Eq. 12)
+        f_ij = CE of client j's centroids under client i's head, mean or sum over the classes of j       (Eq. 12)
         alpha_i = softmax over j of -f_ij                                                                (Eq. 13)
 
     Args:
@@ -21,6 +27,7 @@ def prototype_weights(model: Model, heads: Head, centroids: jax.Array, class_cou
       heads: the clients' heads, leaves [M, ...].
       centroids: the clients' class centroids [M, K, d].
       class_counts: examples of each client and class [M, K]; a client without examples gets weight zero.
+      reduction: of the losses of the classes that client j holds.
 
     Returns:
       alpha [M, M], rows on the simplex.
@@ -32,6 +39,8 @@ def prototype_weights(model: Model, heads: Head, centroids: jax.Array, class_cou
     def row(head: Head) -> jax.Array:
         logits = model.classify(head, centroids.reshape(-1, num_features)).reshape(clients, classes, -1)
         losses = jax.vmap(cross_entropy, in_axes=(0, None, 0))(logits, labels, held)
+        if reduction == "sum":
+            losses *= jnp.sum(held, axis=-1)
         return jax.nn.softmax(-jnp.where(jnp.any(held, axis=-1), losses, 1e30))
 
     # One head after another: all heads at once would need M * M * K * K logits.
@@ -47,6 +56,7 @@ def fedpac_proto(
     head_lr: float = 0.1,
     head_epochs: int = 1,
     alignment: bool = True,
+    reduction: Reduction = "mean",
 ) -> Method:
     r"""FedPAC with prototype weights: training and backbone as in `fedpac`, heads combined by `prototype_weights`.
 
@@ -58,6 +68,7 @@ def fedpac_proto(
       head_lr: learning rate of the head.
       head_epochs: local epochs of the head in a round, before those of the backbone.
       alignment: whether features are aligned to the global class centroids.
+      reduction: whether the losses of a client's class centroids are averaged or added up.
 
     Returns:
       A `Method`; states as in `fedpac`.
@@ -71,8 +82,12 @@ def fedpac_proto(
 
     Deviations:
       Eq. 13 normalizes over the wrong index, which contradicts the paper's own constraint; here each row sums to 1.
-      Eq. 12 has client i's centroids where the text applies i's head to those of the others, and names no reduction;
-      here it is the mean over the classes of client j. Heads and centroids are those trained in the round.
+      Eq. 12 has client i's centroids where the text applies i's head to those of the others. It has heads and
+      centroids of one round t, while Eq. 8 gives the centroids of round t + 1; here both are those trained in the
+      round. Eq. 12 names no reduction over the classes of client j. The text asks for one loss of each client, which
+      both give, and for weights that tell similar clients apart, which the mean hardly gives: over 10 classes its
+      exponents are a tenth of the sum's. The weight of a client with f_ij < 0 is to be zero; a cross entropy is never
+      negative, so that rule is left out.
     """
     return align_and_combine(
         model,
@@ -80,6 +95,9 @@ def fedpac_proto(
         training.replace(lr=head_lr, epochs=head_epochs),
         lam if alignment else None,
         statistics_fn=lambda features, data: (),
-        head_weights_fn=lambda messages, counts: (prototype_weights(model, messages.head, *messages.centroids), {}),
+        head_weights_fn=lambda messages, counts: (
+            prototype_weights(model, messages.head, *messages.centroids, reduction),
+            {},
+        ),
         send_centroids=True,
     )

@@ -43,4 +43,5 @@ def fedper(model: Model, training: LocalSGD = LocalSGD()) -> Method:
         personalize=lambda key, server, client, data: merge(server["backbone"], client),
         predict=model.apply,
         download=lambda server, client: server["backbone"],
+        averaged=True,
     )

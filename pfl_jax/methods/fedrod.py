@@ -80,4 +80,5 @@ def fedrod(model: Model, training: LocalSGD = LocalSGD()) -> Method:
         aggregate=aggregate,
         personalize=lambda key, server, client, data: FedRoDModel(server, client),
         predict=predict,
+        averaged=True,
     )

@@ -107,7 +107,7 @@ def adaptive_margin(prototypes: Prototypes, threshold: float | jax.Array) -> jax
     return jnp.minimum(jnp.max(jnp.where(present, nearest, 0.0)), threshold)
 
 
-@checked
+@checked(version=2)
 def fedtgp(
     model: Model,
     training: LocalSGD = LocalSGD(),

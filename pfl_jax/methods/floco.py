@@ -13,7 +13,7 @@ from pfl_jax.methods.factories import checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size, size_weights, weighted_mean
 from pfl_jax.primitives.ensembles import init_models
-from pfl_jax.primitives.fingerprint import fingerprint
+from pfl_jax.primitives.fingerprint import fingerprint, key_of
 from pfl_jax.primitives.float64 import in_float64
 from pfl_jax.primitives.local_sgd import LocalSGD, descend
 from pfl_jax.primitives.losses import supervised_loss
@@ -175,7 +175,7 @@ def nearby(key: PRNGKey, point: jax.Array, radius: float | jax.Array) -> jax.Arr
     return point + radius * jax.random.uniform(distance_key) * direction / jnp.sum(jnp.abs(direction))
 
 
-@checked
+@checked(version=2)
 def floco(
     model: Model,
     training: LocalSGD = LocalSGD(),
@@ -233,7 +233,7 @@ def floco(
 
     def train(key, server, client, data):
         # By the client's data, so that the points do not depend on how clients are numbered.
-        draws = jax.random.fold_in(jax.random.fold_in(jax.random.key(server.seed), server.rounds), fingerprint(data))
+        draws = key_of(jax.random.fold_in(jax.random.key(server.seed), server.rounds), fingerprint(data))
 
         def loss(params, batch, point):
             backbone, heads = params
@@ -274,6 +274,7 @@ def floco(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: at(server.backbone, server.heads, client.point),
         download=lambda server, client: (server.backbone, server.heads, client.point),
+        averaged=False,
     )
 
 

@@ -52,4 +52,5 @@ def lg_fedavg(model: Model, training: LocalSGD = LocalSGD()) -> Method:
         predict=model.apply,
         # Clients need the initial backbone only before their first round.
         download=lambda server, client: server["head"],
+        averaged=True,
     )

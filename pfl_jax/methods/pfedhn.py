@@ -10,16 +10,24 @@ from jax.flatten_util import ravel_pytree
 
 from pfl_jax.base import LocalResult, Method, Model, Params, PRNGKey, PyTree
 from pfl_jax.methods.factories import checked
-from pfl_jax.primitives.fingerprint import fingerprint
+from pfl_jax.primitives.fingerprint import fingerprint, key_of
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import supervised_loss
+from pfl_jax.streams import EMBEDDINGS
 
 
 class PFedHNServer(NamedTuple):
-    """Parameters of the hypernetwork, a list of (kernel [in, out], bias [out]), and the velocity of its momentum."""
+    """State of the server.
+
+    Attributes:
+      hypernetwork: its parameters, a list of (kernel [in, out], bias [out]).
+      velocity: that of its momentum, in the same form.
+      seed: uint32, from which the clients' embeddings are drawn.
+    """
 
     hypernetwork: list[tuple[jax.Array, jax.Array]]
     velocity: list[tuple[jax.Array, jax.Array]]
+    seed: jax.Array
 
 
 def generate(hypernetwork: list[tuple[jax.Array, jax.Array]], embedding: jax.Array) -> jax.Array:
@@ -63,7 +71,7 @@ def init_hypernetwork(
     return [*layers[:-1], (layers[-1][0], start)]
 
 
-@checked
+@checked(version=2)
 def pfedhn(
     model: Model,
     training: LocalSGD = LocalSGD(),
@@ -108,8 +116,8 @@ def pfedhn(
       One step serves all clients of a round, see above. The bias of the output layer starts as an ordinary
       initialization of the model, to which the hidden activations add noise of about 0.05 (standard deviation) to every
       weight, of which about 0.025 differs between clients; in the released code this bias is drawn like that of any
-      layer. v_i is drawn with a hash of the client's data as key, so that results do not depend on how clients are
-      numbered. Differences from the released code: it chooses the embedding size by the number of clients, which is
+      layer. v_i is drawn by the run's key and a hash of the client's data, so that results do not depend on how clients
+      are numbered. Differences from the released code: it chooses the embedding size by the number of clients, which is
       fixed here. Its momentum of 0.9 and weight decay of 1e-3 apply to hypernetwork and embeddings, once for every
       client; here momentum applies to the hypernetwork only, once a round, and there is no weight decay. It clips the
       gradient norms of clients and server at 50; here neither is clipped. It has one output layer for each array of the
@@ -121,7 +129,12 @@ def pfedhn(
 
     def init_server(key):
         layers = init_hypernetwork(key, embedding_size, [hidden_size] * hidden_layers, model.init(key))
-        return PFedHNServer(layers, jax.tree.map(jnp.zeros_like, layers))
+        seed = jax.random.bits(jax.random.fold_in(key, EMBEDDINGS), (), jnp.uint32)
+        return PFedHNServer(layers, jax.tree.map(jnp.zeros_like, layers), seed)
+
+    def init_client(key, server, data):
+        # By the client's data, so that the embeddings do not depend on how clients are numbered.
+        return jax.random.normal(key_of(jax.random.key(server.seed), fingerprint(data)), (embedding_size,))
 
     def receive(server: PFedHNServer, embedding: jax.Array) -> PyTree:
         return unravel(generate(server.hypernetwork, embedding))
@@ -139,11 +152,12 @@ def pfedhn(
         velocity = jax.tree.map(lambda v, g: server_momentum * v + g, server.velocity, ascent)
         hypernetwork = jax.tree.map(lambda leaf, v: leaf + server_lr * v, server.hypernetwork, velocity)
         embeddings = clients + embedding_lr * embedding_ascent
-        return PFedHNServer(hypernetwork, velocity), embeddings, {"change": jnp.linalg.norm(messages, axis=1)}
+        changed = PFedHNServer(hypernetwork, velocity, server.seed)
+        return changed, embeddings, {"change": jnp.linalg.norm(messages, axis=1)}
 
     return Method(
         init_server=init_server,
-        init_client=lambda key, server, data: jax.random.normal(jax.random.key(fingerprint(data)), (embedding_size,)),
+        init_client=init_client,
         local=train,
         aggregate=aggregate,
         personalize=lambda key, server, client, data: receive(server, client),

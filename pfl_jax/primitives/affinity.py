@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import PRNGKey
+from pfl_jax.primitives.fingerprint import WORDS, is_same
 
 
 class Affinity(NamedTuple):
@@ -15,7 +16,7 @@ class Affinity(NamedTuple):
     clients nor their ids.
 
     Attributes:
-      peers: [R], uint32; `pfl_jax.primitives.fingerprint` of each other client's data.
+      peers: [R, WORDS], uint32; `pfl_jax.primitives.fingerprint` of each other client's data.
       values: [R], p_ij; zero marks an unused entry.
     """
 
@@ -25,17 +26,17 @@ class Affinity(NamedTuple):
 
 def empty_affinity(length: int) -> Affinity:
     """Empty table of a client, with `length` unused entries."""
-    return Affinity(jnp.zeros(length, jnp.uint32), jnp.zeros(length, jnp.float32))
+    return Affinity(jnp.zeros((length, WORDS), jnp.uint32), jnp.zeros(length, jnp.float32))
 
 
 def look_up(affinity: Affinity, peers: jax.Array) -> jax.Array:
-    """Affinities p_ij [M] for the fingerprints `peers` [M]; zero for fingerprints that are not in the table."""
-    return jnp.sum(jnp.where(affinity.peers == peers[:, None], affinity.values, 0.0), axis=1)
+    """Affinities p_ij [M] for the fingerprints `peers` [M, WORDS]; zero for those that are not in the table."""
+    return jnp.sum(jnp.where(is_same(affinity.peers, peers[:, None]), affinity.values, 0.0), axis=1)
 
 
 def add_affinity(affinity: Affinity, peers: jax.Array, weights: jax.Array) -> Affinity:
-    """Add weights [M] >= 0 to p_ij for the fingerprints `peers` [M]; if the table is full, the largest entries stay."""
-    known = (affinity.peers[:, None] == peers) & (affinity.values[:, None] > 0)
+    """Add weights [M] >= 0 to p_ij for the fingerprints `peers` [M, WORDS]; a full table keeps the largest entries."""
+    known = is_same(affinity.peers[:, None], peers) & (affinity.values[:, None] > 0)
     values = jnp.concatenate(
         [
             affinity.values + jnp.sum(jnp.where(known, weights, 0.0), axis=1),

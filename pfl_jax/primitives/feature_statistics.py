@@ -130,6 +130,27 @@ def label_feature_statistics(
     return share[:, None] * centroids, variance
 
 
+def second_moment(features: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean of f(x) f(x)^T over the examples, the feature covariance of FedPAC (Eq. 37).
+
+    Args:
+      features: f(x_l) [n, d].
+      mask: [n], bool; the real examples.
+
+    Returns:
+      [d, d], zero without examples.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import feature_statistics
+      >>> print(feature_statistics.second_moment(jnp.array([[1.0], [3.0], [9.0]]), jnp.array([True, True, False])))
+      [[5.]]
+    """
+    chex.assert_rank([features, mask], [2, 1])
+    real = features * mask[:, None]
+    return jnp.einsum("nd,ne->de", real, real, precision="highest") / jnp.maximum(jnp.sum(mask), 1)
+
+
 def _memberships(labels: jax.Array, mask: jax.Array, num_classes: int) -> jax.Array:
     """One-hot classes of the real examples: float32 [n, K]."""
     return jax.nn.one_hot(labels, num_classes, dtype=jnp.float32) * mask[:, None]

@@ -1,29 +1,31 @@
-"""Batched quadratic programs on the probability simplex. Only this file imports jaxopt."""
+"""Batched quadratic programs on the probability simplex."""
 
 import functools
-import importlib.util
-import warnings
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import PyTree
 from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives import active_set, interior_point
+from pfl_jax.primitives import active_set, interior_point, jaxopt_solvers
 from pfl_jax.primitives.float64 import in_float64
+from pfl_jax.primitives.frank_wolfe import frank_wolfe_gap
 from pfl_jax.primitives.tree import gather
 
 Solver: TypeAlias = Literal["auto", "projected_gradient", "osqp", "interior_point"]
 """Names of the solvers of `solve_simplex_qp`."""
 
+Attempt: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+"""P [m, m] -> weights [m], and whether they are certain to be the minimizer."""
+
+SMALL = 100
+"""Largest program that `solver="auto"` gives to jaxopt. Larger ones the interior-point method solves sooner."""
+
 FEW = 128
 """Coordinates of a restricted program of `solver="auto"`, or a quarter of all where that is more: the clients of one of
 FedPAC's five groups fit. They pay from twice as many coordinates on."""
-
-GRADIENT_STEPS = 5000
-"""Maximum number of steps of `solver="projected_gradient"`."""
 
 BATCH_ENTRIES = 2**27
 """Entries of the matrices that an accelerator solves at once: 1 GiB in float64, 512 programs of 512 clients."""
@@ -49,8 +51,10 @@ def solve_simplex_qp(matrices: jax.Array, *, solver: Solver = "auto", tolerance:
 
     Solvers:
 
-    - "auto": for m below 256 the interior-point method; from 256 on equal weights and `pfl_jax.primitives.active_set`
-      are tried before it, and accepted if their Frank-Wolfe gap is at most `tolerance`.
+    - "auto": for m up to 100 `pfl_jax.primitives.jaxopt_solvers.minimize_on_support`, if jaxopt is installed, that is
+      jaxopt.ProjectedGradient for the support and jaxopt.EqualityConstrainedQP on it; for m from 256 on equal weights,
+      then `pfl_jax.primitives.active_set`. What has a Frank-Wolfe gap of at most `tolerance` is accepted. All others
+      go to the interior-point method.
     - "projected_gradient": jaxopt.ProjectedGradient, accelerated, for at most 5000 steps.
     - "osqp": jaxopt.BoxOSQP with LU factorizations; slow for more than a few dozen clients.
     - "interior_point": `pfl_jax.primitives.interior_point`, to a gap of 1e-9 or `tolerance`, whichever is smaller.
@@ -134,7 +138,7 @@ def minimize_each(
         scale = jnp.max(jnp.abs(matrices), axis=(-2, -1), keepdims=True)
         matrices = matrices / jnp.where(scale > 0, scale, 1)
         matrices = (matrices + matrices.mT) / 2
-        weights = _onto_simplex(_solve_batch(matrices, solver, tolerance, floor))
+        weights = _solve_batch(matrices, solver, tolerance, floor)
         return weights, jax.vmap(lambda matrix, row: frank_wolfe_gap(matrix, row, floor))(matrices, weights)
 
     entries = jax.eval_shape(matrix_fn, gather(inputs, 0)).size
@@ -142,69 +146,52 @@ def minimize_each(
     return SimplexSolution(weights.astype(dtype), gap.astype(dtype))
 
 
-def frank_wolfe_gap(matrix: jax.Array, weights: jax.Array, floor: float) -> jax.Array:
-    r"""Relative Frank-Wolfe gap (x.Px - min_j (Px)_j) / max(x.Px, floor) of one P at x.
-
-    It is zero exactly at the minimizers, and it bounds the suboptimality of x: for a gap r and a minimizer x*,
-    x*.Px* >= (1 - r)^2 x.Px, because min_j (Px)_j <= x*.Px <= sqrt(x*.Px* x.Px). The floor is for minima of 0, which
-    have no relative accuracy because of rounding in P.
-
-    Args:
-      matrix: P [m, m], largest absolute entry 1 (or 0).
-      weights: x [m] on the simplex.
-      floor: positive lower bound on the denominator: the relative rounding error of P's entries.
-
-    Returns:
-      Scalar, at least 0.
-
-    Reference:
-      Jaggi, "Revisiting Frank-Wolfe: Projection-Free Sparse Convex Optimization", ICML 2013, Eq. 2.
-    """
-    gradient = matrix @ weights
-    objective = weights @ gradient
-    return jnp.maximum(objective - jnp.min(gradient), 0) / jnp.maximum(objective, floor)
-
-
 def _solve_batch(matrices: jax.Array, solver: Solver, tolerance: float, floor: float) -> jax.Array:
-    """Weights [b, m] for normalized float64 matrices [b, m, m]."""
+    """Weights [b, m] for normalized float64 matrices [b, m, m]: rows that one attempt misses go to the next one."""
+    first, *others = _attempts(solver, matrices.shape[-1], tolerance, floor)
+    weights, found = jax.vmap(first)(matrices)
+    for attempt in others:
+        weights, found = _solve_missed(attempt, matrices, weights, found)
+    return weights
+
+
+def _attempts(solver: Solver, size: int, tolerance: float, floor: float) -> list[Attempt]:
+    """What a solver tries, in this order, on programs of this size."""
+
+    def certified(minimize: Callable[[jax.Array], jax.Array]) -> Attempt:
+        def attempt(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+            weights = minimize(matrix)
+            return weights, frank_wolfe_gap(matrix, weights, floor) <= tolerance
+
+        return attempt
+
+    def few(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return active_set.minimize_with_few(matrix, size=max(FEW, size // 4), tolerance=tolerance, floor=floor)
 
     def interior(matrix: jax.Array) -> jax.Array:
         return interior_point.minimize_on_simplex(matrix, tolerance=min(tolerance, 1e-9), floor=floor)
 
-    if solver == "interior_point" or (solver == "auto" and matrices.shape[-1] < 2 * FEW):
-        return jax.vmap(interior)(matrices)
-    if solver == "osqp":
-        return jax.vmap(lambda matrix: _osqp(matrix, tolerance))(matrices)
     if solver == "projected_gradient":
-        return jax.vmap(lambda matrix: _projected_gradient(matrix, tolerance))(matrices)
-
-    def equal(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-        weights = jnp.full(matrix.shape[0], 1 / matrix.shape[0], matrix.dtype)
-        return weights, frank_wolfe_gap(matrix, weights, floor) <= tolerance
-
-    def few(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-        size = max(FEW, matrix.shape[0] // 4)
-        return active_set.minimize_with_few(matrix, size=size, tolerance=tolerance, floor=floor)
-
-    weights, missed = jnp.zeros(matrices.shape[:-1], matrices.dtype), jnp.ones(matrices.shape[0], bool)
-    for attempt in (equal, few, lambda matrix: (interior(matrix), jnp.bool_(True))):
-        weights, missed = _solve_missed(attempt, matrices, weights, missed)
-    return weights
+        return [certified(functools.partial(jaxopt_solvers.projected_gradient, tolerance=tolerance))]
+    if solver == "osqp":
+        return [certified(functools.partial(jaxopt_solvers.osqp, tolerance=tolerance))]
+    if solver == "auto" and size <= SMALL and jaxopt_solvers.available():
+        return [certified(functools.partial(jaxopt_solvers.minimize_on_support, floor=floor)), certified(interior)]
+    if solver == "auto" and size >= 2 * FEW:
+        return [certified(lambda matrix: jnp.full_like(matrix[0], 1 / size)), few, certified(interior)]
+    return [certified(interior)]
 
 
 def _solve_missed(
-    attempt: Callable[[jax.Array], tuple[jax.Array, jax.Array]],
-    matrices: jax.Array,
-    weights: jax.Array,
-    missed: jax.Array,
+    attempt: Attempt, matrices: jax.Array, weights: jax.Array, found: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Weights [b, m], those of missed rows by an attempt where it finds the minimizer, and which rows it missed."""
+    """Weights [b, m], by an attempt where they are not found yet, and which are now."""
 
-    def replace_missed() -> tuple[jax.Array, jax.Array]:
-        attempted, found = jax.vmap(attempt)(matrices)
-        return jnp.where((missed & found)[:, None], attempted, weights), missed & ~found
+    def replace() -> tuple[jax.Array, jax.Array]:
+        attempted, now_found = jax.vmap(attempt)(matrices)
+        return jnp.where(found[:, None], weights, attempted), found | now_found
 
-    return jax.lax.cond(jnp.any(missed), replace_missed, lambda: (weights, missed))
+    return jax.lax.cond(jnp.all(found), lambda: (weights, found), replace)
 
 
 def _map_batches(solve: Callable[[PyTree], PyTree], inputs: PyTree, size: int) -> PyTree:
@@ -215,6 +202,8 @@ def _map_batches(solve: Callable[[PyTree], PyTree], inputs: PyTree, size: int) -
         # up all threads and deadlock, as happened with 30 matrices on two devices and two cores.
         return jax.lax.map(lambda one: gather(solve(jax.tree.map(lambda leaf: leaf[None], one)), 0), inputs)
 
+    if jax.default_backend() == "cpu":
+        return one_by_one(inputs)
     return jax.lax.platform_dependent(
         inputs, cpu=one_by_one, default=lambda inputs: _solve_in_batches(solve, inputs, size)
     )
@@ -233,74 +222,5 @@ def _solve_in_batches(solve: Callable[[PyTree], PyTree], inputs: PyTree, size: i
 def _check_solver(solver: str) -> None:
     if solver not in get_args(Solver):
         raise InvalidInput(f"unknown solver {solver!r}: choose one of {', '.join(get_args(Solver))}")
-    if solver in ("projected_gradient", "osqp") and not _has_jaxopt():
+    if solver in ("projected_gradient", "osqp") and not jaxopt_solvers.available():
         raise InvalidInput(f"solver {solver!r} needs jaxopt: pip install jaxopt, or choose solver 'interior_point'")
-
-
-def _onto_simplex(weights: jax.Array) -> jax.Array:
-    """Clip and normalize rows that are nearly on the simplex, so that they are nonnegative and sum to 1."""
-    weights = jnp.maximum(weights, 0)
-    return weights / jnp.sum(weights, axis=-1, keepdims=True)
-
-
-def _projected_gradient(matrix: jax.Array, tolerance: float) -> jax.Array:
-    """Accelerated projected gradient from equal weights, with P divided by its curvature (step length 1)."""
-    jaxopt = _import_jaxopt()
-    size = matrix.shape[-1]
-
-    def centered(vector: jax.Array) -> jax.Array:
-        return vector - jnp.mean(vector)
-
-    def iterate(_, vector: jax.Array) -> jax.Array:
-        image = centered(matrix @ vector)
-        return image / jnp.maximum(jnp.linalg.norm(image), jnp.finfo(matrix.dtype).tiny)
-
-    # Steps stay in {sum x = 1}, so the step length depends only on P's largest curvature within this plane. It is found
-    # by power iteration from a vector without symmetries, increased by 5 % because the iteration is stopped early.
-    start = iterate(0, jnp.cos(jnp.arange(size, dtype=matrix.dtype)))
-    eigenvector = jax.lax.fori_loop(0, 20, iterate, start)
-    largest = 1.05 * (eigenvector @ matrix @ eigenvector)
-    scaled = matrix / jnp.where(largest > 0, largest, 1)
-    solver = jaxopt.ProjectedGradient(
-        lambda weights, matrix: weights @ matrix @ weights / 2,
-        jaxopt.projection.projection_simplex,
-        stepsize=1.0,
-        maxiter=GRADIENT_STEPS,
-        # jaxopt's error is the length of the next step, an absolute value; objectives are often below 1e-4 times P's
-        # curvature.
-        tol=min(tolerance, 1e-4) * 1e-5,
-        acceleration=True,
-        implicit_diff=False,
-    )
-    return solver.run(jnp.full((size,), 1 / size, matrix.dtype), hyperparams_proj=1.0, matrix=scaled).params
-
-
-def _osqp(matrix: jax.Array, tolerance: float) -> jax.Array:
-    """Operator splitting on min x.Px / 2 subject to 1 <= sum x <= 1 and 0 <= x <= 1."""
-    jaxopt = _import_jaxopt()
-    size = matrix.shape[-1]
-    # OSQP's tolerances are absolute, so P is scaled to a mean diagonal entry of 1.
-    mean = jnp.trace(matrix) / size
-    scaled = matrix / jnp.where(mean > 0, mean, 1)
-    constraints = jnp.concatenate([jnp.ones((1, size), matrix.dtype), jnp.eye(size, dtype=matrix.dtype)])
-    lower = jnp.zeros((size + 1,), matrix.dtype).at[0].set(1)
-    upper = jnp.ones((size + 1,), matrix.dtype)
-    solver = jaxopt.BoxOSQP(tol=min(tolerance, 1e-4) * 0.1, maxiter=4000, eq_qp_solve="lu", implicit_diff=False)
-    solution = solver.run(
-        params_obj=(scaled, jnp.zeros((size,), matrix.dtype)), params_eq=constraints, params_ineq=(lower, upper)
-    )
-    return solution.params.primal[0]
-
-
-def _has_jaxopt() -> bool:
-    """Whether jaxopt can be imported, without importing it."""
-    return importlib.util.find_spec("jaxopt") is not None
-
-
-def _import_jaxopt() -> Any:
-    """Import jaxopt without its deprecation warning; requirements.txt pins its version."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        import jaxopt
-        import jaxopt.projection
-    return jaxopt

@@ -21,10 +21,10 @@ def check_method(
 
     On a federation of four clients, three of them in a round: structure, shapes and types of the state never change,
     and nothing is NaN; a round is traced once; neither chunks, padding, devices nor the order of clients have an
-    effect; clients outside the cohort stay as they are; those whose message does not arrive have no effect on the
-    server; a saved and restored run ends as the uninterrupted one; a seed determines the result; runs can be vmapped
-    over seeds and real-valued hyper-parameters; and the clients learn. Takes the time to compile about nine small
-    programs.
+    effect; nor does the test set have one on the states; clients outside the cohort stay as they are; those whose
+    message does not arrive have no effect on the server; a saved and restored run ends as the uninterrupted one; a seed
+    determines the result; runs can be vmapped over seeds and real-valued hyper-parameters; and the clients learn. Takes
+    the time to compile about ten small programs.
 
     Args:
       factory: (model, training: LocalSGD = LocalSGD(), *, ...) -> Method, as those of `pfl_jax.METHODS`.

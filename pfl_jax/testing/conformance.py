@@ -4,103 +4,22 @@ Compiling is nearly all the work, so the checks of one `Subject` share its compi
 settings allow.
 """
 
-import functools
 from collections.abc import Callable
-from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfl_jax.base import Method, State
-from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.data.federated import client_data
 from pfl_jax.engine import simulate
-from pfl_jax.engine.rounds import Engine
 from pfl_jax.engine.simulate import Settings
-from pfl_jax.methods import make_method
 from pfl_jax.methods.factories import hyper_parameters
 from pfl_jax.primitives.tree import choose, gather
 from pfl_jax.primitives.updates import is_mean
 from pfl_jax.testing.comparison import LOOSE, TOLERANCE, assert_close, kinds, rows
-from pfl_jax.testing.problems import CLASSES, HYPER_PARAMETERS, permute_clients, tiny_federation, tiny_model
-
-
-class Subject:
-    """Method under test on the tiny problem, with what has been compiled for it so far.
-
-    Args:
-      factory: of the method, as those of `pfl_jax.METHODS`.
-      **values: hyper-parameters in place of the problem's own and the factory's defaults.
-    """
-
-    def __init__(self, factory: Callable[..., Method], **values: Any):
-        self.factory, self.values = factory, HYPER_PARAMETERS | values
-        self.traces: int = 0
-        self._engines: dict[tuple[int, bool], Engine] = {}
-
-    def build(self, **changes: Any) -> Method:
-        """The method, with changes of its hyper-parameters where some are given."""
-        return make_method(self.factory, tiny_model(), **self.values | changes)
-
-    def compiled(self, chunk: int = 1, *, shared: bool = False) -> Engine:
-        """Compiled engine; it counts in `traces` how often a round is traced.
-
-        Args:
-          chunk: clients under one vmap.
-          shared: whether all devices share the clients.
-        """
-        if (chunk, shared) not in self._engines:
-            mesh = simulate.client_mesh() if shared else None
-            method = self.build()
-
-            def counted(*arguments):
-                self.traces += 1
-                return method.aggregate(*arguments)
-
-            settings = Settings(rounds=1, chunk=chunk)
-            # Donated, because an array that stands in a state twice cannot be: commands of experiments/ donate too.
-            engine = simulate.build(method._replace(aggregate=counted), settings, mesh).jit(mesh, donate=True)
-            self._engines[chunk, shared] = engine
-        return self._engines[chunk, shared]
-
-    @functools.cached_property
-    def start(self) -> State:
-        """State before the first round."""
-        return self.compiled().init(tiny_federation(), jax.random.key(0))
-
-    @functools.cached_property
-    def reference(self) -> State:
-        """State after three rounds, one client after another."""
-        return play(self.compiled(), state=self.start)
-
-
-_copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-
-
-def play(
-    engine: Engine,
-    data: FederatedData | None = None,
-    seed: int = 0,
-    rounds: int = 3,
-    size: int = 3,
-    state: State | None = None,
-) -> State:
-    """State after some rounds of three of the four clients.
-
-    Args:
-      engine: compiled.
-      data: by default the tiny federation.
-      seed: of the run.
-      rounds: how many.
-      size: of the cohort.
-      state: to continue from; it stays as it is.
-    """
-    data = tiny_federation() if data is None else data
-    state = engine.init(data, jax.random.key(seed)) if state is None else _copy(state)
-    for _ in range(rounds):
-        state, _ = engine.round(data, state, size)
-    return state
+from pfl_jax.testing.problems import CLASSES, permute_clients, tiny_federation
+from pfl_jax.testing.subject import Subject, play
 
 
 def check_structure(subject: Subject) -> None:
@@ -127,7 +46,7 @@ def check_structure(subject: Subject) -> None:
         assert not changed, f"the state changes: {'; '.join(changed)}"
         assert jax.tree.structure(state._replace(key=())) == structure, "the state's structure changes in a round"
         chex.assert_tree_all_finite((state.server, state.clients, outcome.info))
-        assert outcome.finite.all(), "a client's state, message or loss is NaN or infinite"
+        assert outcome.finite.all(), "a client's state or message is NaN or infinite"
         assert outcome.server_finite, "the server's state is NaN or infinite"
     assert int(state.round) == 2
 
@@ -194,6 +113,28 @@ def check_order_of_clients(subject: Subject) -> None:
     np.testing.assert_allclose(got.trained.loss, want.trained.loss[order], **LOOSE)
     chex.assert_trees_all_close(got.server, want.server, **LOOSE)
     chex.assert_trees_all_close(got.clients, rows(want.clients, order), **LOOSE)
+
+
+def check_test_set(subject: Subject) -> None:
+    """Whatever the clients are tested on, the states are the same, bit for bit.
+
+    Args:
+      subject: method under test.
+    """
+    data, engine = tiny_federation(), subject.compiled()
+    data = data._replace(x=data.x.astype(jnp.float32))
+    tested = data.test_index.reshape(-1)
+    others = {
+        "huge inputs": data._replace(x=data.x.at[tested].set(3e38)),
+        "inputs of NaN": data._replace(x=data.x.at[tested].set(jnp.nan)),
+        "other labels": data._replace(y=data.y.at[tested].set((data.y[tested] + 1) % CLASSES)),
+        "no examples": data._replace(test_count=jnp.zeros_like(data.test_count)),
+    }
+    want = play(engine, data)
+    for what, other in others.items():
+        got = play(engine, other)
+        same = jax.tree.map(lambda a, b: bool((a == b).all()), (got.server, got.clients), (want.server, want.clients))
+        assert all(jax.tree.leaves(same)), f"a test set of {what} changes the state"
 
 
 def check_clients_outside(subject: Subject) -> None:
@@ -330,6 +271,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "chunks_and_padding": check_chunks_and_padding,
     "devices": check_devices,
     "order_of_clients": check_order_of_clients,
+    "test_set": check_test_set,
     "clients_outside": check_clients_outside,
     "absent": check_absent,
     "resumption": check_resumption,

@@ -115,15 +115,15 @@ def server_optimized(method: Method, recipe: ServerOptimizer) -> Method:
     momentum this is `method`, bit for bit; with momentum it is FedAvgM (Hsu, Qi, Brown 2019).
 
     Args:
-      method: the method to derive from. Its server keeps parameters only, and its message is one `Mean`.
+      method: the method to derive from, one that is `averaged`.
       recipe: the optimizer; without one the method is returned as it is.
 
     Returns:
       A `Method` with an `OptimizedServer`; the rest is as in `method`.
 
     Raises:
-      InvalidInput: an unknown optimizer, a number for an optimizer where there is none, or a method whose server keeps
-        something besides parameters; another message than one `Mean` is found when the method runs.
+      InvalidInput: an unknown optimizer, a number for an optimizer where there is none, or a method that is not
+        `averaged`; another message than one `Mean` is found when the method runs.
 
     Reference:
       Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. Adaptive Federated Optimization. ICLR 2021.
@@ -141,8 +141,7 @@ def server_optimized(method: Method, recipe: ServerOptimizer) -> Method:
             raise InvalidInput(f"{given[0]} needs a server_optimizer")
         return method
     optimizer = recipe.transformation()
-    kinds = {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(method.init_server, jax.random.key(0)))}
-    if not kinds or not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
+    if not method.averaged:
         raise InvalidInput("server_optimizer is for methods whose server keeps the parameters of a model only")
 
     def init_server(key):
@@ -176,4 +175,5 @@ def server_optimized(method: Method, recipe: ServerOptimizer) -> Method:
         personalize=lambda key, server, client, data: method.personalize(key, server.params, client, data),
         download=lambda server, client: received(method, server.params, client),
         survey=None if method.survey is None else wrapped(method.survey),
+        averaged=False,
     )

@@ -143,6 +143,12 @@ def test_a_share_of_each_class_or_client_is_the_test_set():
     np.testing.assert_array_equal(dataset.test_x, again.test_x)
     assert (dataset.test_x != other.test_x).any()
 
+    # Any row may be a test row, and the first and last of a class are not always.
+    drawn = [from_arrays(x, Y, test_fraction=0.3, seed=seed).test_x[:, 0].astype(int) for seed in range(60)]
+    often = np.bincount(np.concatenate(drawn), minlength=40)
+    assert often.min() > 5
+    assert often.max() < 32
+
     owner = np.repeat(["b", "a", "c"], [2, 18, 20])
     dataset = from_arrays(x, Y, client=owner)
     assert dataset.client_names == ("a", "b", "c")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pfl_jax.data import from_file, own_files, read_folders
+from pfl_jax.data import from_file, own_files, read_folders, read_tables
 from pfl_jax.errors import InvalidInput
 
 RNG = np.random.default_rng(0)
@@ -70,6 +70,78 @@ def test_csv(tmp_path):
     dataset = from_file(tmp_path / "tokens.csv")
     assert (dataset.train_x.dtype, dataset.class_names) == (np.int32, ("9", "10", "11"))
     check_whole(dataset, np.stack([np.arange(24), np.arange(24) % 7], axis=1), label.astype(str), None)
+
+
+GOOD = [f"{number},{number / 2},{['no', 'yes'][number % 2]}" for number in range(1200)]
+
+
+def check_refused(path, content, text):
+    path.write_text(content)
+    with pytest.raises(InvalidInput, match=text):
+        from_file(path)
+
+
+def test_a_quote_takes_no_rows_of_a_csv(tmp_path):
+    path, rows = tmp_path / "my.csv", "a,b,label\n" + "\n".join(GOOD) + "\n"
+    open_quote = rows.replace("700,350.0,no", '700,350.0,"no')
+    check_refused(path, open_quote, "line 702 is no CSV .* a quote there may not be closed")
+    # Closed 100 rows later, and by the quotes of a table that has its words in quotes.
+    check_refused(
+        path, open_quote.replace("801,400.5,yes", '801,400.5,yes"'), "a quote in line 702 is closed in line 803"
+    )
+    words = rows.replace("no", '"no"').replace("yes", '"yes"')
+    check_refused(path, words.replace('700,350.0,"no"', '700,350.0,"no'), "line 702 is no CSV")
+    check_refused(path, rows.replace("b,label", '"b\n",label'), "a quote in line 1 is closed in line 2")
+    path.write_text(words.replace(",", ", ").replace("\n", "\n\n"))
+    assert from_file(path).class_names == ("no", "yes")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_csv_that_is_cut_in_its_last_label(tmp_path, end):
+    path, rows = tmp_path / "my.csv", "a,b,label" + end + end.join(GOOD)
+    check_refused(path, rows[:-1], "my.csv ends within its last line, and no other row has its label, 'ye'")
+    check_refused(path, rows[:-5], "2 fields in line 1201, and 3 in its header")
+    # Whole labels, whether or not a line ends after the last one, and a rare label that is whole.
+    for whole in (rows, rows + end, rows[:-1] + end):
+        path.write_bytes(whole.encode())
+        assert sum(map(len, from_file(path)[4:7:2])) == 1200
+        assert read_tables.is_cut(path) == (whole == rows)
+    # The label comes before the place of the cut.
+    path.write_text("label,a\nno,1\nyes,2\nyes,3\nno,4\nyes,5\nmaybe,5.2")
+    assert from_file(path).num_classes == 3
+
+
+@pytest.mark.parametrize("name", ["", "  ", "Unnamed: 0", "__index_level_0__"])
+def test_a_column_that_nobody_named_is_no_feature(tmp_path, hub, name):
+    rows = "\n".join(f"{number},{row}" for number, row in enumerate(GOOD)) + "\n"
+    check_refused(tmp_path / "my.csv", f"{name},a,b,label\n{rows}", "no name of its own.*index=False")
+    check_refused(tmp_path / "my.csv", f"number,a,{name},label\n{rows}", "no name of its own.*index=False")
+    if name.strip():
+        hub["train"] = split({"a": X[:, 0], name: np.arange(24), "label": np.arange(24) % 3})
+        with pytest.raises(InvalidInput, match=f"column {name} has no name of its own"):
+            from_file("hf:someone/wines")
+
+
+@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars"), (" ", "spaces")])
+def test_other_separators_of_a_csv_are_named(tmp_path, mark, name):
+    # As written where commas stand in numbers.
+    rows = "\n".join(["a,b,label", *GOOD]).replace(",", mark).replace(".", ",")
+    check_refused(tmp_path / "my.csv", rows, f"separated by {name}: separate columns by commas")
+
+
+def test_numbers_beyond_float32_are_refused_as_they_stand(tmp_path):
+    rows = "\n".join(["a,b,label", *GOOD, "1,-1e39,no", "3e38,1,no"]) + "\n"
+    check_refused(
+        tmp_path / "my.csv",
+        rows,
+        r"column b has -1e\+39, beyond float32, in row 1200 \(counted from 0; there are 1 such",
+    )
+    x = X.copy()
+    x[7, 2] = 1e39
+    np.savez(tmp_path / "my.npz", x=x, y=KIND)
+    for by_rows in (False, True):
+        with pytest.raises(InvalidInput, match=r"x has 1e\+39, beyond float32, in row 7, place \[2\]"):
+            from_file(tmp_path / "my.npz", by_rows=by_rows)
 
 
 def test_test_files(tmp_path):

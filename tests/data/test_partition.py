@@ -281,6 +281,34 @@ def test_dirichlet_beta_sets_the_heterogeneity():
     assert concentration(0.1) > 0.4 > 0.15 > concentration(1000.0)
 
 
+@pytest.mark.parametrize(
+    ("train_y", "test_y", "clients", "options", "lacking", "advice"),
+    [
+        # More clients than test examples, and in no draw enough for all: min_size, 1 already, is not to blame.
+        (TRAIN_Y, np.zeros(5, int), 6, {"beta": 9, "min_size": 1}, "1 of the 5 test examples", "3 clients"),
+        (TRAIN_Y, TEST_Y, 200, {"beta": 0.5, "min_size": 1}, "1 of the 400 test examples", "100 clients"),
+        # Each piece of advice has been tried: the first half, quarter, ... of clients or min_size that can be had.
+        (TRAIN_Y, TEST_Y, 90, {"beta": 0.5}, "10 of the 1200 training examples", "45 clients or min_size = 2"),
+        (TRAIN_Y[:80], TEST_Y, 8, {"beta": 9}, "10 of the 80 training examples", "4 clients or min_size = 5"),
+        (TRAIN_Y, TEST_Y, 20, {"beta": 0.02, "min_size": 1}, "1 of the 400 test examples", "10 clients or beta = 0.5"),
+        (
+            TRAIN_Y,
+            TEST_Y,
+            44,
+            {"beta": 9, "protocol": "fedas"},
+            "40 of the 1600 examples",
+            "22 clients or min_size = 20",
+        ),
+        (TRAIN_Y[:8], TEST_Y, 9, {"beta": 9}, "10 of the 8 training examples", "fewer clients and a smaller min_size"),
+    ],
+)
+def test_dirichlet_says_what_is_too_little_and_what_can_be_had(train_y, test_y, clients, options, lacking, advice):
+    with pytest.raises(InvalidInput) as error:
+        dirichlet(train_y, test_y, clients, **options)
+    words = f"no Dirichlet draw with beta = {options['beta']} gives each of {clients} clients {lacking}: use {advice}"
+    assert str(error.value) == words
+
+
 def test_dirichlet_proportions_have_the_moments_of_the_dirichlet():
     """Mean 1/N and variance (1/N)(1 - 1/N) / (N beta + 1) of a client's share of a class."""
     totals = np.full(2000, 10_000)
@@ -355,8 +383,8 @@ def test_iid_with_sizes_reuses_only_what_it_must():
         (lambda: dirichlet(TRAIN_Y, TEST_Y, 2, beta=float("nan")), "positive"),
         (lambda: dirichlet(TRAIN_Y, TEST_Y, 2, beta=float("inf")), "positive"),
         (lambda: dirichlet(TRAIN_Y, TEST_Y, 2, beta=1, protocol="fedad"), "protocol"),
-        (lambda: dirichlet(TRAIN_Y, TEST_Y, 500, beta=1), "more than the data can serve"),
-        (lambda: dirichlet(TRAIN_Y, TEST_Y, 100, beta=1, protocol="fedas"), "more than the data can serve"),
+        (lambda: dirichlet(TRAIN_Y, TEST_Y, 500, beta=1), "no Dirichlet draw"),
+        (lambda: dirichlet(TRAIN_Y, TEST_Y, 100, beta=1, protocol="fedas"), "no Dirichlet draw"),
         (lambda: dirichlet(TRAIN_Y, TEST_Y, 100, beta=0.01), "no Dirichlet draw"),
         (lambda: dirichlet(TRAIN_Y, TEST_Y, 35, beta=0.001, protocol="fedas"), "no Dirichlet draw"),
         (

@@ -124,6 +124,33 @@ def test_skip_client_changes_nothing_without_divergence():
     assert_close(skipping.state._replace(key=()), usual.state._replace(key=()))
 
 
+def test_what_the_server_knows_of_absent_clients_is_that_they_are_absent():
+    """One client drops out, and client 1 diverges: what the server computes is for neither."""
+    base = broken_for(20)
+
+    def aggregate(key, server, clients, messages, cohort):
+        info = {"counts": cohort.counts, "present": cohort.present}
+        return server, jax.tree.map(lambda leaf: jnp.full_like(leaf, 7), clients), info
+
+    settings = simulate.Settings(rounds=1, drop_rate=0.25)
+    result = first_round(base._replace(aggregate=aggregate), settings, on_nan="skip-client")
+    arrived = np.zeros(4, bool)
+    arrived[result.cohort[result.arrived]] = True
+    assert arrived.sum() == 2
+    assert not arrived[1]
+    np.testing.assert_array_equal(result.info["present"], arrived)
+    np.testing.assert_array_equal(result.info["counts"], np.where(arrived, DATA.train_count, 0))
+    # A client that drops out has trained, and its examples were visited.
+    assert result.examples == DATA.train_count.sum()
+    before, results = by_hand()
+    for client in range(4):
+        got = row(result.state.clients, client)
+        if arrived[client]:
+            assert all((leaf == 7).all() for leaf in jax.tree.leaves(got))
+        else:
+            assert_close(got, row(before.clients, 1) if client == 1 else results[client].client)
+
+
 def test_a_server_that_diverges_stops_the_run():
     method = make("fedavg")
 
@@ -147,11 +174,14 @@ def test_client_states_that_the_server_computed_can_diverge():
         first_round(method._replace(aggregate=aggregate), simulate.Settings(rounds=1))
 
 
-def test_a_loss_alone_can_diverge():
+def test_a_test_loss_that_is_not_finite_has_no_effect():
     method = make("fedavg")
     broken = method._replace(predict=lambda personal, x: method.predict(personal, x) * jnp.nan)
-    with pytest.raises(Diverged, match="and 3 more"):
-        first_round(broken, simulate.Settings(rounds=1))
+    usual, result = (first_round(one, simulate.Settings(rounds=1)) for one in (method, broken))
+    jax.tree.map(np.testing.assert_array_equal, result.state.server, usual.state.server)
+    assert result.arrived.all()
+    assert np.isnan(result.trained.loss).all()
+    assert not result.trained.accuracy.any()
 
 
 def check_newcomers(name):

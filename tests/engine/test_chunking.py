@@ -1,20 +1,30 @@
 """Wasted steps counted one by one, and the chunk that follows from them."""
 
+from dataclasses import replace
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import tiny_federation, tiny_model
 
+from pfl_jax import methods, models, simulate, sweep
+from pfl_jax.engine import mapping
 from pfl_jax.engine.chunking import (
     MAX_WASTE,
     choose_chunk,
     idle_device_share,
+    resolved,
+    runs_at_once,
     typical_cohort,
     wasted_step_share,
 )
+from pfl_jax.engine.cohort import Settings
 from pfl_jax.engine.mapping import assign_devices
+from pfl_jax.primitives.local_sgd import LocalSGD
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 assign_devices = jax.jit(assign_devices, static_argnums=1)
@@ -71,15 +81,17 @@ def test_equal_clients_go_all_at_once_but_not_convolutions_on_a_cpu(devices, wan
     assert choose_chunk(counts, batch_size=50, devices=devices, backend="cpu", convolutional=False) == want
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_the_largest_chunk_with_little_waste(devices):
-    chunk = choose_chunk(UNEQUAL, batch_size=10, devices=devices, backend="gpu")
+@settings(deadline=None)
+@given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=14), devices=st.integers(1, 4), drop_last=st.booleans())
+def test_the_largest_chunk_with_little_waste(counts, devices, drop_last):
+    options = {"batch_size": 3, "devices": devices, "drop_last": drop_last}
+    chunk = choose_chunk(np.array(counts), backend="gpu", **options)
 
     def waste(chunk):
-        return wasted_step_share(UNEQUAL, batch_size=10, chunk=chunk, devices=devices)
+        return wasted_step_share(np.array(counts), chunk=chunk, **options)
 
     assert chunk == 1 or waste(chunk) < MAX_WASTE
-    assert all(waste(larger) >= MAX_WASTE for larger in range(chunk + 1, 11))
+    assert all(waste(larger) >= MAX_WASTE for larger in range(chunk + 1, -(-len(counts) // devices) + 1))
 
 
 def test_a_typical_cohort_spans_the_sizes():
@@ -130,3 +142,65 @@ def test_devices_wait_for_the_one_that_trains_longest():
     owners = np.array([0, 1, 1, 1])
     assert idle_device_share(counts, batch_size=10, chunk=1, devices=2, owners=owners) == pytest.approx(1 - 12 / 18)
     assert idle_device_share(counts, batch_size=10, chunk=1, devices=1) == 0
+
+
+CNN, MLP = models.fedpac_cnn((28, 28, 1), 10), models.mlp((8, 8, 1), 10)
+
+
+@pytest.mark.parametrize(
+    ("model", "counts", "backend", "chunk", "runs"),
+    [
+        (CNN, np.full(20, 600), "cpu", 1, 1),
+        (CNN, np.full(20, 600), "gpu", 20, None),
+        (MLP, np.full(20, 600), "cpu", 20, None),
+        # Sorted pairs waste nothing, and larger chunks more than a tenth.
+        (CNN, np.repeat([10, 100, 1000], 2), "gpu", 2, None),
+        # Of several runs the one that wastes most decides.
+        (CNN, np.array([[100] * 6, [10, 10, 100, 100, 1000, 1000]]), "tpu", 2, None),
+    ],
+)
+def test_auto_is_all_clients_at_once_where_that_is_fast(model, counts, backend, chunk, runs):
+    def schedule(index):
+        return methods.fedprox(model, LocalSGD(batch_size=10), mu=0.1 / (1 + index))
+
+    for method in (schedule, schedule(0)._replace(survey=None)):
+        settings = Settings(rounds=3, attack="signs")
+        assert resolved(settings, method, counts, backend=backend) == replace(settings, chunk=chunk)
+        assert runs_at_once(method, backend=backend) == runs
+    assert resolved(Settings(3, chunk=None), schedule, counts, backend=backend).chunk is None
+
+
+def test_a_method_that_does_not_say_how_it_trains_has_convolutions_and_batches_of_one():
+    unknown = methods.fedavg(MLP, LocalSGD(batch_size=100))._replace(work=None)
+    assert resolved(Settings(1), unknown, np.full(9, 50), backend="cpu").chunk == 1
+    assert runs_at_once(unknown, backend="cpu") == 1
+    # In batches of 100 all are alike.
+    assert resolved(Settings(1), unknown, np.array([1, 1, 50, 50]), backend="gpu").chunk == 2
+    known = methods.fedavg(MLP, LocalSGD(batch_size=100))
+    assert resolved(Settings(1), known, np.array([1, 1, 50, 50]), backend="gpu").chunk == 4
+
+
+def test_a_run_and_a_sweep_make_the_choice(monkeypatch):
+    """On a CPU a multilayer perceptron's clients are trained together, and so are those of a sweep's runs."""
+    data, method = tiny_federation((9, 9, 9, 9)), methods.fedavg(tiny_model(), LocalSGD(batch_size=8))
+    seen = []
+    mapped = mapping.map_and_sum
+
+    def spied(*arguments, chunk, **options):
+        seen.append(chunk)
+        return mapped(*arguments, chunk=chunk, **options)
+
+    monkeypatch.setattr(mapping, "map_and_sum", spied)
+    auto, one = (
+        list(simulate.run(method, data, Settings(rounds=2, **given), jax.random.key(0)))[-1]
+        for given in ({}, {"chunk": 1})
+    )
+    assert set(seen) == {4, 1}
+    chex.assert_trees_all_close(auto.state.server, one.state.server, rtol=1e-5, atol=1e-6)
+    seen.clear()
+    list(sweep.run(lambda: method, data, Settings(rounds=1), jax.random.split(jax.random.key(0), 2)))
+    # Without an accelerator an engine of one's own trains one after another.
+    assert set(seen) == {None, 4}
+    seen.clear()
+    jax.eval_shape(simulate.build(method, Settings(rounds=1)).init, data, jax.random.key(0))
+    assert set(seen) == {1}

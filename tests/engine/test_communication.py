@@ -48,15 +48,15 @@ NUMBERS = {
     "floco": (THETA + 5 * FEATURES * CLASSES + CLASSES, THETA + 5 * FEATURES * CLASSES + CLASSES + 5),
     "fedproto_g": (CENTROIDS, CENTROIDS),
     "fedproto_l": (0, 0),
-    # A fingerprint and 1 + M shares go up, M - 1 = 4 models of others down.
-    "fedfomo": (MODEL + 1 + 6, 4 * MODEL),
+    # A fingerprint of two words and 1 + M shares go up, M - 1 = 4 models of others down.
+    "fedfomo": (MODEL + 2 + 6, 4 * MODEL),
     # Class means and counts with a fingerprint go up.
-    "fedgh": (CENTROIDS + 1, PHI),
+    "fedgh": (CENTROIDS + 2, PHI),
     "fedamp": (MODEL, MODEL),
     # A fingerprint and a number of examples go up, 11 core models down.
-    "apple": (MODEL + 2, 11 * MODEL),
+    "apple": (MODEL + 3, 11 * MODEL),
     # A fingerprint goes up too; prototypes of all classes go down, without counts.
-    "fedtgp": (CENTROIDS + 1, CLASSES * FEATURES),
+    "fedtgp": (CENTROIDS + 2, CLASSES * FEATURES),
     "fedala": (MODEL, MODEL),
     "pfedhn": (MODEL, MODEL),
     # The combined model and the sum of normalized models go down.

@@ -6,6 +6,7 @@ import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
+from pfl_jax.engine import host_state
 from pfl_jax.engine.cohort import evaluated_clients
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
@@ -43,6 +44,17 @@ def test_samples_are_drawn_by_the_runs_key():
     ]
     assert all(len(set(draw)) == 3 and (np.diff(counts[draw]) <= 0).all() for draw in draws)
     assert len({frozenset(draw) for draw in draws}) > 3
+
+
+def test_an_engine_evaluates_the_sample_of_each_run():
+    """One engine with states on the host, which remembers whom it has drawn, and runs of several keys and data."""
+    settings = Settings(rounds=1, eval_clients=2)
+    engine = host_state.build(make_method("local", tiny_model(), **HYPER_PARAMETERS), settings)
+    data, more, keys = tiny_federation(), tiny_federation((9, 20, 14, 5, 8, 3)), [jax.random.key(0), jax.random.key(1)]
+    for federation, key in ((data, keys[0]), (data, keys[1]), (more, keys[1])):
+        scored = np.flatnonzero(~np.isnan(engine.evaluate(federation, engine.init(federation, key)).loss))
+        drawn = evaluated_clients(key, federation.train_count, settings)
+        assert scored.tolist() == sorted(drawn.tolist())
 
 
 @pytest.mark.parametrize(

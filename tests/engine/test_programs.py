@@ -70,7 +70,8 @@ def test_another_sweep_compiles_nothing():
     first = play([0, 1], [0.1, 0.2], 1)
     with compilations() as later:
         second = play([2, 3], [0.1, 0.3], 2)
-    assert not later
+    # The shapes of the model are traced, to see whether it has convolutions.
+    assert set(later) <= {"init"}
     assert (first[0].received.loss != second[0].received.loss).any()
 
 

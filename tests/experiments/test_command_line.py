@@ -134,12 +134,33 @@ def test_a_run_ends_at_its_target(tmp_path, capsys):
 def test_a_run_that_diverges_is_told_with_its_likely_cause(tmp_path, capsys):
     words = ["--method", "fedavg", "--rounds", "3", *SMALL, "--lr", "1e30", "--out", str(tmp_path / "run")]
     said = refusal(capsys, "digits", words)
-    assert "fedavg: round 1: the model, message or loss of client 0 (and 3 more) is NaN or infinite" in said
+    assert "fedavg: round 1: the model or message of client 0 (and 3 more) is NaN or infinite" in said
     assert "most likely --lr 1e+30 is too large: use a smaller one, or leave such clients out with --on-nan" in said
     assert not (tmp_path / "run").exists()
     said = refusal(capsys, "digits", [*words, "--on-nan", "skip-client"])
     assert "(and 3 more)" in said
     assert "--on-nan" not in said
+
+
+BLIND = """
+from pfl_jax import LocalSGD
+from pfl_jax.methods import fedavg
+
+def blind(model, training=LocalSGD()):
+    base = fedavg(model, training)
+    return base._replace(predict=lambda personal, x: base.predict(personal, x) * float("nan"))
+"""
+"""A method that trains as FedAvg and predicts nothing."""
+
+
+def test_a_test_loss_that_is_not_finite_is_named_once_and_stops_nothing(tmp_path, capsys):
+    (tmp_path / "own.py").write_text(BLIND)
+    words = ["--method", f"{tmp_path}/own.py:blind", *SMALL, "--rounds", "2", "--eval-every", "1"]
+    words += ["--out", str(tmp_path / "run")]
+    assert main("digits", words) == 0
+    said = "".join(capsys.readouterr())
+    assert "round 1: the test loss of client 0 (and 3 more) is NaN or infinite (received)" in said
+    assert said.count("the test loss of client") == 1
 
 
 @pytest.mark.slow
@@ -289,7 +310,7 @@ def test_bad_words_are_refused_in_one_line(capsys, words, expected):
     [
         ("digits", "--num-clients 5000", "5000 clients of 60 training examples are more than the 1287"),
         ("digits", "--num-clients 5000 --partition iid --train-size None", "5000 clients cannot share 1287"),
-        ("digits", "--num-clients 5000 --partition dirichlet", "5000 clients are more than the data can serve"),
+        ("digits", "--num-clients 5000 --partition dirichlet", "each of 5000 clients 10 of the 1287 training examples"),
         ("digits", "--source tfds", "digits comes from inside scikit-learn"),
         ("digits", "--model fedpac_cnn", "too small for fedpac_cnn"),
         ("digits", "--devices 999", "--devices 999 is more than the"),

@@ -218,3 +218,42 @@ def test_notes_on_data(wine, capsys):
     # More than the preset's clients is no error before the data has said how many there are.
     with pytest.raises(InvalidInput, match="of 4 clients 1 to 3 can be held out, not 30"):
         build.build_experiment(parse("custom", [*words, "--held-out-clients", "30"]), Console())
+
+
+def notes(capsys, *words):
+    build.load_data(parse("custom", ["--data", "my.csv", *words]), Console(width=1000))
+    return [line.removeprefix("Note: ") for line in capsys.readouterr().out.splitlines() if line.startswith("Note")]
+
+
+def test_classes_are_named_with_their_rows(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    labels = ["1"] * 30 + ["no"] * 20 + ["yes"] * 12 + ["01", "1.0", "Yes"]
+    rows = "".join(f"{number},{label}\n" for number, label in enumerate(labels))
+    (tmp_path / "my.csv").write_text("a,label\n" + rows)
+    assert notes(capsys) == [
+        "rows of the 6 classes, the fewest first: 01 (1), 1.0 (1), Yes (1), yes (12), no (20), 1 (30).",
+        "3 of 6 classes have one row only.",
+        "classes that may be one, since they differ in spelling alone: 01, 1, 1.0; Yes, yes.",
+    ]
+    # Integers are themselves; of many classes the rarest are listed.
+    rows = "".join(f"{number},{max(number % 12, number % 7)}\n" for number in range(84))
+    (tmp_path / "my.csv").write_text("a,label\n" + rows.rstrip("\n"))
+    assert notes(capsys) == [
+        "my.csv ends within a line, it may be cut off.",
+        "rows of the 12 classes, the fewest first: 0 (1), 1 (3), 2 (5), 3 (7), 7 (7), 8 (7), 9 (7), 10 (7), 11 (7), "
+        "4 (9) and 2 more, up to 6 (13).",
+        "1 of 12 classes have one row only.",
+    ]
+
+
+def test_test_rows_that_are_training_rows_are_counted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    row = "{0},{1},{2}\n".format
+    train = [row(number, number / 4, "ny"[number % 2]) for number in range(20)]
+    (tmp_path / "my.csv").write_text("a,b,label\n" + "".join(train))
+    # Three of them, one with another label, and one that shares a column.
+    test = [train[3], row(8, 2, "n"), row(8, 2, "y"), row(9, 0, "y"), row(50, 0, "n")]
+    (tmp_path / "test.csv").write_text("a,b,label\n" + "".join(test))
+    for words in ([], ["--normalize"]):
+        assert "3 of 5 test rows have the inputs of a training row." in notes(capsys, "--test-data", "test.csv", *words)
+    assert not any("training row" in note for note in notes(capsys))

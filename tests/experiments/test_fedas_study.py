@@ -29,6 +29,7 @@ def run_folder(folder, rounds=3):
         "test_examples": SIZES,
         "data": {"description": "pictures"},
         "versions": {"pfl_jax": "abc", "jax": "1", "jaxlib": "1", "python": "3", "numpy": "2"},
+        "method_version": 1,
     }
     (folder / "config.json").write_text(json.dumps(config))
     lines = [
@@ -91,7 +92,7 @@ def made(place, value):
     """A record whose measures are constants apart from each other."""
     curves = {name: value + offset for name, offset in zip(records.MEASURES, (0.0, 1.0, 2.0, -3.0), strict=True)}
     every = {name: {"mean": [height - 1, height], "pooled": [height, height - 0.5]} for name, height in curves.items()}
-    return {"command": place.command(Path("runs") / place.name), **every}
+    return {"command": place.command(Path("runs") / place.name), "version": 1, **every}
 
 
 @pytest.fixture

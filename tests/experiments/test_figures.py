@@ -273,7 +273,7 @@ def test_replaced_parameters_are_measured_as_the_paper_does(tmp_path):
     ],
 )
 def test_what_is_drawn_is_what_was_asked_for(figure, words, values, said, tmp_path, monkeypatch):
-    def stand_in(cell, folder, console, keep):
+    def stand_in(cell, folder, console, keep, trust):
         request = cell.request()
         data = {"source": "digits", "is_real": True, "description": "digits", "num_classes": 10}
         config = {"dataset": cell.dataset, "data": data, "options": dataclasses.asdict(request.options)}

@@ -62,7 +62,8 @@ class Runs:
                 "given": sorted(request.given),
                 "train_examples": [600] * options.num_clients,
                 "class_table": [[60] * 10] * options.num_clients,
-                "versions": {"pfl_jax": version.own_version(), "jax": "0.10.1"},
+                "versions": {"jax": "0.10.1"} | version.source_versions(),
+                "method_version": version.method_version(options.method),
                 "device": "cpu x 2",
             },
         )
@@ -125,12 +126,13 @@ def test_the_most_wanted_come_first_and_nothing_comes_twice():
     ("block", "count", "rounds"),
     [
         ("table-1", 16, 200),
+        ("causes", 4, 200),
         ("tables-2-3", 3 + 8, 200),
-        ("seeds", 2 * len(SEVERAL_SEEDS), 200),
-        ("100-clients", 16, 200),
-        ("fedas", 3 * 4 * 4, 40),
         # Tables 1 and 5 share local, fedavg_ft and fedpac.
-        ("tables-4-6", 2 * 8 + 2 + 9, 200),
+        ("tables-4-10", 8 + 2 + 9 + 7, 200),
+        ("seeds", 2 * len(SEVERAL_SEEDS), 200),
+        ("fedas", 3 * 4 * 4, 40),
+        ("100-clients", 16 + 8 + 9, 200),
         # The runs without compression are those without privacy.
         ("compression", 4 * 5, 30),
         ("attacks", 4 * 5, 30),
@@ -238,7 +240,7 @@ def test_a_rate_that_diverges_after_the_search_gives_way_to_the_next_best(small_
 def test_the_best_are_found_although_a_method_diverges_at_every_rate(small_field, runs, words, tmp_path):
     file = tmp_path / "results/field/fedper-lr=0.01/diverged-seed-0.json"
     file.parent.mkdir(parents=True)
-    file.write_text("{}")
+    file.write_text(json.dumps({"version": version.method_version("fedper")}))
     runs.diverging = ("fedper", 50, 0.03)
     assert queue.main([*words, "--only", "field"]) == 0
     assert described(runs.done)[-3:] == [("fedper", 50, 0.03, 0), ("fedavg", 50, 0.03, 1), ("fedavg", 50, 0.03, 2)]
@@ -448,16 +450,49 @@ def test_a_table_takes_committed_results(runs, words, tmp_path, monkeypatch, cap
     monkeypatch.setattr(committed, "ROOT", tmp_path / "results")
     done = len(runs.done)
     table = ["--paper", "fedpac", "--table", "1", "--dataset", "fashion_mnist", "--clients", "20", "--method", "local"]
-    assert tables.main([*table, "--out", str(tmp_path / "table")]) == 0
+    assert tables.main([*table, "--out", str(tmp_path / "table"), "--committed"]) == 0
     assert len(runs.done) == done
     assert "1 of 1 runs are there" in capsys.readouterr().out
     places = json.loads((tmp_path / "table" / "table.json").read_text())["places"]
     (place,) = [place for place in places if (place["dataset"], place["clients"]) == ("fashion_mnist", 20)]
     assert (place["mean"], place["paper"]) == (pytest.approx(85.0), 85.68)
-    assert tables.main([*table, "--out", str(tmp_path / "table"), "--dry-run"]) == 0
+    assert tables.main([*table, "--out", str(tmp_path / "table"), "--committed", "--dry-run"]) == 0
     assert f"# finished, in {tmp_path / 'results'}" in capsys.readouterr().out
-    assert tables.main([*table, "--out", str(tmp_path / "again"), "--anew"]) == 0
+    assert tables.main([*table, "--out", str(tmp_path / "again")]) == 0
     assert len(runs.done) == done + 1
+
+
+def test_results_of_another_version_of_their_method_do_not_count(small_field, runs, words, tmp_path, monkeypatch):
+    runs.diverging = ("local", 20, 0.03)
+    assert queue.main([*words, "--only", "field/local"]) == 0
+    files = sorted((tmp_path / "results").rglob("*.json"))
+    assert [json.loads(path.read_text())["version"] for path in files] == [1, 1, 1]
+    cell = search_jobs("field", "local")[0].cell
+    assert Library(tmp_path / "results").find(cell).version == 1
+    # Other sources of the same version are no reason to run anything again, nor are runs of theirs.
+    monkeypatch.setattr(version, "own_version", lambda: "edited")
+    count = len(runs.done)
+    shutil.rmtree(files[0].parent)
+    assert queue.main([*words, "--only", "field/local", "--collect", str(tmp_path / "runs")]) == 0
+    assert files[0].exists()
+    assert queue.main([*words, "--only", "field/local"]) == 0
+    assert len(runs.done) == count
+    monkeypatch.setattr(version, "version_of", lambda factory: 2)
+    assert Library(tmp_path / "results").all == []
+    assert queue.main([*words, "--only", "field/local", "--collect", str(tmp_path / "runs")]) == 0
+    assert queue.main([*words, "--only", "field/local"]) == 0
+    assert len(runs.done) == 2 * count
+    assert [json.loads(path.read_text())["version"] for path in files] == [2, 2, 2]
+
+
+def test_a_result_without_a_version_is_refused(runs, words, tmp_path):
+    assert queue.main([*words, "--only", "local"]) == 0
+    (path, *_) = sorted((tmp_path / "results").rglob("*.json"))
+    content = json.loads(path.read_text())
+    del content["version"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(InvalidInput, match="has no 'version'"):
+        Library(tmp_path / "results")
 
 
 def test_the_commit_is_the_one_whose_sources_made_the_run(tmp_path, monkeypatch):

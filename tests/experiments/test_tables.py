@@ -13,9 +13,10 @@ from rich.console import Console
 from experiments.commands import batch
 from experiments.config.cell import Cell
 from experiments.config.request import parse
-from experiments.execution import cached_runs, committed, run
+from experiments.execution import cached_runs, run
 from experiments.papers import published, settings
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
+from experiments.results.version import source_versions
 from experiments.runtime.locks import lock_folder
 from experiments.tables import __main__ as tables
 from experiments.tables import layout
@@ -53,6 +54,7 @@ class Runs:
         data = {"description": name, "is_real": self.is_real}
         record = {"dataset": request.dataset, "data": data, "options": dataclasses.asdict(request.options)}
         record |= {"procedure": request.procedure} if request.procedure else {}
+        record |= {"versions": source_versions()}
         folder.write(CONFIG, record | {"hyper_parameters": request.hyper_parameters, "given": sorted(request.given)})
         for number, value in enumerate(accuracies(options.method, options.seed), start=1):
             # Of two clients with the given mean, one with three times as many test examples.
@@ -70,12 +72,6 @@ def accuracies(method, seed):
     """Two evaluations, the first one better."""
     last = {"local": 0.5, "fedavg_ft": 0.75}.get(method, 0.25) + 0.02 * seed
     return [last + 0.1, last]
-
-
-@pytest.fixture(autouse=True)
-def _no_committed_results(monkeypatch, tmp_path):
-    """Those of the checkout would count as finished runs."""
-    monkeypatch.setattr(committed, "ROOT", tmp_path / "none")
 
 
 @pytest.fixture

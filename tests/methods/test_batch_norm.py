@@ -5,18 +5,22 @@ import functools
 import batch_norm
 import full_batches as full
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
 from batch_norm import MEAN, VARIANCE, with_batch_norm
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
-from trees import assert_flat, flatten, row
+from rounds import last_round
+from trees import assert_flat, assert_same, flatten, row
 
 from pfl_jax import simulate
+from pfl_jax.base import Cohort
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.fedbn import is_normalization
+from pfl_jax.primitives.tree import map_statistics
 from pfl_jax.testing.conformance import CHECKS, Subject
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
 
@@ -77,6 +81,62 @@ def test_statistics_of_fedcac_stay_with_the_clients():
     result = jax.jit(method.local)(jax.random.key(1), server, method.init_client(None, server, data), data)
     deployed, trained = flatten(method.personalize(None, server, result.client, data)), flatten(result.personal)
     assert [name for name in w if (deployed[name] == trained[name]).all()] == list(own)
+
+
+LEARNED = {
+    "pfedgraph": {"lam": 1.0},
+    "apfl": {"adaptive": True},
+    "apple": {"relation_lr": 0.1, "peers": 3},
+}
+"""Methods that learn which models to mix, with hyper-parameters that show it."""
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_which_models_to_mix_is_learned_from_the_weights_alone(name):
+    def beginning_with(size):
+        """Running statistics that differ from entry to entry, and so from client to client."""
+
+        def rows(leaf):
+            return np.float32(size) * np.ones_like(leaf) * np.arange(len(leaf)).reshape(-1, *[1] * (leaf.ndim - 1))
+
+        return lambda state: state._replace(
+            server=map_statistics(rows, state.server), clients=map_statistics(rows, state.clients)
+        )
+
+    def learned(size):
+        last = last_round(
+            factory, tiny_federation(), 0, 2, change=beginning_with(size), **HYPER_PARAMETERS, **LEARNED[name]
+        )
+        found = flatten((last.state.server, last.state.clients, last.info))
+        return {path: value for path, value in found.items() if "batch_stats" not in path}
+
+    factory = with_batch_norm(METHODS[name])
+    without, others = learned(0.0), learned(2.0)
+    for path, value in without.items():
+        np.testing.assert_allclose(others[path], value, rtol=1e-4, atol=1e-5, err_msg=path)
+
+
+@pytest.mark.parametrize(("name", "strength"), [("fedprox", "mu"), ("feddyn", "lam")])
+def test_penalties_leave_statistics_alone(name, strength):
+    data, key = client_data(tiny_federation(), 1, "train"), jax.random.key(0)
+
+    @jax.jit
+    def run(value):
+        # Without a learning rate nothing moves but the statistics, which have none.
+        settings = {**HYPER_PARAMETERS, "lr": 0.0, strength: value}
+        method = make_method(with_batch_norm(METHODS[name]), tiny_model(), **settings)
+        server = method.init_server(key)
+        client = jax.tree.map(jnp.ones_like, method.init_client(key, server, data))
+        sent = method.local(key, server, client, data).message
+        cohort = Cohort(jnp.arange(1), jnp.array([20]), jnp.ones(1, bool), 4)
+        return sent.value, method.aggregate(key, server, client, sent, cohort)[0]
+
+    (plain, _), (pulled, server) = run(0.0), run(3.0)
+    assert_same(pulled, plain)
+    assert np.abs(plain["backbone"]["batch_stats"]["norm"]["mean"]).max() > 0.05
+    # The server has them as they were sent, also FedDyn's, which moves the weights further.
+    received = server.params if name == "feddyn" else server
+    assert_same(received["backbone"]["batch_stats"], pulled["backbone"]["batch_stats"])
 
 
 @pytest.mark.slow

@@ -175,9 +175,14 @@ def loses_accuracy(state, outcome):
     return state._replace(trained=plus(-1, state.trained)), outcome
 
 
+def trains_on_scores(state, outcome):
+    return state._replace(server=plus(jnp.nan_to_num(state.trained.loss).sum(), state.server)), outcome
+
+
 @pytest.mark.parametrize(
     ("check", "alter", "message"),
     [
+        ("test_set", trains_on_scores, "a test set of huge inputs changes the state"),
         ("clients_outside", changes_everyone, "not exactly equal"),
         ("devices", remembers(), "not approximately equal"),
         ("resumption", remembers(), "not exactly equal"),

@@ -5,18 +5,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import CLASSES, FEATURES, tiny_federation, tiny_model
+from trees import distance
 
 from pfl_jax import simulate
 from pfl_jax.base import Cohort
+from pfl_jax.data.federated import client_data
 from pfl_jax.methods import make_method
+from pfl_jax.methods.apple import AppleMessage
 from pfl_jax.methods.fedcac import collaborators
+from pfl_jax.methods.fedfomo import FedFomoMessage
 from pfl_jax.methods.fedgh import FedGHMessage
 from pfl_jax.methods.fedpac import head_weights
 from pfl_jax.methods.fedproto import Prototypes
 from pfl_jax.methods.fedtgp import FedTGPMessage
 from pfl_jax.methods.floco import fit_projection
 from pfl_jax.methods.knn_per import Datastore, neighbor_probabilities
-from pfl_jax.methods.pfedfda import at_least
+from pfl_jax.methods.pfedfda import at_least, shrunk
 from pfl_jax.methods.pfedgraph import collaboration_graph
 from pfl_jax.methods.scaffold import effective_steps
 
@@ -74,6 +78,8 @@ def test_a_covariance_stays_one():
         np.testing.assert_allclose(at_least(jnp.array(given, jnp.float32), jnp.float32(0.1)), expected, atol=1e-5)
     sound = jnp.array(expected, jnp.float32)
     np.testing.assert_array_equal(at_least(sound, jnp.float32(0.1)), sound)
+    # Also that of features that lie on a line.
+    np.testing.assert_allclose(shrunk(jnp.diag(jnp.array([1.0, 0.0]))), np.diag([1 - 5e-5, 5e-5]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("option", [{"compress": "topk:0.1"}, {"server_mean": "median"}])
@@ -88,7 +94,8 @@ def messages_of(name, rows):
     """Messages of clients with these random rows, with fingerprints of their data."""
     generator = np.random.default_rng(0)
     centroids = jnp.array(generator.normal(size=(8, CLASSES, FEATURES)), jnp.float32)[rows]
-    counts, identities = jnp.ones((len(rows), CLASSES)), jnp.array(generator.permutation(8) + 5, jnp.uint32)[rows]
+    counts, words = jnp.ones((len(rows), CLASSES)), generator.permutation(16).reshape(8, 2)
+    identities = jnp.array(words, jnp.uint32)[rows]
     if name == "fedgh":
         return FedGHMessage(centroids, counts, identities)
     return FedTGPMessage(Prototypes(centroids, counts), identities)
@@ -97,18 +104,58 @@ def messages_of(name, rows):
 @pytest.mark.parametrize("name", ["fedgh", "fedtgp"])
 def test_a_server_that_trains_knows_neither_numbers_nor_absent_clients(name):
     method = make_method(name, tiny_model(), server_lr=0.1)
-    server = method.init_server(KEY)
+    server, aggregate = method.init_server(KEY), jax.jit(method.aggregate)
 
-    def trained(rows, absent=0):
+    def trained(rows, absent=0, key=KEY):
         messages = messages_of(name, np.array(rows))
         pad = lambda leaf: jnp.concatenate([jnp.zeros((absent, *leaf.shape[1:]), leaf.dtype), leaf])  # noqa: E731
         present = jnp.arange(absent + len(rows)) >= absent
         cohort = Cohort(jnp.arange(absent + len(rows)), jnp.where(present, 9, 0), present, 20)
-        server_after, *_ = method.aggregate(KEY, server, None, jax.tree.map(pad, messages), cohort)
+        server_after, *_ = aggregate(key, server, None, jax.tree.map(pad, messages), cohort)
         return server_after["head"] if name == "fedgh" else server_after.prototypes
 
     for other in (trained([7, 6, 5, 4, 3, 2, 1, 0]), trained(range(8), absent=4)):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), trained(range(8)), other)
+    # Another round has another order of the steps.
+    assert distance(trained(range(8)), trained(range(8), key=jax.random.key(1))) > 1e-6
+
+
+def test_fedtgps_clients_keep_their_prototypes_through_a_round_in_which_nobody_sends_any():
+    method = make_method("fedtgp", tiny_model(), server_epochs=1)
+    server = method.init_server(KEY)._replace(ready=jnp.ones((), bool))
+    nobody = jax.tree.map(jnp.zeros_like, messages_of("fedtgp", np.arange(2)))
+    cohort = Cohort(jnp.arange(2), jnp.zeros(2, jnp.int32), jnp.zeros(2, bool), 9)
+    after, *_ = method.aggregate(KEY, server, None, nobody, cohort)
+    assert after.ready
+    np.testing.assert_allclose(after.prototypes, server.prototypes, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("apple", {"peers": 1}), ("fedfomo", {"download": 2, "epsilon": 1.0, "epsilon_decay": 0.0})]
+)
+def test_each_client_draws_for_itself_and_from_the_others_that_arrived(name, options):
+    # Five clients choose one other model each; the last of them is absent.
+    method, words = make_method(name, tiny_model(), **options), np.array([11, 22, 33, 44, 0])
+    identities = jnp.array(np.stack([7 * (words > 0), words], axis=1), jnp.uint32)
+    server = method.init_server(KEY)
+    client = method.init_client(KEY, server, client_data(tiny_federation(), 1, "train"))
+    models, clients = jax.tree.map(lambda leaf: jnp.stack([leaf] * 5), (server.initial, client))
+    counts = jnp.array([9, 20, 14, 5, 0])
+    cohort = Cohort(jnp.arange(5), counts, counts > 0, 9)
+    if name == "apple":
+        messages = AppleMessage(models, identities, counts.astype(jnp.float32))
+    else:
+        messages = FedFomoMessage(models, identities, jnp.zeros((5, 3)))
+
+    def choose(key):
+        after = method.aggregate(key, server, clients, messages, cohort)[1]
+        return (after.peers.identities if name == "apple" else after.senders)[:, 0, 1]
+
+    chosen = np.asarray(jax.jit(jax.vmap(choose))(jax.random.split(KEY, 200)))
+    for own in range(4):
+        assert set(chosen[:, own].tolist()) == {11, 22, 33, 44} - {words[own]}
+    # With one draw for all, the first two would choose alike half of the time.
+    assert np.mean(chosen[:, 0] == chosen[:, 1]) == pytest.approx(2 / 9, abs=0.1)
 
 
 def test_head_weights_without_features_are_those_of_present_clients():

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from problems import tiny_federation, tiny_model
+from problems import received, tiny_federation, tiny_model
 from rounds import first_state, last_round
 
 from pfl_jax.data.federated import client_data
 from pfl_jax.methods import METHODS, make_method
-from pfl_jax.methods.fedas import trace_weights
+from pfl_jax.methods.fedas import _Synchronization, trace_weights
+from pfl_jax.primitives.local_sgd import LocalSGD
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 trace_weights = jax.jit(trace_weights, static_argnums=1)
@@ -194,3 +195,9 @@ def test_trace_weights():
         assert here[1] == 0
     with pytest.raises(ValueError, match="normalization"):
         trace_weights(traces, "max")
+
+
+def test_the_mean_of_backbones_without_fisher_information_is_theirs():
+    weighting = _Synchronization(tiny_model(), LocalSGD(), True, "proportional", "mean")
+    parts = jax.vmap(lambda value: weighting.backbone_part(value, jnp.zeros(()), None))(jnp.array([1.0, 3.0]))
+    np.testing.assert_allclose(received(parts).value, 2.0, rtol=1e-6)

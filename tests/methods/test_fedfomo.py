@@ -46,20 +46,25 @@ def split_examples(held_out=0.2):
 # Affinities
 
 
+def identity(numbers):
+    """Fingerprints that differ in their second word alone."""
+    return jnp.stack([jnp.full(len(numbers), 5, jnp.uint32), jnp.asarray(numbers, jnp.uint32)], axis=1)
+
+
 def test_affinities_are_sums_kept_by_fingerprint():
     generator, table, want = np.random.default_rng(0), empty_affinity(8), np.zeros(6)
     for _ in range(5):
         peers = generator.choice(6, 3, replace=False)
         weights = generator.random(3) * (generator.random(3) < 0.6)
         want[peers] += weights
-        table = add_affinity(table, jnp.uint32(peers + 100), jnp.float32(weights))
-        np.testing.assert_allclose(look_up(table, jnp.arange(100, 107, dtype=jnp.uint32)), [*want, 0], rtol=1e-5)
+        table = add_affinity(table, identity(peers + 100), jnp.float32(weights))
+        np.testing.assert_allclose(look_up(table, identity(np.arange(100, 107))), [*want, 0], rtol=1e-5)
     # Too small a table forgets the smallest.
-    small = add_affinity(empty_affinity(2), jnp.uint32([1, 2, 3]), jnp.float32([0.2, 0.5, 0.3]))
-    np.testing.assert_allclose(look_up(small, jnp.uint32([1, 2, 3])), [0.0, 0.5, 0.3], rtol=1e-6)
+    small = add_affinity(empty_affinity(2), identity([1, 2, 3]), jnp.float32([0.2, 0.5, 0.3]))
+    np.testing.assert_allclose(look_up(small, identity([1, 2, 3])), [0.0, 0.5, 0.3], rtol=1e-6)
     # An unused entry matches no client, whatever fingerprint it has.
     np.testing.assert_array_equal(
-        look_up(add_affinity(empty_affinity(4), jnp.uint32([0]), jnp.ones(1)), jnp.uint32([0])), 1.0
+        look_up(add_affinity(empty_affinity(4), identity([0]), jnp.ones(1)), identity([0])), 1.0
     )
 
 
@@ -75,6 +80,9 @@ def test_epsilon_greedy_choice(epsilon):
     shares = np.bincount(chosen[:, 0], minlength=6) / len(keys)
     want = epsilon / 5 * np.array([1, 0, 1, 1, 1, 1]) + (1 - epsilon) * np.eye(6)[0]
     np.testing.assert_allclose(shares, want, atol=0.03)
+    # Whether the first choice explored says nothing about the second one.
+    second = chosen[chosen[:, 0] != 0, 1]
+    assert epsilon in (0, 1) or np.mean(second == 0) == pytest.approx(1 - epsilon + epsilon / 4, abs=0.05)
     if epsilon == 0:
         np.testing.assert_array_equal(chosen[:, 1], 3)
         np.testing.assert_allclose(np.bincount(chosen[:, 2], minlength=6)[[2, 4, 5]] / len(keys), 1 / 3, atol=0.03)
@@ -197,9 +205,9 @@ def test_fedfomo():
 def test_fedfomo_downloads_from_those_worth_most():
     # One other model for each of three; without exploration it is the one with the largest affinity. Exploration ends
     # after four rounds here.
-    method, identities = fedfomo(tiny_model(), download=2, epsilon=1.0, epsilon_decay=0.25), jnp.uint32([7, 8, 9])
+    method, identities = fedfomo(tiny_model(), download=2, epsilon=1.0, epsilon_decay=0.25), identity([7, 8, 9])
     server = method.init_server(jax.random.key(0))._replace(rounds=jnp.int32(4))
-    client = method.init_client(jax.random.key(0), server, None)
+    client = method.init_client(jax.random.key(0), server, client_data(tiny_federation(SIZES), 0, "train"))
     clients = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), client)
     table = Affinity(
         clients.affinity.peers.at[:, :2].set(identities[jnp.asarray([[1, 2], [0, 2], [0, 1]])]),
@@ -217,9 +225,9 @@ def test_fedfomo_downloads_from_those_worth_most():
             known = clients._replace(affinity=table)
             return method.aggregate(key, server._replace(rounds=jnp.int32(rounds)), known, messages, cohort)[1].senders
 
-        return np.asarray(jax.vmap(draw)(jax.random.split(jax.random.key(3), 20)))[:, :, 0]
+        return np.asarray(jax.vmap(draw)(jax.random.split(jax.random.key(3), 20)))[:, :, 0, 1]
 
-    greedy = np.tile(identities[favorites], (20, 1))
+    greedy = np.tile(identities[favorites, 1], (20, 1))
     shares = [np.mean(senders(rounds) == greedy) for rounds in range(6)]
     assert shares[4:] == [1, 1]
     assert 0.3 < shares[0] < 0.7

@@ -11,8 +11,17 @@ from scipy.optimize import nnls
 
 from pfl_jax.base import ClientData, Cohort, Mean
 from pfl_jax.methods import make_method
-from pfl_jax.methods.fedpac import FedPACMessage, FedPACServer, _solve_head_weights, fedpac, head_weights
+from pfl_jax.methods.fedpac import (
+    FedPACMessage,
+    FedPACServer,
+    _drop_negligible,
+    _head_weight_solver,
+    _solve_head_weights,
+    fedpac,
+    head_weights,
+)
 from pfl_jax.methods.fedpac_proto import fedpac_proto, prototype_weights
+from pfl_jax.primitives import interior_point
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -72,6 +81,16 @@ def test_head_weights_agree_with_a_float64_solve(classes, sizes, solver):
     assert (got * same_group).sum(axis=1).min() > 0.5
 
 
+@pytest.mark.parametrize("clients", [12, 20, 30])
+def test_jaxopt_solves_the_programs_of_every_client(clients, monkeypatch):
+    _head_weight_solver.cache_clear()
+    monkeypatch.setattr(interior_point, "minimize_on_simplex", lambda matrix, **_: jnp.full(clients, jnp.nan))
+    for sizes in ([600], [300, 600, 1200]):
+        gap = _solve_head_weights(*float32(*groups_of_clients(clients, 10, sizes)), "auto").gap
+        assert (gap <= 1e-7).all(), "a row that jaxopt misses is not a number here"
+    _head_weight_solver.cache_clear()
+
+
 @pytest.mark.slow
 def test_head_weights_of_a_cohort_of_three_hundred_are_optimal():
     mu, variance, counts = float32(*groups_of_clients(300, 10, [300, 600, 1200]))
@@ -127,6 +146,8 @@ def test_head_weights_of_simple_cohorts():
     empty = weights(same * [[[1]], [[1]], [[0]]], [1.0, 1.0, 0.0], [10, 10, 0])
     np.testing.assert_allclose(empty, [[0.5, 0.5, 0]] * 3, atol=1e-5)
     np.testing.assert_array_equal(empty[:, 2], 0)
+    # Of so many that all weights are negligible, all stay.
+    np.testing.assert_allclose(_drop_negligible(jnp.full((1, 2000), 5e-4)), 5e-4, rtol=1e-5)
 
 
 # --- one client's round ---------------------------------------------------------------------------------------------
@@ -337,7 +358,7 @@ def test_lambda_may_be_traced():
 # --- prototype weights ----------------------------------------------------------------------------------------------
 
 
-def reference_prototype_weights(heads, centroids, counts):
+def reference_prototype_weights(heads, centroids, counts, reduce):
     """Eq. 12 and 13 with rows that sum to one, one pair of clients after another."""
     clients = len(counts)
     losses = np.zeros((clients, clients))
@@ -347,16 +368,17 @@ def reference_prototype_weights(heads, centroids, counts):
             for k in np.flatnonzero(counts[j]):
                 logits = centroids[j, k] @ heads["kernel"][i] + heads["bias"][i]
                 terms.append(np.log(np.exp(logits).sum()) - logits[k])
-            losses[i, j] = np.mean(terms)
+            losses[i, j] = reduce(terms)
     weights = np.exp(-losses)
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-def test_prototype_weights_are_a_softmax_over_the_other_clients_losses():
+@pytest.mark.parametrize(("reduction", "reduce"), [("mean", np.mean), ("sum", np.sum)])
+def test_prototype_weights_are_a_softmax_over_the_other_clients_losses(reduction, reduce):
     messages = random_messages(3, CLASS_COUNTS)
-    got = prototype_weights(tiny_model(), messages.head, *messages.centroids)
+    got = prototype_weights(tiny_model(), messages.head, *messages.centroids, reduction)
     heads = jax.tree.map(np.float64, messages.head)
-    want = reference_prototype_weights(heads, np.float64(messages.centroids.value), np.asarray(CLASS_COUNTS))
+    want = reference_prototype_weights(heads, np.float64(messages.centroids.value), np.asarray(CLASS_COUNTS), reduce)
     np.testing.assert_allclose(got, want, rtol=1e-4)
     np.testing.assert_allclose(np.sum(got, axis=1), 1, atol=1e-6)
 
@@ -368,13 +390,14 @@ def test_prototype_weights_of_a_client_without_examples_are_zero():
     np.testing.assert_allclose(np.sum(got, axis=1), 1, atol=1e-6)
 
 
-def test_the_prototype_server_combines_heads_by_prototype_weights():
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_prototype_server_combines_heads_by_prototype_weights(reduction):
     server, messages = server_with((1, 0, 4)), random_messages(3, CLASS_COUNTS)._replace(statistics=())
     messages = messages._replace(centroids=tuple(messages.centroids))
-    new, clients, info = fedpac_proto(tiny_model()).aggregate(
+    new, clients, info = fedpac_proto(tiny_model(), reduction=reduction).aggregate(
         jax.random.key(0), server, messages.head, received(messages), COHORT
     )
-    want = prototype_weights(tiny_model(), messages.head, *messages.centroids)
+    want = prototype_weights(tiny_model(), messages.head, *messages.centroids, reduction)
     np.testing.assert_allclose(info["head_weights"], want, rtol=1e-6)
     assert_close(clients, combined(want, messages.head))
     np.testing.assert_array_equal(new.centroid_counts, [15, 22, 4])

@@ -1,6 +1,7 @@
 """FedTGP: its limit, and its rounds against float64 NumPy."""
 
 import full_batches as full
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from trees import assert_same, row
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.fedproto import Prototypes
 from pfl_jax.methods.fedtgp import adaptive_margin, fedtgp
+from pfl_jax.methods.fedtgp import distances as fedtgp_distances
 from pfl_jax.methods.local import local
 
 pytestmark = pytest.mark.without_f1_auc
@@ -115,6 +117,11 @@ def test_the_margin_counts_only_classes_with_prototypes():
     assert float(adaptive_margin(Prototypes(centroids, 0 * counts), 7.0)) == 0.0
     # One client has the first class, the other one the second.
     assert float(adaptive_margin(Prototypes(centroids, jnp.eye(2, CLASSES)), 100.0)) == 5.0
+
+
+def test_a_prototype_that_is_reached_has_no_gradient():
+    gradient = jax.grad(lambda prototypes: fedtgp_distances(jnp.ones((1, 3)), prototypes).sum())(jnp.ones((1, 3)))
+    np.testing.assert_array_equal(gradient, 0.0)
 
 
 def test_an_unknown_inference_is_refused():

@@ -21,7 +21,7 @@ from pfl_jax.methods.floco import (
     nearby,
     place,
 )
-from pfl_jax.primitives.fingerprint import fingerprint
+from pfl_jax.primitives.fingerprint import fingerprint, key_of
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -67,6 +67,15 @@ def test_the_projection(size):
     assert (np.ptp(points, axis=0) > 0.05).all()
 
 
+def test_two_equal_clients_do_not_decide_the_scale():
+    # Wherever they stand it is the same point, so the others' distances decide.
+    changes = np.random.default_rng(0).normal(size=(5, 7))
+    changes[1] = changes[0]
+    found, want = fit_projection(jnp.float32(changes), jnp.ones(5, bool), 2), fit(changes, 2)[3]
+    np.testing.assert_allclose(found.scale, want, rtol=1e-5)
+    assert want > 0.1
+
+
 def test_equal_clients_stand_at_the_center():
     found = fit_projection(jnp.ones((3, 4)), jnp.ones(3, bool), 2)
     np.testing.assert_array_equal(found.components, 0)
@@ -104,7 +113,7 @@ def trained(w, x, y, points):
 def draws(seed, round_index, client, place, placed):
     """The points that a client draws in a round."""
     data = client_data(tiny_federation(full.SIZES), client, "train")
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), round_index), fingerprint(data))
+    key = key_of(jax.random.fold_in(jax.random.key(seed), round_index), fingerprint(data))
     for step in range(full.EPOCHS):
         draw = jax.random.fold_in(key, step)
         yield np.float64(nearby(draw, jnp.float32(place), RADIUS) if placed else anywhere(draw, SIZE))

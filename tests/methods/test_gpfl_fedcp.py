@@ -10,6 +10,7 @@ from problems import CLASSES, tiny_federation, tiny_model
 from trees import assert_flat, assert_same, flatten, row
 
 from pfl_jax.data.federated import client_data
+from pfl_jax.methods.fedcp import context as fedcp_context
 from pfl_jax.methods.fedcp import discrepancy, fedcp
 from pfl_jax.methods.gpfl import cosine_logits, gpfl
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -153,6 +154,12 @@ def test_fedcp():
         x, y = full.unseen_examples(client)
         scores = fedcp_logits({**shared, **head}, shared, context(head), x)
         np.testing.assert_allclose(last.received.loss[client], cross_entropy(scores, y), rtol=2e-3)
+
+
+def test_a_head_of_zeros_is_a_context_of_zeros():
+    model = tiny_model()
+    zeros = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0))["head"])
+    np.testing.assert_array_equal(fedcp_context(model, zeros), 0.0)
 
 
 def test_the_discrepancy_leaves_out_padding():

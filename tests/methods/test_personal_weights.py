@@ -10,16 +10,16 @@ import pytest
 import reference
 from jax.flatten_util import ravel_pytree
 from problems import CLASSES, tiny_federation, tiny_model
-from trees import assert_same, row
+from trees import assert_same, distance, row
 
 from pfl_jax.data.federated import client_data
+from pfl_jax.methods import make_method
 from pfl_jax.methods.cd2pfed import cd2pfed, personal_entries
 from pfl_jax.methods.fedala import fedala, last_layers
 from pfl_jax.methods.fedas_cd2 import fedas_cd2
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.pfedhn import generate, init_hypernetwork, pfedhn
 from pfl_jax.networks.models import mlp
-from pfl_jax.primitives.fingerprint import fingerprint
 from pfl_jax.primitives.holdout import fixed_subset
 
 pytestmark = pytest.mark.without_f1_auc
@@ -36,9 +36,8 @@ def test_fedala_with_weights_at_one_is_fedavg():
     full.assert_like_fedavg(last, last.state.server, rounds=3, batch_size=8)
     for weights in last.state.clients.weights:
         np.testing.assert_array_equal(weights, 1.0)
-    # Neither has anything to interpolate in a client's first round, nor without layers.
+    # There is nothing to interpolate in a client's first round.
     assert_same(full.run(fedala, rounds=1).state.server, full.run(fedavg, rounds=1).state.server)
-    assert_same(full.run(fedala, rounds=3, layers=0).state.server, full.run(fedavg, rounds=3).state.server)
 
 
 def test_last_layers():
@@ -142,21 +141,19 @@ def test_the_first_models_of_pfedhn_scatter_as_its_docstring_says():
     assert 0.02 < float(jnp.sqrt(jnp.mean(jnp.var(noise, axis=0)))) < 0.03
 
 
-def test_fingerprints_depend_on_the_data_alone():
-    data = client_data(tiny_federation(full.SIZES, pad=7), 1, "train")
-    same = (
-        client_data(tiny_federation(full.SIZES), 1, "train"),
-        data._replace(x=jnp.where(data.mask[:, None, None, None], data.x, 3.0)),
-        data._replace(x=data.x * (1 + 1e-6)),
-    )
-    other = (
-        data._replace(y=data.y.at[0].add(1)),
-        data._replace(x=data.x.at[2].add(0.5)),
-        data._replace(x=data.x[::-1], y=data.y[::-1], mask=data.mask[::-1]),
-        client_data(tiny_federation(full.SIZES), 0, "train"),
-    )
-    assert {int(fingerprint(rows)) for rows in same} == {int(fingerprint(data))}
-    assert len({int(fingerprint(rows)) for rows in (data, *other)}) == 5
+def test_embeddings_of_pfedhn_are_of_the_run_and_of_the_client():
+    method, data = pfedhn(tiny_model(), **SMALL), tiny_federation(full.SIZES)
+    clients = [client_data(data, client, "train") for client in range(2)]
+
+    def embedding(seed, client):
+        server = method.init_server(jax.random.key(seed))
+        # Whatever the client's number, which is in the key of its initialization.
+        return [np.asarray(method.init_client(jax.random.key(key), server, client)) for key in (5, 6)]
+
+    found = [embedding(seed, client) for seed in (0, 1) for client in clients]
+    for one, other in found:
+        np.testing.assert_array_equal(one, other)
+    assert len(np.unique(np.round([one for one, _ in found], 3), axis=0)) == 4
 
 
 def test_pfedhn():
@@ -253,6 +250,19 @@ def test_personal_entries():
         np.testing.assert_array_equal(mask["backbone"]["bias"], want)
         np.testing.assert_array_equal(mask["head"]["kernel"], np.tile(want[:, None], (1, CLASSES)))
         assert not mask["head"]["bias"].any()
+
+
+def test_nothing_is_distilled_before_there_are_personal_channels():
+    data, key = client_data(tiny_federation(full.SIZES), 1, "train"), jax.random.key(0)
+
+    @jax.jit
+    def train(lam, done):
+        method = make_method("cd2pfed", tiny_model(), lam=lam, growth_rounds=4, lr=0.2)
+        server = method.init_server(key)._replace(round=done)
+        return method.local(key, server, method.init_client(key, server, data), data).personal
+
+    assert_same(train(5.0, 0), train(0.0, 0))
+    assert distance(train(5.0, 3), train(0.0, 3)) > 1e-6
 
 
 def distillation_value(w, x, own):

@@ -14,7 +14,7 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedproto import fedproto_g, fedproto_l
-from pfl_jax.methods.knn_per import Datastore, knn_per, neighbor_probabilities
+from pfl_jax.methods.knn_per import Datastore, KNNModel, knn_per, neighbor_probabilities
 from pfl_jax.methods.local import local
 from pfl_jax.primitives.holdout import fixed_subset, stratified_folds
 
@@ -156,6 +156,13 @@ def test_neighbor_probabilities(kernel):
 def test_knn_per_refuses_an_unknown_kernel():
     with pytest.raises(InvalidInput, match="unknown kernel 'gauss'"):
         METHODS["knn_per"](tiny_model(), kernel="gauss")
+
+
+def test_a_class_without_neighbors_has_a_finite_loss():
+    params, store = tiny_model().init(jax.random.key(0)), Datastore(jnp.eye(4), jnp.zeros(4, int), jnp.ones(4, bool))
+    scores = knn_per(tiny_model(), mixing=1.0).predict(KNNModel(params, store, jnp.float32(1)), jnp.ones((2, 6)))
+    np.testing.assert_allclose(scores[:, 0], 0.0, atol=1e-6)
+    assert np.isfinite(scores).all()
 
 
 def test_knn_per_without_neighbors_is_fedavg():

@@ -43,6 +43,11 @@ def test_formulas_and_padding():
     again, same = both(np.where(mask[:, None, None, None], X, 1e3).astype(np.float32), RUNNING)
     np.testing.assert_allclose(again[mask], y[mask], rtol=1e-5)
     jax.tree.map(np.testing.assert_array_equal, same, changes)
+    # A single value has no unbiased variance.
+    changes = jax.grad(lambda running: normalize(X[:, 0, 0], SCALE, BIAS, running, mask & (np.arange(5) < 1)).sum())(
+        RUNNING
+    )
+    np.testing.assert_allclose(RUNNING["var"] - changes["var"], 0.9 * 3.0, rtol=1e-6)
     with pytest.raises(InvalidInput, match="gets 5 rows of a mini-batch of 4"):
         normalize(X, SCALE, BIAS, RUNNING, mask[:4])
     with pytest.raises(InvalidInput, match="at least two examples"):

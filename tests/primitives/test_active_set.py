@@ -69,6 +69,7 @@ def test_cohorts_of_some_hundred_clients_are_solved_by_restricted_programs(monke
     usual = simplex_qp._solve_batch(matrices, "auto", 1e-4, 1e-7)
     np.testing.assert_allclose(usual[0], whole(matrices[0]), atol=2e-2)
     monkeypatch.setattr(simplex_qp, "FEW", CLIENTS // 2)
+    monkeypatch.setattr(simplex_qp, "SMALL", CLIENTS - 1)
     np.testing.assert_allclose(
         simplex_qp._solve_batch(matrices, "auto", 1e-4, 1e-7), [marked, np.full(CLIENTS, 1 / CLIENTS)], rtol=1e-6
     )

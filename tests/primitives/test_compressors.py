@@ -50,6 +50,9 @@ def test_quantized_extremes():
     assert compressors.quantize(8).decoded(KEY, {}) == {}
     other = compressors.quantize(2).decoded(jax.random.key(4), TREE)["w"]
     assert not np.array_equal(other, compressors.quantize(2).decoded(KEY, TREE)["w"])
+    # Nor are equal arrays rounded alike.
+    alike = compressors.quantize(2).decoded(KEY, {name: jnp.linspace(-1, 1, 20) for name in "ab"})
+    assert not np.array_equal(alike["a"], alike["b"])
 
 
 def test_sign_has_the_mean_magnitude_of_each_array():

@@ -100,6 +100,9 @@ def test_krum_counts_the_nearest_alone():
     # 1 has the two nearest, 1.9 the three nearest.
     x = jnp.array([[0.0], [1.0], [1.9], [10.0]])
     assert jax.jit(partial(robust_means.krum, share=0.0))(x, jnp.ones(4)).tolist() == [1.0]
+    # One at least: of three with an attacker, the first is the farthest from its neighbor.
+    x = jnp.array([[0.0], [10.0], [11.0]])
+    assert robust_means.krum(x, jnp.ones(3), 0.34).tolist() == [10.0]
 
 
 def test_trimmed_mean_without_trimming_is_the_mean():

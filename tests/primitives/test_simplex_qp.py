@@ -10,7 +10,9 @@ from hypothesis.extra import numpy as hnp
 from scipy.optimize import nnls
 
 from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives import active_set, interior_point, simplex_qp
+from pfl_jax.primitives import active_set, interior_point, jaxopt_solvers, simplex_qp
+from pfl_jax.primitives.float64 import in_float64
+from pfl_jax.primitives.frank_wolfe import frank_wolfe_gap
 from pfl_jax.primitives.simplex_qp import solve_simplex_qp
 
 SOLVERS = ["auto", "projected_gradient", "osqp", "interior_point"]
@@ -205,6 +207,7 @@ def test_an_accelerator_solves_batch_after_batch(size, batch):
 def test_auto_hands_only_the_missed_rows_to_the_interior_point(monkeypatch):
     marked = jnp.arange(6.0)
     monkeypatch.setattr(simplex_qp, "FEW", 3)
+    monkeypatch.setattr(simplex_qp, "SMALL", 5)
     monkeypatch.setattr(active_set, "minimize_with_few", lambda matrix, **_: (marked, jnp.bool_(False)))
     monkeypatch.setattr(interior_point, "minimize_on_simplex", lambda matrix, **_: marked)
     easy, hard = np.eye(6), groups_of_clients(6)[0]
@@ -212,12 +215,43 @@ def test_auto_hands_only_the_missed_rows_to_the_interior_point(monkeypatch):
     np.testing.assert_allclose(both, [np.full(6, 1 / 6), marked], atol=1e-6)
 
 
-def test_auto_is_the_interior_point_for_small_cohorts_and_needs_no_jaxopt(monkeypatch):
+def test_auto_gives_small_programs_to_jaxopt_and_the_rows_it_misses_to_the_interior_point(monkeypatch):
+    equal, marked = jnp.full(6, 1 / 6), jnp.arange(6.0)
+    monkeypatch.setattr(jaxopt_solvers, "minimize_on_support", lambda matrix, **_: equal)
+    monkeypatch.setattr(interior_point, "minimize_on_simplex", lambda matrix, **_: marked)
+    matrices = jnp.asarray(np.stack([np.eye(6), groups_of_clients(6)[0]]), jnp.float32)
+    np.testing.assert_array_equal(simplex_qp._solve_batch(matrices, "auto", 1e-4, 1e-7), [equal, marked])
+    monkeypatch.setattr(jaxopt_solvers, "minimize_on_support", lambda matrix, **_: equal / 0 * 0)
+    np.testing.assert_array_equal(simplex_qp._solve_batch(matrices, "auto", 1e-4, 1e-7), [marked, marked])
+
+
+@pytest.mark.parametrize("clients", [12, 20, 30])
+@pytest.mark.parametrize("population", [groups_of_clients, lambda clients: random_matrices(clients, clients)])
+def test_jaxopt_solves_every_program_of_a_cohort(population, clients):
+    @in_float64
+    def gaps(matrices):
+        matrices = matrices.astype(jnp.float64)
+
+        def gap(matrix):
+            return frank_wolfe_gap(matrix, jaxopt_solvers.minimize_on_support(matrix, floor=1e-7), 1e-7)
+
+        return jax.lax.map(gap, matrices).astype(jnp.float32)
+
+    matrices = population(clients)
+    assert np.max(gaps(jnp.asarray(matrices / matrices.max(axis=(1, 2), keepdims=True), jnp.float32))) < 1e-7
+
+
+def test_without_jaxopt_auto_is_the_interior_point(monkeypatch):
     matrices = jnp.asarray(random_matrices(2, 3), jnp.float32)
     want = solve_simplex_qp(matrices, solver="interior_point")
-    monkeypatch.setattr(simplex_qp, "_has_jaxopt", lambda: False)
-    monkeypatch.setattr(simplex_qp, "_import_jaxopt", lambda: pytest.fail("jaxopt is not installed"))
-    np.testing.assert_array_equal(solve_simplex_qp(matrices).weights, want.weights)
+    with_jaxopt = solve_simplex_qp(matrices)
+    simplex_qp._solver.cache_clear()
+    monkeypatch.setattr(jaxopt_solvers, "available", lambda: False)
+    monkeypatch.setattr(jaxopt_solvers, "_jaxopt", lambda: pytest.fail("jaxopt is not installed"))
+    got = solve_simplex_qp(matrices).weights
+    simplex_qp._solver.cache_clear()
+    np.testing.assert_array_equal(got, want.weights)
+    np.testing.assert_allclose(got, with_jaxopt.weights, atol=1e-4)
     for solver in ("projected_gradient", "osqp"):
         with pytest.raises(InvalidInput, match="jaxopt") as error:
             solve_simplex_qp(matrices, solver=solver)
@@ -242,7 +276,7 @@ def test_the_gap_is_the_relative_frank_wolfe_gap():
     # Far from the minimizers too.
     anywhere = np.random.default_rng(1).dirichlet(np.ones(4), 3)
     for matrix, weights in zip(matrices, anywhere, strict=True):
-        gap = simplex_qp.frank_wolfe_gap(jnp.float32(matrix), jnp.float32(weights), 1e-7)
+        gap = frank_wolfe_gap(jnp.float32(matrix), jnp.float32(weights), 1e-7)
         np.testing.assert_allclose(gap, relative_gap(matrix, weights), rtol=1e-4)
         assert gap > 0.1
 

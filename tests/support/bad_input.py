@@ -98,6 +98,7 @@ def _combinations() -> Iterator[Case]:
         *("digits --resume run --out elsewhere", "digits --model fedpac_cnn", "digits --devices 999"),
         *("digits --num-clients 5000", "digits --num-clients 5000 --partition iid --train-size None"),
         *("digits --num-clients 5000 --partition dirichlet", "digits --size-choices 1000"),
+        "digits --num-clients 200 --partition dirichlet --beta 0.5 --min-size 1",
         *("digits --partition pathological --train-size 300", "digits --method fedpac --server-optimizer adam"),
         *("digits --method fedavg --server-lr 0.5", "digits --method fedper --server-optimizer lamb"),
         *("digits --attackers 0.2", "digits --method hypcluster --server-mean median"),

@@ -56,7 +56,7 @@ def both(*steps: Prepare) -> Prepare:
 
 def changed(**places: object) -> np.ndarray:
     """The good inputs with a value in the fifth row."""
-    x = X.copy()
+    x = X.astype(np.float64)
     x[4, 1] = places["value"]
     return x
 
@@ -100,6 +100,15 @@ def _tables() -> Iterator[Row]:
     yield f"{csv} --client-column hospital", "a row without client", text(table(row="7,1,no,"))
     yield f"{csv} --client-column hospital", "a hospital with one row", text(table(row="7,1,no,C"))
     yield f"{csv} --client-column hospital", "the header alone", text(table(rows=0))
+    yield csv, "a quote is not closed", text(table(row='7,1,"no,A'))
+    yield csv, "a quote is closed a line later", text(table(row='7,1,"no\n8,1,no",A'))
+    yield csv, "a quote within a field", text(table(row='7,1,"no"t,A'))
+    words = f"{csv} --label hospital"
+    yield words, "its last label is cut off", text("a,hospital\n1,Rome\n2,Oslo\n3,Rome\n4,Oslo\n5,Oslo\n6,Ro")
+    yield csv, "the index that pandas writes", text(table(",dose,label,hospital"))
+    yield csv, "that index, read and written once more", text(table("Unnamed: 0,dose,label,hospital"))
+    yield csv, "its separators are semicolons", text(table().replace(",", ";"))
+    yield f"{csv} --client-column hospital", "a number beyond float32", text(table(row="7,1e39,no,A"))
     yield csv, "two columns of one name", text(table("age,age,label,hospital"))
     yield csv, "bytes that are no text", text(b"label,a\n\xff\xfe,1\n")
     other = table("age,weight,label,hospital")
@@ -119,6 +128,7 @@ def _arrays(evil_pickle: Callable[[], bytes]) -> Iterator[Row]:
     yield command, "no such array", npz(y=None, labels=Y)
     yield command, "NaN in the inputs", npz(x=changed(value=np.nan))
     yield command, "an infinite input", npz(x=changed(value=np.inf))
+    yield command, "a number beyond float32", npz(x=changed(value=1e39))
     yield command, "NaN in the labels", npz(y=np.where(np.arange(12) == 4, np.nan, Y))
     yield command, "labels with fractions", npz(y=Y / 2)
     yield command, "eleven labels for twelve rows", npz(y=Y[1:])

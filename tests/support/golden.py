@@ -1,10 +1,14 @@
 """A few rounds of every method on a fixed tiny problem, as numbers that are stored in golden.json.
 
-They catch a change of results that nobody intended. After an intended one
-`python tests/support/golden.py` rewrites them, or those of the methods named after it.
+They catch a change of results that nobody intended. After an intended one `python tests/support/golden.py NAME`
+rewrites them and raises the version of the method's results, in golden.json and in its file: results of the old version
+are then run again. Without names it does so for all methods. Numbers that agree up to rounding stay as they are.
 """
 
+import hashlib
+import inspect
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -15,13 +19,17 @@ FILE = Path(__file__).with_name("golden.json")
 EXAMPLES = 3
 """Test examples of each client whose log-probabilities are stored."""
 
+COHORTS = {"": 3, "all/": 4}
+"""Prefix of the numbers' names -> clients in a round, of four."""
+
 
 def fingerprint(method, engine):
-    """Flat numbers by name, after four rounds of three of the four clients, one client after another.
+    """Flat numbers by name, after four rounds of three of the four clients and of all four, one client after another.
 
     - `received`: log-probabilities [N, EXAMPLES, K] of what the clients deploy, see `deployed.py`;
     - `losses/...`: the engine's losses [N] under both protocols;
-    - `sum/...`, `norm/...`: sum and Euclidean norm of every array of the final state, by its path in the tree.
+    - `sum/...`, `norm/...`: sum and Euclidean norm of every array of the final state, by its path in the tree;
+    - `all/...`: the same with all clients in every round.
 
     Args:
       method: with `problems.tiny_model` and `problems.HYPER_PARAMETERS`.
@@ -30,16 +38,64 @@ def fingerprint(method, engine):
     from deployed import log_probabilities
     from problems import tiny_federation
 
-    data = tiny_federation()
-    state = engine.init(data, jax.random.key(11))
-    for _ in range(4):
-        state, _ = engine.round(data, state, 3)
-    numbers = log_probabilities(method, EXAMPLES, protocols=("received",))(data, state)
-    numbers |= {"losses/received": engine.evaluate(data, state).loss, "losses/trained": state.trained.loss}
-    for path, leaf in jax.tree_util.tree_leaves_with_path({"server": state.server, "clients": state.clients}):
-        name, leaf = jax.tree_util.keystr(path, simple=True, separator="/"), np.asarray(leaf, np.float64)
-        numbers |= {f"sum/{name}": leaf.sum(), f"norm/{name}": np.linalg.norm(leaf)}
-    return {name: [round(float(value), 5) for value in np.ravel(values)] for name, values in numbers.items()}
+    data, deployed, found = tiny_federation(), log_probabilities(method, EXAMPLES, protocols=("received",)), {}
+    for prefix, size in COHORTS.items():
+        state = engine.init(data, jax.random.key(11))
+        for _ in range(4):
+            state, _ = engine.round(data, state, size)
+        numbers = deployed(data, state)
+        numbers |= {"losses/received": engine.evaluate(data, state).loss, "losses/trained": state.trained.loss}
+        for path, leaf in jax.tree_util.tree_leaves_with_path({"server": state.server, "clients": state.clients}):
+            name, leaf = jax.tree_util.keystr(path, simple=True, separator="/"), np.asarray(leaf, np.float64)
+            numbers |= {f"sum/{name}": leaf.sum(), f"norm/{name}": np.linalg.norm(leaf)}
+        found |= {prefix + name: values for name, values in numbers.items()}
+    return {name: [round(float(value), 5) for value in np.ravel(values)] for name, values in found.items()}
+
+
+def moved(stored, got):
+    """Name of the first stored numbers from which those of today differ beyond rounding; "" if none do."""
+    for name, values in stored.items():
+        if len(got.get(name, ())) != len(values) or not np.allclose(got[name], values, rtol=1e-3, atol=1e-3):
+            return name
+    return ""
+
+
+def entry(version, numbers):
+    """Entry of a method in golden.json: the version, a digest that binds the numbers to it, and the numbers."""
+    digest = hashlib.sha256(json.dumps([version, numbers]).encode()).hexdigest()[:12]
+    return {"version": version, "digest": digest, **numbers}
+
+
+def numbers_of(stored):
+    """The numbers of a method's entry."""
+    return {name: values for name, values in stored.items() if name not in ("version", "digest")}
+
+
+def renewed(stored, got, version):
+    """Entry of a method with the numbers of today.
+
+    Args:
+      stored: its entry so far; None for a new method.
+      got: its numbers today.
+      version: the one that its file says.
+
+    Returns:
+      The entry. Where numbers moved its version is a new one, and where none did they stay.
+    """
+    if stored is None:
+        return entry(version, got)
+    if moved(numbers_of(stored), got):
+        return entry(max(version, stored["version"] + 1), got)
+    return entry(max(version, stored["version"]), got | numbers_of(stored))
+
+
+def with_version(source, name, version):
+    """Source of a method's file with another version of its results."""
+    changed, count = re.subn(
+        rf"^@checked(\(version=\d+\))?\n(?=def {name}\()", f"@checked(version={version})\n", source, flags=re.MULTILINE
+    )
+    assert count == 1, f"no @checked above def {name}("
+    return changed
 
 
 def _fingerprints(names):
@@ -70,9 +126,16 @@ if __name__ == "__main__":
     jax.config.update("jax_disable_most_optimizations", True)
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
     from pfl_jax.methods import METHODS, make_method
+    from pfl_jax.methods.factories import version_of
 
     chosen = sys.argv[1:] or METHODS
     stored = json.loads(FILE.read_text()) if FILE.exists() else {}
-    stored |= dict(_fingerprints(chosen))
+    for name, got in _fingerprints(chosen):
+        own = version_of(METHODS[name])
+        stored[name] = renewed(stored.get(name), got, own)
+        if (version := stored[name]["version"]) != own:
+            path = Path(inspect.getfile(inspect.unwrap(METHODS[name])))
+            path.write_text(with_version(path.read_text(), name, version))
+            print(f"{name} has version {version} now, in {path}: its committed results are run again", file=sys.stderr)
     FILE.write_text(_text({name: stored[name] for name in METHODS if name in stored}))
     print(f"wrote {', '.join(chosen)} to {FILE}", file=sys.stderr)

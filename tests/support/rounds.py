@@ -69,7 +69,7 @@ def first_state(factory, data, seed, **given):
     return init(reals, data, jax.random.key(seed))
 
 
-def last_round(factory, data, seed, rounds, participation=1.0, **given):
+def last_round(factory, data, seed, rounds, participation=1.0, change=lambda state: state, **given):
     """The last of so many rounds, as `simulate.run` has it.
 
     Args:
@@ -78,12 +78,13 @@ def last_round(factory, data, seed, rounds, participation=1.0, **given):
       seed: of the run's key.
       rounds: how many.
       participation: share of the clients in a round.
+      change: of the state before the first round.
       given: hyper-parameters of the method.
     """
     reals, fixed = _split(factory, given)
     _, round_, evaluate = _programs(factory, fixed, metrics.macro_auc)
     size = Settings(rounds=rounds, participation=participation).cohort_size(data.num_clients, 0)
-    state = first_state(factory, data, seed, **given)
+    state = change(first_state(factory, data, seed, **given))
     for _ in range(rounds):
         state, outcome = round_(reals, data, state, size)
         assert outcome.finite.all()

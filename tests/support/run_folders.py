@@ -6,6 +6,7 @@ import json
 import numpy as np
 
 from experiments.config.request import parse
+from experiments.results.version import method_version, source_versions
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import documented_info
 
@@ -83,7 +84,8 @@ def write_run(
         "info": documented_info(METHODS[options.method]) if rich else {},
         "chunk": 1,
         "device": "cpu x 2",
-        "versions": {"python": "3.11.2", "jax": "0.10.1"},
+        "versions": {"python": "3.11.2", "jax": "0.10.1"} | source_versions(),
+        "method_version": method_version(options.method),
     }
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config))

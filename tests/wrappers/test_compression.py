@@ -79,6 +79,13 @@ def test_values_that_were_not_received_follow_by_their_changes():
     start = rounded.init_client(key, server, None)
     draws = [rounded.local(jax.random.key(seed), server, start, None).message[0].value for seed in range(4)]
     assert len({tuple(np.asarray(draw).tolist()) for draw in draws}) > 1
+    # And for every mean of a message.
+    twice = plain._replace(
+        local=lambda *given: LocalResult(given[2], (Mean(jnp.asarray(values), jnp.ones(())),) * 2, ())
+    )
+    twice = compressed(twice, Compression("quantize:2"))
+    one, other = twice.local(key, server, twice.init_client(key, server, None), None).message
+    assert not np.array_equal(one.value, other.value)
 
 
 def test_rounding_has_a_stream_of_its_own():

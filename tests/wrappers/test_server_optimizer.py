@@ -1,5 +1,7 @@
 """Optimizers of the server: each rule against float64 NumPy, the plain method as a limit, and who takes them."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -14,9 +16,10 @@ from pfl_jax import simulate
 from pfl_jax.base import Mean
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS, make_method
-from pfl_jax.methods.factories import SERVER_OPTIMIZED
+from pfl_jax.methods.factories import takes_server_optimizer
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedbabu import fedbabu
+from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.testing import conformance
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
 
@@ -96,8 +99,44 @@ def test_the_methods_are_those_whose_server_only_takes_a_mean_of_parameters():
         server, _, message, _ = message_shapes(name)
         if jax.tree.structure(server) == params and isinstance(message, Mean):
             found.add(name)
-    # A new one belongs in SERVER_OPTIMIZED, or above with the reason.
-    assert found == SERVER_OPTIMIZED | OWN_STEP
+    # What a new one is derived from may be `averaged`, or it has its own step, as above.
+    assert found == {name for name in METHODS if make_method(name, tiny_model()).averaged} | OWN_STEP
+    assert found == {name for name, factory in METHODS.items() if takes_server_optimizer(factory)} | OWN_STEP
+
+
+def mine(model, training=LocalSGD()):
+    return fedavg(model, training)
+
+
+def with_its_own_step(model, training=LocalSGD(), *, server_lr: float = 0.5):
+    return fedavg(model, training)
+
+
+def of_other_models(model, training=LocalSGD()):
+    return fedavg(model, training)._replace(predict=model.convolve)
+
+
+@pytest.mark.parametrize("factory", [mine, functools.partial(fedavg), functools.partial(mine)])
+def test_what_is_made_of_fedavg_takes_an_optimizer(factory):
+    plain, stepped = run(fedavg, server_optimizer="adam"), run(factory, server_optimizer="adam")
+    chex.assert_trees_all_equal(stepped.state.server, plain.state.server)
+
+
+@pytest.mark.parametrize("factory", [with_its_own_step, of_other_models, METHODS["pfedme"]])
+def test_an_argument_of_its_own_comes_first(factory):
+    assert not takes_server_optimizer(factory)
+
+
+@pytest.mark.parametrize(
+    "name", ["scaffold", "feddyn", "pfedfda", "feddbe", "fedpac", "fedproto_g", "pfedhn", "fedgh", "floco", "fedfomo"]
+)
+def test_a_server_that_keeps_more_than_parameters_is_refused(name):
+    with pytest.raises(InvalidInput, match="keeps the parameters of a model only"):
+        server_optimized(make_method(name, tiny_model()), ServerOptimizer("adam"))
+    # Nor is there a second optimizer on top of the first.
+    once = server_optimized(make_method("fedavg", tiny_model()), ServerOptimizer("adam"))
+    with pytest.raises(InvalidInput, match="keeps the parameters of a model only"):
+        server_optimized(once, ServerOptimizer("adam"))
 
 
 @pytest.mark.parametrize("name", ["fedper", pytest.param("fedem", marks=pytest.mark.slow)])
@@ -109,8 +148,6 @@ def test_conformance_with_an_optimizer(name):
 
 
 def test_other_methods_and_values_are_refused():
-    with pytest.raises(InvalidInput, match="keeps the parameters of a model only"):
-        server_optimized(make_method("fedfomo", tiny_model()), ServerOptimizer("adam"))
     with pytest.raises(InvalidInput, match="unknown server_optimizer 'lamb'"):
         make_method("fedavg", tiny_model(), server_optimizer="lamb")
     with pytest.raises(InvalidInput, match="server_optimizer must be sgd, adam, yogi or adagrad, not 'lamb'"):
@@ -121,7 +158,8 @@ def test_other_methods_and_values_are_refused():
     with pytest.raises(InvalidInput, match="fedpac has no hyper-parameter server_optimizer"):
         make_method("fedpac", tiny_model(), server_optimizer="adam")
     # What a client sends is known only when it runs.
-    single = server_optimized(make_method("hypcluster", tiny_model(), **HYPER_PARAMETERS), ServerOptimizer("adam"))
+    several = make_method("hypcluster", tiny_model(), **HYPER_PARAMETERS)._replace(averaged=True)
+    single = server_optimized(several, ServerOptimizer("adam"))
     engine, data = simulate.build(single, simulate.Settings(rounds=1)), tiny_federation()
 
     def one_round(key):

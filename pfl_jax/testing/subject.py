@@ -1,0 +1,93 @@
+"""A method under test on the tiny problem, and the programs that are compiled for it."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.base import Method, State
+from pfl_jax.data.federated import FederatedData
+from pfl_jax.engine import simulate
+from pfl_jax.engine.rounds import Engine
+from pfl_jax.engine.simulate import Settings
+from pfl_jax.methods import make_method
+from pfl_jax.testing.problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+
+
+class Subject:
+    """Method under test on the tiny problem, with what has been compiled for it so far.
+
+    Args:
+      factory: of the method, as those of `pfl_jax.METHODS`.
+      **values: hyper-parameters in place of the problem's own and the factory's defaults.
+    """
+
+    def __init__(self, factory: Callable[..., Method], **values: Any):
+        self.factory, self.values = factory, HYPER_PARAMETERS | values
+        self.traces: int = 0
+        self._engines: dict[tuple[int, bool], Engine] = {}
+
+    def build(self, **changes: Any) -> Method:
+        """The method, with changes of its hyper-parameters where some are given."""
+        return make_method(self.factory, tiny_model(), **self.values | changes)
+
+    def compiled(self, chunk: int = 1, *, shared: bool = False) -> Engine:
+        """Compiled engine; it counts in `traces` how often a round is traced.
+
+        Args:
+          chunk: clients under one vmap.
+          shared: whether all devices share the clients.
+        """
+        if (chunk, shared) not in self._engines:
+            mesh = simulate.client_mesh() if shared else None
+            method = self.build()
+
+            def counted(*arguments):
+                self.traces += 1
+                return method.aggregate(*arguments)
+
+            settings = Settings(rounds=1, chunk=chunk)
+            # Donated, because an array that stands in a state twice cannot be: commands of experiments/ donate too.
+            engine = simulate.build(method._replace(aggregate=counted), settings, mesh).jit(mesh, donate=True)
+            self._engines[chunk, shared] = engine
+        return self._engines[chunk, shared]
+
+    @functools.cached_property
+    def start(self) -> State:
+        """State before the first round."""
+        return self.compiled().init(tiny_federation(), jax.random.key(0))
+
+    @functools.cached_property
+    def reference(self) -> State:
+        """State after three rounds, one client after another."""
+        return play(self.compiled(), state=self.start)
+
+
+_copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+
+
+def play(
+    engine: Engine,
+    data: FederatedData | None = None,
+    seed: int = 0,
+    rounds: int = 3,
+    size: int = 3,
+    state: State | None = None,
+) -> State:
+    """State after some rounds of three of the four clients.
+
+    Args:
+      engine: compiled.
+      data: by default the tiny federation.
+      seed: of the run.
+      rounds: how many.
+      size: of the cohort.
+      state: to continue from; it stays as it is.
+    """
+    data = tiny_federation() if data is None else data
+    state = engine.init(data, jax.random.key(seed)) if state is None else _copy(state)
+    for _ in range(rounds):
+        state, _ = engine.round(data, state, size)
+    return state

@@ -1,0 +1,248 @@
+"""Results know the code that made them: after an edit of the sources no finished or interrupted run counts silently."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from rich.console import Console
+from run_folders import write_run
+
+from experiments.commands.main import main as run_alone
+from experiments.config.cell import Cell
+from experiments.execution import cached_runs, run
+from experiments.execution.cached_runs import inspect
+from experiments.figures import __main__ as figures
+from experiments.figures.figure import arrays_path
+from experiments.results import gather, version
+from experiments.results.load import read_config
+from experiments.results.run_folder import CONFIG, SUMMARY, Evaluation, RunFolder
+from experiments.sweep import __main__ as sweep
+from experiments.sweep import execute
+from experiments.tables import __main__ as tables
+from pfl_jax.base import Scores
+from pfl_jax.errors import InvalidInput
+
+pytestmark = pytest.mark.without_f1_auc
+
+SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--rounds", "2", "--no-compilation-cache"]
+SWEEP = ["--dataset", "digits", "--method", "local", *SMALL]
+TABLE = ["--paper", "fedpac", "--table", "5", "--dataset", "fashion_mnist", "--method"]
+FIGURE = ["--paper", "fedpac", "--figure", "2", "--dataset", "digits"]
+
+
+@pytest.fixture
+def edit(monkeypatch):
+    """Edits the sources, as far as their digests say so."""
+    return lambda text="edited", of="own_version": monkeypatch.setattr(version, of, lambda: text)
+
+
+class Runs:
+    """Stands in for `run.run`: leaves a folder with the code of its time, and trains nothing."""
+
+    def __init__(self):
+        self.folders = []
+
+    def __call__(self, request, console, observe=None):
+        folder = RunFolder.claim(request.options.out, "never")
+        record = {"dataset": request.dataset, "options": dataclasses.asdict(request.options), "given": []}
+        record |= {"data": {"description": "all of it", "is_real": True}, "versions": version.source_versions()}
+        folder.write(CONFIG, record | {"hyper_parameters": request.hyper_parameters})
+        scores = Scores(*[np.full(2, 0.5 + 0.1 * len(self.folders))] * 4)
+        folder.log(Evaluation(request.options.rounds, scores, scores, np.full(2, 10), 1.0, 1.0))
+        folder.write(SUMMARY, {"seconds": 60.0})
+        if observe is not None:
+            arrays_path(folder.path).write_text(f"arrays of run {len(self.folders)}")
+        self.folders.append(folder.path)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    stand_in = Runs()
+    monkeypatch.setattr(run, "run", stand_in)
+    return stand_in
+
+
+# The digests.
+
+
+def test_what_builds_a_run_counts_and_what_reads_it_does_not(tmp_path, monkeypatch):
+    copy = tmp_path / "experiments"
+    shutil.copytree(version.EXPERIMENTS, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(version, "EXPERIMENTS", copy)
+    digests = [version.building_version.__wrapped__()]
+    for name in ("report/page.py", "execution/build.py", "config/presets.py", "sweep/execute.py"):
+        (copy / name).write_text((copy / name).read_text() + "# edited\n")
+        digests.append(version.building_version.__wrapped__())
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 4
+
+
+def test_each_part_of_the_code_is_compared(tmp_path, edit):
+    write_run(tmp_path / "run")
+    config = read_config(tmp_path / "run")
+    assert not any(version.by_other_code(config, trust) for trust in ("sources", "version", "all"))
+    for changed, others in (
+        (config | {"versions": {}}, (True, False, False)),
+        (config | {"versions": config["versions"] | {"experiments": "edited"}}, (True, False, False)),
+        (config | {"versions": config["versions"] | {"pfl_jax": "edited"}}, (True, False, False)),
+        (config | {"method_version": 9}, (False, True, False)),
+        (config | {version.RESUMED_BY: [version.code_version("fedpac") | {"pfl_jax": "edited"}]}, (True, False, False)),
+        (config | {version.RESUMED_BY: [version.code_version("fedpac") | {"method_version": 9}]}, (False, True, False)),
+        # The number of a user's own method does not exist.
+        (config | {"options": {"method": "mine.py:mine"}, "versions": {}}, (True, True, False)),
+    ):
+        assert tuple(version.by_other_code(changed, trust) for trust in ("sources", "version", "all")) == others
+
+
+# Sweeps.
+
+
+def test_a_sweep_never_averages_old_and_new_code(tmp_path, edit, capsys):
+    out = tmp_path / "sweep"
+    assert sweep.main([*SWEEP, "--out", str(out)]) == 0
+    before = (out / "runs" / "seed-0" / CONFIG).read_bytes()
+    edit()
+    capsys.readouterr()
+    assert sweep.main([*SWEEP, "--seeds", "2", "--out", str(out)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "0 of 2 runs are there" in said
+    assert said.count("--accept-other-code") == 1
+    assert "1 runs in" in said
+    assert "are of other code than today's" in said
+    for seed in (0, 1):
+        assert read_config(out / "runs" / f"seed-{seed}")["versions"]["pfl_jax"] == "edited"
+    # The old run lies where it can be used by the old code, and no report takes it for one of these.
+    assert (out / "other-code" / "1" / "runs" / "seed-0" / CONFIG).read_bytes() == before
+    assert sorted(gather.find([out])) == [out / "runs" / f"seed-{seed}" for seed in (0, 1)]
+    assert sweep.main([*SWEEP, "--seeds", "2", "--out", str(out)]) == 0
+    assert "2 of 2 runs are there" in capsys.readouterr().out
+
+
+def test_a_sweep_uses_runs_of_other_code_when_it_is_told_to(tmp_path, edit, monkeypatch, capsys):
+    out = tmp_path / "sweep"
+    assert sweep.main([*SWEEP, "--out", str(out)]) == 0
+    edit()
+    words = [*SWEEP, "--out", str(out), "--accept-other-code"]
+    monkeypatch.setattr(execute, "run", None)
+    assert sweep.main([*SWEEP, "--out", str(out), "--dry-run"]) == 0
+    assert "# of other code" in capsys.readouterr().out
+    assert sweep.main(words) == 0
+    assert "1 of 1 runs are there" in capsys.readouterr().out
+    assert not (out / "other-code").exists()
+
+
+def test_a_group_of_other_code_does_not_go_on(tmp_path, edit, monkeypatch, capsys):
+    out, save = tmp_path / "sweep", execute._save
+    words = [*SWEEP, "--checkpoint-every", "1", "--out", str(out)]
+
+    def and_stop(group, states):
+        save(group, states)
+        raise KeyboardInterrupt
+
+    def interrupt():
+        with monkeypatch.context() as patch:
+            patch.setattr(execute, "_save", and_stop)
+            assert sweep.main(words) == 130
+        (group,) = (out / "groups").iterdir()
+        return group
+
+    group = interrupt()
+    edit()
+    capsys.readouterr()
+    # Its checkpoints lie aside with it.
+    assert interrupt() == group
+    assert "go on after" not in capsys.readouterr().out
+    aside = out / "other-code" / "1"
+    assert (aside / "groups" / group.name / "runs.json").is_file()
+    assert (aside / "runs" / "seed-0" / CONFIG).is_file()
+    edit("once more")
+    assert sweep.main([*words, "--accept-other-code"]) == 0
+    assert "1 runs go on after round 1" in capsys.readouterr().out
+    config = read_config(out / "runs" / "seed-0")
+    assert config["versions"]["pfl_jax"] == "edited"
+    assert [one["pfl_jax"] for one in config["resumed_by"]] == ["once more"]
+    # A run of two kinds of code is one of other code for both.
+    cell = Cell("digits", ("--method", "local", *SMALL))
+    for text in ("edited", "once more"):
+        edit(text)
+        assert inspect(cell, out / "runs" / "seed-0") == "of other code"
+
+
+# Tables and figures.
+
+
+def test_a_table_runs_anew_after_an_edit(runs, tmp_path, edit, capsys):
+    out = tmp_path / "table"
+    assert tables.main([*TABLE, "local", "--out", str(out)]) == 0
+    (folder,) = runs.folders
+    edit(of="building_version")
+    # Before its turn comes, it counts for nothing either.
+    assert tables.main([*TABLE, "local", "--out", str(out), "--accept-other-code"]) == 0
+    assert len(runs.folders) == 1
+    capsys.readouterr()
+    assert tables.main([*TABLE, "local", "--out", str(out)]) == 0
+    assert "1 runs in" in capsys.readouterr().out
+    assert runs.folders == [folder, folder]
+    places = json.loads((out / "table.json").read_text())["places"]
+    (place,) = [place for place in places if place["mean"] is not None]
+    assert (place["seeds"], place["mean"]) == (1, pytest.approx(60.0))
+    assert (out / "other-code" / "1" / folder.relative_to(out) / SUMMARY).is_file()
+    # And once more, beside the first one.
+    edit("another", of="building_version")
+    assert tables.main([*TABLE, "local", "--out", str(out)]) == 0
+    assert (out / "other-code" / "2" / folder.relative_to(out) / SUMMARY).is_file()
+
+
+def test_a_part_of_a_table_does_not_show_what_other_code_made(runs, tmp_path, edit):
+    words = ["--out", str(tmp_path / "table")]
+    assert tables.main([*TABLE, "local", *words]) == 0
+    edit()
+    for more, seeds in (([], 0), (["--accept-other-code"], 1)):
+        assert tables.main([*TABLE, "fedavg_ft", *words, *more]) == 0
+        places = json.loads((tmp_path / "table" / "table.json").read_text())["places"]
+        assert sum(place["seeds"] for place in places if place["method"] == "local") == seeds
+
+
+def test_a_figure_runs_anew_after_an_edit_with_its_arrays(runs, tmp_path, edit, monkeypatch):
+    monkeypatch.setattr(figures.Figures, "finish", lambda *_: None)
+    words = [*FIGURE, "--out", str(tmp_path / "figure")]
+    assert figures.main(words) == 0
+    count, first = len(runs.folders), runs.folders[0]
+    old = arrays_path(first).read_text()
+    edit()
+    assert figures.main([*words, "--accept-other-code"]) == 0
+    assert len(runs.folders) == count
+    assert figures.main(words) == 0
+    assert len(runs.folders) == 2 * count
+    aside = tmp_path / "figure" / "other-code" / "1" / first.relative_to(tmp_path / "figure")
+    assert arrays_path(aside).read_text() == old != arrays_path(first).read_text()
+
+
+def test_a_cell_by_itself_is_refused(tmp_path, edit):
+    write_run(tmp_path / "run", ("--method", "local"))
+    edit()
+    with pytest.raises(InvalidInput, match="made by other code"):
+        cached_runs.run_cell(Cell("digits", ("--method", "local")), tmp_path / "run", Console())
+
+
+# Single runs.
+
+
+def test_resume_refuses_a_run_of_other_code_unless_told(tmp_path, edit, monkeypatch, capsys):
+    words = ["--method", "local", *SMALL, "--rounds", "3", "--checkpoint-every", "1", "--out", str(tmp_path / "run")]
+    assert run_alone("digits", words) == 0
+    edit()
+    capsys.readouterr()
+    longer = ["--resume", str(tmp_path / "run"), "--rounds", "4"]
+    assert run_alone("digits", longer) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "other code than today's began the run; --accept-other-code resumes it" in said
+    assert run_alone("digits", [*longer, "--accept-other-code"]) == 0
+    config = read_config(tmp_path / "run")
+    assert config["options"]["rounds"] == 4
+    assert [one["pfl_jax"] for one in config["resumed_by"]] == ["edited"]
+    assert run_alone("digits", ["--method", "local", "--accept-other-code"]) == 2
+    assert "--accept-other-code needs --resume" in capsys.readouterr().err

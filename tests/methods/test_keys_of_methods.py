@@ -1,0 +1,78 @@
+"""Keys of random numbers: one for each phase of a client's training, and others for another client or round."""
+
+import sys
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+
+from pfl_jax.data.federated import client_data
+from pfl_jax.methods import METHODS
+from pfl_jax.primitives.local_sgd import LocalSGD
+
+NOTED = []
+
+
+@dataclass(frozen=True)
+class Keyed(LocalSGD):
+    """Recipe that trains nothing and notes its keys."""
+
+    def fit(self, key, params, data, loss, *, transformation=None):
+        return self.fold(key, params, data, None)
+
+    def fold(self, key, carry, data, step):
+        jax.debug.callback(lambda words: NOTED.append(tuple(np.asarray(words).tolist())), jax.random.key_data(key))
+        return carry
+
+
+def keys_of(name, stage, trained=False, **options):
+    """Keys of all trainings in a stage of the method, for three keys of a client."""
+    method, data = (
+        METHODS[name](tiny_model(), Keyed(**HYPER_PARAMETERS), **options),
+        client_data(tiny_federation(), 1, "train"),
+    )
+
+    @jax.jit
+    def run(key):
+        server = method.init_server(jax.random.key(0))
+        client = method.init_client(jax.random.key(1), server, data)
+        if stage == "survey":
+            method.survey.local(key, server, data)
+        else:
+            client = client._replace(trained=jnp.ones((), bool)) if trained else client
+            getattr(method, stage)(key, server, client, data)
+        # Nothing but the keys is compiled.
+
+    NOTED.clear()
+    for key in jax.random.split(jax.random.key(2), 3):
+        run(key)
+    jax.effects_barrier()
+    return list(NOTED)
+
+
+PHASES = {"fedrep": 2, "ditto": 2, "fedpac": 2, "fedpac_proto": 2, "fedas": 2, "fedas_cd2": 2}
+"""Trainings of a client in a round; the others have one."""
+
+STAGES = [("feddbe", "survey"), *((name, "local") for name in METHODS)]
+STAGES += [(name, "personalize") for name in ("fedas", "fedas_cd2", "fedavg_ft", "fedbabu", "fedem_ft", "fedprox_ft")]
+
+
+@pytest.mark.parametrize(("name", "stage"), STAGES)
+def test_each_training_has_a_key_of_its_own(name, stage):
+    keys = keys_of(name, stage)
+    assert len(set(keys)) == len(keys) == 3 * (PHASES.get(name, 1) if stage == "local" else 1)
+
+
+def test_batches_of_fedas_traces_have_a_key_of_their_own():
+    keys = keys_of("fedas", "local", reduction="batch_means")
+    assert len(set(keys)) == len(keys) == 3 * 3
+
+
+def test_each_pass_over_fedalas_weights_has_a_key_of_its_own(monkeypatch):
+    monkeypatch.setattr(sys.modules["pfl_jax.methods.fedala"], "WINDOW", 2)
+    # Weights that do not move have converged after the window and one pass more; then the model is trained.
+    keys = keys_of("fedala", "local", trained=True)
+    assert len(set(keys)) == len(keys) == 3 * (2 + 1 + 1)
