@@ -116,16 +116,21 @@ def given(words: Iterable[str]) -> set[str]:
     return {head.removeprefix("--").replace("-", "_").removeprefix("no_") for head in heads}
 
 
+def parts(words: Iterable[str]) -> list[list[str]]:
+    """Words of each option, its name first."""
+    found: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not found:
+            found.append([])
+        found[-1].append(word)
+    return found
+
+
 def folder_name(name: str, number: Any, words: Sequence[str]) -> str:
     """Folder for each set of options that affect results, so that a trial run does not block the full one."""
-    parts: list[list[str]] = []
-    for word in words:
-        if word.startswith("--") or not parts:
-            parts.append([])
-        parts[-1].append(word)
     without = RESULT_NEUTRAL - {"source"}
     # One protocol of evaluation is measured by request only.
     relevant = sorted(
-        " ".join(part) for part in parts if not given(part) & without or "before_aggregation" in " ".join(part)
+        " ".join(part) for part in parts(words) if not given(part) & without or "before_aggregation" in " ".join(part)
     )
     return slug(" ".join([f"{name}-{number}", *relevant]))

@@ -4,14 +4,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.commands.parser import given
+from experiments.commands.parser import given, parts
 from experiments.config import presets
 from experiments.config.options import PARTITION_OPTIONS, option_words
 from experiments.figures.figure import Results, Runs
 from experiments.papers import settings
 from experiments.plots.pictures import Panel, Picture
 
-_SAID = ("--source", "--data-dir", "--eval-protocol")
+_SAID = {"source", "data_dir", "eval_protocol"}
 """Options of the runs that the caption names elsewhere."""
 
 
@@ -44,6 +44,8 @@ def _caption(results: Sequence[Results]) -> str:
     sentences.append("Seed 0." if runs.seeds == 1 else over)
     shortening = list(dict.fromkeys(filter(None, (_shortening(one.runs) for one in results))))
     sentences += [f"Not the paper's setting, but {words}." for words in shortening]
+    config = results[0].config(results[0].keys[0])
+    sentences += [said[config["hyper_parameters"][name]] for name, said in runs.figure.named.items()]
     return " ".join([*sentences, runs.figure.note]).strip()
 
 
@@ -77,6 +79,5 @@ def _shortening(runs: Runs) -> str:
     # Words count more than values; how often a run is evaluated changes nothing; the data is named elsewhere.
     silent = given(runs.words) | {"eval_every"}
     changed = {name: value for name, value in runs.values.items() if usual.get(name) != value and name not in silent}
-    source = [index for index, word in enumerate(runs.words) if word in _SAID]
-    words = [word for index, word in enumerate(runs.words) if index not in source and index - 1 not in source]
+    words = [" ".join(part) for part in parts(runs.words) if not given(part) & (_SAID | figure.named.keys())]
     return " ".join([*option_words(changed), *words])

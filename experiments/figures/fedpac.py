@@ -23,6 +23,13 @@ LABELS = {"s": "examples spread over all classes, s in %", "train_size": "traini
 
 HEAT_HETEROGENEITY = (0, 20, 40, 80)
 
+STATISTICS = {
+    "identity": "Weights by Eq. 46, from class means and variances, as in the released code and the tables; C.1 says "
+    "by A.2 and A.3, with the features' covariance: --covariance empirical.",
+    "empirical": "Weights by A.2 and A.3 (Eq. 33 to 39), with the covariance of each client's features, as C.1 says.",
+}
+"""Option `covariance` of `pfl_jax.methods.fedpac` -> the statistics behind Figures 2 and 3."""
+
 EPOCHS = (1, 5, 10, 20)
 
 COMPARED = ("local", "fedavg", "fedavg_ft", "fedrep", "fedbabu", "ditto", "fedpac")
@@ -141,6 +148,7 @@ _heat = functools.partial(
     observe=keep_head_weights,
     # Row i is client i, whose group is i mod G.
     fixed=("participation", "held_out_clients", "partition"),
+    named={"covariance": STATISTICS},
     measured=(),
 )
 _UNSAID = "The paper's text does not name"

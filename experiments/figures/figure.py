@@ -54,6 +54,7 @@ class Figure:
       columns: panels side by side.
       observe: arrays to keep of each round; None where accuracies suffice.
       fixed: common options on which the panels rely.
+      named: hyper-parameter -> its value -> what it means, for the caption.
       measured: attributes of the paper's `Measure` on which the panels depend.
     """
 
@@ -72,6 +73,7 @@ class Figure:
     columns: int = 2
     observe: "Keep | None" = None
     fixed: tuple[str, ...] = ()
+    named: Mapping[str, Mapping[Any, str]] = dataclasses.field(default_factory=dict)
     measured: tuple[str, ...] = ("protocol", "average")
 
     @property

@@ -168,7 +168,12 @@ def made_up_results(content, folder, dataset, *, short=True, seeds=1):
         for seed in range(seeds):
             path = folder / dataset / parser.slug(" ".join(key)) / f"seed-{seed}"
             data = {"source": "embedded digit pairs" if short else "files", "num_classes": 10}
-            config = {"data": data, "options": options, "train_examples": [50] * options["num_clients"]}
+            config = {
+                "data": data,
+                "options": options,
+                "hyper_parameters": {"covariance": "identity"} | options,
+                "train_examples": [50] * options["num_clients"],
+            }
             write_run(path, config, index + seed)
             folders[key].append(path)
             if content.observe is None:
@@ -316,6 +321,21 @@ def test_head_weights_are_shown_group_by_group():
     matrix, blocks = by_group((group[:, None] == group).astype(float), 3)
     assert blocks == [3, 2, 2]
     np.testing.assert_array_equal(matrix, jax.scipy.linalg.block_diag(*[np.ones((size, size)) for size in blocks]))
+
+
+@pytest.mark.parametrize(("number", "dataset"), [("2", "emnist"), ("3", "cifar10")])
+def test_the_statistics_behind_the_head_weights_are_an_option_and_in_the_caption(number, dataset, tmp_path):
+    content, words = FIGURES["fedpac"][number], ("--covariance", "empirical")
+    for (cell,) in content.runs(dataset, short=False, words=words).cells().values():
+        assert cell.request().hyper_parameters["covariance"] == "empirical"
+    usual = compose([made_up_results(content, tmp_path / "identity", dataset, short=False)]).caption
+    assert "Weights by Eq. 46, from class means and variances" in usual
+    asked = dataclasses.replace(content, values=content.values | {"covariance": "empirical"})
+    caption = compose([made_up_results(asked, tmp_path / "empirical", dataset, short=False)]).caption
+    assert "Weights by A.2 and A.3 (Eq. 33 to 39)" in caption
+    given = made_up_results(content, tmp_path / "given", dataset, short=False)
+    given.runs = dataclasses.replace(given.runs, words=words)
+    assert "Not the paper's setting" not in compose([given]).caption
 
 
 def test_head_weights_are_means_over_seeds(tmp_path):

@@ -215,7 +215,7 @@ def test_a_sweep_in_all_surroundings(tmp_path, what):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("columns", [1, 9])
+@pytest.mark.parametrize("columns", [1, 9, 80])
 def test_the_progress_bar_of_a_narrow_terminal(usual, tmp_path, columns):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 3, columns, 0, 0))
@@ -233,6 +233,8 @@ def test_the_progress_bar_of_a_narrow_terminal(usual, tmp_path, columns):
     assert child.communicate(timeout=240) == (None, b"")
     assert child.returncode == 0
     assert b"\x1b[" in said
+    # The first line is broken by us, between words.
+    assert len(said.split(b"\r\n")[0]) <= max(columns, 12)
     assert scores(tmp_path / "run") == usual
 
 
