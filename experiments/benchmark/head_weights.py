@@ -1,19 +1,24 @@
-"""FedPAC's quadratic programs for large cohorts: time of one client's program, and memory of all."""
+"""FedPAC's quadratic programs for large cohorts, beside the prototype weights of its replication."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmark import measure
+from experiments.benchmark import measure, workload
 from experiments.benchmark.records import Row, Section
 from experiments.benchmark.workload import QUICK, Setup
 from pfl_jax.methods.fedpac import head_weights as solve
+from pfl_jax.methods.fedpac_proto import prototype_weights
 from pfl_jax.primitives.simplex_qp import Solver, solve_simplex_qp
 
 COHORTS = (20, 100, 300, 1000)
 """Clients of a cohort."""
+
+BOTH_RULES = 300
+"""Largest cohort whose whole weights are timed, by programs and by prototypes."""
 
 PROGRAMS = 4
 """Programs that are solved for a time: those of the first clients."""
@@ -42,8 +47,22 @@ def programs(clients: int) -> jax.Array:
     return jnp.asarray(matrices, jnp.float32)
 
 
+def rules(clients: int) -> dict[str, Callable[[], None]]:
+    """Head weights of a whole cohort by quadratic programs, and by the losses of class prototypes."""
+    means, variances = (jnp.asarray(part, jnp.float32) for part in statistics(clients))
+    model = workload.network()
+    heads = jax.vmap(model.init)(jax.random.split(jax.random.key(0), clients))["head"]
+    counts = jnp.full((clients, CLASSES), EXAMPLES / CLASSES)
+    of_programs = jax.jit(solve)
+    of_prototypes = jax.jit(functools.partial(prototype_weights, model))
+    return {
+        "all programs, ms": lambda: jax.block_until_ready(of_programs(means, variances, jnp.sum(counts, axis=1))),
+        "prototype weights, ms": lambda: jax.block_until_ready(of_prototypes(heads, CLASSES * means, counts)),
+    }
+
+
 def head_weights(setup: Setup) -> Section:
-    """Milliseconds of a program with both solvers, and temporary memory of the weights of a whole cohort."""
+    """Milliseconds of a program with both solvers, of a whole cohort by both rules, and its temporary memory."""
     rows: list[Row] = []
     for clients in COHORTS[:2] if setup.scale == QUICK else COHORTS:
         setup.notify(f"head weights of {clients} clients")
@@ -58,7 +77,15 @@ def head_weights(setup: Setup) -> Section:
         shapes = [jax.ShapeDtypeStruct(part.shape, jnp.float32) for part in statistics(clients)]
         sizes = jax.ShapeDtypeStruct((clients,), jnp.float32)
         memory = jax.jit(solve).lower(*shapes, sizes).compile().memory_analysis()
-        rows.append(row | ({} if memory is None else {"temporary memory of all, MB": memory.temp_size_in_bytes / 1e6}))
+        row |= {} if memory is None else {"temporary memory of all, MB": memory.temp_size_in_bytes / 1e6}
+        if clients <= BOTH_RULES:
+            both = rules(clients)
+            for rule in both.values():
+                rule()
+            times = measure.medians(setup.scale.repetitions[0], both)
+            row |= {name: 1e3 * seconds for name, seconds in times.items()}
+            row["programs / prototypes"] = times["all programs, ms"] / times["prototype weights, ms"]
+        rows.append(row)
     return Section("FedPAC's quadratic programs", rows, f"mean of {PROGRAMS} programs; clients in {GROUPS} groups")
 
 

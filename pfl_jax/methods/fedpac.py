@@ -223,7 +223,8 @@ def fedpac(
     def head_weights_fn(messages, counts):
         if not collaboration:
             return jnp.eye(counts.shape[0]), {"gap": jnp.zeros(counts.shape[0])}
-        solution = _solve_head_weights(*messages.statistics, counts, solver)
+        mu, spread = messages.statistics
+        solution = _solve_head_weights(mu, spread, counts, solver)
         return _drop_negligible(solution.weights), {"gap": solution.gap}
 
     return align_and_combine(
