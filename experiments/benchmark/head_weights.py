@@ -1,5 +1,4 @@
-"""FedPAC's quadratic programs for large cohorts: time of one client's program, beside the prototype weights of its
-replication, and memory of all."""
+"""FedPAC's quadratic programs for large cohorts, beside the prototype weights of its replication."""
 
 import functools
 from collections.abc import Callable
@@ -8,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmark import measure
+from experiments.benchmark import measure, workload
 from experiments.benchmark.records import Row, Section
 from experiments.benchmark.workload import QUICK, Setup
-from pfl_jax import models
 from pfl_jax.methods.fedpac import head_weights as solve
 from pfl_jax.methods.fedpac_proto import prototype_weights
 from pfl_jax.primitives.simplex_qp import Solver, solve_simplex_qp
@@ -19,8 +17,8 @@ from pfl_jax.primitives.simplex_qp import Solver, solve_simplex_qp
 COHORTS = (20, 100, 300, 1000)
 """Clients of a cohort."""
 
-PROTOTYPES = "prototypes, ms"
-"""Column of the weights that `fedpac_proto` computes."""
+BOTH_RULES = 300
+"""Largest cohort whose whole weights are timed, by programs and by prototypes."""
 
 PROGRAMS = 4
 """Programs that are solved for a time: those of the first clients."""
@@ -49,48 +47,46 @@ def programs(clients: int) -> jax.Array:
     return jnp.asarray(matrices, jnp.float32)
 
 
-def prototypes(clients: int) -> Callable[[], jax.Array]:
-    """Weights [M, M] by prototypes (replication, Eq. 12-13) of linear heads, and the centroids of the same clients."""
-    model = models.mlp((FEATURES,), CLASSES, hidden=(FEATURES,))
-    centroids, _ = statistics(clients)
-    generator = np.random.default_rng(1)
-    kernels, biases = (generator.normal(size=(clients, *shape)) for shape in ((FEATURES, CLASSES), (CLASSES,)))
-    heads = {"kernel": jnp.asarray(kernels, jnp.float32), "bias": jnp.asarray(biases, jnp.float32)}
+def rules(clients: int) -> dict[str, Callable[[], None]]:
+    """Head weights of a whole cohort by quadratic programs, and by the losses of class prototypes."""
+    means, variances = (jnp.asarray(part, jnp.float32) for part in statistics(clients))
+    model = workload.network()
+    heads = jax.vmap(model.init)(jax.random.split(jax.random.key(0), clients))["head"]
     counts = jnp.full((clients, CLASSES), EXAMPLES / CLASSES)
-    return functools.partial(
-        jax.jit(functools.partial(prototype_weights, model)), heads, jnp.asarray(centroids, jnp.float32), counts
-    )
+    of_programs = jax.jit(solve)
+    of_prototypes = jax.jit(functools.partial(prototype_weights, model))
+    return {
+        "all programs, ms": lambda: jax.block_until_ready(of_programs(means, variances, jnp.sum(counts, axis=1))),
+        "prototype weights, ms": lambda: jax.block_until_ready(of_prototypes(heads, CLASSES * means, counts)),
+    }
 
 
 def head_weights(setup: Setup) -> Section:
-    """Milliseconds of a client's weights by two solvers and by prototypes, and temporary memory of a whole cohort's."""
+    """Milliseconds of a program with both solvers, of a whole cohort by both rules, and its temporary memory."""
     rows: list[Row] = []
     for clients in COHORTS[:2] if setup.scale == QUICK else COHORTS:
         setup.notify(f"head weights of {clients} clients")
         matrices = programs(clients)
         solvers: tuple[Solver, ...] = ("auto", "interior_point")
-        ways: dict[str, Callable[[], None]] = {
-            f"{name}, ms": functools.partial(_solved, matrices, name) for name in solvers
-        }
-        ways[PROTOTYPES] = functools.partial(_weighted, prototypes(clients))
+        ways = {f"{name}, ms": functools.partial(_solved, matrices, name) for name in solvers}
         for way in ways.values():
             way()
         times = measure.medians(setup.scale.repetitions[0], ways)
-        shared = {name: clients if name == PROTOTYPES else PROGRAMS for name in times}
-        row: Row = {"clients": clients} | {name: 1e3 * seconds / shared[name] for name, seconds in times.items()}
-        row["interior point / auto"] = row["interior_point, ms"] / row["auto, ms"]
-        row["auto / prototypes"] = row["auto, ms"] / row[PROTOTYPES]
+        row: Row = {"clients": clients} | {name: 1e3 * seconds / PROGRAMS for name, seconds in times.items()}
+        row["ratio"] = times["interior_point, ms"] / times["auto, ms"]
         shapes = [jax.ShapeDtypeStruct(part.shape, jnp.float32) for part in statistics(clients)]
         sizes = jax.ShapeDtypeStruct((clients,), jnp.float32)
         memory = jax.jit(solve).lower(*shapes, sizes).compile().memory_analysis()
-        rows.append(row | ({} if memory is None else {"temporary memory of all, MB": memory.temp_size_in_bytes / 1e6}))
-    return Section(
-        "FedPAC's quadratic programs", rows, f"of one client, the mean of {PROGRAMS} programs; {GROUPS} groups"
-    )
-
-
-def _weighted(weights: Callable[[], jax.Array]) -> None:
-    jax.block_until_ready(weights())
+        row |= {} if memory is None else {"temporary memory of all, MB": memory.temp_size_in_bytes / 1e6}
+        if clients <= BOTH_RULES:
+            both = rules(clients)
+            for rule in both.values():
+                rule()
+            times = measure.medians(setup.scale.repetitions[0], both)
+            row |= {name: 1e3 * seconds for name, seconds in times.items()}
+            row["programs / prototypes"] = times["all programs, ms"] / times["prototype weights, ms"]
+        rows.append(row)
+    return Section("FedPAC's quadratic programs", rows, f"mean of {PROGRAMS} programs; clients in {GROUPS} groups")
 
 
 def _solved(matrices: jax.Array, solver: Solver) -> None:

@@ -142,8 +142,7 @@ _heat = functools.partial(
     values={"rounds": 50, "eval_every": 50},
     # Twenty clients, so that a group of EMNIST's has as many as in the paper.
     short=SHORT | {"num_clients": 20, "rounds": 20, "eval_every": 20},
-    note="Clients are ordered by group (lines divide the groups). The paper's text does not name the values of s, and "
-    "has the weights of each client's covariance (C.1): --covariance empirical; the default is that of the training.",
+    note="Clients are ordered by group (lines divide the groups). The paper's text does not name the values of s.",
     columns=3,
     observe=keep_head_weights,
     # Row i is client i, whose group is i mod G.

@@ -118,7 +118,7 @@ DATA_USE: dict[str, DataUse] = {
             SIZE,
             CLASS_SIZES,
             "mean feature of each class: sent, and targets of the training for classes without a shared one",
-            "mean and variance of the features (mu, V, or Lambda): sent, for the weights of the heads",
+            "mean and variance of the features (mu, V or Lambda): sent, for the weights of the heads",
         ),
         passes=_epochs("head_epochs", "epochs"),
     ),
@@ -158,7 +158,7 @@ CLIENT_UNCOVERED: dict[str, tuple[str, ...]] = {
     "fedpac": (
         "head: sent",
         "mean feature and number of examples of each class: sent",
-        "mean and variance of the features (mu, V, or Lambda): sent, for the weights of the heads",
+        "mean and variance of the features (mu, V or Lambda): sent, for the weights of the heads",
     ),
     "fedpac_proto": ("head: sent", "mean feature and number of examples of each class: sent"),
 }

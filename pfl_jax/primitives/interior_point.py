@@ -19,14 +19,12 @@ class _Iterate(NamedTuple):
     Attributes:
       weights: x [m], positive, summing to 1.
       slacks: z [m], positive: the multipliers of x >= 0.
-      ridge: value added to P's diagonal so that the factorization exists.
       step: number of steps taken.
-      solved: whether the tolerance is reached.
+      solved: whether the tolerance is reached, or P is indefinite by rounding and the next factorization fails.
     """
 
     weights: jax.Array
     slacks: jax.Array
-    ridge: jax.Array
     step: jax.Array
     solved: jax.Array
 
@@ -62,7 +60,7 @@ def minimize_on_simplex(
     precision = jnp.finfo(matrix.dtype).eps
 
     def step(iterate: _Iterate) -> _Iterate:
-        weights, slacks, ridge, count, _ = iterate
+        weights, slacks, count, _ = iterate
         gradient = matrix @ weights
         objective, complementarity = weights @ gradient, weights @ slacks
         gap = objective - jnp.min(gradient)
@@ -70,7 +68,7 @@ def minimize_on_simplex(
         solved = (gap <= tolerance * jnp.maximum(objective, floor)) | (complementarity <= precision)
 
         ratios = slacks / weights
-        factor = jnp.linalg.cholesky(matrix + jnp.diag(ratios + ridge), symmetrize_input=False)
+        factor = jnp.linalg.cholesky(matrix + jnp.diag(ratios + precision), symmetrize_input=False)
         target = CENTERING * complementarity / size / weights
         right = jnp.stack([target - gradient, jnp.ones_like(weights)], axis=-1)
         change, one = jax.scipy.linalg.cho_solve((factor, True), right).T
@@ -78,22 +76,19 @@ def minimize_on_simplex(
         change_slacks = target - slacks - ratios * change_weights
         length = jnp.minimum(_longest(weights, change_weights), _longest(slacks, change_slacks))
         length = jnp.minimum(1, 0.99 * length)
-        # P may be indefinite by rounding; then the factorization fails.
-        failed = ~jnp.all(jnp.isfinite(change_slacks))
-        stay = solved | failed
+        solved |= ~jnp.all(jnp.isfinite(change_slacks))
         return _Iterate(
-            weights=jnp.where(stay, weights, weights + length * change_weights),
-            slacks=jnp.where(stay, slacks, slacks + length * change_slacks),
-            ridge=jnp.where(failed, 100 * ridge, ridge),
-            step=count + 1,
-            solved=solved,
+            jnp.where(solved, weights, weights + length * change_weights),
+            jnp.where(solved, slacks, slacks + length * change_slacks),
+            count + 1,
+            solved,
         )
 
     # Equal weights, with slacks that satisfy the stationarity condition exactly.
     weights = jnp.full((size,), 1 / size, matrix.dtype)
     gradient = matrix @ weights
     slacks = gradient - jnp.min(gradient) + jnp.max(jnp.abs(gradient))
-    start = _Iterate(weights, slacks, jnp.asarray(precision, matrix.dtype), jnp.int32(0), jnp.bool_(False))
+    start = _Iterate(weights, slacks, jnp.int32(0), jnp.bool_(False))
     return jax.lax.while_loop(lambda iterate: ~iterate.solved & (iterate.step < max_steps), step, start).weights
 
 

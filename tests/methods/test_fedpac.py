@@ -301,6 +301,21 @@ def combined(weights, trees):
     return jax.tree.map(lambda leaf: np.einsum("ij,j...->i...", np.float64(weights), np.float64(leaf)), trees)
 
 
+def test_the_empirical_covariance_is_sent_and_weights_the_heads():
+    data, server = client(pad=2), server_with((0, 0, 0))
+    method = make_method(fedpac, tiny_model(), covariance="empirical", batch_size=4, **SGD)
+    message = jax.jit(method.local)(jax.random.key(3), server, server.head, data).message
+    features = forward(server.backbone, np.float64(data.x).reshape(len(data.y), -1))[np.asarray(data.mask)]
+    assert_close(message.statistics[1], features.T @ features / len(features))
+    messages = random_messages(3, CLASS_COUNTS)
+    moments = jnp.eye(FEATURES) * jnp.arange(2.0, 5.0)[:, None, None]
+    messages = messages._replace(statistics=(messages.statistics[0], moments))
+    _, clients, info = method.aggregate(jax.random.key(0), server, messages.head, received(messages), COHORT)
+    want = head_weights(*messages.statistics, COHORT.counts)
+    np.testing.assert_allclose(info["head_weights"], want, rtol=1e-5)
+    assert_close(clients, combined(want, messages.head))
+
+
 @pytest.mark.parametrize("collaboration", [True, False])
 def test_the_server_follows_the_equations(collaboration):
     server, messages = server_with((1, 0, 4)), random_messages(3, CLASS_COUNTS)
