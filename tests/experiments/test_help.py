@@ -14,7 +14,7 @@ from pfl_jax.methods.factories import recipes_of
 
 OWN_OPTIONS = {
     "local": [],
-    "fedpac": ["lam", "head_lr", "head_epochs", "alignment", "collaboration", "solver"],
+    "fedpac": ["lam", "head_lr", "head_epochs", "alignment", "collaboration", "covariance", "solver"],
 }
 
 
