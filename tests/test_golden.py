@@ -30,9 +30,9 @@ def test_all_methods_are_there():
     ("change", "where"),
     [
         ({}, ""),
-        ({"received": [0.5004, -2.0]}, ""),
+        ({"received": [0.5002, -2.0]}, ""),
         ({"new": [1.0]}, ""),
-        ({"received": [0.502, -2.0]}, "received"),
+        ({"received": [0.5004, -2.0]}, "received"),
         ({"all/received": [0.26]}, "all/received"),
         ({"all/received": [float("nan")]}, "all/received"),
         ({"all/received": [0.25, 0.25]}, "all/received"),
