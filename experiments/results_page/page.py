@@ -118,7 +118,8 @@ def readme_table(content: Content) -> str:
         f"{tables.markdown(heads, rows, (0, 4))}\n"
         f"{len(known)} of {len(content.places)} published Fashion-MNIST accuracies have a run, from {len(different)} "
         f"runs; {close} of them are within {CLOSE:g} point.\nA cause is supported if a full run without it is within "
-        f"{CLOSE:g} point, and plausible if there is no such run;\nsee [all accuracies](docs/results.md). A dash: no run of today's code yet.\n"
+        f"{CLOSE:g} point, and plausible if there is no such run;\nsee [all accuracies](docs/results.md). "
+        "A dash: no run of today's code yet.\n"
     )
 
 
