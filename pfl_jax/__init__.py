@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pfl_jax import base, data, engine, errors, methods, networks, primitives, testing
     from pfl_jax.base import ClientData, Cohort, LocalResult, Mean, Method, Model, Scores, State
     from pfl_jax.engine import simulate, sweep
+    from pfl_jax.engine.rounds import Engine, build
     from pfl_jax.engine.simulate import RoundResult, Settings, client_mesh, run
     from pfl_jax.errors import Diverged, InvalidInput
     from pfl_jax.methods import METHODS, make_method
@@ -83,6 +84,7 @@ __all__ = [
     "ClientData",
     "Cohort",
     "Diverged",
+    "Engine",
     "InvalidInput",
     "LocalResult",
     "LocalSGD",
@@ -95,6 +97,7 @@ __all__ = [
     "State",
     "__version__",
     "base",
+    "build",
     "client_mesh",
     "data",
     "engine",
@@ -116,6 +119,7 @@ _HOME = {
     **dict.fromkeys(("RoundResult", "Settings", "client_mesh", "run"), "engine.simulate"),
     **dict.fromkeys(("Diverged", "InvalidInput"), "errors"),
     **dict.fromkeys(("METHODS", "make_method"), "methods"),
+    **dict.fromkeys(("Engine", "build"), "engine.rounds"),
     "LocalSGD": "primitives.local_sgd",
 }
 

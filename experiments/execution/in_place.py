@@ -163,7 +163,7 @@ def rounds(experiment: Experiment) -> Iterator[simulate.RoundResult]:
       Diverged: what a client or the server computed is not finite.
     """
     settings, data = experiment.settings, experiment.data
-    if not isinstance(data, FederatedData):
+    if data.mesh is not None:
         raise InvalidInput(f"{IN_PLACE} has one process")
     pure, counts = procedure_of(experiment), np.asarray(data.train_count)
     round_, evaluate = jax.jit(pure.round, static_argnums=2, donate_argnums=1), jax.jit(pure.evaluate, static_argnums=2)

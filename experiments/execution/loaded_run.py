@@ -19,7 +19,6 @@ from pfl_jax.base import ClientData, Method, MethodSchedule, Model, Params, Pers
 from pfl_jax.data.federated import FederatedData, Split, client_data
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import attacks, final_state
-from pfl_jax.engine.sharding import num_labels
 from pfl_jax.errors import InvalidInput
 
 MOST_BYTES = 2**28
@@ -97,7 +96,7 @@ class LoadedRun:
         settings = self.settings
         attackers = attacks.draw(
             *(self.state.key, self.data.num_clients, settings.attack, settings.attackers, settings.attack_scale),
-            num_labels(self.data),
+            self.data.num_labels,
         )
         train = attacks.training_data(self.data, client, attackers)
         return final_state.deployed(self.method, self.state, client, train)

@@ -24,7 +24,6 @@ from pfl_jax.base import Info
 from pfl_jax.data.federated import class_table
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import chunking
-from pfl_jax.engine.sharding import PlacedData
 from pfl_jax.methods.factories import documented_info
 
 MOST_TABLE_ENTRIES = 20_000
@@ -65,7 +64,7 @@ def _class_table(experiment: Experiment) -> list[list[int]] | None:
     """Training examples of each client under each label; None if too large for a readable file."""
     data, classes = experiment.data, experiment.dataset.num_classes
     # In a distributed run no process has the labels of all clients.
-    if isinstance(data, PlacedData) or data.num_clients * classes > MOST_TABLE_ENTRIES:
+    if data.mesh is not None or data.num_clients * classes > MOST_TABLE_ENTRIES:
         return None
     return class_table(data, "train", classes).tolist()
 
@@ -141,7 +140,7 @@ def unused_shares(experiment: Experiment, cohort: np.ndarray | None = None) -> U
     else:
         sizes = counts[cohort]
     data, owners = experiment.data, None
-    if isinstance(data, PlacedData) and cohort is not None:
+    if data.mesh is not None and cohort is not None:
         owners = np.asarray(data.owner)[cohort]
     schedule: dict[str, Any] = {
         "owners": owners,

@@ -39,7 +39,7 @@ from pfl_jax.base import State
 from pfl_jax.engine import host_state
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.engine.disk_state import table_of
-from pfl_jax.engine.sharding import PlacedData
+from pfl_jax.engine.placement import PlacedData
 from pfl_jax.engine.shared_checkpoint import SharedCheckpoints
 from pfl_jax.errors import CannotWrite, Diverged, InvalidInput
 

@@ -1,7 +1,7 @@
 """Runs of several processes, on one or more machines: start of JAX's runtime, and agreement between processes.
 
 Every process runs the same program over the same mesh and stores the examples of its own clients
-(`pfl_jax.engine.sharding`). Only the first process prints and writes files. An error in one process before the rounds,
+(`pfl_jax.engine.placement`). Only the first process prints and writes files. An error in one process before the rounds,
 or while files are written, stops all processes with one line. One that dies, or fails alone in a collective
 computation, ends the others within a minute, see `experiments.runtime.supervise`.
 """
@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from experiments.config.exit_codes import INVALID, print_line
 from experiments.config.options import Options, flag
@@ -25,8 +27,7 @@ from experiments.config.own_code import by_content
 from experiments.config.request import Request
 from experiments.runtime.devices import devices
 from experiments.runtime.supervise import LOST
-from pfl_jax.engine.sharding import gather_rows, shard_rows
-from pfl_jax.engine.simulate import client_mesh
+from pfl_jax.engine.mapping import AXIS, client_mesh
 from pfl_jax.errors import InvalidInput
 
 WAIT = 300
@@ -234,8 +235,8 @@ def start(request: Request) -> Processes:
         mesh = client_mesh(devices(options))
     with _without_output():
         # Devices connect when the first program with a collective runs, so run one now.
-        every = np.arange(mesh.size)
-        jax.block_until_ready(gather_rows(shard_rows(lambda own: own, every, every, mesh)))
+        ones = jax.make_array_from_callback((mesh.size,), NamedSharding(mesh, PartitionSpec(AXIS)), lambda _: np.ones(1))
+        jax.block_until_ready(jax.jit(jnp.sum)(ones))
     return processes
 
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from pfl_jax.base import ClientData
 from pfl_jax.data import checks
@@ -39,6 +40,8 @@ class FederatedData(NamedTuple):
       rotation: float32 [N, 2], cosine and sine of the rotation of each client's images; None for no rotation.
       validation_index: int32 [N, v_max]; None for a federation without validation examples.
       validation_count: int32 [N], 0 for clients without validation examples; None together with the index.
+      row: int32 [N], row of each client in the tables; None if row i is client i. A device that has only some clients'
+        examples (`pfl_jax.engine.placement`) has tables of these alone.
     """
 
     x: jax.Array
@@ -53,23 +56,73 @@ class FederatedData(NamedTuple):
     rotation: jax.Array | None = None
     validation_index: jax.Array | None = None
     validation_count: jax.Array | None = None
+    row: jax.Array | None = None
 
     @property
     def num_clients(self) -> int:
         """Number of clients N."""
         return self.train_index.shape[0]
 
+    @property
+    def num_labels(self) -> int:
+        """Largest label of the pool, after the clients' shifts, and 1 more."""
+        return 1 + max(int(np.asarray(leaf).max()) for leaf in (self.y, self.label_map) if leaf is not None)
 
-class OwnClients(NamedTuple):
-    """Input of `client_data` on a device that has only its own clients, see `pfl_jax.engine.sharding`.
+    # What follows is shared with `pfl_jax.engine.placement.PlacedData`, whose clients belong to devices.
 
-    Attributes:
-      data: federation of these clients.
-      row: int32 [N], row of each client of the whole federation in the tables of its owner.
+    @property
+    def mesh(self) -> None:
+        """Mesh of the devices that own the clients; None, since every device can read all examples."""
+        return None
+
+    @property
+    def specs(self) -> PartitionSpec:
+        """Sharding of the fields over a mesh: every device has all of them."""
+        return PartitionSpec()
+
+    def on_device(self) -> "FederatedData":
+        """Federation that a device reads with `client_data`."""
+        return self
+
+    def places(self, clients: jax.Array | np.ndarray, devices: int) -> np.ndarray:
+        """Table of which device trains which client, see `spread`.
+
+        Args:
+          clients: client numbers [M], those with most examples first.
+          devices: D.
+
+        Returns:
+          [D, ceil(M / D)], int32: positions in `clients`; M in free places, which are the last ones of a device.
+        """
+        return spread(len(clients), devices)
+
+    def own_clients(self) -> np.ndarray:
+        """Sorted numbers of the clients whose states this process stores: all."""
+        return np.arange(self.num_clients, dtype=np.int32)
+
+
+def spread(size: int, devices: int) -> np.ndarray:
+    """Spread clients over devices that can each train any client, without looking at their sizes.
+
+    Clients are sorted by size. The D largest go to the devices in turn, the next D in the reverse order, and so on:
+    loads are balanced, clients of a device that follow each other are of similar size, and no device gets more than
+    ceil(M / D).
+
+    Args:
+      size: M.
+      devices: D.
+
+    Returns:
+      [D, ceil(M / D)], int32: ranks of the clients of each device; M in free places, which are the last ones.
+
+    Example:
+      >>> from pfl_jax.data import federated
+      >>> federated.spread(5, 2).tolist()
+      [[0, 3, 4], [1, 2, 5]]
     """
-
-    data: FederatedData
-    row: jax.Array
+    ranks = np.arange(-(-size // devices) * devices, dtype=np.int32).reshape(-1, devices)
+    ranks[1::2] = ranks[1::2, ::-1]
+    return np.minimum(ranks, size).T
 
 
 PER_CLIENT = (
@@ -264,7 +317,7 @@ def _table(rows: Sequence[np.ndarray], used: np.ndarray) -> tuple[jax.Array, jax
     return jnp.asarray(table), jnp.asarray(counts)
 
 
-def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split: Split) -> ClientData:
+def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> ClientData:
     """Examples of one client, after its shift; with a mean and std, normalized: x = (pixel / 255 - mean) / std.
 
     Args:
@@ -284,8 +337,8 @@ def client_data(data: FederatedData | OwnClients, client: int | jax.Array, split
       >>> print(one.x.shape, one.mask.sum())  # 20 examples, padded to the largest client's 30
       (30, 8, 8, 1) 20
     """
-    if isinstance(data, OwnClients):
-        return client_data(data.data, data.row[client], split)
+    if data.row is not None:
+        client = data.row[client]
     index, count = (table[client] for table in _tables(data, split))
     x, y = data.x[index], data.y[index]
     if data.rotation is not None:

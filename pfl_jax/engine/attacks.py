@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.random import fold_in
 
 from pfl_jax.base import Client, ClientData, Mean, Message, Method, PRNGKey, Server
-from pfl_jax.data.federated import FederatedData, OwnClients, client_data
+from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.updates import has_means, map_means, received, reference
 from pfl_jax.streams import ATTACK, ATTACKERS
@@ -57,7 +57,7 @@ def draw(
     return Attackers(attackers(key, num_clients, share), attack, scale, num_labels)
 
 
-def training_data(data: FederatedData | OwnClients, client: int | jax.Array, attackers: Attackers | None) -> ClientData:
+def training_data(data: FederatedData, client: int | jax.Array, attackers: Attackers | None) -> ClientData:
     """Training examples of a client, with flipped labels if it attacks so.
 
     Args:
@@ -68,8 +68,7 @@ def training_data(data: FederatedData | OwnClients, client: int | jax.Array, att
     train = client_data(data, client, "train")
     if attackers is None or attackers.attack != "labels":
         return train
-    pool = data.data if isinstance(data, OwnClients) else data
-    labels = pool.y if pool.label_map is None else pool.label_map
+    labels = data.y if data.label_map is None else data.label_map
     return flip_labels(train, attackers.clients[client], attackers.num_labels or jnp.max(labels) + 1)
 
 

@@ -15,8 +15,10 @@ from jax.sharding import AxisType, Mesh
 from pfl_jax.base import Method, MethodSchedule, PyTree, State, at_round
 from pfl_jax.data.federated import PER_CLIENT, FederatedData, client_data
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.engine.rounds import Federation, build
-from pfl_jax.engine.sharding import AXIS, PlacedData
+from pfl_jax.engine.mapping import AXIS
+from pfl_jax.engine.placement import PlacedData
+from pfl_jax.engine.rounds import build
+from pfl_jax.engine.store import Federation
 from pfl_jax.errors import InvalidInput, first_line, word
 from pfl_jax.hyper_parameters import check, choice, whole
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -47,7 +49,7 @@ def check_run(
     check_key(key)
     check_mesh(mesh)
     choice("state_on", state_on, ("device", "host", "disk"))
-    if state_on == "disk" and isinstance(data, PlacedData) and data.mesh.is_multi_process:
+    if state_on == "disk" and data.mesh is not None and data.mesh.is_multi_process:
         raise InvalidInput("state_on disk is for one process: with several, each keeps its own clients' on the host")
     choice("on_nan", on_nan, ("stop", "skip-client"))
     if state is not None:
@@ -253,15 +255,10 @@ def _misfit(
 def _first(data: Federation) -> FederatedData:
     """Shapes of the federation of one device, or of one run."""
 
-    def first(leaf):
-        return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-
-    if isinstance(data, PlacedData):
-        return jax.tree.map(first, data.own)
     if data.train_count.ndim == 1:
-        return data
+        return jax.eval_shape(lambda data: data.on_device(), data)
     own = {name: getattr(data, name) for name in PER_CLIENT}
-    return data._replace(**jax.tree.map(first, own))
+    return data._replace(**jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), own))
 
 
 def check_state(method: Method | MethodSchedule, data: Federation, settings: Settings, state: Any) -> None:

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from pfl_jax.base import Method, MethodSchedule, at_round
+from pfl_jax.data.federated import spread
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.engine.mapping import assign_on_host
 from pfl_jax.networks.models import is_convolutional
 from pfl_jax.primitives.local_sgd import num_steps
 
@@ -29,18 +29,15 @@ def wasted_step_share(
         1 - sum_i s_i / sum_i s_{longest client of i's chunk},   s_i of `pfl_jax.primitives.local_sgd.num_steps`
 
     Clients under one vmap run as many steps as the largest of them; the surplus steps of the others are discarded.
-    Clients, sorted by size, are spread over the devices as by `pfl_jax.engine.mapping.map_and_sum`, and each device
-    takes its clients in chunks. If the number of devices does not divide the cohort, copies of the largest client fill
-    the last places. A copy itself does not count as waste, because its device would be idle otherwise, but the chunk
-    that contains it runs as many steps as the copy.
+    Clients, sorted by size, are spread over the devices by `pfl_jax.data.federated.spread`, and each device takes its
+    clients in chunks. Copies that fill a device's last chunk do not count as waste.
 
     Args:
       counts: training examples [M] of the cohort's clients, in any order.
       batch_size: examples of a mini-batch.
       chunk: clients under one vmap on each device; None for all at once.
       devices: number D of devices that share the clients.
-      owners: [M], the device of each client if that is fixed (`pfl_jax.engine.sharding.map_owned`). A device then takes
-        its own clients largest first, `chunk` at a time, or ceil(M / D) for chunk None.
+      owners: [M], the device of each client if that is fixed (`pfl_jax.engine.placement`).
       drop_last: whether incomplete last batches are left out.
 
     Returns:
@@ -52,10 +49,8 @@ def wasted_step_share(
       >>> chunking.wasted_step_share(np.array([100, 50]), batch_size=10, chunk=2)  # (10 + 5) of 2 * 10 steps
       0.25
     """
-    chunks = _chunks(counts, batch_size, chunk, devices, owners, drop_last)
-    needed = sum(int(steps[is_real].sum()) for own in chunks for steps, is_real in own)
-    executed = sum(int(steps.max()) * int(is_real.sum()) for own in chunks for steps, is_real in own)
-    return 1 - needed / executed
+    steps = _steps(counts, batch_size, devices, owners, drop_last)
+    return 1 - float(np.sum(steps) / np.sum(_executed(steps, _width(counts, chunk, devices), steps > 0)))
 
 
 def idle_device_share(
@@ -84,37 +79,33 @@ def idle_device_share(
       >>> print(f"{share:.2f}")  # the devices run 5 and 3 steps
       0.20
     """
-    chunks = _chunks(counts, batch_size, chunk, devices, owners, drop_last)
-    busy = np.array([sum(int(steps.max()) * len(steps) for steps, _ in own) for own in chunks])
-    return 1 - float(busy.mean()) / int(busy.max())
+    steps = _steps(counts, batch_size, devices, owners, drop_last)
+    busy = _executed(steps, _width(counts, chunk, devices), np.ones_like(steps))
+    return 1 - float(busy.mean() / busy.max())
 
 
-def _chunks(
-    counts: np.ndarray,
-    batch_size: int,
-    chunk: int | None,
-    devices: int,
-    owners: np.ndarray | None,
-    drop_last: bool,
-) -> list[list[tuple[np.ndarray, np.ndarray]]]:
-    """Chunks that each device takes one after another: (steps [c] of its clients, whether they are no copies [c])."""
-    counts = np.sort(np.asarray(counts, np.int64))[::-1] if owners is None else np.asarray(counts, np.int64)
-    steps, size = num_steps(counts, batch_size, drop_last=drop_last), len(counts)
+def _width(counts: np.ndarray, chunk: int | None, devices: int) -> int:
+    """Clients under one vmap."""
+    return -(-len(counts) // devices) if chunk is None else chunk
+
+
+def _steps(counts: np.ndarray, batch_size: int, devices: int, owners: np.ndarray | None, drop_last: bool) -> np.ndarray:
+    """Steps [D, W] of the clients in the devices' places, the largest first; 0 in free places."""
+    counts = np.asarray(counts, np.int64)
+    order, size = np.argsort(-counts, kind="stable"), len(counts)
+    places = np.append(order, size)[spread(size, devices)]
     if owners is not None:
-        order = np.argsort(-steps, stable=True)
-        places = [order[owners[order] == device] for device in range(devices)]
-    elif chunk == 1:
-        places = [own[own < size] for own in assign_on_host(counts, devices)]
-    else:
-        places = list(np.arange(-(-size // devices) * devices).reshape(-1, devices).T)
-    width = -(-size // devices) if chunk is None else chunk
-    return [
-        [
-            (steps[np.where(part < size, part, 0)], part < size)
-            for part in (own[start : start + width] for start in range(0, len(own), width))
-        ]
-        for own in places
-    ]
+        own = [order[owners[order] == device] for device in range(devices)]
+        places = np.full((devices, max(map(len, own))), size)
+        for row, clients in zip(places, own, strict=True):
+            row[: len(clients)] = clients
+    return np.append(num_steps(counts, batch_size, drop_last=drop_last), 0)[places]
+
+
+def _executed(steps: np.ndarray, width: int, counted: np.ndarray) -> np.ndarray:
+    """Steps [D] that the devices run: in each chunk as many as its first, largest client, for the counted places."""
+    starts = np.arange(0, steps.shape[1], width)
+    return np.sum(steps[:, starts] * np.add.reduceat(counted, starts, axis=1), axis=1)
 
 
 def resolved(
@@ -199,19 +190,13 @@ def choose_chunk(
     """
     if backend == "cpu" and convolutional:
         return 1
-    steps = num_steps(np.sort(np.asarray(counts, np.int64))[::-1], batch_size, drop_last=drop_last)
-    copies = -len(steps) % devices
-    # As `_chunks` has them: device d takes places [:, d], and copies of the largest client fill the last row.
-    places = np.append(steps, np.full(copies, steps[0])).reshape(-1, devices)
-    real_in_last_row = np.arange(devices) < devices - copies
+    steps = _steps(counts, batch_size, devices, None, drop_last)
+    needed, largest = np.sum(steps), steps.shape[1]
 
     def waste(chunk: int) -> float:
-        longest = places[::chunk].copy()
-        longest[-1] = np.maximum(longest[-1], places[-1])
-        last = len(places) - (len(longest) - 1) * chunk - ~real_in_last_row
-        return 1 - steps.sum() / (chunk * longest[:-1].sum() + longest[-1] @ last)
+        return 1 - needed / np.sum(_executed(steps, chunk, steps > 0))
 
-    return next((chunk for chunk in range(len(places), 1, -1) if waste(chunk) < MAX_WASTE), 1)
+    return next((chunk for chunk in range(largest, 1, -1) if waste(chunk) < MAX_WASTE), 1)
 
 
 def typical_cohort(counts: np.ndarray, size: int) -> np.ndarray:

@@ -106,23 +106,18 @@ class Settings:
         return max(1, cohort_size - round(self.drop_rate * cohort_size))
 
 
-def evaluated_clients(key: PRNGKey, counts: jax.Array, settings: Settings) -> jax.Array:
-    """Clients that are evaluated by `received`, the same in all rounds of a run, those with most examples first.
+def evaluated_clients(key: PRNGKey, num_clients: int, settings: Settings) -> jax.Array:
+    """Clients that are evaluated by `received`, the same in all rounds of a run: int32 [B], ascending.
 
     Args:
       key: the run's key.
-      counts: [N], training examples of each client.
+      num_clients: N; B = N unless `settings.eval_clients` is less.
       settings: with `eval_clients`.
-
-    Returns:
-      [B], int32, distinct; B = N unless fewer are to be evaluated.
     """
-    (num_clients,) = counts.shape
     if settings.eval_clients is None or settings.eval_clients >= num_clients:
-        return largest_first(counts)
+        return jnp.arange(num_clients, dtype=jnp.int32)
     drawn = jax.random.permutation(jax.random.fold_in(key, EVALUATED_CLIENTS), num_clients)[: settings.eval_clients]
-    clients = jnp.sort(drawn).astype(jnp.int32)
-    return clients[largest_first(counts[clients])]
+    return jnp.sort(drawn).astype(jnp.int32)
 
 
 def stragglers(key: PRNGKey, num_clients: int, share: float) -> jax.Array:

@@ -3,14 +3,13 @@
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from pfl_jax.base import Method, MethodSchedule, PyTree, at_round
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.engine.rounds import Federation, Stages
-from pfl_jax.engine.sharding import first_shard
-from pfl_jax.primitives.tree import byte_count
+from pfl_jax.engine.rounds import build
+from pfl_jax.engine.store import Federation
+from pfl_jax.primitives.tree import byte_count, gather
 from pfl_jax.primitives.updates import is_mean, received
 
 
@@ -50,13 +49,12 @@ def traffic(method: Method | MethodSchedule, data: Federation) -> Traffic:
 
 def shapes(method: Method | MethodSchedule, data: Federation) -> tuple[PyTree, PyTree]:
     """Shapes and types of one client's message and download, for a method and a federation's data."""
-    method = at_round(method, 0)
-    stages, key = Stages(method, Settings(rounds=1)), jax.random.key(0)
+    method, key = at_round(method, 0), jax.random.key(0)
 
     def exchange(data):
-        server = stages.init_server(data, key)
-        client = jax.tree.map(lambda leaf: leaf[0], stages.init_clients(data, server, key, jnp.zeros(1, jnp.int32)))
-        result = method.local(key, server, client, client_data(first_shard(data), 0, "train"))
-        return result.message, received(method, server, client)
+        state = build(method, Settings(rounds=1)).init(data, key)
+        client = gather(state.clients, 0)
+        result = method.local(key, state.server, client, client_data(data.on_device(), 0, "train"))
+        return result.message, received(method, state.server, client)
 
     return jax.eval_shape(exchange, data)

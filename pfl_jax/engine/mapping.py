@@ -1,4 +1,4 @@
-"""Mapping of a function over stacked clients, in chunks, on one device or on the devices of a mesh."""
+"""Mapping of a function over clients: in chunks on one device, or on the devices of a mesh."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,11 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import PyTree
-from pfl_jax.primitives.tree import gather
+from pfl_jax.data.federated import spread
+from pfl_jax.primitives.tree import choose, gather
+
+AXIS = "clients"
+"""Axis of a mesh over which clients are spread."""
 
 
 def client_mesh(devices: list[Any] | None = None) -> Mesh:
@@ -22,166 +26,161 @@ def client_mesh(devices: list[Any] | None = None) -> Mesh:
       ('clients',)
     """
     devices = jax.local_devices() if devices is None else devices
-    return jax.make_mesh((len(devices),), ("clients",), axis_types=(AxisType.Auto,), devices=devices)
+    return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+
+
+def own_devices(mesh: Mesh) -> list[int]:
+    """Positions on the mesh of this process's devices."""
+    process = jax.process_index()
+    return [position for position, device in enumerate(mesh.devices.flat) if device.process_index == process]
+
+
+def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """Tree replicated on all devices of a mesh; unchanged without a mesh. All processes give the same tree."""
+    if mesh is None:
+        return tree
+    sharding = NamedSharding(mesh, PartitionSpec())
+    if not mesh.is_multi_process:
+        return jax.device_put(tree, sharding)
+    # device_put reaches only devices of this process; inputs of a program are taken to be equal in all processes.
+    return jax.jit(_same, out_shardings=sharding)(tree)
+
+
+def _same(tree: PyTree) -> PyTree:
+    """The tree itself: one function for all calls, so that equal shapes and types are compiled once."""
+    return tree
 
 
 def map_clients(
     fn: Callable[[PyTree, PyTree], PyTree], shared: PyTree, clients: PyTree, *, chunk: int | None, mesh: Mesh | None
 ) -> PyTree:
-    """Apply fn(shared, client) to every client of a stack: `map_and_sum` without the sum."""
-    rows, _ = map_and_sum(lambda *arguments: (fn(*arguments), ()), shared, clients, chunk=chunk, mesh=mesh)
-    return rows
+    """Apply fn(shared, client) to every client of a stack; devices share the clients evenly.
+
+    Args:
+      fn: function of one client: (shared, client) -> result.
+      shared: first argument of all calls.
+      clients: leaves [M, ...].
+      chunk: clients under one vmap on a device; 1 maps one after another, None all at once.
+      mesh: mesh with the single axis "clients"; None uses the default device.
+
+    Returns:
+      fn's results, leaves [M, ...], in the order of `clients`.
+    """
+    (size, *_) = jax.tree.leaves(clients)[0].shape
+    places = spread(size, 1 if mesh is None else mesh.size)
+    rows, _ = map_places(
+        lambda *arguments: (fn(*arguments), ()), shared, gather(clients, places), places < size, chunk=chunk, mesh=mesh
+    )
+    return in_client_order(places, size, rows, mesh)
 
 
-def map_and_sum(
+def map_places(
     fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
     shared: PyTree,
     clients: PyTree,
+    is_real: jax.Array | np.ndarray,
     *,
     chunk: int | None,
     mesh: Mesh | None,
-    loads: jax.Array | None = None,
+    specs: PyTree = PartitionSpec(),  # noqa: B008, immutable
 ) -> tuple[PyTree, PyTree]:
-    """Apply fn(shared, client) to every client of a stack, in chunks and over the devices of a mesh; sum the terms.
+    """Apply fn(shared, client) to the clients in each device's places, in chunks; sum the terms over all of them.
 
     Args:
       fn: function of one client: (shared, client) -> (row, terms). Terms are summed chunk by chunk, so they take the
         memory of one chunk, and devices exchange only their sums.
       shared: first argument of all calls.
-      clients: leaves [M, ...].
+      clients: leaves [D, W, ...]: row d is for device d.
+      is_real: [D, W], bool: False for free places, which are the last ones of a device. A NumPy array is known while
+        the program is traced, which saves what free places cost.
       chunk: clients under one vmap on a device; 1 maps one after another, None all at once.
-      mesh: mesh with the single axis "clients"; None uses the default device.
-      loads: [M], int32, work of each client in any unit. With chunk 1 on D devices, clients are assigned by it, see
-        `assign_devices`. Otherwise client p goes to device p mod D. If D does not divide M, some devices have a free
-        place: it is skipped with chunk 1, and otherwise filled by a copy of the first client, whose results are
-        discarded.
+      mesh: mesh with the single axis "clients"; None uses the default device, and D is 1.
+      specs: sharding of `shared`, a prefix of its tree.
 
     Returns:
-      fn's rows, leaves [M, ...], in the order of `clients`, and the sum of its terms over all clients.
+      fn's rows, leaves [D, W, ...], row d on device d, arbitrary in free places; and the sum of its terms, replicated.
     """
-    size = jax.tree.leaves(clients)[0].shape[0]
     if mesh is None or mesh.size == 1:
-        return _map_chunks(fn, shared, clients, chunk)
+        number = int(is_real.sum()) if isinstance(is_real, np.ndarray) else jnp.sum(is_real)
+        rows, terms = _map_chunks(fn, shared, gather(clients, 0), number, chunk)
+        return jax.tree.map(lambda leaf: leaf[None], rows), terms
 
-    if loads is None or chunk != 1:
-        places = jnp.arange(-(-size // mesh.size) * mesh.size).reshape(-1, mesh.size).T
-    else:
-        places = assign_devices(loads, mesh.size)
+    def on_device(shared, clients, number):
+        rows, terms = _map_chunks(fn, shared, gather(clients, 0), number[0], chunk)
+        return jax.tree.map(lambda leaf: leaf[None], rows), jax.lax.psum(terms, AXIS)
 
-    def of_real_client(shared, client):
-        client, is_real = client
-        row, terms = fn(shared, client)
-        return row, jax.tree.map(lambda leaf: jnp.where(is_real, leaf, 0), terms)
-
-    def if_real(shared, client):
-        _, is_real = client
-        shapes = jax.eval_shape(of_real_client, shared, client)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return jax.lax.cond(is_real, of_real_client, lambda *_: zeros, shared, client)
-
-    # Under vmap both branches of a conditional run.
-    map_one = if_real if chunk == 1 and size % mesh.size else of_real_client
-
-    def map_on_device(shared, clients, places):
-        # Every device picks its clients itself: what the partitioner does with a sharded order costs an exchange.
-        own = places[jax.lax.axis_index("clients")]
-        is_real = own < size
-        rows, terms = _map_chunks(map_one, shared, (gather(clients, jnp.where(is_real, own, 0)), is_real), chunk)
-        return rows, jax.lax.psum(terms, "clients")
-
-    rows, terms = jax.shard_map(
-        map_on_device,
+    by_device = PartitionSpec(AXIS)
+    return jax.shard_map(
+        on_device,
         mesh=mesh,
-        in_specs=PartitionSpec(),
-        out_specs=(PartitionSpec("clients"), PartitionSpec()),
+        in_specs=(specs, by_device, by_device),
+        out_specs=(by_device, PartitionSpec()),
         # The loops of `fit` carry unsharded initial values into sharded results, which the checker rejects.
         check_vma=False,
-    )(shared, clients, places)
-    # Replicate the rows explicitly. The partitioner could otherwise shard the computations that follow, with
-    # collectives inside loops, which can deadlock on CPUs with few threads.
-    rows = jax.lax.with_sharding_constraint(rows, NamedSharding(mesh, PartitionSpec()))
-    return gather(rows, jnp.argsort(places.reshape(-1))[:size]), terms
+    )(shared, clients, jnp.sum(is_real, axis=1))
 
 
-def assign_devices(loads: jax.Array, devices: int) -> jax.Array:
-    """Assign equal numbers of clients to devices: the largest first, each to the device with the least load so far.
-
-    A device that has ceil(M / D) clients gets no more, so that no device's arrays are longer than without balancing.
+def in_client_order(places: jax.Array | np.ndarray, size: int, rows: PyTree, mesh: Mesh | None) -> PyTree:
+    """Rows [M, ...] on every device, in the order of the clients, from rows [D, W, ...] in the devices' places.
 
     Args:
-      loads: [M], int32, work of each client in any unit.
-      devices: D.
-
-    Returns:
-      [D, ceil(M / D)], int32: the clients of each device, largest first; M in the places that stay free.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from pfl_jax.engine import mapping
-      >>> mapping.assign_devices(jnp.array([2, 9, 3, 4]), 2).tolist()
-      [[1, 0], [3, 2]]
+      places: [D, W], position of each place's client in [0, M); M in free places.
+      size: M.
+      rows: leaves [D, W, ...].
+      mesh: mesh of the D devices; None for one device.
     """
-    (size,) = loads.shape
-    places = -(-size // devices)
-    largest_first = jnp.argsort(-loads, stable=True).astype(jnp.int32)
-
-    def assign(rank, carry):
-        assigned, total, number = carry
-        client = largest_first[rank]
-        device = jnp.argmin(jnp.where(number < places, total, jnp.iinfo(total.dtype).max))
-        assigned = assigned.at[device, number[device]].set(client)
-        return assigned, total.at[device].add(loads[client]), number.at[device].add(1)
-
-    free = jnp.full((devices, places), size, jnp.int32)
-    none = jnp.zeros(devices, jnp.int32)
-    assigned, _, _ = jax.lax.fori_loop(0, size, assign, (free, none, none))
-    return assigned
+    rows = on_every_device(rows, mesh)
+    order = jnp.zeros(size, jnp.int32).at[places.reshape(-1)].set(jnp.arange(places.size), mode="drop")
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[order], rows)
 
 
-_assign = jax.jit(assign_devices, static_argnums=1)
+def on_every_device(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """Tree that is replicated on all devices of a mesh from here on, in a program that is traced.
 
-
-def assign_on_host(loads: np.ndarray, devices: int) -> np.ndarray:
-    """`assign_devices` for loads on the host, compiled once for each of their numbers."""
-    # A loop over the clients takes long on other devices.
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return np.asarray(_assign(np.asarray(loads, np.int32), devices))
+    The partitioner could otherwise shard the computations that follow, with collectives inside loops, which can
+    deadlock on CPUs with few threads.
+    """
+    return tree if mesh is None else jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def _map_chunks(
-    fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], shared: PyTree, clients: PyTree, chunk: int | None
+    fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    shared: PyTree,
+    clients: PyTree,
+    number: int | jax.Array,
+    chunk: int | None,
 ) -> tuple[PyTree, PyTree]:
-    """`map_and_sum` on one device."""
-    size = jax.tree.leaves(clients)[0].shape[0]
+    """`map_places` on one device: clients [W, ...], of which the first `number` are real."""
+    (size, *_) = jax.tree.leaves(clients)[0].shape
     width = size if chunk is None else min(chunk, size)
 
-    def map_chunk(part):
+    def map_chunk(index):
+        if width == 1:
+            # Without vmap, a loop keeps the client's own trip count; vmap would run it as often as the largest one.
+            return jax.tree.map(lambda leaf: leaf[None], fn(shared, gather(clients, index)))
+        ranks = index * width + jnp.arange(width)
+        # Copies of the last real client fill the last chunk: clients are sorted, so they cost no further steps.
+        part = gather(clients, jnp.clip(ranks, 0, number - 1))
         rows, terms = jax.vmap(fn, in_axes=(None, 0))(shared, part)
+        return rows, choose(ranks < number, terms, jax.tree.map(jnp.zeros_like, terms))
+
+    def step(index, carry):
+        results, total = carry
+        rows, terms = map_chunk(index)
+        results = jax.tree.map(
+            lambda leaf, row: jax.lax.dynamic_update_slice_in_dim(leaf, row, index * width, 0), results, rows
+        )
+        return results, jax.tree.map(jnp.add, total, add_up(terms))
+
+    if width == size > 1:
+        rows, terms = map_chunk(0)
         return rows, add_up(terms)
-
-    if width == size and width > 1:
-        return map_chunk(clients)
-
-    def map_one(part):
-        # Without vmap, a loop keeps the client's own trip count; vmap would run it as often as the largest one.
-        rows, terms = fn(shared, gather(part, 0))
-        return jax.tree.map(lambda leaf: leaf[None], rows), terms
-
-    def step(total, part):
-        rows, terms = map_one(part) if width == 1 else map_chunk(part)
-        return jax.tree.map(jnp.add, total, terms), rows
-
-    even = size // width * width  # clients in complete chunks
-    chunks = jax.tree.map(lambda leaf: leaf[:even].reshape(even // width, width, *leaf.shape[1:]), clients)
-    _, terms = jax.eval_shape(fn, shared, gather(clients, 0))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), terms)
-    total, rows = jax.lax.scan(step, zeros, chunks)
-    rows = jax.tree.map(lambda leaf: leaf.reshape(even, *leaf.shape[2:]), rows)
-    if even < size:
-        last, terms = map_chunk(jax.tree.map(lambda leaf: leaf[even:], clients))
-        rows = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), rows, last)
-        total = jax.tree.map(jnp.add, total, terms)
-    return rows, total
+    row, terms = jax.eval_shape(fn, shared, gather(clients, 0))
+    room = -(-size // width) * width
+    results = jax.tree.map(lambda leaf: jnp.zeros((room, *leaf.shape), leaf.dtype), row)
+    total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), terms)
+    results, total = jax.lax.fori_loop(0, -(-number // width), step, (results, total))
+    return jax.tree.map(lambda leaf: leaf[:size], results), total
 
 
 def add_up(terms: PyTree) -> PyTree:

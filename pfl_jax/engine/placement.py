@@ -1,18 +1,85 @@
-"""Placement of a federation: which device owns which client, and each device's part of the examples.
+"""Placement of a federation: each device holds only the examples of its own clients, in one process or many.
 
-Clients are dealt to the devices of a mesh by size, the largest first, each to the device with the fewest training
-examples so far, and no device gets more than ceil(N / D) clients. A process reads only the examples of its own devices'
-clients; with `pfl_jax.data.rows.Rows` as inputs these alone ever are in its memory.
+Clients are dealt to the devices of a mesh by size, and no device gets more than ceil(N / D) clients. A process reads
+only the examples of its own devices' clients; with `pfl_jax.data.rows.Rows` as inputs these alone ever are in its
+memory. In a round, each device trains its own clients of the cohort. Their rows are then replicated, and all devices do
+the rest (aggregation, the next state) alike.
+
+Disadvantage: with a small cohort the number of clients per device is random, and all devices wait for the one with the
+most. Without placement every device can read all examples, and devices share the cohort evenly.
 """
 
+import dataclasses
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax.data.federated import PER_CLIENT, FederatedData
-from pfl_jax.data.rows import Rows
+from pfl_jax.data.federated import PER_CLIENT, FederatedData, spread
 from pfl_jax.data.sources import Dataset
-from pfl_jax.engine.mapping import assign_on_host
-from pfl_jax.engine.sharding import AXIS, PlacedData, num_labels, own_devices, replicate, stack
+from pfl_jax.engine.mapping import AXIS, own_devices, replicate
+from pfl_jax.primitives.tree import gather
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PlacedData:
+    """Federation whose examples are on the devices that own the clients; made by `place`.
+
+    Attributes:
+      own: federation of each device's own clients, stacked: leaves [D, ...], with row d on device d.
+      owner: int32 [N], position on the mesh of the device that owns each client, on every device.
+      row: int32 [N], row of each client in the tables of its owner, on every device.
+      train_count, test_count: int32 [N], for all clients, on every device.
+      validation_count: the same for validation examples; None for a federation without any.
+      num_labels: largest label of all clients, after their shift, and 1 more.
+      mesh: mesh with the single axis "clients".
+    """
+
+    own: FederatedData
+    owner: jax.Array
+    row: jax.Array
+    train_count: jax.Array
+    test_count: jax.Array
+    validation_count: jax.Array | None
+    num_labels: int = dataclasses.field(metadata={"static": True})
+    mesh: Mesh = dataclasses.field(metadata={"static": True})
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients N."""
+        return self.train_count.shape[0]
+
+    @property
+    def specs(self) -> "PlacedData":
+        """Sharding of the fields over the mesh."""
+        replicated = jax.tree.map(lambda _: PartitionSpec(), self)
+        return dataclasses.replace(replicated, own=PartitionSpec(AXIS))
+
+    def on_device(self) -> FederatedData:
+        """Federation that a device reads with `client_data`: its own clients."""
+        return gather(self.own, 0)._replace(row=self.row)
+
+    def places(self, clients: jax.Array, devices: int) -> jax.Array:
+        """Table of which device trains which client: the one that owns it.
+
+        Args:
+          clients: client numbers [M], in the order in which a device trains them.
+          devices: D.
+
+        Returns:
+          [D, W], int32: positions in `clients`; M in free places, which are the last ones of a device. W is the largest
+          number of these clients that a device can own.
+        """
+        owned = self.owner[clients] == jnp.arange(devices)[:, None]
+        width = min(len(clients), self.own.train_index.shape[1])
+        own = jnp.argsort(~owned, axis=1, stable=True)[:, :width].astype(jnp.int32)
+        return jnp.where(jnp.arange(width) < jnp.sum(owned, axis=1, keepdims=True), own, len(clients))
+
+    def own_clients(self) -> np.ndarray:
+        """Sorted numbers of the clients whose states this process stores: those of its devices."""
+        return np.flatnonzero(np.isin(np.asarray(self.owner), own_devices(self.mesh))).astype(np.int32)
 
 
 def place(data: FederatedData, mesh: Mesh) -> PlacedData:
@@ -24,26 +91,25 @@ def place(data: FederatedData, mesh: Mesh) -> PlacedData:
     """
     devices, num_clients = mesh.size, data.num_clients
     # NumPy arrays, so that nothing below copies a table to a device.
-    host = data._replace(**{name: np.asarray(leaf) for name, leaf in data._asdict().items() if _is_array(leaf)})
+    host = data._replace(
+        **{name: np.asarray(leaf) for name, leaf in data._asdict().items() if isinstance(leaf, jax.Array)}
+    )
     clients = deal(np.asarray(host.train_count), devices)
     used = [_used(host, own) for own in clients]
     # All rows of the stack are padded to the largest number of clients and of examples of a device.
     pool, rows = max(map(len, used)), max(map(len, clients))
     parts = {device: _part(host, clients[device], used[device], pool, rows) for device in own_devices(mesh)}
-    sharding = NamedSharding(mesh, PartitionSpec(AXIS))
-    names = next(iter(parts.values())).keys()
-    leaves = {name: stack({device: part[name] for device, part in parts.items()}, devices, sharding) for name in names}
-    own = data._replace(**leaves)
+    own = data._replace(**{name: _stacked(name, parts, mesh) for name in next(iter(parts.values()))})
     owner, row = np.zeros(num_clients, np.int32), np.zeros(num_clients, np.int32)
     for device, dealt in enumerate(clients):
         owner[dealt], row[dealt] = device, np.arange(len(dealt))
     counts = replicate((owner, row, host.train_count, host.test_count, host.validation_count), mesh)
     # Of all clients: a process has only the labels of its own ones later.
-    return PlacedData(own, *counts, num_labels=num_labels(host), mesh=mesh)
+    return PlacedData(own, *counts, num_labels=host.num_labels, mesh=mesh)
 
 
 def deal(counts: np.ndarray, devices: int) -> list[np.ndarray]:
-    """Clients of each device, ascending: the largest are dealt first, see `pfl_jax.engine.mapping.assign_devices`.
+    """Clients of each device, ascending, balanced by size as in `pfl_jax.data.federated.spread`.
 
     Args:
       counts: training examples [N] of all clients.
@@ -55,7 +121,8 @@ def deal(counts: np.ndarray, devices: int) -> list[np.ndarray]:
       >>> [own.tolist() for own in placement.deal(np.array([2, 9, 3, 4]), 2)]
       [[0, 1], [2, 3]]
     """
-    return [np.sort(own[own < len(counts)]) for own in assign_on_host(counts, devices)]
+    order = np.append(np.argsort(-counts, kind="stable"), len(counts))
+    return [np.sort(own[own < len(counts)]) for own in order[spread(len(counts), devices)]]
 
 
 def without_inputs(dataset: Dataset) -> Dataset:
@@ -66,10 +133,6 @@ def without_inputs(dataset: Dataset) -> Dataset:
         return np.empty((0, *inputs.shape[1:]), inputs.dtype)
 
     return dataset._replace(train_x=no_rows(dataset.train_x), test_x=no_rows(dataset.test_x))
-
-
-def _is_array(leaf: object) -> bool:
-    return leaf is not None and not isinstance(leaf, Rows)
 
 
 def _used(data: FederatedData, clients: np.ndarray) -> np.ndarray:
@@ -107,3 +170,10 @@ def _part(data: FederatedData, clients: np.ndarray, used: np.ndarray, pool: int,
             own = np.where(is_real, np.searchsorted(used, own), 0).astype(np.int32)
         part[name] = fill(own, rows)
     return part
+
+
+def _stacked(name: str, parts: dict[int, dict[str, np.ndarray]], mesh: Mesh) -> jax.Array:
+    """Array [D, ...] with row d on device d of the mesh, from the rows of this process, by device."""
+    shape = (mesh.size, *next(iter(parts.values()))[name].shape)
+    sharding = NamedSharding(mesh, PartitionSpec(AXIS))
+    return jax.make_array_from_callback(shape, sharding, lambda index: parts[index[0].start or 0][name][None])

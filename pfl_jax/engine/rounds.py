@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +18,16 @@ from jax.random import fold_in
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import Cohort, Info, Method, MethodSchedule, Personal, PRNGKey, PyTree, Scores, State, at_round
-from pfl_jax.data.federated import FederatedData, OwnClients, client_data
-from pfl_jax.engine import attacks, mapping, means
+from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.engine import attacks, means
 from pfl_jax.engine.attacks import Attackers, training_data
 from pfl_jax.engine.cohort import Settings, evaluated_clients, largest_first, sample_cohort
-from pfl_jax.engine.programs import kept
-from pfl_jax.engine.sharding import PlacedData, map_owned
+from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
+from pfl_jax.engine.store import ClientStore, Federation, OnDevice, Places
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import no_scores, score
 from pfl_jax.primitives.tree import all_finite, choose, gather, scatter
 from pfl_jax.streams import EVALUATION, INITIALIZATION, NEWCOMERS, SURVEY
-
-Federation: TypeAlias = FederatedData | PlacedData
-"""A federation's data: replicated on every device, or sharded by client."""
 
 
 class Outcome(NamedTuple):
@@ -78,14 +76,96 @@ class Engine(NamedTuple):
         """
         # Explicit output shardings: the compiler could otherwise choose a new layout of the state each round, and
         # every new layout of the inputs compiles the round again.
-        replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-        donated = (1,) if donate else ()
+        jit = partial(jax.jit, out_shardings=_replicated(mesh))
         return Engine(
-            init=jax.jit(self.init, out_shardings=replicated),
-            round=jax.jit(self.round, static_argnums=2, donate_argnums=donated, out_shardings=replicated),
-            evaluate=jax.jit(self.evaluate, out_shardings=replicated),
-            evaluate_new=jax.jit(self.evaluate_new, out_shardings=replicated),
+            init=jit(self.init),
+            round=jit(self.round, static_argnums=2, donate_argnums=(1,) if donate else ()),
+            evaluate=jit(self.evaluate),
+            evaluate_new=jit(self.evaluate_new),
         )
+
+
+def build(
+    method: Method | MethodSchedule,
+    settings: Settings,
+    mesh: Mesh | None = None,
+    *,
+    num_labels: int = 0,
+    store: ClientStore | None = None,
+    donate: bool = False,
+) -> Engine:
+    """Engine of a method: what `pfl_jax.run` repeats, for a loop of one's own.
+
+    The engine learns the clients' sizes too late to choose `Settings.chunk` by them: "auto" is 1 on a CPU here, and all
+    clients at once elsewhere; `pfl_jax.engine.chunking.resolved` makes the choice of `run`.
+
+    Args:
+      method, settings, mesh: see `pfl_jax.engine.simulate.run`.
+      num_labels: number of classes that the labels need (`FederatedData.num_labels`), which is checked while tracing; 0
+        for no check.
+      store: place of the clients' states between rounds; None for the device. With another one the functions are
+        compiled already and cannot be traced.
+      donate: whether `round` may write into the buffers of its input state, for stores that are not on the device; see
+        `Engine.jit`.
+
+    Example:
+      >>> import jax
+      >>> import pfl_jax
+      >>> from pfl_jax import LocalSGD, Settings, data, methods, models
+      >>> dataset = data.load("digits")
+      >>> parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=4, train_size=20, test_size=10)
+      >>> federation = data.federate(dataset, parts)
+      >>> method = methods.fedper(models.mlp(dataset.input_shape, dataset.num_classes), LocalSGD(batch_size=10))
+      >>> engine = pfl_jax.build(method, Settings(rounds=2)).jit()
+      >>> state = engine.init(federation, jax.random.key(0))
+      >>> for _ in range(2):
+      ...     state, outcome = engine.round(federation, state, 4)
+      >>> int(state.round), engine.evaluate(federation, state).accuracy.shape
+      (2, (4,))
+    """
+    store = OnDevice() if store is None else store
+    stages: Any = Stages(method, settings, mesh, num_labels)
+    if not store.is_traced:
+        stages = stages.compiled(donate=donate)
+    # The places of an evaluation are the same in all rounds of a run. To draw some of very many clients takes longer
+    # than a round, so that a store outside the device, whose calls are not traced, remembers them.
+    drawn: list[tuple[Federation, PRNGKey, Places]] = []
+
+    def evaluated(data, key):
+        if store.is_traced:
+            return stages.evaluated(data, key)
+        if not drawn or drawn[0][0] is not data or drawn[0][1] is not key:
+            drawn[:] = [(data, key, stages.evaluated(data, key))]
+        return drawn[0][2]
+
+    def init(data, key):
+        server = stages.init_server(data, key)
+        blocks = store.blocks(stages.everyone(data))
+        rows = ((places, stages.init_clients(data, server, key, places)) for places in blocks)
+        clients = store.create(data, data.mesh or mesh, rows)
+        # A separate array for each field: every buffer is donated once.
+        return State(server, clients, stages.unscored(data), key, jnp.zeros_like(data.train_count[0]))
+
+    def round_(data, state, size):
+        cohort, places = stages.sample(data, state.key, state.round, size)
+        rows = store.read(data, data.mesh or mesh, state.clients, places)
+        server, trained, rows, outcome = stages.train(
+            data, state.server, state.trained, rows, state.key, state.round, cohort
+        )
+        clients = store.write(data, state.clients, cohort.clients, rows)
+        return State(server, clients, trained, state.key, state.round + 1), outcome
+
+    def evaluate(data, state):
+        scores = stages.unscored(data)
+        for places in store.blocks(evaluated(data, state.key)):
+            rows = store.read(data, data.mesh or mesh, state.clients, places)
+            scores = stages.evaluate(data, state.server, state.key, state.round, places, rows, scores)
+        return scores
+
+    def evaluate_new(data, state):
+        return stages.evaluate_new(data, state.server, state.key, state.round)
+
+    return Engine(init, round_, evaluate, evaluate_new)
 
 
 class Training(NamedTuple):
@@ -109,20 +189,33 @@ class Stages:
     """Stages of a round as pure functions of some clients' states, wherever the states are stored between rounds.
 
     Attributes:
-      method, settings, mesh: see `pfl_jax.engine.simulate.run`.
-      keep_sharded: with `PlacedData`, leave mapped results on the devices that own the clients.
-      num_labels: number of classes that the labels need, which is checked while tracing; 0 for no check.
+      method, settings, mesh, num_labels: see `build`.
     """
 
     method: Method | MethodSchedule
     settings: Settings
     mesh: Mesh | None = None
-    keep_sharded: bool = False
     num_labels: int = 0
+
+    def compiled(self, *, donate: bool) -> SimpleNamespace:
+        """The stages, compiled one by one; `donate`: whether `train` takes over the server's state and the scores."""
+        replicated = partial(jax.jit, out_shardings=_replicated(self.mesh))
+        return SimpleNamespace(
+            init_server=replicated(self.init_server),
+            # The rows stay with the devices that made them.
+            init_clients=jax.jit(self.init_clients),
+            everyone=replicated(self.everyone),
+            unscored=replicated(self.unscored),
+            sample=replicated(self.sample, static_argnums=3),
+            train=replicated(self.train, donate_argnums=(1, 2, 3) if donate else (3,)),
+            evaluated=replicated(self.evaluated),
+            evaluate=replicated(self.evaluate, donate_argnums=6),
+            evaluate_new=replicated(self.evaluate_new),
+        )
 
     def init_server(self, data: Federation, key: PRNGKey) -> PyTree:
         """The server's state before the first round."""
-        method, num_clients = at_round(self.method, 0), data.train_count.shape[0]
+        method, num_clients = at_round(self.method, 0), data.num_clients
         server, survey = method.init_server(fold_in(fold_in(key, INITIALIZATION), num_clients)), method.survey
         if survey is None:
             return server
@@ -132,44 +225,58 @@ class Stages:
             message = survey.local(fold_in(key, client), server, training_data(data, client, attackers))
             return means.split(message, jnp.ones((), bool), single=method.server_mean is not None)
 
-        order, attackers = largest_first(data.train_count), self._attackers(data, key)
-        shared = (data, server, fold_in(key, SURVEY), attackers)
-        rows, sums = self._map_and_sum(data, order)(ask_one, shared, order)
+        shared, everyone = (server, fold_in(key, SURVEY), self._attackers(data, key)), self.everyone(data)
+        rows, sums = self._map(ask_one, data, shared, everyone)
+        rows = in_client_order(everyone.ids, num_clients, rows, data.mesh or self.mesh)
         return survey.aggregate(server, means.join(rows, sums, method.server_mean))
 
-    def init_clients(self, data: Federation, server: PyTree, key: PRNGKey, clients: jax.Array) -> PyTree:
-        """States of the clients [B] before the first round, leaves [B, ...]."""
+    def everyone(self, data: Federation) -> Places:
+        """Places of all clients."""
+        _, places = self._places(data, jnp.arange(data.num_clients, dtype=jnp.int32))
+        return places
+
+    def unscored(self, data: Federation) -> Scores:
+        """Scores [N] of clients that were never scored."""
+        nobody = no_scores(data.num_clients, validation=data.validation_count is not None)
+        return jax.tree.map(jnp.array, nobody)
+
+    def init_clients(self, data: Federation, server: PyTree, key: PRNGKey, places: Places) -> PyTree:
+        """States before the first round of the clients in these places, leaves [D, W, ...]."""
         method = at_round(self.method, 0)
 
         def init_one(shared, client):
             data, server, key, attackers = shared
-            return method.init_client(fold_in(key, client), server, training_data(data, client, attackers))
+            return method.init_client(fold_in(key, client), server, training_data(data, client, attackers)), ()
 
-        return self._map(init_one, (data, server, fold_in(key, INITIALIZATION), self._attackers(data, key)), clients)
+        shared = (server, fold_in(key, INITIALIZATION), self._attackers(data, key))
+        rows, _ = self._map(init_one, data, shared, places)
+        return rows
 
-    def sample(self, data: Federation, key: PRNGKey, round_index: jax.Array, size: int) -> Cohort:
-        """Cohort of a round."""
-        return sample_cohort(key, round_index, data.train_count, size, self.settings)
+    def sample(self, data: Federation, key: PRNGKey, round_index: jax.Array, size: int) -> tuple[Cohort, Places]:
+        """Cohort of a round, and the places of its clients."""
+        cohort = sample_cohort(key, round_index, data.train_count, size, self.settings)
+        _, places = self._places(data, cohort.clients)
+        return cohort, places
 
     def train(
         self,
         data: Federation,
         server: PyTree,
+        trained: Scores,
+        rows: PyTree,
         key: PRNGKey,
         round_index: jax.Array,
         cohort: Cohort,
-        rows: PyTree,
-        scores: Scores,
-    ) -> tuple[PyTree, PyTree, Scores, Outcome]:
+    ) -> tuple[PyTree, Scores, PyTree, Outcome]:
         """Body of every round: local training and aggregation.
 
         Args:
           data, server, key, round_index, cohort: inputs of the round.
-          rows: the cohort's states, leaves [M, ...].
-          scores: Scores [M] of each client's model right after its own last training; clients that diverge keep them.
+          trained: Scores [N] of each client's model right after its own last training.
+          rows: states of the clients in the places of the cohort, leaves [D, W, ...].
 
         Returns:
-          The next server state, rows and scores, and the outcome.
+          The next server state and scores, the cohort's next states, leaves [M, ...], and the outcome.
         """
         method, round_key = at_round(self.method, round_index), fold_in(key, round_index)
 
@@ -184,29 +291,44 @@ class Stages:
             messages, terms = means.split(message, present & finite, single=method.server_mean is not None)
             return Training(choose(finite, result.client, state), messages, scores, finite), terms
 
-        # Clients of a chunk have similar sizes if the largest train first.
-        sizes = data.train_count[cohort.clients]
-        order = largest_first(sizes)
-        inputs = gather((cohort.clients, cohort.present, rows), order)
-        map_and_sum = self._map_and_sum(data, inputs[0])
-        training, sums = map_and_sum(train_one, (data, server, round_key, self._attackers(data, key)), inputs)
-        training = in_client_order(order, training)
+        positions, places = self._places(data, cohort.clients)
+        shared = (server, round_key, self._attackers(data, key))
+        training, sums = self._map(train_one, data, shared, places, gather(cohort.present, positions), rows)
+        training = in_client_order(positions, len(cohort.clients), training, data.mesh or self.mesh)
         present = cohort.present & training.finite
+        examples = jnp.sum(data.train_count[cohort.clients])
         cohort = dataclasses.replace(cohort, counts=jnp.where(present, cohort.counts, 0), present=present)
         messages = means.join(training.messages, sums, method.server_mean)
         aggregation_key = fold_in(round_key, cohort.num_clients)
         server, rows, info = method.aggregate(aggregation_key, server, training.rows, messages, cohort)
-        rows, scores = choose(present, rows, training.rows), choose(training.finite, training.scores, scores)
-        return server, rows, scores, Outcome(cohort, training.finite, all_finite((server, rows)), jnp.sum(sizes), info)
+        rows = choose(present, rows, training.rows)
+        scores = choose(training.finite, training.scores, gather(trained, cohort.clients))
+        outcome = Outcome(cohort, training.finite, all_finite((server, rows)), examples, info)
+        return server, scatter(trained, cohort.clients, scores), rows, outcome
 
-    def evaluated(self, data: Federation, key: PRNGKey) -> jax.Array:
-        """Clients [B] that are evaluated by `received`, in the order of their evaluation."""
-        return evaluated_clients(key, data.train_count, self.settings)
+    def evaluated(self, data: Federation, key: PRNGKey) -> Places:
+        """Places of the clients that are evaluated by `received`."""
+        _, places = self._places(data, evaluated_clients(key, data.num_clients, self.settings))
+        return places
 
     def evaluate(
-        self, data: Federation, server: PyTree, key: PRNGKey, rounds: jax.Array, clients: jax.Array, rows: PyTree
+        self,
+        data: Federation,
+        server: PyTree,
+        key: PRNGKey,
+        rounds: jax.Array,
+        places: Places,
+        rows: PyTree,
+        scores: Scores,
     ) -> Scores:
-        """Scores [B] of the models that clients [B] with states `rows` would deploy after `rounds` rounds."""
+        """Scores of the models that clients would deploy after `rounds` rounds, written into `scores` [N].
+
+        Args:
+          data, server, key, rounds: of the run.
+          places: of the clients.
+          rows: their states, leaves [D, W, ...].
+          scores: of all clients.
+        """
         method = self._last_method(rounds)
 
         def evaluate_one(shared, client):
@@ -214,12 +336,11 @@ class Stages:
             index, state = client
             train = training_data(data, index, attackers)
             personal = method.personalize(fold_in(key, index), server, state, train)
-            return score_client(self._checked(method), personal, data, index)
+            return score_client(self._checked(method), personal, data, index), ()
 
-        attackers = self._attackers(data, key)
-        return self._map(
-            evaluate_one, (data, server, fold_in(fold_in(key, EVALUATION), rounds), attackers), (clients, rows)
-        )
+        shared = (server, fold_in(fold_in(key, EVALUATION), rounds), self._attackers(data, key))
+        found, _ = self._map(evaluate_one, data, shared, places, rows)
+        return self._written(data, scores, places, found)
 
     def evaluate_new(self, data: Federation, server: PyTree, key: PRNGKey, rounds: jax.Array) -> tuple[Scores, Scores]:
         """Scores (received, trained) of clients that never took part, see `Engine.evaluate_new`."""
@@ -233,11 +354,11 @@ class Stages:
             received = method.personalize(keys[1], server, state, train)
             trained = method.local(keys[2], server, state, train).personal
             predict = self._checked(method).predict
-            return score(predict, received, test), score(predict, trained, test)
+            return (score(predict, received, test), score(predict, trained, test)), ()
 
-        order = largest_first(data.train_count)
-        shared = (data, server, fold_in(fold_in(key, NEWCOMERS), rounds))
-        return in_client_order(order, self._map(evaluate_one, shared, order))
+        everyone = self.everyone(data)
+        rows, _ = self._map(evaluate_one, data, (server, fold_in(fold_in(key, NEWCOMERS), rounds)), everyone)
+        return in_client_order(everyone.ids, data.num_clients, rows, data.mesh or self.mesh)
 
     def _attackers(self, data: Federation, key: PRNGKey) -> Attackers | None:
         """Attackers of the run with this key; None if nobody attacks."""
@@ -266,82 +387,59 @@ class Stages:
         """Method of the last of `rounds` completed rounds; of the first round if there are none."""
         return at_round(self.method, jnp.maximum(rounds - 1, 0))
 
-    def _map_and_sum(self, data: Federation, clients: jax.Array) -> Callable[..., tuple[Any, PyTree]]:
-        """`mapping.map_and_sum`, or `map_owned` for sharded data, with the settings of this run, for these clients."""
-        chunk = self.settings.chunk
+    def _places(self, data: Federation, clients: jax.Array) -> tuple[jax.Array, Places]:
+        """Positions [D, W] in `clients` [M] of the clients in the devices' places, and the places."""
+        mesh = data.mesh or self.mesh
+        largest = largest_first(data.train_count[clients])
+        table = data.places(clients[largest], 1 if mesh is None else mesh.size)
+        positions = jnp.append(largest, len(clients))[table]
+        ids = jnp.append(clients, data.num_clients)[positions]
+        # Every device knows all places: the partitioner would exchange them otherwise.
+        positions, ids = on_every_device((positions, ids), mesh)
+        return positions, Places(ids, table < len(clients), len(clients))
+
+    def _map(
+        self, fn: Callable[..., Any], data: Federation, shared: tuple[Any, ...], places: Places, *rows: PyTree
+    ) -> tuple[Any, PyTree]:
+        """Rows [D, W, ...] and sums of fn((data, *shared), client) for the clients in some places.
+
+        Args:
+          fn: as for `pfl_jax.engine.mapping.map_places`; client is a number, or a tuple of it and its `rows`.
+          data: the federation.
+          shared: further arguments of all calls.
+          places: of the clients.
+          rows: leaves [D, W, ...].
+        """
+        mesh, chunk = data.mesh or self.mesh, self.settings.chunk
         if chunk == "auto":
             # `run` has chosen by the clients' sizes, which are not known here.
             chunk = 1 if jax.default_backend() == "cpu" else None
-        if isinstance(data, PlacedData):
-            return partial(map_owned, chunk=chunk, keep_sharded=self.keep_sharded)
-        return partial(mapping.map_and_sum, chunk=chunk, mesh=self.mesh, loads=data.train_count[clients])
-
-    def _map(self, fn: Callable[..., Any], shared: tuple[Any, ...], clients: PyTree) -> Any:
-        """Results of fn(shared, client) for clients [B]; shared[0] is the data, the first leaf of `clients` ids."""
-        map_and_sum = self._map_and_sum(shared[0], jax.tree.leaves(clients)[0])
-        rows, _ = map_and_sum(lambda *arguments: (fn(*arguments), ()), shared, clients)
-        return rows
-
-
-def score_client(
-    method: Method, personal: Personal, data: FederatedData | OwnClients, client: int | jax.Array
-) -> Scores:
-    """Scores of a client's model on its test examples and, where the federation has them, validation examples."""
-    scores = score(method.predict, personal, client_data(data, client, "test"))
-    federation = data.data if isinstance(data, OwnClients) else data
-    if federation.validation_count is None:
-        return scores
-    return scores._replace(validation=score(method.predict, personal, client_data(data, client, "validation")))
-
-
-def in_client_order(order: jax.Array, rows: PyTree) -> PyTree:
-    """Rows [M, ...] in their original order: row order[j] of the result is row j of `rows`."""
-    return gather(rows, jnp.argsort(order))
-
-
-def build(
-    method: Method | MethodSchedule, settings: Settings, mesh: Mesh | None = None, *, num_labels: int = 0
-) -> Engine:
-    """Engine of a method. See `pfl_jax.engine.simulate.run` and `Stages` for the arguments.
-
-    The engine learns the clients' sizes too late to choose `Settings.chunk` by them: "auto" is 1 on a CPU here, and all
-    clients at once elsewhere; `pfl_jax.engine.chunking.resolved` makes the choice of `run`.
-    """
-    stages = Stages(method, settings, mesh, num_labels=num_labels)
-
-    def init(data, key):
-        num_clients = data.train_count.shape[0]
-        server = stages.init_server(data, key)
-        return State(
-            server=server,
-            clients=stages.init_clients(data, server, key, jnp.arange(num_clients, dtype=jnp.int32)),
-            # A separate array for each field: every buffer is donated once.
-            trained=jax.tree.map(jnp.array, no_scores(num_clients, validation=data.validation_count is not None)),
-            key=key,
-            round=jnp.zeros((), jnp.int32),
+        if chunk is None:
+            chunk = -(-places.size // (1 if mesh is None else mesh.size))
+        return map_places(
+            lambda shared, client: fn((shared[0].on_device(), *shared[1:]), client),
+            (data, *shared),
+            (places.ids, *rows) if rows else places.ids,
+            places.is_real,
+            chunk=chunk,
+            mesh=mesh,
+            specs=(data.specs, *(PartitionSpec() for _ in shared)),
         )
 
-    def round_(data, state, size):
-        cohort = stages.sample(data, state.key, state.round, size)
-        all_rows = state.clients, state.trained
-        rows = gather(all_rows, cohort.clients)
-        server, *rows, outcome = stages.train(data, state.server, state.key, state.round, cohort, *rows)
-        clients, trained = scatter(all_rows, cohort.clients, tuple(rows))
-        return State(server, clients, trained, state.key, state.round + 1), outcome
-
-    def evaluate(data, state):
-        clients = stages.evaluated(data, state.key)
-        scores = stages.evaluate(data, state.server, state.key, state.round, clients, gather(state.clients, clients))
-        nobody = no_scores(data.train_count.shape[0], validation=data.validation_count is not None)
-        return scatter(jax.tree.map(jnp.asarray, nobody), clients, scores)
-
-    def evaluate_new(data, state):
-        return stages.evaluate_new(data, state.server, state.key, state.round)
-
-    return Engine(init, round_, evaluate, evaluate_new)
+    def _written(self, data: Federation, scores: Scores, places: Places, rows: Scores) -> Scores:
+        """Scores [N] with those of some places, [D, W], in their clients' rows."""
+        rows = on_every_device(rows, data.mesh or self.mesh)
+        return jax.tree.map(lambda leaf, row: leaf.at[places.ids].set(row, mode="drop"), scores, rows)
 
 
-@kept
-def build_once(method: Method | MethodSchedule, settings: Settings, mesh: Mesh | None, num_labels: int) -> Engine:
-    """Engine of `build`, the same one for the same arguments; the settings are those of `Settings.of_programs`."""
-    return build(method, settings, mesh, num_labels=num_labels)
+def _replicated(mesh: Mesh | None) -> NamedSharding | None:
+    """Sharding of what all devices have; None without a mesh."""
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+
+def score_client(method: Method, personal: Personal, data: FederatedData, client: int | jax.Array) -> Scores:
+    """Scores of a client's model on its test examples and, where the federation has them, validation examples."""
+    scores = score(method.predict, personal, client_data(data, client, "test"))
+    if data.validation_count is None:
+        return scores
+    return scores._replace(validation=score(method.predict, personal, client_data(data, client, "validation")))

@@ -4,21 +4,20 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, Scores, State
-from pfl_jax.engine import chunking, host_state
+from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State
+from pfl_jax.engine import chunking
 from pfl_jax.engine.checks import check_folder, check_run, explained
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
-from pfl_jax.engine.disk_state import in_memory
-from pfl_jax.engine.mapping import client_mesh, map_clients
-from pfl_jax.engine.rounds import Engine, Federation, Outcome, build, build_once
-from pfl_jax.engine.sharding import PlacedData, num_labels, replicate
+from pfl_jax.engine.mapping import client_mesh, map_clients, replicate
+from pfl_jax.engine.rounds import Engine, Outcome, build
+from pfl_jax.engine.store import ClientStore, Federation, OnDevice, OnDisk, OnHost
 from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.primitives.metrics import before_aggregation
 
@@ -51,9 +50,8 @@ class RoundResult(NamedTuple):
     Attributes:
       round: number of the round, counted from 1.
       state: state after the round; with donate=True usable until the next round only. With state_on="host" the clients'
-        leaves are NumPy arrays; with several processes, each process has only the rows of its own clients
-        (`host_state.whole` collects them). With "disk" they are read where they are indexed or made an array of
-        (`pfl_jax.engine.disk_state.DiskLeaf`).
+        leaves are NumPy arrays; with several processes, each process has only the rows of its own clients. With "disk"
+        they are read where they are indexed or made an array of (`pfl_jax.engine.disk_state.DiskLeaf`).
       info: the method's `Info`, on the device. Rows of clients are those of `cohort`: row j of `info["head_weights"]`
         belongs to client `cohort[j]`. If all clients take part, row i is client i, as in `received` and `trained`.
       cohort: [M], the numbers of the clients that took part, ascending, as NumPy integers.
@@ -99,12 +97,9 @@ def run(
     on_nan: OnNaN = "stop",
     newcomers: Federation | None = None,
     donate: bool = False,
+    engine: Engine | None = None,
 ) -> Iterator[RoundResult]:
     """Run a federation and yield a `RoundResult` after each round. The docstring of `pfl_jax` has an example.
-
-    Another run of the same method, with another key, state or number of rounds, compiles nothing again in the same
-    process: make the method once and run it for each seed. The programs of the last four methods and settings, and
-    what these methods hold, stay in memory.
 
     Args:
       method: the method; or a schedule, a function from the round (counted from 0, traced) to the method of that
@@ -133,6 +128,10 @@ def run(
         clients of 600 examples in Fashion-MNIST's shape 0.2 of 31.7 MB, and ten paired rounds took 0.94 times as long
         without it (median; 0.82 to 1.23), by `python -m experiments.benchmark.donation`.
 
+      engine: compiled engine of this method and these settings, such as `pfl_jax.build(method, settings).jit()`, from a
+        caller who runs it more than once (with other keys, states or numbers of rounds) and wants it compiled once;
+        None builds one.
+
     Raises:
       InvalidInput: arguments of a wrong type or a state of another run, at once; a model that does not fit the data,
         when the first round is traced.
@@ -143,104 +142,135 @@ def run(
         method, data, settings, key, state=state, mesh=mesh, newcomers=newcomers, state_on=state_on, on_nan=on_nan
     )
     check_folder(state_on, state_folder)
-    disk = None if state_on != "disk" else host_state.Disk(None if state_folder is None else Path(state_folder))
-    if isinstance(data, PlacedData):
-        if mesh not in (None, data.mesh):
-            raise InvalidInput("mesh: the data is on another one already, that of placement.place; leave it out")
-        mesh = data.mesh
-        # Once, not at each evaluation.
-        newcomers = newcomers if isinstance(newcomers, PlacedData) else replicate(newcomers, mesh)
-    else:
-        data, newcomers = replicate((data, newcomers), mesh)
+    if data.mesh is not None and mesh not in (None, data.mesh):
+        raise InvalidInput("mesh: the data is on another one already, that of placement.place; leave it out")
+    mesh = data.mesh or mesh
+    # Once, not at each evaluation; clients that belong to devices are there already.
+    data, newcomers = (one if one is None or one.mesh else replicate(one, mesh) for one in (data, newcomers))
     devices = 1 if mesh is None else mesh.size
     settings = chunking.resolved(settings, method, np.asarray(data.train_count), devices=devices)
-    on_host = state_on != "device"
-    begin = partial(_start, method, settings, key, state, mesh, on_host=on_host, disk=disk, donate=donate)
-    return _rounds(method, data, newcomers, settings, begin, on_nan)
+    stores: dict[StateOn, ClientStore] = {
+        "device": OnDevice(donate=donate),
+        "host": OnHost(donate=donate),
+        "disk": OnDisk(None if state_folder is None else Path(state_folder)),
+    }
+    store = stores[state_on]
+    if engine is None:
+        engine = build(method, settings, mesh, num_labels=data.num_labels, store=store, donate=donate)
+        engine = engine.jit(mesh, donate=donate) if store.is_traced else engine
+
+    def begin():
+        if state is None:
+            return engine.init(data, replicate(key, mesh))
+        # The caller's state is never donated.
+        rest = replicate(jax.tree.map(jnp.copy, state._replace(clients=())), mesh)
+        return rest._replace(clients=store.adopt(data, mesh, state.clients))
+
+    return _results(engine, data, newcomers, settings, begin, on_nan, partial(explained, lambda: method, {}, data))
 
 
-def _rounds(
-    method: Method | MethodSchedule,
+def _results(
+    engine: Engine,
     data: Federation,
     newcomers: Federation | None,
     settings: Settings,
-    begin: Callable[[Federation], tuple[Engine, State]],
+    begin: Callable[[], State],
     on_nan: OnNaN,
+    explains: Callable[[], Any],
 ) -> Iterator[RoundResult]:
-    """The rounds of `run`, whose engine and first state `begin` makes."""
-    num_clients = data.num_clients
-    explains = partial(explained, lambda: method, {}, data)
+    """Results of `run`, whose first state `begin` makes."""
     with explains():
-        engine, current = begin(data)
-    start, received = time.perf_counter(), None
-    for index in range(int(current.round), settings.rounds):
-        number, size = index + 1, settings.cohort_size(num_clients, index)
-        evaluated = settings.is_evaluated(number)
-        all_train = size == num_clients and on_nan == "stop"
-        # Clients outside this cohort are scored with what they received, which the previous evaluation may have.
-        if evaluated and settings.before_aggregation and not all_train and received is None:
-            received = jax.tree.map(np.asarray, engine.evaluate(data, current))
-        with explains():
-            current, outcome = engine.round(data, current, size)
-        cohort, clients = outcome.cohort, np.asarray(outcome.cohort.clients)
-        _check_finite(number, clients, outcome, on_nan)
-        # Copied, because the next round may write into these arrays.
-        trained = jax.tree.map(np.array, current.trained)
-        before = None
-        if evaluated and settings.before_aggregation:
-            members = np.isin(np.arange(num_clients), clients[np.asarray(outcome.finite)])
-            before = before_aggregation(trained if received is None else received, trained, members)
-        received = new = None
-        if evaluated:
-            received = jax.tree.map(np.asarray, engine.evaluate(data, current))
-            new = None if newcomers is None else jax.tree.map(np.asarray, engine.evaluate_new(newcomers, current))
+        state = begin()
+    check = partial(_check_finite, on_nan=on_nan)
+    for step in play(engine, data, settings, state, newcomers, check, explains, may_skip=on_nan != "stop"):
+        cohort, clients = step.outcome.cohort, np.asarray(step.outcome.cohort.clients)
         yield RoundResult(
-            round=number,
-            state=current,
-            info=outcome.info,
+            round=step.round,
+            state=step.state,
+            info=step.outcome.info,
             cohort=clients,
             arrived=np.asarray(cohort.present),
-            diverged=clients[~np.asarray(outcome.finite)],
-            received=received,
-            trained=trained,
-            newcomers=new,
-            examples=int(outcome.examples),
-            seconds=time.perf_counter() - start,
-            before_aggregation=before,
+            diverged=clients[~np.asarray(step.outcome.finite)],
+            received=step.received,
+            trained=step.trained,
+            newcomers=step.newcomers,
+            examples=int(step.outcome.examples),
+            seconds=step.seconds,
+            before_aggregation=step.before_aggregation,
         )
+
+
+class Step(NamedTuple):
+    """One round of `play`: fields as in `RoundResult`, with a leading axis of runs for the engine of a sweep.
+
+    Attributes:
+      outcome: of the round, on the device.
+    """
+
+    round: int
+    state: State
+    outcome: Outcome
+    trained: Scores
+    received: Scores | None
+    newcomers: tuple[Scores, Scores] | None
+    before_aggregation: Scores | None
+    seconds: float
+
+
+def play(
+    engine: Engine,
+    data: Federation,
+    settings: Settings,
+    state: State,
+    newcomers: Federation | None,
+    check: Callable[[int, Outcome], None],
+    explains: Callable[[], Any],
+    *,
+    may_skip: bool,
+) -> Iterator[Step]:
+    """Loop over rounds and their evaluations, of one run or of several whose arrays have a leading axis.
+
+    Args:
+      engine: compiled.
+      data, settings, newcomers: see `run`.
+      state: before the first round.
+      check: called with the number of each round and its outcome, before anything is evaluated; may end the run.
+      explains: context in which a model that does not fit the data becomes an InvalidInput.
+      may_skip: whether clients of a cohort may be left out because they diverged.
+    """
+    num_clients = state.trained.accuracy.shape[-1]
+    start, received = time.perf_counter(), None
+    for index in range(int(np.ravel(state.round)[0]), settings.rounds):
+        number, size = index + 1, settings.cohort_size(num_clients, index)
+        evaluated = settings.is_evaluated(number)
+        all_train = size == num_clients and not may_skip
+        # Clients outside this cohort are scored with what they received, which the previous evaluation may have.
+        if evaluated and settings.before_aggregation and not all_train and received is None:
+            received = _on_host(engine.evaluate(data, state))
+        with explains():
+            state, outcome = engine.round(data, state, size)
+        check(number, outcome)
+        # Copied, because the next round may write into these arrays.
+        trained = jax.tree.map(np.array, state.trained)
+        before = new = None
+        if evaluated and settings.before_aggregation:
+            members = np.zeros(trained.accuracy.shape, bool)
+            np.put_along_axis(members, np.asarray(outcome.cohort.clients), np.asarray(outcome.finite), axis=-1)
+            before = before_aggregation(trained if received is None else received, trained, members)
+        received = _on_host(engine.evaluate(data, state)) if evaluated else None
+        if evaluated and newcomers is not None:
+            new = _on_host(engine.evaluate_new(newcomers, state))
+        yield Step(number, state, outcome, trained, received, new, before, time.perf_counter() - start)
         start = time.perf_counter()
 
 
-def _start(
-    method: Method | MethodSchedule,
-    settings: Settings,
-    key: PRNGKey,
-    state: State | None,
-    mesh: Mesh | None,
-    data: Federation,
-    *,
-    on_host: bool,
-    disk: host_state.Disk | None,
-    donate: bool,
-) -> tuple[Engine, State]:
-    """The compiled engine, and the state before the first round of this run."""
-    labels = num_labels(data)
-    if on_host:
-        engine = host_state.build(method, settings, mesh, disk=disk, donate=donate, num_labels=labels)
-    else:
-        engine = build_once(method, settings.of_programs(), mesh, labels).jit(mesh, donate=donate)
-    if state is None:
-        return engine, engine.init(data, replicate(key, mesh))
-    if on_host:
-        return engine, host_state.copy(state, data, mesh, disk)
-    state = state._replace(clients=in_memory(state.clients))
-    # The caller's state is never donated.
-    return engine, replicate(jax.tree.map(jnp.copy if donate else jnp.asarray, state), mesh)
+def _on_host(tree: PyTree) -> PyTree:
+    return jax.tree.map(np.asarray, tree)
 
 
-def _check_finite(number: int, clients: np.ndarray, outcome: Outcome, on_nan: OnNaN) -> None:
+def _check_finite(number: int, outcome: Outcome, *, on_nan: OnNaN) -> None:
     """Raise Diverged if the run cannot continue after this round."""
-    diverged = clients[~np.asarray(outcome.finite)]
+    diverged = np.asarray(outcome.cohort.clients)[~np.asarray(outcome.finite)]
     if diverged.size and (on_nan == "stop" or not np.asarray(outcome.cohort.present).any()):
         raise Diverged(number, sorted(diverged.tolist()))
     if not bool(outcome.server_finite):

@@ -6,7 +6,6 @@ arrays have a leading axis for the runs. With a mesh, each device has its own sh
 another device. The docstring of `run` has an example.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
@@ -20,10 +19,9 @@ from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, 
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import chunking, simulate
 from pfl_jax.engine.checks import check_sweep, explained, typed_keys
-from pfl_jax.engine.programs import kept
-from pfl_jax.engine.sharding import num_labels
-from pfl_jax.engine.simulate import Outcome, Settings
-from pfl_jax.primitives.metrics import before_aggregation
+from pfl_jax.engine.mapping import AXIS, map_clients
+from pfl_jax.engine.rounds import Engine
+from pfl_jax.engine.simulate import Settings
 from pfl_jax.primitives.tree import byte_count, gather
 
 MakeMethod: TypeAlias = Callable[..., Method | MethodSchedule]
@@ -62,54 +60,45 @@ class SweepResult(NamedTuple):
     before_aggregation: Scores | None = None
 
 
-class Engine(NamedTuple):
-    """Engine of R runs as three compiled functions; `values` are hyper-parameters [R], `states` have leaves [R, ...].
-
-    Attributes:
-      init: (FederatedData, values, keys [R]) -> states.
-      round: (FederatedData, values, states, size) -> (states, Outcome), leaves [R, ...].
-      evaluate: (FederatedData, values, states) -> Scores [R, N].
-    """
-
-    init: Callable[[FederatedData, Mapping[str, jax.Array], PRNGKey], State]
-    round: Callable[[FederatedData, Mapping[str, jax.Array], State, int], tuple[State, Outcome]]
-    evaluate: Callable[[FederatedData, Mapping[str, jax.Array], State], Scores]
-
-
 def build(
     make_method: MakeMethod,
     settings: Settings,
+    values: Mapping[str, jax.Array],
     *,
     chunk: int | None = 1,
     mesh: Mesh | None = None,
     num_labels: int = 0,
     donate: bool = False,
 ) -> Engine:
-    """Engine of a sweep.
+    """Engine of R runs: that of `pfl_jax.build` under vmap, compiled; all its inputs and results have a leading axis R.
+
+    Data are [R, ...] in the tables of the clients, and common in the pool of examples.
 
     Args:
       make_method, settings, chunk, donate: see `run`.
+      values: hyper-parameters [R].
       mesh: see `run`; here the number of devices must divide the number of runs.
-      num_labels: see `pfl_jax.engine.rounds.Stages`.
+      num_labels: see `pfl_jax.build`.
     """
 
     def over_runs(one: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        """Map the function one(data, values, rest) of one run over all runs."""
+        """Map the function one(engine, data, rest) of one run over all runs."""
 
-        def map_all(data, values, rest):
+        def map_all(values, data, rest):
             pool, own = _split(data)
 
             def map_one(pool, run):
                 own, values, rest = run
-                return one(pool._replace(**own), values, rest)
+                engine = simulate.build(make_method(**values), settings, num_labels=num_labels)
+                return one(engine, pool._replace(**own), rest)
 
             def map_on_device(pool, runs):
-                return simulate.map_clients(map_one, pool, runs, chunk=chunk, mesh=None)
+                return map_clients(map_one, pool, runs, chunk=chunk, mesh=None)
 
             if mesh is not None and mesh.size > 1:
-                by_run = PartitionSpec("clients")
+                by_run = PartitionSpec(AXIS)
                 map_on_device = jax.shard_map(
-                    # As in `simulate.map_clients`: the loops of `fit` carry unsharded values into sharded results.
+                    # As in `mapping.map_places`: the loops of `fit` carry unsharded values into sharded results.
                     map_on_device,
                     mesh=mesh,
                     in_specs=(PartitionSpec(), by_run),
@@ -120,25 +109,19 @@ def build(
 
         return map_all
 
-    def engine(values):
-        return simulate.build(make_method(**values), settings, num_labels=num_labels)
+    def round_(values, data, states, size):
+        return over_runs(lambda engine, data, state: engine.round(data, state, size))(values, data, states)
 
-    init = over_runs(lambda data, values, key: engine(values).init(data, key))
-    evaluate = over_runs(lambda data, values, state: engine(values).evaluate(data, state))
+    def evaluate_new(values, data, states):
+        return over_runs(lambda engine, data, state: engine.evaluate_new(data, state))(values, data, states)
 
-    def round_(data, values, states, size):
-        return over_runs(lambda data, values, state: engine(values).round(data, state, size))(data, values, states)
-
-    donated = (2,) if donate else ()
-    return Engine(jax.jit(init), jax.jit(round_, static_argnums=3, donate_argnums=donated), jax.jit(evaluate))
-
-
-@kept
-def _build_once(
-    make_method: MakeMethod, settings: Settings, chunk: int | None, mesh: Mesh | None, num_labels: int, donate: bool
-) -> Engine:
-    """Engine of `build`, the same one for the same arguments; the settings are those of `Settings.of_programs`."""
-    return build(make_method, settings, chunk=chunk, mesh=mesh, num_labels=num_labels, donate=donate)
+    # The values are arguments of the programs: in the functions they would be constants.
+    return Engine(
+        init=partial(jax.jit(over_runs(lambda engine, data, key: engine.init(data, key))), values),
+        round=partial(jax.jit(round_, static_argnums=3, donate_argnums=(2,) if donate else ()), values),
+        evaluate=partial(jax.jit(over_runs(lambda engine, data, state: engine.evaluate(data, state))), values),
+        evaluate_new=partial(jax.jit(evaluate_new), values),
+    )
 
 
 def run(
@@ -217,47 +200,29 @@ def _rounds(
     """The rounds of `run`, whose arguments are checked."""
     number = len(keys)
     explains = partial(explained, make_method, {name: value[0] for name, value in values.items()}, data)
-    engine = _build_once(make_method, settings.of_programs(), chunk, mesh, num_labels(data), donate)
+    labels = data.num_labels
     # The caller's states are never donated.
     states = jax.tree.map(jnp.copy, states) if donate else states
     data, values, keys, states = _on_devices(mesh, number, data, values, keys, states)
+    engine = build(make_method, settings, values, chunk=chunk, mesh=mesh, num_labels=labels, donate=donate)
     with explains():
-        states = engine.init(data, values, keys) if states is None else states
-    num_clients, without_padding = data.train_count.shape[1], partial(_first_rows, number)
-    start, received = time.perf_counter(), None
-    for index in range(int(np.asarray(states.round)[0]), settings.rounds):
-        evaluated, before = settings.is_evaluated(index + 1), None
-        size = settings.cohort_size(num_clients, index)
-        if evaluated and settings.before_aggregation and size < num_clients and received is None:
-            received = without_padding(engine.evaluate(data, values, states))
-        with explains():
-            states, outcome = engine.round(data, values, states, size)
-        cohorts, trained = without_padding(outcome.cohort.clients), without_padding(states.trained)
-        if evaluated and settings.before_aggregation:
-            members = _members(cohorts, num_clients)
-            before = before_aggregation(trained if received is None else received, trained, members)
-        received = without_padding(engine.evaluate(data, values, states)) if evaluated else None
+        states = engine.init(data, keys) if states is None else states
+    without_padding = partial(_first_rows, number)
+    for step in simulate.play(engine, data, settings, states, None, lambda *_: None, explains, may_skip=False):
+        outcome = without_padding(step.outcome._replace(info=()))
         yield SweepResult(
-            round=index + 1,
-            states=states,
-            infos=outcome.info,
-            cohorts=cohorts,
-            arrived=without_padding(outcome.cohort.present),
-            finite=without_padding(outcome.finite).all(axis=1) & without_padding(outcome.server_finite),
-            received=received,
-            trained=trained,
-            examples=without_padding(outcome.examples),
-            seconds=time.perf_counter() - start,
-            before_aggregation=before,
+            round=step.round,
+            states=step.state,
+            infos=step.outcome.info,
+            cohorts=outcome.cohort.clients,
+            arrived=outcome.cohort.present,
+            finite=outcome.finite.all(axis=1) & outcome.server_finite,
+            received=without_padding(step.received),
+            trained=without_padding(step.trained),
+            examples=outcome.examples,
+            seconds=step.seconds,
+            before_aggregation=without_padding(step.before_aggregation),
         )
-        start = time.perf_counter()
-
-
-def _members(cohorts: np.ndarray, num_clients: int) -> np.ndarray:
-    """Which clients [R, N] are in the cohorts [R, M]."""
-    members = np.zeros((len(cohorts), num_clients), bool)
-    np.put_along_axis(members, cohorts, values=True, axis=1)
-    return members
 
 
 def _first_rows(number: int, tree: PyTree) -> PyTree:

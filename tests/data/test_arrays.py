@@ -7,7 +7,6 @@ import pytest
 
 from pfl_jax.base import ClientData
 from pfl_jax.data import client_data, federate, federate_runs, from_arrays, hold_out, partition, select_run
-from pfl_jax.data.federated import OwnClients
 from pfl_jax.engine import placement
 from pfl_jax.engine.mapping import client_mesh
 from pfl_jax.errors import InvalidInput
@@ -76,7 +75,7 @@ def test_runs_held_out_clients_and_devices_have_the_same_inputs():
         for other in (
             client_data(select_run(runs, 1), client, "train"),
             client_data(*((stay, client) if client < 3 else (new, 0)), "train"),
-            client_data(OwnClients(gather(placed.own, placed.owner[client]), placed.row), client, "train"),
+            client_data(gather(placed.own, placed.owner[client])._replace(row=placed.row), client, "train"),
         ):
             assert other.x.dtype == jnp.int32
             np.testing.assert_array_equal(other.x[: len(parts.train[client])], wanted.x[: len(parts.train[client])])

@@ -13,9 +13,10 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from pfl_jax import simulate
 from pfl_jax.base import ClientData, Mean
 from pfl_jax.data import federated
-from pfl_jax.engine import host_state, placement
+from pfl_jax.engine import placement
 from pfl_jax.engine.attacks import attackers, flip_labels, perturb
 from pfl_jax.engine.simulate import Settings
+from pfl_jax.engine.store import OnHost
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 from pfl_jax.testing.comparison import assert_close
@@ -148,7 +149,7 @@ def test_attacks_drop_outs_and_stragglers_on_every_engine(name, attack):
     settings = functools.partial(Settings, rounds=3, attack=attack, **TOGETHER)
     want = play(simulate.build(method, settings(), num_labels=3).jit(), data)
     assert_close(play(simulate.build(method, settings(chunk=3), num_labels=3).jit(), data), want)
-    on_host = host_state.build(method, settings(), num_labels=3)
+    on_host = simulate.build(method, settings(), num_labels=3, store=OnHost())
     state = on_host.init(data, jax.random.key(0))
     for _ in range(3):
         state, _ = on_host.round(data, state, 3)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +11,8 @@ from hypothesis import strategies as st
 from problems import tiny_federation, tiny_model
 
 from pfl_jax import methods, models, simulate, sweep
-from pfl_jax.engine import mapping
+from pfl_jax.data.federated import spread
+from pfl_jax.engine import rounds
 from pfl_jax.engine.chunking import (
     MAX_WASTE,
     choose_chunk,
@@ -23,31 +23,25 @@ from pfl_jax.engine.chunking import (
     wasted_step_share,
 )
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.engine.mapping import assign_devices
 from pfl_jax.primitives.local_sgd import LocalSGD
-
-# One program for each kind of call; operation by operation, each shape would compile a dozen.
-assign_devices = jax.jit(assign_devices, static_argnums=1)
 
 UNEQUAL = np.array([520, 480, 300, 290, 120, 110, 60, 50, 10, 5])
 
 
 def counted(counts, batch_size, chunk, devices):
-    """Goes through the schedule of `map_clients` step by step: device by device, chunk by chunk, client by client."""
+    """Goes through the schedule of `map_places` step by step: device by device, chunk by chunk, client by client."""
     steps = sorted((int(np.ceil(count / batch_size)) for count in counts), reverse=True)
     wasted = executed = 0
-    rounds = int(np.ceil(len(steps) / devices))
-    for device in range(devices):
-        lanes = [position * devices + device for position in range(rounds)]
-        size = rounds if chunk is None else chunk
-        for start in range(0, rounds, size):
-            together = lanes[start : start + size]
-            # A place past the last client holds a copy of the largest.
-            lengths = [steps[lane] if lane < len(steps) else steps[0] for lane in together]
-            for lane in together:
-                if lane < len(steps):
-                    executed += max(lengths)
-                    wasted += max(lengths) - steps[lane]
+    size = int(np.ceil(len(steps) / devices)) if chunk is None else chunk
+    own = {device: [] for device in range(devices)}
+    for rank, length in enumerate(steps):
+        turn, position = divmod(rank, devices)
+        own[devices - 1 - position if turn % 2 else position].append(length)
+    for lengths in own.values():
+        for start in range(0, len(lengths), size):
+            together = lengths[start : start + size]
+            executed += max(together) * len(together)
+            wasted += sum(max(together) - length for length in together)
     return wasted / executed
 
 
@@ -112,26 +106,20 @@ def test_wasted_steps_of_devices_that_own_their_clients():
     assert wasted_step_share(counts, batch_size=10, chunk=1, devices=2, owners=owners) == 0
 
 
-def longest(loads, devices):
-    """Load of the busiest device, clients dealt out one by one."""
-    totals, numbers = [0] * devices, [0] * devices
-    for load in sorted(loads, reverse=True):
-        free = [device for device in range(devices) if numbers[device] < -(-len(loads) // devices)]
-        device = min(free, key=lambda device: totals[device])
-        totals[device] += load
-        numbers[device] += 1
-    return max(totals)
-
-
 @settings(deadline=None, max_examples=25)
-@given(loads=st.lists(st.integers(1, 300), min_size=5, max_size=5), devices=st.integers(1, 4))
-def test_the_largest_client_goes_to_the_least_loaded_device(loads, devices):
-    assigned = np.asarray(assign_devices(jnp.array(loads), devices))
-    assert sorted(assigned[assigned < 5]) == [0, 1, 2, 3, 4]
-    totals = [sum(loads[client] for client in own if client < 5) for own in assigned]
-    assert max(totals) == longest(loads, devices)
-    share = idle_device_share(np.array(loads), batch_size=1, chunk=1, devices=devices)
-    assert share == pytest.approx(1 - sum(loads) / devices / longest(loads, devices))
+@given(loads=st.lists(st.integers(1, 300), min_size=1, max_size=14), devices=st.integers(1, 4))
+def test_devices_get_equal_numbers_and_similar_loads(loads, devices):
+    size, loads = len(loads), np.sort(loads)[::-1]
+    places = spread(size, devices)
+    assert sorted(places[places < size]) == list(range(size))
+    # Free places are the last ones, and a device's clients are sorted.
+    assert (np.diff(places, axis=1) > 0).all() or size <= devices
+    numbers, totals = np.sum(places < size, axis=1), np.append(loads, 0)[places].sum(axis=1)
+    assert np.ptp(numbers) <= 1
+    # In any two turns that follow each other the devices' loads differ by less than the first turn's.
+    assert np.ptp(totals) <= loads[0]
+    share = idle_device_share(loads, batch_size=1, chunk=1, devices=devices)
+    assert share == pytest.approx(1 - sum(loads) / devices / max(totals))
 
 
 def test_devices_wait_for_the_one_that_trains_longest():
@@ -184,13 +172,13 @@ def test_a_run_and_a_sweep_make_the_choice(monkeypatch):
     """On a CPU a multilayer perceptron's clients are trained together, and so are those of a sweep's runs."""
     data, method = tiny_federation((9, 9, 9, 9)), methods.fedavg(tiny_model(), LocalSGD(batch_size=8))
     seen = []
-    mapped = mapping.map_and_sum
+    mapped = rounds.map_places
 
     def spied(*arguments, chunk, **options):
         seen.append(chunk)
         return mapped(*arguments, chunk=chunk, **options)
 
-    monkeypatch.setattr(mapping, "map_and_sum", spied)
+    monkeypatch.setattr(rounds, "map_places", spied)
     auto, one = (
         list(simulate.run(method, data, Settings(rounds=2, **given), jax.random.key(0)))[-1]
         for given in ({}, {"chunk": 1})
@@ -200,7 +188,7 @@ def test_a_run_and_a_sweep_make_the_choice(monkeypatch):
     seen.clear()
     list(sweep.run(lambda: method, data, Settings(rounds=1), jax.random.split(jax.random.key(0), 2)))
     # Without an accelerator an engine of one's own trains one after another.
-    assert set(seen) == {None, 4}
+    assert set(seen) == {4}
     seen.clear()
     jax.eval_shape(simulate.build(method, Settings(rounds=1)).init, data, jax.random.key(0))
     assert set(seen) == {1}

@@ -9,7 +9,7 @@ import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
-from pfl_jax.engine import host_state
+from pfl_jax.engine import store
 from pfl_jax.engine.disk_state import DiskLeaf, in_memory
 from pfl_jax.engine.rows_file import NAME
 from pfl_jax.methods import make_method
@@ -51,7 +51,7 @@ def assert_same(left, right):
 )
 def test_states_on_the_host_and_on_the_device_give_the_same_results(name, devices, monkeypatch):
     # Five clients in blocks of two: the last one is filled up.
-    monkeypatch.setattr(host_state, "BLOCK", 2)
+    monkeypatch.setattr(store, "BLOCK", 2)
     mesh = simulate.client_mesh() if devices == 2 else None
     on_host = play(name, mesh=mesh, state_on="host")
     assert_same(on_host, play(name))
@@ -61,7 +61,7 @@ def test_states_on_the_host_and_on_the_device_give_the_same_results(name, device
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "devices"), [("fedper", 1), ("fedpac", 1), ("fedas", 2), ("fedavg", 1)])
 def test_states_on_disk_give_bit_for_bit_what_states_on_the_host_give(name, devices, tmp_path, monkeypatch):
-    monkeypatch.setattr(host_state, "BLOCK", 2)
+    monkeypatch.setattr(store, "BLOCK", 2)
     mesh = simulate.client_mesh() if devices == 2 else None
     on_host = play(name, mesh=mesh, state_on="host")
     on_disk = play(name, mesh=mesh, state_on="disk", state_folder=tmp_path)
@@ -80,9 +80,8 @@ def test_initial_states_are_written_to_disk_in_blocks(tmp_path):
         return {"draw": jax.random.normal(key, (2,)), "count": data.mask.sum()}
 
     method = make("fedper")._replace(init_client=init_client, init_server=lambda key: ())
-    init, on_disk = (
-        host_state.build(method, SETTINGS, block=2, disk=disk).init for disk in (None, host_state.Disk(tmp_path))
-    )
+    stores = store.OnHost(block=2), store.OnDisk(tmp_path, block=2)
+    init, on_disk = (simulate.build(method, SETTINGS, store=place).init for place in stores)
     want, found = init(DATA, jax.random.key(3)).clients, on_disk(DATA, jax.random.key(3)).clients
     assert isinstance(found["draw"], DiskLeaf)
     jax.tree.map(np.testing.assert_array_equal, want, jax.tree.map(np.asarray, found))
@@ -110,10 +109,11 @@ def test_a_run_continues_from_a_state_on_the_host_or_the_device():
 
 
 def test_a_round_writes_the_cohorts_rows_alone(tmp_path):
-    engine = host_state.build(make("fedper"), SETTINGS)
+    engine = simulate.build(make("fedper"), SETTINGS, store=store.OnHost())
     state = engine.init(DATA, jax.random.key(0))
     before = jax.tree.map(np.array, state.clients)
-    on_disk = host_state.copy(state, DATA, disk=host_state.Disk(tmp_path))
+    disk = store.OnDisk(tmp_path)
+    on_disk = state._replace(clients=disk.adopt(DATA, None, state.clients))
     state, outcome = engine.round(DATA, state, 3)
     outside = np.setdiff1d(np.arange(5), np.asarray(outcome.cohort.clients))
     for was, now in zip(jax.tree.leaves(before), jax.tree.leaves(state.clients), strict=True):
@@ -122,8 +122,8 @@ def test_a_round_writes_the_cohorts_rows_alone(tmp_path):
     assert set(changed) == set(np.asarray(outcome.cohort.clients).tolist())
     scores = engine.evaluate(DATA, state)
     assert np.isfinite(scores.accuracy).all()
-    # The same program with the rows of a file.
-    later, _ = engine.round(DATA, on_disk, 3)
+    from_disk = simulate.build(make("fedper"), SETTINGS, store=disk)
+    later, _ = from_disk.round(DATA, on_disk, 3)
     for one, other in ((on_disk.clients, before), (later.clients, state.clients)):
         jax.tree.map(np.testing.assert_array_equal, in_memory(one), other)
-    jax.tree.map(np.testing.assert_array_equal, engine.evaluate(DATA, later), scores)
+    jax.tree.map(np.testing.assert_array_equal, from_disk.evaluate(DATA, later), scores)

@@ -9,9 +9,10 @@ from problems import CLASSES, tiny_federation
 from pfl_jax import simulate
 from pfl_jax.base import LocalResult, Mean, Method, Survey
 from pfl_jax.data.federated import hold_out
-from pfl_jax.engine import cohort, host_state, rounds
+from pfl_jax.engine import cohort, rounds
 from pfl_jax.engine.attacks import attackers
 from pfl_jax.engine.simulate import Settings
+from pfl_jax.engine.store import OnHost
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -50,12 +51,12 @@ def number_of(loss):
     return np.log(CLASSES - 1) - np.log(np.expm1(np.asarray(loss, np.float64)))
 
 
-def numbers(seed, build):
+def numbers(seed, store):
     """All numbers of a run of four clients, and of two that never take part."""
     everyone = tiny_federation((9, 20, 14, 5, 7, 12))
     data, newcomers = hold_out(everyone._replace(y=jnp.zeros_like(everyone.y)), 2)
-    engine = build(drawing(), Settings(rounds=ROUNDS))
-    engine = engine if build is host_state.build else engine.jit()
+    engine = rounds.build(drawing(), Settings(rounds=ROUNDS), store=store)
+    engine = engine.jit() if store is None else engine
     state = engine.init(data, jax.random.key(seed))
     found = [state.server["first"], state.server["asked"], state.clients["first"]]
     found.append(number_of(engine.evaluate(data, state).loss))
@@ -67,12 +68,10 @@ def numbers(seed, build):
     return np.concatenate([np.ravel(part) for part in found])
 
 
-@pytest.mark.parametrize(
-    "build", [rounds.build, pytest.param(host_state.build, marks=pytest.mark.slow)], ids=["device", "host"]
-)
-def test_every_key_of_a_run_is_another_one(build):
+@pytest.mark.parametrize("store", [None, pytest.param(OnHost(), marks=pytest.mark.slow)], ids=["device", "host"])
+def test_every_key_of_a_run_is_another_one(store):
     """Over rounds, clients, newcomers, the survey, both initializations, training, aggregation and evaluation."""
-    found = np.concatenate([numbers(seed, build) for seed in (0, 1)])
+    found = np.concatenate([numbers(seed, store) for seed in (0, 1)])
     assert len(found) == 2 * (1 + 4 + 4 + 4 + ROUNDS * (1 + 4 + 4 + 2 + 2))
     assert np.diff(np.sort(found)).min() > 1e-5
 
@@ -109,7 +108,7 @@ COUNTS = jnp.array([5, 9, 7, 9, 1, 3, 8, 2])
 @pytest.mark.parametrize(
     ("draw", "share"),
     [
-        (lambda key: members(cohort.evaluated_clients(key, COUNTS, Settings(1, eval_clients=2))), 1 / 4),
+        (lambda key: members(cohort.evaluated_clients(key, len(COUNTS), Settings(1, eval_clients=2))), 1 / 4),
         (lambda key: members(cohort.sample_cohort(key, 0, COUNTS, 2, Settings(1)).clients), 1 / 4),
         (lambda key: cohort.sample_cohort(key, 0, COUNTS, 8, Settings(1, drop_rate=0.25)).present, 3 / 4),
         (lambda key: cohort.stragglers(key, 8, 0.25), 1 / 4),

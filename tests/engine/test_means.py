@@ -12,8 +12,8 @@ from problems import CLASSES, FEATURES, HYPER_PARAMETERS, received, tiny_federat
 from pfl_jax import simulate
 from pfl_jax.base import LocalResult, Mean, Method
 from pfl_jax.data import federated
-from pfl_jax.data.federated import client_data
-from pfl_jax.engine.mapping import map_and_sum
+from pfl_jax.data.federated import client_data, spread
+from pfl_jax.engine.mapping import in_client_order, map_places
 from pfl_jax.methods import make_method
 from pfl_jax.networks import models as networks
 from pfl_jax.primitives.aggregation import mean_by_class, size_weights, weighted_mean
@@ -63,7 +63,12 @@ def test_terms_are_summed_over_real_clients_only(chunk, devices):
     def fn(shared, client):
         return client[0], {"sum": shared * client, "count": jnp.ones(())}
 
-    rows, terms = jax.jit(lambda shared, c: map_and_sum(fn, shared, c, chunk=chunk, mesh=mesh))(2.0, clients)
+    def map_all(shared, clients):
+        places = spread(5, devices)
+        rows, terms = map_places(fn, shared, clients[places], places < 5, chunk=chunk, mesh=mesh)
+        return in_client_order(places, 5, rows, mesh), terms
+
+    rows, terms = jax.jit(map_all)(2.0, clients)
     np.testing.assert_allclose(rows, clients[:, 0])
     np.testing.assert_allclose(terms["sum"], 2 * np.sum(np.float64(clients), axis=0), rtol=1e-5)
     assert float(terms["count"]) == 5
@@ -107,7 +112,7 @@ def test_absent_clients_stay_in_the_cohort_with_count_zero(drop_rate, broken, nu
 
 
 def gathered(program):
-    """Shapes [M, ...] of what a compiled program collects from all devices, client by client."""
+    """Shapes [D, W, ...] of what a compiled program collects from all devices, client by client."""
     found = re.findall(r"= (\S+) (?:all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(", program)
     return sorted(tuple(map(int, shape.split(","))) for text in found for shape in re.findall(r"\[([\d,]+)\]", text))
 
@@ -128,12 +133,12 @@ def test_devices_exchange_the_sums_of_means_and_each_clients_other_leaves(name):
     program = built.round.lower(data, state, 8).compile().as_text()
 
     # Whether the client's work was finite and its four scores, and of fedpac what no mean stands for.
-    expected = [(8,)] * 5
+    expected = [(2, 4)] * 5
     if name == "scaffold":
-        expected += [(8, *leaf.shape) for leaf in jax.tree.leaves(state.server.control)]
+        expected += [(2, 4, *leaf.shape) for leaf in jax.tree.leaves(state.server.control)]
     if name == "fedpac":
         head = jax.tree.leaves(state.server.head)
-        expected += [(8, *leaf.shape) for leaf in (*head, *head)] + [(8, CLASSES, FEATURES), (8,)]
+        expected += [(2, 4, *leaf.shape) for leaf in (*head, *head)] + [(2, 4, CLASSES, FEATURES), (2, 4)]
     assert gathered(program) == sorted(expected)
     # The sums of the means' values and of their weights.
     key, client = jax.random.key(0), jax.tree.map(lambda leaf: leaf[0], state.clients)

@@ -14,7 +14,7 @@ from trees import row
 
 from pfl_jax import simulate, sweep
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine import host_state, placement
+from pfl_jax.engine import placement, store
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.methods import make_method
 from pfl_jax.primitives.metrics import score
@@ -126,7 +126,7 @@ def test_before_aggregation_of_fedper_against_a_loop_over_clients():
     ],
 )
 def test_before_aggregation_with_states_on_the_host_and_owned_clients(name, placed, state_on, monkeypatch):
-    monkeypatch.setattr(host_state, "BLOCK", 3)
+    monkeypatch.setattr(store, "BLOCK", 3)
     data = placement.place(DATA, simulate.client_mesh()) if placed else DATA
     got = play(make(name), data=data, state_on=state_on)
     for one, other in zip(got, usual(name), strict=True):
@@ -173,8 +173,8 @@ def test_number_of_evaluations(settings, passes, monkeypatch):
             engine = self._engine.jit(mesh, **options)
             return engine._replace(evaluate=lambda *words: made.append(1) or engine.evaluate(*words))
 
-    build_once = simulate.build_once
-    monkeypatch.setattr(simulate, "build_once", lambda *words: Counted(build_once(*words)))
+    build = simulate.build
+    monkeypatch.setattr(simulate, "build", lambda *words, **named: Counted(build(*words, **named)))
     results = play(make("fedavg"), Settings(**{"rounds": 4, "participation": 0.3, "eval_every": 2, **settings}))
     assert len(made) == passes
     asked = settings["before_aggregation"]

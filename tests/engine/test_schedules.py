@@ -8,8 +8,8 @@ import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate, sweep
-from pfl_jax.engine import host_state
 from pfl_jax.engine.cohort import Settings
+from pfl_jax.engine.store import OnHost
 from pfl_jax.methods import make_method
 
 pytestmark = pytest.mark.without_f1_auc
@@ -46,7 +46,7 @@ def test_each_round_has_its_own_rate():
 @pytest.mark.slow
 def test_states_in_host_memory_change_nothing():
     data, settings = tiny_federation(), Settings(rounds=2, participation=0.5)
-    engine = host_state.build(lambda index: method(RATES[index]), settings, block=2)
+    engine = simulate.build(lambda index: method(RATES[index]), settings, store=OnHost(block=2))
     state = engine.init(data, KEY)
     for _ in range(2):
         state, _ = engine.round(data, state, 2)

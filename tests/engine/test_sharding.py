@@ -12,8 +12,8 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from test_host_state import assert_same
 
 from pfl_jax import simulate
-from pfl_jax.data.federated import OwnClients, client_data
-from pfl_jax.engine import host_state, placement, sharding
+from pfl_jax.data.federated import client_data
+from pfl_jax.engine import mapping, placement, store
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 
@@ -33,13 +33,13 @@ def make(name):
 def test_every_device_has_its_own_clients_and_no_other_examples():
     @partial(jax.jit, static_argnums=2)
     def read(data, client, split, row=None):
-        return client_data(data if row is None else OwnClients(data, row), client, split)
+        return client_data(data._replace(row=row), client, split)
 
     mesh = simulate.client_mesh()
     placed = placement.place(DATA, mesh)
     owner = np.asarray(placed.owner)
-    # 20 and 9 examples on one device, 14, 12 and 5 on the other.
-    assert mesh.size != 2 or owner.tolist() == [0, 0, 1, 1, 1]
+    # 20, 9 and 5 examples on one device, 14 and 12 on the other.
+    assert mesh.size != 2 or owner.tolist() == [0, 0, 1, 0, 1]
     for device in range(mesh.size):
         own = jax.tree.map(lambda leaf, device=device: np.asarray(leaf)[device], placed.own)
         mine = np.flatnonzero(owner == device)
@@ -63,9 +63,9 @@ def test_the_largest_clients_are_dealt_first():
     assert sorted(np.concatenate(dealt)) == list(range(40))
     assert all((np.diff(own) > 0).all() for own in dealt)
     loads, plain = np.array([counts[own].sum() for own in dealt]), np.array([counts[d::4].sum() for d in range(4)])
-    assert np.ptp(loads) <= 5 < np.ptp(plain)
-    # Clients of one size are dealt in turn.
-    assert [own.tolist() for own in placement.deal(np.full(5, 7), 2)] == [[0, 2, 4], [1, 3]]
+    assert 2 * np.ptp(loads) < np.ptp(plain)
+    # Clients of one size are dealt in turns, every other one in the reverse order.
+    assert [own.tolist() for own in placement.deal(np.full(5, 7), 2)] == [[0, 3, 4], [1, 2]]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, None])
@@ -82,9 +82,20 @@ def test_mapping_is_exact_for_every_type(chunk, ids):
         own = {"row": factor * row, "odd": odd, "count": count, "nan": jnp.where(odd, jnp.nan, 1.0), "none": ()}
         return own, {"terms": row, "clients": jnp.ones(())}
 
-    got, sums = jax.jit(lambda data, clients: sharding.map_owned(fn, (data, 2.0), clients, chunk=chunk))(
-        placed, (ids, rows)
-    )
+    def map_all(placed, ids, rows):
+        places, mesh = placed.places(ids, placed.mesh.size), placed.mesh
+        got, sums = mapping.map_places(
+            lambda shared, client: fn((shared[0].on_device(), shared[1]), client),
+            (placed, 2.0),
+            (ids[places], rows[places]),
+            places < len(ids),
+            chunk=chunk,
+            mesh=mesh,
+            specs=(placed.specs, jax.sharding.PartitionSpec()),
+        )
+        return mapping.in_client_order(places, len(ids), got, mesh), sums
+
+    got, sums = jax.jit(map_all)(placed, ids, rows)
     np.testing.assert_array_equal(got["row"], 2 * rows)
     np.testing.assert_array_equal(got["odd"], ids % 2 == 1)
     assert got["odd"].dtype == bool
@@ -94,26 +105,12 @@ def test_mapping_is_exact_for_every_type(chunk, ids):
     assert float(sums["clients"]) == len(ids)
 
 
-def test_rows_are_exchanged_between_their_owners():
-    mesh, clients = simulate.client_mesh(), np.array([3, 0, 4], np.int32)
-    owners = np.array([1, 0, 1], np.int32) % mesh.size
-    table = {"a": np.arange(10.0, dtype=np.float32).reshape(5, 2), "b": np.array([True, False, True, True, False])}
-    rows = sharding.shard_rows(lambda own: jax.tree.map(lambda leaf: leaf[own], table), clients, owners, mesh)
-    for device, block in enumerate(rows.tree["a"]):
-        np.testing.assert_array_equal(block[owners != device], 0)
-    met = jax.jit(lambda rows: sharding.gather_rows(rows))(rows)
-    jax.tree.map(lambda got, leaf: np.testing.assert_array_equal(got, leaf[clients]), met, table)
-    own, found = sharding.own_rows(rows, clients, owners)
-    assert sorted(own) == sorted(clients)
-    jax.tree.map(lambda got, leaf: np.testing.assert_array_equal(got, leaf[own]), found, table)
-
-
 @pytest.mark.parametrize(
     ("name", "place"),
     [("fedrep", "device"), *(pytest.param("fedper", place, marks=pytest.mark.slow) for place in ("host", "disk"))],
 )
 def test_owned_clients_give_the_same_results(name, place, monkeypatch):
-    monkeypatch.setattr(host_state, "BLOCK", 2)
+    monkeypatch.setattr(store, "BLOCK", 2)
 
     def play(data, **options):
         results = list(simulate.run(make(name), data, SETTINGS, jax.random.key(5), **options))
@@ -139,10 +136,10 @@ def test_replication_over_processes_is_compiled_once(monkeypatch):
         compiled.append(event)
 
     tree = {"clients": np.arange(5, dtype=np.int32), "mask": np.ones(3, bool)}
-    sharding.replicate(tree, mesh)
+    mapping.replicate(tree, mesh)
     jax.monitoring.register_event_duration_secs_listener(count)
     try:
-        again = sharding.replicate(tree, mesh)
+        again = mapping.replicate(tree, mesh)
     finally:
         jax.monitoring.unregister_event_duration_listener(count)
     assert "/jax/core/compile/backend_compile_duration" not in compiled
@@ -151,15 +148,15 @@ def test_replication_over_processes_is_compiled_once(monkeypatch):
 
 def test_labels_of_other_processes_count():
     placed = placement.place(DATA, simulate.client_mesh())
-    assert sharding.num_labels(placed) == sharding.num_labels(DATA) == int(DATA.y.max()) + 1
+    assert placed.num_labels == DATA.num_labels == int(DATA.y.max()) + 1
     # As in a process whose own clients have only small labels.
     few = dataclasses.replace(placed, own=placed.own._replace(y=jnp.zeros_like(placed.own.y)))
-    assert sharding.num_labels(few) == sharding.num_labels(DATA)
+    assert few.num_labels == DATA.num_labels
 
 
 def test_labels_after_a_shift_count():
     shifted = DATA._replace(label_map=DATA.label_map + 4)
-    assert sharding.num_labels(shifted) == sharding.num_labels(placement.place(shifted, simulate.client_mesh())) == 7
+    assert shifted.num_labels == placement.place(shifted, simulate.client_mesh()).num_labels == 7
 
 
 def test_data_that_is_on_a_mesh_is_run_on_no_other():

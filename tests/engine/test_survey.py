@@ -9,8 +9,9 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from pfl_jax import simulate
 from pfl_jax.base import Mean, Survey
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine import host_state, placement
+from pfl_jax.engine import placement
 from pfl_jax.engine.simulate import Settings
+from pfl_jax.engine.store import OnHost
 from pfl_jax.methods import make_method
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
 
@@ -38,18 +39,18 @@ def asking(wrapped=False):
     return server_optimized(method, ServerOptimizer("adam")) if wrapped else method
 
 
-def start(build, data=None, **settings):
-    init = build(asking(), Settings(rounds=1, **settings)).init
+def start(data=None, store=None, **settings):
+    engine = simulate.build(asking(), Settings(rounds=1, **settings), store=store)
     # The engine with states on the host is compiled already.
-    init = jax.jit(init) if build is simulate.build else init
-    return init(data or tiny_federation(), jax.random.key(0)).server
+    engine = engine.jit() if store is None else engine
+    return engine.init(data or tiny_federation(), jax.random.key(0)).server
 
 
 def test_the_servers_state_has_the_mean_over_all_clients():
     data = tiny_federation()
     rows = [client_data(data, client, "train") for client in range(4)]
     means = [np.asarray(one.x)[np.asarray(one.mask)].reshape(-1, 6)[:, :3].mean(0) for one in rows]
-    got = start(lambda *arguments: simulate.build(*arguments).jit())["head"]["bias"]
+    got = start()["head"]["bias"]
     np.testing.assert_allclose(got, np.mean(means, axis=0), atol=1e-5)
     # Each client has a key of its own.
     assert np.abs(np.asarray(got) - np.mean(means, axis=0)).max() < 1e-4
@@ -58,15 +59,15 @@ def test_the_servers_state_has_the_mean_over_all_clients():
 
 
 def test_chunks_and_hosts_change_nothing():
-    want = start(simulate.build)
-    for one in (start(simulate.build, chunk=3), start(host_state.build)):
+    want = start()
+    for one in (start(chunk=3), start(store=OnHost())):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, want)
 
 
 # Conformance has FedDBE's on devices.
 @pytest.mark.slow
 def test_devices_change_nothing():
-    want, mesh = start(simulate.build), simulate.client_mesh()
+    want, mesh = start(), simulate.client_mesh()
     shared = simulate.build(asking(), SETTINGS, mesh).init(tiny_federation(), jax.random.key(0)).server
-    for one in (shared, start(simulate.build, placement.place(tiny_federation(), mesh))):
+    for one in (shared, start(placement.place(tiny_federation(), mesh))):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, want)

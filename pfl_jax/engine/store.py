@@ -1,0 +1,267 @@
+"""Places of the clients' states between rounds: the device, the host's memory, or a file.
+
+A `ClientStore` reads the rows of the clients that a device trains or evaluates, and writes those of a cohort. Nothing
+else knows where rows are. On the host and on disk, a process stores the rows of its own clients alone, memory holds no
+more than blocks of them while all clients are initialized or evaluated, and evaluation sends no rows between processes.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pfl_jax.base import PyTree
+from pfl_jax.data.federated import FederatedData
+from pfl_jax.engine.disk_state import Table, in_memory, reopened, table_of
+from pfl_jax.engine.mapping import AXIS, in_client_order, own_devices, replicate
+from pfl_jax.engine.placement import PlacedData
+from pfl_jax.primitives.tree import gather, scatter
+
+Federation = FederatedData | PlacedData
+"""A federation's data: replicated on every device, or sharded by client."""
+
+BLOCK = 256
+"""Clients whose rows are on the device at a time when all are initialized or evaluated."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Which device handles which client, see `pfl_jax.engine.mapping.map_places`.
+
+    Attributes:
+      ids: client numbers, int32 [D, W]; at least N in free places.
+      is_real: bool [D, W]: whether a place has a client. A NumPy array if this is known while a program is traced.
+      size: number of clients, static.
+    """
+
+    ids: jax.Array | np.ndarray
+    is_real: jax.Array | np.ndarray
+    size: int = dataclasses.field(metadata={"static": True})
+
+
+class ClientStore(Protocol):
+    """Place of the clients' states.
+
+    Attributes:
+      is_traced: whether the functions are used while a program is traced, in which `clients` is a part.
+    """
+
+    is_traced: bool
+
+    def blocks(self, places: Places) -> Iterable[Places]:
+        """Parts [D, B] of the places [D, W] that are on the device one after another."""
+        ...
+
+    def create(self, data: Federation, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
+        """States of all clients, from blocks of places [D, B] and rows [D, B, ...]."""
+        ...
+
+    def read(self, data: Federation, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
+        """Rows [D, W, ...] of the clients in these places, row d for device d; arbitrary in free places."""
+        ...
+
+    def write(self, data: Federation, clients: PyTree, ids: jax.Array, rows: PyTree) -> PyTree:
+        """States of all clients with other rows [M, ...] for the distinct clients `ids` [M]."""
+        ...
+
+    def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
+        """States that came from outside, in this place; the given ones stay as they are.
+
+        Args:
+          data: the federation.
+          mesh: devices of the run.
+          clients: rows of all clients or of this process's own ones, from any store.
+        """
+        ...
+
+
+class OnDevice:
+    """States on the device: leaves [N, ...] of the program's state.
+
+    Args:
+      donate: whether a round takes over the buffers of its input, which are copied therefore if they come from outside.
+    """
+
+    is_traced = True
+
+    def __init__(self, *, donate: bool = False):
+        self._donate = donate
+
+    def blocks(self, places: Places) -> Iterable[Places]:
+        """All places at once."""
+        return [places]
+
+    def create(self, data: Federation, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
+        """States of all clients, see `ClientStore`."""
+        ((places, rows),) = blocks
+        return in_client_order(places.ids, data.num_clients, rows, mesh)
+
+    def read(self, data: Federation, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
+        """Rows in the places, see `ClientStore`."""
+        return gather(clients, places.ids)
+
+    def write(self, data: Federation, clients: PyTree, ids: jax.Array, rows: PyTree) -> PyTree:
+        """States with other rows, see `ClientStore`."""
+        return scatter(clients, ids, rows)
+
+    def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
+        """States from outside, see `ClientStore`."""
+        return replicate(jax.tree.map(jnp.copy if self._donate else jnp.asarray, in_memory(clients)), mesh)
+
+
+class OnHost:
+    """States in the host's memory: NumPy arrays [n, ...] of the n clients of this process.
+
+    Args:
+      donate: whether a round writes into the arrays of its input; otherwise it copies those of all clients.
+      block: clients that are on the device at once when all are initialized or evaluated; None for `BLOCK`.
+    """
+
+    is_traced = False
+
+    def __init__(self, *, donate: bool = False, block: int | None = None):
+        self._donate, self._block = donate, block
+
+    def blocks(self, places: Places) -> Iterator[Places]:
+        """Blocks of equal shapes [D, B]; free places fill the last one."""
+        devices, length = places.ids.shape
+        width = min(length, max(1, (self._block or BLOCK) // devices))
+        full = ((0, 0), (0, -length % width))
+        ids = np.pad(np.asarray(places.ids), full, constant_values=np.iinfo(np.int32).max)
+        is_real = np.pad(np.asarray(places.is_real), full)
+        for start in range(0, length, width):
+            part = slice(start, start + width)
+            yield Places(ids[:, part], is_real[:, part], devices * width)
+
+    def create(self, data: Federation, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
+        """States of all clients, see `ClientStore`."""
+        own, clients = data.own_clients(), None
+        for places, rows in blocks:
+            here, positions = _stored(own, places, mesh)
+            rows = jax.tree.map(lambda leaf, here=here: _local(leaf)[here], rows)
+            if clients is None:
+                clients = self._allocate(rows, len(own))
+            self._fill(clients, positions, rows)
+        return clients
+
+    def read(self, data: Federation, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
+        """Rows in the places, see `ClientStore`."""
+        here, positions = _stored(data.own_clients(), places, mesh)
+        devices, width = places.ids.shape
+        local = (devices if mesh is None else len(own_devices(mesh)), width)
+
+        def placed(leaf):
+            full = np.zeros((math.prod(local), *leaf.shape[1:]), leaf.dtype)
+            full[here] = leaf
+            full = full.reshape(*local, *leaf.shape[1:])
+            if mesh is None:
+                return full
+            sharding = NamedSharding(mesh, PartitionSpec(AXIS))
+            return jax.make_array_from_process_local_data(sharding, full, (devices, width, *leaf.shape[1:]))
+
+        return jax.tree.map(placed, self._rows(clients, positions))
+
+    def write(self, data: Federation, clients: PyTree, ids: jax.Array, rows: PyTree) -> PyTree:
+        """States with other rows, see `ClientStore`."""
+        own, ids = data.own_clients(), np.asarray(ids)
+        here = np.isin(ids, own)
+        rows = jax.tree.map(lambda leaf: np.asarray(leaf)[here], rows)
+        return self._replaced(clients, np.searchsorted(own, ids[here]), rows)
+
+    def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
+        """States from outside, see `ClientStore`."""
+        return jax.tree.map(lambda leaf: np.array(_own_part(leaf, data)), in_memory(clients))
+
+    def _allocate(self, like: PyTree, count: int) -> PyTree:
+        """States of so many clients that are still to be filled, given some rows."""
+        return jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), like)
+
+    def _rows(self, clients: PyTree, positions: np.ndarray) -> PyTree:
+        return gather(clients, positions)
+
+    def _fill(self, clients: PyTree, positions: np.ndarray, rows: PyTree) -> None:
+        """Write rows for the first time."""
+
+        def write(leaf, row):
+            leaf[positions] = row
+
+        jax.tree.map(write, clients, rows)
+
+    def _replaced(self, clients: PyTree, positions: np.ndarray, rows: PyTree) -> PyTree:
+        clients = clients if self._donate else jax.tree.map(np.array, clients)
+        self._fill(clients, positions, rows)
+        return clients
+
+
+class OnDisk(OnHost):
+    """States in a file, `pfl_jax.engine.disk_state`, of one process.
+
+    Args:
+      folder: of the file; None for a temporary file, which is gone with the process.
+      block: see `OnHost`.
+    """
+
+    def __init__(self, folder: Path | None = None, *, block: int | None = None):
+        super().__init__(block=block)
+        self._folder = folder
+
+    def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
+        """States from outside, see `ClientStore`; those that are in the file already are not copied."""
+        table = table_of(clients)
+        there = None if table is None else reopened(table, self._folder)
+        if there is not None:
+            return there.tree(jax.tree.structure(clients))
+        parts = np.split(np.arange(data.num_clients), range(BLOCK, data.num_clients, BLOCK))
+        copied = None
+        for positions in parts:
+            rows = jax.tree.map(lambda leaf, positions=positions: np.asarray(leaf[positions]), clients)
+            copied = self._allocate(rows, data.num_clients) if copied is None else copied
+            self._fill(copied, positions, rows)
+        return copied
+
+    def _allocate(self, like: PyTree, count: int) -> PyTree:
+        leaves, structure = jax.tree.flatten(like)
+        return Table.create(self._folder, leaves, count).tree(structure) if leaves else like
+
+    def _rows(self, clients: PyTree, positions: np.ndarray) -> PyTree:
+        table = table_of(clients)
+        return clients if table is None else jax.tree.unflatten(jax.tree.structure(clients), table.read(positions))
+
+    def _fill(self, clients: PyTree, positions: np.ndarray, rows: PyTree) -> None:
+        table = table_of(clients)
+        if table is not None:
+            table.fill(positions, jax.tree.leaves(rows))
+
+    def _replaced(self, clients: PyTree, positions: np.ndarray, rows: PyTree) -> PyTree:
+        table = table_of(clients)
+        if table is None:
+            return clients
+        return table.replaced(positions, jax.tree.leaves(rows)).tree(jax.tree.structure(clients))
+
+
+def _stored(own: np.ndarray, places: Places, mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray]:
+    """Places of this process's devices that have a client, as flat indices, and the clients' positions in `own`."""
+    devices = slice(None) if mesh is None else own_devices(mesh)
+    ids, is_real = (np.asarray(leaf)[devices].reshape(-1) for leaf in (places.ids, places.is_real))
+    (here,) = np.nonzero(is_real)
+    return here, np.searchsorted(own, ids[here])
+
+
+def _local(leaf: jax.Array) -> np.ndarray:
+    """Rows of this process's devices, in their order, of a leaf [D, B, ...] that is sharded by device."""
+    shards = sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    rows = np.concatenate([np.asarray(shard.data) for shard in shards])
+    return rows.reshape(-1, *leaf.shape[2:])
+
+
+def _own_part(leaf: jax.Array | np.ndarray, data: Federation) -> np.ndarray:
+    """Rows of this process's own clients, from those or from the rows of all clients."""
+    own = data.own_clients()
+    return np.asarray(leaf) if len(leaf) == len(own) else np.asarray(leaf)[own]
