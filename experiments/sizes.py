@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import tyro
 from rich.console import Console
 
@@ -25,8 +24,8 @@ from experiments.runtime.console import print_line
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.data.specs import SPECS, DatasetSpec
 from pfl_jax.engine import communication
-from pfl_jax.engine.cohort import Settings
-from pfl_jax.engine.rounds import Stages
+from pfl_jax.engine.build import build
+from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.networks.models import MODELS
@@ -86,11 +85,10 @@ def sizes(dataset: str, method: str, num_clients: int, train_size: int) -> Sizes
     """
     request, spec = parse(dataset, ["--method", method]), SPECS[dataset]
     made = make_method(method, MODELS[request.options.model](spec.shape, spec.num_classes), **request.hyper_parameters)
-    data, parts, key = _shapes(spec, num_clients, train_size), Stages(made, Settings(rounds=1)), jax.random.key(0)
-    server = jax.eval_shape(parts.init_server, data, key)
-    client = jax.eval_shape(parts.init_clients, data, server, key, jnp.zeros(1, jnp.int32))
+    data = _shapes(spec, num_clients, train_size)
+    state = jax.eval_shape(build(made, RoundSettings()).init, data, jax.random.key(0))
     sent = communication.traffic(made, data)
-    return Sizes(byte_count(client), sent.up, sent.down, byte_count(server))
+    return Sizes(byte_count(state.clients) // num_clients, sent.up, sent.down, byte_count(state.server))
 
 
 def _shapes(spec: DatasetSpec, num_clients: int, train_size: int) -> FederatedData:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pfl_jax import base, data, engine, errors, methods, networks, primitives, testing
     from pfl_jax.base import ClientData, Cohort, LocalResult, Mean, Method, Model, Scores, State
     from pfl_jax.engine import simulate, sweep
-    from pfl_jax.engine.rounds import Engine, build
+    from pfl_jax.engine.build import Engine, build
     from pfl_jax.engine.simulate import RoundResult, Settings, client_mesh, run
     from pfl_jax.errors import Diverged, InvalidInput
     from pfl_jax.methods import METHODS, make_method
@@ -119,7 +119,7 @@ _HOME = {
     **dict.fromkeys(("RoundResult", "Settings", "client_mesh", "run"), "engine.simulate"),
     **dict.fromkeys(("Diverged", "InvalidInput"), "errors"),
     **dict.fromkeys(("METHODS", "make_method"), "methods"),
-    **dict.fromkeys(("Engine", "build"), "engine.rounds"),
+    **dict.fromkeys(("Engine", "build"), "engine.build"),
     "LocalSGD": "primitives.local_sgd",
 }
 

@@ -14,7 +14,7 @@ from pfl_jax.base import Method, MethodSchedule
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine.attacks import draw
 from pfl_jax.engine.communication import Traffic, traffic
-from pfl_jax.engine.rounds import Federation
+from pfl_jax.engine.store import Federation
 from pfl_jax.privacy import Budget
 
 

@@ -10,11 +10,9 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from experiments.execution.experiment import Experiment
 from experiments.runtime.devices import devices
-from pfl_jax.engine import rounds
 from pfl_jax.engine.simulate import StateOn
 from pfl_jax.primitives.tree import byte_count
 
@@ -38,11 +36,7 @@ def free_bytes(device: Any) -> int:
 
 def clients_bytes(experiment: Experiment) -> int:
     """Size of all clients' states, computed without running anything."""
-    parts = rounds.Stages(experiment.method, experiment.settings)
-    data, key = experiment.data, jax.random.key(0)
-    server = jax.eval_shape(parts.init_server, data, key)
-    one = jax.eval_shape(parts.init_clients, data, server, key, jnp.zeros(1, jnp.int32))
-    return data.num_clients * byte_count(one)
+    return byte_count(experiment.state_shapes().clients)
 
 
 def machine_bytes() -> float:

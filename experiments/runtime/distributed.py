@@ -235,7 +235,8 @@ def start(request: Request) -> Processes:
         mesh = client_mesh(devices(options))
     with _without_output():
         # Devices connect when the first program with a collective runs, so run one now.
-        ones = jax.make_array_from_callback((mesh.size,), NamedSharding(mesh, PartitionSpec(AXIS)), lambda _: np.ones(1))
+        by_device = NamedSharding(mesh, PartitionSpec(AXIS))
+        ones = jax.make_array_from_callback((mesh.size,), by_device, lambda _: np.ones(1, np.float32))
         jax.block_until_ready(jax.jit(jnp.sum)(ones))
     return processes
 

@@ -14,10 +14,10 @@ from jax.sharding import AxisType, Mesh
 
 from pfl_jax.base import Method, MethodSchedule, PyTree, State, at_round
 from pfl_jax.data.federated import PER_CLIENT, FederatedData, client_data
+from pfl_jax.engine.build import build
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.engine.mapping import AXIS
 from pfl_jax.engine.placement import PlacedData
-from pfl_jax.engine.rounds import build
 from pfl_jax.engine.store import Federation
 from pfl_jax.errors import InvalidInput, first_line, word
 from pfl_jax.hyper_parameters import check, choice, whole

@@ -1,6 +1,6 @@
 """Participation in a round: settings, and random cohorts, stragglers and drop-outs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import jax
@@ -13,24 +13,20 @@ from pfl_jax.hyper_parameters import FRACTION, POSITIVE, Range, choice, real, wh
 from pfl_jax.streams import COHORT, DROPOUTS, EVALUATED_CLIENTS, STRAGGLERS
 
 RANGES = {
-    "participation": Range(0, 1, above=True),
     "straggler_fraction": FRACTION,
     "straggler_rate": Range(0, 1, above=True),
     "drop_rate": Range(0, 1, below=True),
     "attackers": Range(0, 1, below=True),
     "attack_scale": POSITIVE,
 }
-"""Ranges of the real-valued settings."""
+"""Ranges of the real-valued settings of a round."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a federation, independent of the method.
+@dataclass(frozen=True, kw_only=True)
+class RoundSettings:
+    """Settings that the program of a round depends on, see `pfl_jax.build`.
 
     Attributes:
-      rounds: communication rounds.
-      participation: share of the N clients in each round's cohort, in (0, 1]; at least one client.
-      full_last_round: whether all clients take part in the last round (FedPAC, Section 6.2).
       straggler_fraction: share of the clients that are stragglers, the same ones in all rounds (FedAS, Fig. 4a).
       straggler_rate: weight of a straggler in the draw of a cohort, where other clients have weight 1; in (0, 1].
       drop_rate: share of each cohort that drops out, in [0, 1), drawn anew in every round: these clients train and keep
@@ -38,16 +34,53 @@ class Settings:
       chunk: clients under one vmap on each device: 1 trains one after another, None all at once. "auto" lets
         `pfl_jax.engine.chunking` choose by model, backend and the clients' sizes: time and memory depend on it, results
         do not.
-      eval_every: rounds between two evaluations of `received`; the last round is always evaluated.
-      before_aggregation: also evaluate by the protocol `pfl_jax.primitives.metrics.before_aggregation`. With partial
-        participation this costs a second evaluation in every evaluated round whose previous round was not evaluated.
       attack: what attackers do, see `pfl_jax.engine.attacks`: "labels" (train on label K - 1 - y, where K - 1 is the
         federation's largest label), "signs" (send the update with the opposite sign) or "noise" (send Gaussian noise as
         long as the update); None for no attack. Without attackers, an attack is none.
       attackers: share of the clients that attack, the same ones in all rounds; in [0, 1).
       attack_scale: factor of the update or noise that attackers send.
       eval_clients: number of clients that are evaluated by `received`, drawn once for a run; the others' scores are
-        NaN. None evaluates all. Not with before_aggregation, whose mean over a sample would count cohorts too often.
+        NaN. None evaluates all. Not with `Settings.before_aggregation`, whose mean over a sample would count cohorts
+        too often.
+    """
+
+    straggler_fraction: float = 0.0
+    straggler_rate: float = 1.0
+    drop_rate: float = 0.0
+    chunk: int | Literal["auto"] | None = "auto"
+    attack: Attack | None = None
+    attackers: float = 0.0
+    attack_scale: float = 1.0
+    eval_clients: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.eval_clients is not None:
+            whole("eval_clients", self.eval_clients)
+        if self.chunk not in (None, "auto"):
+            whole("chunk", self.chunk)
+        for name, allowed in RANGES.items():
+            real(name, getattr(self, name), allowed)
+        if self.attack is not None:
+            choice("attack", self.attack, get_args(Attack))
+        elif self.attackers:
+            raise InvalidInput("attackers needs an attack: labels, signs or noise")
+
+    def arrivals(self, cohort_size: int) -> int:
+        """Number of messages of a cohort that arrive."""
+        return max(1, cohort_size - round(self.drop_rate * cohort_size))
+
+
+@dataclass(frozen=True)
+class Settings(RoundSettings):
+    """Settings of a run, independent of the method: those of a round, and those of the loop over rounds.
+
+    Attributes:
+      rounds: communication rounds.
+      participation: share of the N clients in each round's cohort, in (0, 1]; at least one client.
+      full_last_round: whether all clients take part in the last round (FedPAC, Section 6.2).
+      eval_every: rounds between two evaluations of `received`; the last round is always evaluated.
+      before_aggregation: also evaluate by the protocol `pfl_jax.primitives.metrics.before_aggregation`. With partial
+        participation this costs a second evaluation in every evaluated round whose previous round was not evaluated.
 
     Example:
       >>> from pfl_jax import Settings
@@ -59,32 +92,16 @@ class Settings:
     rounds: int
     participation: float = 1.0
     full_last_round: bool = False
-    straggler_fraction: float = 0.0
-    straggler_rate: float = 1.0
-    drop_rate: float = 0.0
-    chunk: int | Literal["auto"] | None = "auto"
     eval_every: int = 1
     before_aggregation: bool = False
-    attack: Attack | None = None
-    attackers: float = 0.0
-    attack_scale: float = 1.0
-    eval_clients: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("rounds", "eval_every"):
             whole(name, getattr(self, name))
-        if self.eval_clients is not None:
-            whole("eval_clients", self.eval_clients)
-        if self.chunk not in (None, "auto"):
-            whole("chunk", self.chunk)
+        real("participation", self.participation, Range(0, 1, above=True))
         if self.before_aggregation and self.eval_clients is not None:
             raise InvalidInput("eval_clients cannot be given with before_aggregation, which needs the scores of all")
-        for name, allowed in RANGES.items():
-            real(name, getattr(self, name), allowed)
-        if self.attack is not None:
-            choice("attack", self.attack, get_args(Attack))
-        elif self.attackers:
-            raise InvalidInput("attackers needs an attack: labels, signs or noise")
 
     def cohort_size(self, num_clients: int, round_index: int) -> int:
         """Cohort size M of the round with this index, counted from 0."""
@@ -96,17 +113,8 @@ class Settings:
         """Whether the round with this number, counted from 1, is evaluated."""
         return number % self.eval_every == 0 or number == self.rounds
 
-    def of_programs(self) -> "Settings":
-        """These settings, without those that only the loop over rounds reads: what compiled programs depend on."""
-        usual = {"rounds": 1, "participation": 1.0, "full_last_round": False, "eval_every": 1}
-        return replace(self, **usual, before_aggregation=False)
 
-    def arrivals(self, cohort_size: int) -> int:
-        """Number of messages of a cohort that arrive."""
-        return max(1, cohort_size - round(self.drop_rate * cohort_size))
-
-
-def evaluated_clients(key: PRNGKey, num_clients: int, settings: Settings) -> jax.Array:
+def evaluated_clients(key: PRNGKey, num_clients: int, settings: RoundSettings) -> jax.Array:
     """Clients that are evaluated by `received`, the same in all rounds of a run: int32 [B], ascending.
 
     Args:
@@ -125,7 +133,9 @@ def stragglers(key: PRNGKey, num_clients: int, share: float) -> jax.Array:
     return fixed_share(key, STRAGGLERS, num_clients, share)
 
 
-def sample_cohort(key: PRNGKey, round_index: jax.Array, counts: jax.Array, size: int, settings: Settings) -> Cohort:
+def sample_cohort(
+    key: PRNGKey, round_index: jax.Array, counts: jax.Array, size: int, settings: RoundSettings
+) -> Cohort:
     """Draw a round's cohort without replacement, in the order of client numbers; drop-outs are absent.
 
     Args:
@@ -157,7 +167,7 @@ def largest_first(counts: jax.Array) -> jax.Array:
     return jnp.argsort(-counts, stable=True).astype(jnp.int32)
 
 
-def arriving(key: PRNGKey, round_index: jax.Array, size: int, settings: Settings) -> jax.Array:
+def arriving(key: PRNGKey, round_index: jax.Array, size: int, settings: RoundSettings) -> jax.Array:
     """Whether the message of each of `size` clients arrives: bool [M]. See `Settings.drop_rate`."""
     drop_key = jax.random.fold_in(jax.random.fold_in(key, DROPOUTS), round_index)
     positions = jax.random.permutation(drop_key, size)[: settings.arrivals(size)]

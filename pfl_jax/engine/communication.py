@@ -6,8 +6,8 @@ import jax
 
 from pfl_jax.base import Method, MethodSchedule, PyTree, at_round
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine.cohort import Settings
-from pfl_jax.engine.rounds import build
+from pfl_jax.engine.build import build
+from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.store import Federation
 from pfl_jax.primitives.tree import byte_count, gather
 from pfl_jax.primitives.updates import is_mean, received
@@ -52,7 +52,7 @@ def shapes(method: Method | MethodSchedule, data: Federation) -> tuple[PyTree, P
     method, key = at_round(method, 0), jax.random.key(0)
 
     def exchange(data):
-        state = build(method, Settings(rounds=1)).init(data, key)
+        state = build(method, RoundSettings()).init(data, key)
         client = gather(state.clients, 0)
         result = method.local(key, state.server, client, client_data(data.on_device(), 0, "train"))
         return result.message, received(method, state.server, client)

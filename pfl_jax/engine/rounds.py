@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from jax.random import fold_in
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax.base import Cohort, Info, Method, MethodSchedule, Personal, PRNGKey, PyTree, Scores, State, at_round
+from pfl_jax.base import Cohort, Info, Method, MethodSchedule, Personal, PRNGKey, PyTree, Scores, at_round
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.engine import attacks, means
 from pfl_jax.engine.attacks import Attackers, training_data
-from pfl_jax.engine.cohort import Settings, evaluated_clients, largest_first, sample_cohort
+from pfl_jax.engine.cohort import RoundSettings, evaluated_clients, largest_first, sample_cohort
 from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
-from pfl_jax.engine.store import ClientStore, Federation, OnDevice, Places
+from pfl_jax.engine.store import Federation, Places
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import no_scores, score
 from pfl_jax.primitives.tree import all_finite, choose, gather, scatter
@@ -50,124 +50,6 @@ class Outcome(NamedTuple):
     info: Info
 
 
-class Engine(NamedTuple):
-    """Federated training with one method as pure functions, for use under jit, vmap (over seeds, say) or scan.
-
-    Attributes:
-      init: (Federation, key) -> State.
-      round: (Federation, State, size) -> (State, Outcome); `size`, a Python int, is the number of clients in the
-        cohort.
-      evaluate: (Federation, State) -> Scores [N] of the model that each client would deploy now (protocol `received`).
-      evaluate_new: (Federation, State) -> (received, trained), Scores [N] of clients that never took part: of the model
-        they would deploy given the server's state, and of that model after one round of local training.
-    """
-
-    init: Callable[[Federation, PRNGKey], State]
-    round: Callable[[Federation, State, int], tuple[State, Outcome]]
-    evaluate: Callable[[Federation, State], Scores]
-    evaluate_new: Callable[[Federation, State], tuple[Scores, Scores]]
-
-    def jit(self, mesh: Mesh | None = None, *, donate: bool = False) -> "Engine":
-        """Compiled engine, with one trace per cohort size.
-
-        Args:
-          mesh: see `pfl_jax.engine.simulate.run`.
-          donate: whether `round` takes over the buffers of its input state, which cannot be used afterwards.
-        """
-        # Explicit output shardings: the compiler could otherwise choose a new layout of the state each round, and
-        # every new layout of the inputs compiles the round again.
-        jit = partial(jax.jit, out_shardings=_replicated(mesh))
-        return Engine(
-            init=jit(self.init),
-            round=jit(self.round, static_argnums=2, donate_argnums=(1,) if donate else ()),
-            evaluate=jit(self.evaluate),
-            evaluate_new=jit(self.evaluate_new),
-        )
-
-
-def build(
-    method: Method | MethodSchedule,
-    settings: Settings,
-    mesh: Mesh | None = None,
-    *,
-    num_labels: int = 0,
-    store: ClientStore | None = None,
-    donate: bool = False,
-) -> Engine:
-    """Engine of a method: what `pfl_jax.run` repeats, for a loop of one's own.
-
-    The engine learns the clients' sizes too late to choose `Settings.chunk` by them: "auto" is 1 on a CPU here, and all
-    clients at once elsewhere; `pfl_jax.engine.chunking.resolved` makes the choice of `run`.
-
-    Args:
-      method, settings, mesh: see `pfl_jax.engine.simulate.run`.
-      num_labels: number of classes that the labels need (`FederatedData.num_labels`), which is checked while tracing; 0
-        for no check.
-      store: place of the clients' states between rounds; None for the device. With another one the functions are
-        compiled already and cannot be traced.
-      donate: whether `round` may write into the buffers of its input state, for stores that are not on the device; see
-        `Engine.jit`.
-
-    Example:
-      >>> import jax
-      >>> import pfl_jax
-      >>> from pfl_jax import LocalSGD, Settings, data, methods, models
-      >>> dataset = data.load("digits")
-      >>> parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=4, train_size=20, test_size=10)
-      >>> federation = data.federate(dataset, parts)
-      >>> method = methods.fedper(models.mlp(dataset.input_shape, dataset.num_classes), LocalSGD(batch_size=10))
-      >>> engine = pfl_jax.build(method, Settings(rounds=2)).jit()
-      >>> state = engine.init(federation, jax.random.key(0))
-      >>> for _ in range(2):
-      ...     state, outcome = engine.round(federation, state, 4)
-      >>> int(state.round), engine.evaluate(federation, state).accuracy.shape
-      (2, (4,))
-    """
-    store = OnDevice() if store is None else store
-    stages: Any = Stages(method, settings, mesh, num_labels)
-    if not store.is_traced:
-        stages = stages.compiled(donate=donate)
-    # The places of an evaluation are the same in all rounds of a run. To draw some of very many clients takes longer
-    # than a round, so that a store outside the device, whose calls are not traced, remembers them.
-    drawn: list[tuple[Federation, PRNGKey, Places]] = []
-
-    def evaluated(data, key):
-        if store.is_traced:
-            return stages.evaluated(data, key)
-        if not drawn or drawn[0][0] is not data or drawn[0][1] is not key:
-            drawn[:] = [(data, key, stages.evaluated(data, key))]
-        return drawn[0][2]
-
-    def init(data, key):
-        server = stages.init_server(data, key)
-        blocks = store.blocks(stages.everyone(data))
-        rows = ((places, stages.init_clients(data, server, key, places)) for places in blocks)
-        clients = store.create(data, data.mesh or mesh, rows)
-        # A separate array for each field: every buffer is donated once.
-        return State(server, clients, stages.unscored(data), key, jnp.zeros_like(data.train_count[0]))
-
-    def round_(data, state, size):
-        cohort, places = stages.sample(data, state.key, state.round, size)
-        rows = store.read(data, data.mesh or mesh, state.clients, places)
-        server, trained, rows, outcome = stages.train(
-            data, state.server, state.trained, rows, state.key, state.round, cohort
-        )
-        clients = store.write(data, state.clients, cohort.clients, rows)
-        return State(server, clients, trained, state.key, state.round + 1), outcome
-
-    def evaluate(data, state):
-        scores = stages.unscored(data)
-        for places in store.blocks(evaluated(data, state.key)):
-            rows = store.read(data, data.mesh or mesh, state.clients, places)
-            scores = stages.evaluate(data, state.server, state.key, state.round, places, rows, scores)
-        return scores
-
-    def evaluate_new(data, state):
-        return stages.evaluate_new(data, state.server, state.key, state.round)
-
-    return Engine(init, round_, evaluate, evaluate_new)
-
-
 class Training(NamedTuple):
     """Local training of a cohort, in cohort order.
 
@@ -189,28 +71,28 @@ class Stages:
     """Stages of a round as pure functions of some clients' states, wherever the states are stored between rounds.
 
     Attributes:
-      method, settings, mesh, num_labels: see `build`.
+      method, settings, mesh, num_labels: see `pfl_jax.build`.
     """
 
     method: Method | MethodSchedule
-    settings: Settings
+    settings: RoundSettings
     mesh: Mesh | None = None
     num_labels: int = 0
 
     def compiled(self, *, donate: bool) -> SimpleNamespace:
         """The stages, compiled one by one; `donate`: whether `train` takes over the server's state and the scores."""
-        replicated = partial(jax.jit, out_shardings=_replicated(self.mesh))
+        jit = partial(jax.jit, out_shardings=replicated(self.mesh))
         return SimpleNamespace(
-            init_server=replicated(self.init_server),
+            init_server=jit(self.init_server),
             # The rows stay with the devices that made them.
             init_clients=jax.jit(self.init_clients),
-            everyone=replicated(self.everyone),
-            unscored=replicated(self.unscored),
-            sample=replicated(self.sample, static_argnums=3),
-            train=replicated(self.train, donate_argnums=(1, 2, 3) if donate else (3,)),
-            evaluated=replicated(self.evaluated),
-            evaluate=replicated(self.evaluate, donate_argnums=6),
-            evaluate_new=replicated(self.evaluate_new),
+            everyone=jit(self.everyone),
+            unscored=jit(self.unscored),
+            sample=jit(self.sample, static_argnums=3),
+            train=jit(self.train, donate_argnums=(1, 2, 3) if donate else (3,)),
+            evaluated=jit(self.evaluated),
+            evaluate=jit(self.evaluate, donate_argnums=6),
+            evaluate_new=jit(self.evaluate_new),
         )
 
     def init_server(self, data: Federation, key: PRNGKey) -> PyTree:
@@ -343,7 +225,7 @@ class Stages:
         return self._written(data, scores, places, found)
 
     def evaluate_new(self, data: Federation, server: PyTree, key: PRNGKey, rounds: jax.Array) -> tuple[Scores, Scores]:
-        """Scores (received, trained) of clients that never took part, see `Engine.evaluate_new`."""
+        """Scores (received, trained) of clients that never took part, see `pfl_jax.Engine.evaluate_new`."""
         method = self._last_method(rounds)
 
         def evaluate_one(shared, index):
@@ -432,7 +314,7 @@ class Stages:
         return jax.tree.map(lambda leaf, row: leaf.at[places.ids].set(row, mode="drop"), scores, rows)
 
 
-def _replicated(mesh: Mesh | None) -> NamedSharding | None:
+def replicated(mesh: Mesh | None) -> NamedSharding | None:
     """Sharding of what all devices have; None without a mesh."""
     return None if mesh is None else NamedSharding(mesh, PartitionSpec())
 

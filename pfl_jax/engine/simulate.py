@@ -13,10 +13,11 @@ from jax.sharding import Mesh
 
 from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State
 from pfl_jax.engine import chunking
+from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.checks import check_folder, check_run, explained
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import client_mesh, map_clients, replicate
-from pfl_jax.engine.rounds import Engine, Outcome, build
+from pfl_jax.engine.rounds import Outcome
 from pfl_jax.engine.store import ClientStore, Federation, OnDevice, OnDisk, OnHost
 from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.primitives.metrics import before_aggregation

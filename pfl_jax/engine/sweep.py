@@ -18,9 +18,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import chunking, simulate
+from pfl_jax.engine.build import Engine
 from pfl_jax.engine.checks import check_sweep, explained, typed_keys
 from pfl_jax.engine.mapping import AXIS, map_clients
-from pfl_jax.engine.rounds import Engine
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.primitives.tree import byte_count, gather
 

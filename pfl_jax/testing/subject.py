@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from pfl_jax.base import Method, State
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.engine import simulate
-from pfl_jax.engine.rounds import Engine
+from pfl_jax.engine.build import Engine
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import make_method
 from pfl_jax.testing.problems import HYPER_PARAMETERS, tiny_federation, tiny_model

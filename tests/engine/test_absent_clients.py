@@ -11,7 +11,6 @@ from trees import row
 
 from pfl_jax import simulate
 from pfl_jax.data.federated import client_data, hold_out
-from pfl_jax.engine import rounds
 from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.primitives.metrics import score
@@ -51,7 +50,7 @@ def first_round(method, settings, **options):
 def by_hand():
     """What all clients hold and send after the first round, one after another: (state before, [result])."""
     method = make()
-    state = rounds.build(method, simulate.Settings(rounds=1)).jit().init(DATA, KEY)
+    state = simulate.build(method, simulate.Settings(rounds=1)).jit().init(DATA, KEY)
     local, results = jax.jit(method.local), []
     for client in range(4):
         key = jax.random.fold_in(jax.random.fold_in(KEY, 0), client)
@@ -209,7 +208,7 @@ def test_newcomers_deploy_the_servers_state():
 
 
 def test_newcomers_draw_other_numbers_in_every_round():
-    engine = rounds.build(make("fedavg_ft"), simulate.Settings(rounds=9)).jit()
+    engine = simulate.build(make("fedavg_ft"), simulate.Settings(rounds=9)).jit()
     state = engine.init(DATA, KEY)
     one, other = (engine.evaluate_new(DATA, state._replace(round=jnp.int32(number)))[0] for number in (1, 2))
     assert (one.loss != other.loss).any()

@@ -9,7 +9,7 @@ from problems import CLASSES, tiny_federation
 from pfl_jax import simulate
 from pfl_jax.base import LocalResult, Mean, Method, Survey
 from pfl_jax.data.federated import hold_out
-from pfl_jax.engine import cohort, rounds
+from pfl_jax.engine import cohort
 from pfl_jax.engine.attacks import attackers
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
@@ -55,7 +55,7 @@ def numbers(seed, store):
     """All numbers of a run of four clients, and of two that never take part."""
     everyone = tiny_federation((9, 20, 14, 5, 7, 12))
     data, newcomers = hold_out(everyone._replace(y=jnp.zeros_like(everyone.y)), 2)
-    engine = rounds.build(drawing(), Settings(rounds=ROUNDS), store=store)
+    engine = simulate.build(drawing(), Settings(rounds=ROUNDS), store=store)
     engine = engine.jit() if store is None else engine
     state = engine.init(data, jax.random.key(seed))
     found = [state.server["first"], state.server["asked"], state.clients["first"]]

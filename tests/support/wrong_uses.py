@@ -21,10 +21,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 import pfl_jax
-from pfl_jax import LocalSGD, Settings, data, make_method, methods, models
+from pfl_jax import LocalSGD, Settings, data, make_method, methods, models, simulate
 from pfl_jax.data.partition import Partition
 from pfl_jax.data.sources import Dataset
-from pfl_jax.engine import rounds
 
 Call = Callable[[], object]
 
@@ -120,7 +119,7 @@ def built(name: Any, **values: Any) -> Call:
 
 def started(name: str, clients: int = 3, **values: Any) -> pfl_jax.State:
     """State of the kind that a method has after one round."""
-    engine = rounds.build(make_method(name, model(), **{**FAST, **values}), Settings(rounds=1))
+    engine = simulate.build(make_method(name, model(), **{**FAST, **values}), Settings(rounds=1))
     key = jax.random.key(0)
     shapes = jax.eval_shape(engine.init, federate(parts=Partition(*tables(clients))), key)
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes._replace(key=()))
