@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -17,11 +17,22 @@ from pfl_jax.data.federated import PER_CLIENT, FederatedData, client_data
 from pfl_jax.engine.build import build
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.engine.mapping import AXIS
-from pfl_jax.engine.placement import PlacedData
 from pfl_jax.engine.store import Federation
 from pfl_jax.errors import InvalidInput, first_line, word
 from pfl_jax.hyper_parameters import check, choice, whole
 from pfl_jax.primitives.local_sgd import LocalSGD
+
+GENERATOR = "threefry2x32"
+"""Generator of random numbers of every key. The numbers of others depend under vmap on the other clients of a chunk."""
+
+
+def expect(name: str, value: Any, fits: bool, wanted: str) -> None:
+    """Raise InvalidInput "NAME must be WANTED, not VALUE" unless `fits`."""
+    if not fits:
+        is_array = hasattr(value, "shape") and hasattr(value, "dtype")
+        raise InvalidInput(
+            f"{name} must be {wanted}, not {f'{value.dtype} {list(value.shape)}' if is_array else word(value)}"
+        )
 
 
 def check_run(
@@ -34,32 +45,32 @@ def check_run(
     mesh: Any,
     newcomers: Any,
     state_on: Any,
+    state_folder: Any,
     on_nan: Any,
 ) -> None:
     """Raise InvalidInput unless the arguments of `pfl_jax.engine.simulate.run` are of their types and fit together."""
-    if not isinstance(method, Method) and (isinstance(method, type) or not callable(method) or _is_factory(method)):
-        raise InvalidInput(
-            f"method must be a Method, such as methods.fedavg(model), or a function from the round to one, not "
-            f"{word(method)}"
-        )
+    # A schedule is a function too, but a factory of methods takes a recipe of training.
+    is_schedule = callable(method) and not isinstance(method, type) and "training" not in _arguments(method)
+    wanted = "a Method, such as methods.fedavg(model), or a function from the round to one"
+    expect("method", method, isinstance(method, Method) or is_schedule, wanted)
     for name, federation in {"data": data, "newcomers": newcomers}.items():
-        if not isinstance(federation, FederatedData | PlacedData) and (name == "data" or federation is not None):
-            raise InvalidInput(f"{name} must be a federation, of data.federate, not {word(federation)}")
-    check_settings(settings)
+        is_none = name == "newcomers" and federation is None
+        expect(name, federation, is_none or isinstance(federation, Federation), "a federation, of data.federate")
+    expect("settings", settings, isinstance(settings, Settings), "Settings, such as Settings(rounds=10)")
     check_key(key)
     check_mesh(mesh)
     choice("state_on", state_on, ("device", "host", "disk"))
     if state_on == "disk" and data.mesh is not None and data.mesh.is_multi_process:
         raise InvalidInput("state_on disk is for one process: with several, each keeps its own clients' on the host")
+    if state_folder is not None:
+        expect("state_folder", state_folder, isinstance(state_folder, str | Path), "a folder")
+        if state_on != "disk":
+            raise InvalidInput(f"state_folder is for state_on disk, not for {state_on}")
+        if not Path(state_folder).is_dir():
+            raise InvalidInput(f"the folder {state_folder} for the clients' states is not there")
     choice("on_nan", on_nan, ("stop", "skip-client"))
     if state is not None:
         check_state(cast(Method | MethodSchedule, method), data, settings, state)
-
-
-def check_settings(settings: Any) -> None:
-    """Raise InvalidInput unless these are Settings."""
-    if not isinstance(settings, Settings):
-        raise InvalidInput(f"settings must be Settings, such as Settings(rounds=10), not {word(settings)}")
 
 
 def check_sweep(
@@ -79,12 +90,13 @@ def check_sweep(
       make_method, data, settings, keys, states, chunk, mesh: its arguments.
       values: its hyper-parameters.
     """
-    if not callable(make_method):
-        raise InvalidInput(f"make_method must be a function of hyper-parameters to a Method, not {word(make_method)}")
-    if not isinstance(data, FederatedData):
-        raise InvalidInput(f"data must be a federation, of data.federate or data.federate_runs, not {word(data)}")
-    check_settings(settings)
-    check_keys(keys)
+    expect("make_method", make_method, callable(make_method), "a function of hyper-parameters to a Method")
+    is_federation = isinstance(data, FederatedData)
+    expect("data", data, is_federation, "a federation, of data.federate or data.federate_runs")
+    expect("settings", settings, isinstance(settings, Settings), "Settings, such as Settings(rounds=10)")
+    is_several = _is_typed(keys) and keys.ndim == 1 and keys.size
+    expect("keys", keys, is_several, "keys [R], such as jax.random.split(jax.random.key(0), 3)")
+    _check_generator("keys", keys)
     if chunk not in (None, "auto"):
         whole("chunk", chunk)
     check_mesh(mesh)
@@ -96,11 +108,13 @@ def check_sweep(
             raise InvalidInput(
                 f"every run needs one key and one value: keys has shape {keys.shape}, but {name} {shape}"
             )
-    check_values({name: np.asarray(value) for name, value in values.items()})
+    kinds = get_type_hints(LocalSGD, include_extras=True)
+    for name, value in values.items():
+        for one in np.asarray(value).tolist():
+            check({name: one}, kinds)
     if states is None:
         return
-    if not isinstance(states, State):
-        raise InvalidInput(f"states must be a State of all runs, such as a result's .states, not {word(states)}")
+    expect("states", states, isinstance(states, State), "a State of all runs, such as a result's .states")
     rows, number, devices = int(np.size(states.round)), len(keys), 1 if mesh is None else mesh.size
     # The states of a result have rows that pad the devices' shares.
     if rows not in (number, -(-number // devices) * devices):
@@ -117,31 +131,9 @@ def check_sweep(
 
 def check_mesh(mesh: Any) -> None:
     """Raise InvalidInput unless this is a mesh as `pfl_jax.engine.mapping.client_mesh` makes it, or None."""
-    if mesh is None:
-        return
-    found = word(mesh)
-    if isinstance(mesh, Mesh):
-        if mesh.axis_names == (AXIS,) and mesh.axis_types == (AxisType.Auto,):
-            return
-        kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-        found = f"one of {', '.join(f'{name} ({kind.name})' for name, kind in kinds)}"
-    raise InvalidInput(f"mesh must be of the one axis {AXIS} (Auto), as client_mesh() makes it, not {found}")
-
-
-def check_folder(state_on: str, folder: Any) -> None:
-    """Raise InvalidInput unless this is an existing folder for the states on disk, or None."""
-    if folder is None:
-        return
-    if not isinstance(folder, str | Path):
-        raise InvalidInput(f"state_folder must be a folder, not {word(folder)}")
-    if state_on != "disk":
-        raise InvalidInput(f"state_folder is for state_on disk, not for {state_on}")
-    if not Path(folder).is_dir():
-        raise InvalidInput(f"the folder {folder} for the clients' states is not there")
-
-
-GENERATOR = "threefry2x32"
-"""Generator of random numbers of every key. The numbers of others depend under vmap on the other clients of a chunk."""
+    is_ours = isinstance(mesh, Mesh) and (mesh.axis_names, mesh.axis_types) == ((AXIS,), (AxisType.Auto,))
+    found = str(mesh) if isinstance(mesh, Mesh) else mesh
+    expect("mesh", found, mesh is None or is_ours, f"of the one axis {AXIS} (Auto), as client_mesh() makes it")
 
 
 def check_key(key: Any, name: str = "key") -> None:
@@ -151,18 +143,10 @@ def check_key(key: Any, name: str = "key") -> None:
       key: anything.
       name: of what it is, for the error.
     """
-    kind = getattr(key, "dtype", None)
     # Of a raw key, the only axis is that of its words.
-    if not (_is_typed(key) and key.ndim == 0) and not (kind == np.uint32 and key.ndim == 1):
-        raise InvalidInput(f"{name} must be a key, such as jax.random.key(0), not {_kind(key)}")
+    is_raw = getattr(key, "dtype", None) == np.uint32 and key.ndim == 1
+    expect(name, key, is_raw or (_is_typed(key) and key.ndim == 0), "a key, such as jax.random.key(0)")
     _check_generator(name, key)
-
-
-def check_keys(keys: Any) -> None:
-    """Raise InvalidInput unless these are keys [R] of one run or more, all of GENERATOR."""
-    if not _is_typed(keys) or keys.ndim != 1 or not keys.size:
-        raise InvalidInput(f"keys must be keys [R], such as jax.random.split(jax.random.key(0), 3), not {_kind(keys)}")
-    _check_generator("keys", keys)
 
 
 def typed_keys(keys: Any) -> Any:
@@ -186,17 +170,11 @@ def _check_generator(name: str, key: Any) -> None:
         )
 
 
-def _kind(value: Any) -> str:
-    """Type and shape of an array, for messages; otherwise as `word`."""
-    return f"{value.dtype} {list(value.shape)}" if hasattr(value, "shape") and hasattr(value, "dtype") else word(value)
-
-
-def check_values(values: Mapping[str, np.ndarray]) -> None:
-    """Raise InvalidInput for hyper-parameters [R] of a sweep that no recipe of local training can have."""
-    kinds = get_type_hints(LocalSGD, include_extras=True)
-    for name, several in values.items():
-        for value in several.tolist():
-            check({name: value}, kinds)
+def _arguments(function: Callable[..., Any]) -> Iterable[str]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return ()
 
 
 @contextlib.contextmanager
@@ -272,8 +250,7 @@ def check_state(method: Method | MethodSchedule, data: Federation, settings: Set
       settings: of the run.
       state: to continue from.
     """
-    if not isinstance(state, State):
-        raise InvalidInput(f"state must be a State, such as a result's .state, not {word(state)}")
+    expect("state", state, isinstance(state, State), "a State, such as a result's .state")
     check_key(state.key, "the state's key")
     clients, completed = state.trained.accuracy.shape[0], int(state.round)
     if clients != data.num_clients:
@@ -300,11 +277,3 @@ def _kinds(tree: PyTree, axes: int) -> dict[str, str]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     named = {jax.tree_util.keystr(path): f"{leaf.dtype} {list(leaf.shape[axes:])}" for path, leaf in leaves}
     return {"": type(tree).__name__} | named
-
-
-def _is_factory(method: Callable[..., Any]) -> bool:
-    """Whether a function makes a method of a model, and is no schedule."""
-    try:
-        return "training" in inspect.signature(method).parameters
-    except (TypeError, ValueError):
-        return False

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State
 from pfl_jax.engine import chunking
 from pfl_jax.engine.build import Engine, build
-from pfl_jax.engine.checks import check_folder, check_run, explained
+from pfl_jax.engine.checks import check_run, explained
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import client_mesh, map_clients, replicate
 from pfl_jax.engine.rounds import Outcome
@@ -140,9 +140,14 @@ def run(
         the round where it happened.
     """
     check_run(
-        method, data, settings, key, state=state, mesh=mesh, newcomers=newcomers, state_on=state_on, on_nan=on_nan
+        *(method, data, settings, key),
+        state=state,
+        mesh=mesh,
+        newcomers=newcomers,
+        on_nan=on_nan,
+        state_on=state_on,
+        state_folder=state_folder,
     )
-    check_folder(state_on, state_folder)
     if data.mesh is not None and mesh not in (None, data.mesh):
         raise InvalidInput("mesh: the data is on another one already, that of placement.place; leave it out")
     mesh = data.mesh or mesh

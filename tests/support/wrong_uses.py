@@ -488,16 +488,16 @@ def _meshes() -> Iterator[tuple[str, Call, str]]:
     device, keys = np.array(jax.devices()[:1]), jax.random.split(jax.random.key(0), 2)
     explicit = (AxisType.Explicit,)
     for what, make, text in (
-        ("a mesh with another axis", lambda: Mesh(device, ("data",)), r"not one of data \(Auto\)"),
+        ("a mesh with another axis", lambda: Mesh(device, ("data",)), "not .*'data'"),
         (
             "a mesh with two axes",
             lambda: Mesh(device[:, None], ("clients", "data")),
-            r"not one of clients \(Auto\), data \(Auto\)",
+            "not .*'clients'.*'data'",
         ),
         (
             "a mesh with an explicit axis",
             lambda: Mesh(device, ("clients",), explicit),
-            r"not one of clients \(Explicit\)",
+            "not .*Explicit",
         ),
         (
             "a list of devices for a mesh",
