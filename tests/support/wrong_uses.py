@@ -1,11 +1,10 @@
-"""Wrong uses of the Python API, each a call and what it must end in; run by itself, it writes docs/wrong-uses.md anew.
+"""Wrong uses of the Python API, each a call and what it must end in.
 
 `refused` are calls with a pattern of the error that they must end in; `right` are uses that are not as documented and
 whose intention is clear, beside the documented call that they must equal.
 """
 
 import itertools
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -589,41 +588,3 @@ def right() -> Iterator[tuple[str, Call, Call]]:
         lambda: type(pfl_jax.run(more(), federate(), Settings(rounds=1), jax.random.key(0))).__name__ == "generator",
         lambda: True,
     )
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "wrong-uses.md"
-
-
-def row(name: str, message: str) -> str:
-    """A row of the page, without what other packages say, and without lists of all there is, which grow."""
-    message = re.sub(r"\(there are [^()]{60,}\)", "(there are ...)", message)
-    message = re.sub(r"\(\w*(Error|Exception)\w*: .*?\)(?=:)", "(...)", message)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in (name, message)) + " |"
-
-
-def page() -> str:
-    """The document."""
-    lines = [
-        "# Wrong uses of the library",
-        "",
-        "What the Python API refuses, with `pfl_jax.InvalidInput`, when a federation, a method or a run is built: the",
-        "error names the argument, the client where there is one, and what to do. The command line has the same types",
-        "and ranges, see [Bad input](bad-input.md).",
-        "",
-        "This page is written by `python tests/support/wrong_uses.py`; `tests/test_wrong_uses.py` checks it.",
-    ]
-    for title, section in SECTIONS.items():
-        lines += ["", f"## {title}", "", "| use | message |", "| --- | --- |"]
-        for name, call, _ in section():
-            try:
-                call()
-            except pfl_jax.InvalidInput as error:
-                lines.append(row(name, str(error)))
-            else:
-                raise AssertionError(f"{name} is not refused")
-    lines += ["", "## Made right", "", "What is unusual, and can mean only one thing:", ""]
-    return "\n".join([*lines, *(f"- {name}" for name, *_ in right())]) + "\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())
