@@ -1,9 +1,4 @@
-"""Atomic file writes: a file is complete or absent, even after a full disk, a signal, an error or a power cut.
-
-A rename alone survives the death of the process, not that of the machine: a file system may write the new name to the
-disk before the content, and a power cut then leaves an empty file. The content is therefore written to the disk first
-(fsync), then the file is renamed, then its folder is written to the disk.
-"""
+"""Atomic file writes: a file is complete or absent, even after a full disk, a signal, an error or a kill."""
 
 import contextlib
 import errno
@@ -16,9 +11,6 @@ from pfl_jax.errors import CannotWrite
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the errors of a full disk."""
-
-# Of file systems that cannot write a folder to the disk by itself, and of folders that may not be read.
-_FOLDER_NOT_SYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.EISDIR)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -46,10 +38,7 @@ def write_binary(path: Path, write: Callable[[BinaryIO], object]) -> None:
             raise OSError(errno.EEXIST, "It is no regular file")
         with temporary.open("wb") as file:
             write(file)
-            file.flush()
-            os.fsync(file.fileno())
         os.replace(temporary, path)
-        sync_folder(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -61,49 +50,13 @@ def write_binary(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def make_folder(path: Path) -> None:
     """Create a folder and its parents unless they exist; raise CannotWrite on failure."""
     try:
-        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
-        for folder in reversed(missing):
-            sync_folder(folder.parent)
     except OSError as error:
         raise cannot_write(path, error) from None
 
 
-def sync_file(path: Path) -> None:
-    """Write what a file has to the disk; OSError on failure."""
-    _sync(path)
-
-
-def sync_folder(path: Path) -> None:
-    """Write the names in a folder to the disk, where the file system can; OSError on failure."""
-    try:
-        _sync(path)
-    except OSError as error:
-        if error.errno not in _FOLDER_NOT_SYNCED:
-            raise
-
-
-def sync_tree(path: Path) -> None:
-    """Write all files and folders below a folder to the disk, and itself last; OSError on failure."""
-    for folder, _, names in os.walk(path, topdown=False):
-        for name in sorted(names):
-            sync_file(Path(folder, name))
-        sync_folder(Path(folder))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def append_line(path: Path, line: str) -> None:
     """Append a line to a text file, completely or not at all; raise CannotWrite on failure.
-
-    The line is not written to the disk (`sync_file`): a run has many of them, and one that a power cut takes is written
-    again by the run that resumes from its last checkpoint.
 
     Args:
       path: path of the file, which is created if it does not exist.

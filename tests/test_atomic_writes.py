@@ -1,6 +1,7 @@
 """Files are complete or absent, whatever ends the write."""
 
 import errno
+import os
 import warnings
 from pathlib import Path
 
@@ -90,3 +91,12 @@ def test_half_programs_in_the_cache_are_removed_and_told_once(tmp_path, monkeypa
     assert "compiled programs cannot be kept" in said[0]
     assert "No space left on device" in said[0]
     assert "cannot be read and is compiled anew (truncated)" in said[1]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/null", path)])
+def test_only_a_file_is_replaced(tmp_path, make):
+    make(tmp_path / "file")
+    with pytest.raises(CannotWrite, match="file: It is no regular file"):
+        write_text(tmp_path / "file", "content")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert not (tmp_path / "file").is_file()

@@ -23,7 +23,7 @@ from experiments.config.own_code import by_content
 from experiments.config.request import Request
 from experiments.execution import trackers
 from experiments.results.load import read_config, read_metrics, read_summary
-from experiments.results.run_folder import CONFIG, METRICS, STATE, SUMMARY, RunFolder
+from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
 from experiments.results.version import OTHER_CODE, Trust, by_other_code
 from experiments.runtime.locks import lock_run
 from pfl_jax.atomic_write import make_folder
@@ -214,7 +214,7 @@ def remove_unfinished(folder: Path) -> None:
             trackers.clear(folder)
             RunFolder.reopen(folder).tidy()
             # The log last: it is what shows that a run is here.
-            for name in (STATE, CONFIG, METRICS):
+            for name in (CONFIG, METRICS):
                 (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise InvalidInput(f"cannot clear {folder}: {error.strerror or error}") from None

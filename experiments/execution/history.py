@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.results.intact import cut_log, digest, sync_log
+from experiments.results.intact import cut_log, digest
 from experiments.results.run_folder import CONFIG, Counts, Evaluation, Newcomers
 from pfl_jax.base import Scores, State
 from pfl_jax.engine.checkpoint import Checkpoints
@@ -107,7 +107,14 @@ class History:
         self.visits, self.seconds = 0.0, 0.0
         return evaluation
 
-    def save(self, checkpoints: Checkpoints, state: State, log: Path, identity: dict[str, Any]) -> None:
+    def save(
+        self,
+        checkpoints: Checkpoints,
+        state: State,
+        log: Path,
+        identity: dict[str, Any],
+        clients: np.ndarray | None = None,
+    ) -> None:
         """Write a checkpoint after a round; CannotWrite on failure.
 
         Args:
@@ -115,12 +122,11 @@ class History:
           state: after the round.
           log: the metrics written so far.
           identity: see `records.identity`.
+          clients: see `Checkpoints.save`.
         """
-        # Before the checkpoint, which a run with a shorter log could not resume from.
-        sync_log(log)
         content = log.read_bytes()
         record = {"metrics_bytes": len(content), "metrics_digest": digest(content), "identity": identity}
-        checkpoints.save(state, self.arrays(), record)
+        checkpoints.save(state, self.arrays(), record, clients)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything except the state, for a checkpoint."""
@@ -167,6 +173,7 @@ class History:
         notify: Callable[[str], None],
         *,
         counts: Counts,
+        clients: np.ndarray | None = None,
         cut: bool = True,
     ) -> "History":
         """Restore the run at its newest good checkpoint and cut off later lines of the log, which are written anew.
@@ -180,6 +187,7 @@ class History:
           identity: of the run, see `records.identity`.
           notify: receives a note if the run begins anew, or its last bits may differ from an uninterrupted run's.
           counts: see `from_arrays`.
+          clients: see `Checkpoints.newest`.
           cut: False leaves the log to the process that writes it.
 
         Raises:
@@ -189,7 +197,7 @@ class History:
         def check(record: dict[str, Any]) -> None:
             check_identity(record.get("identity", {}), identity, checkpoints.folder, notify)
 
-        found = checkpoints.newest(like, check)
+        found = checkpoints.newest(like, check, clients)
         if found is None:
             notify(f"No checkpoint was written to {checkpoints.folder}: the run begins anew.")
             cut_log(log, 0, cut=cut)

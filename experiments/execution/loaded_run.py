@@ -1,5 +1,6 @@
 """Finished runs, loaded from their folders: data, method, and the final state with every client's model."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,43 +10,35 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.config.options import Options
 from experiments.execution import build
 from experiments.execution.experiment import Experiment
+from experiments.execution.history import check_identity
+from experiments.execution.records import identity
 from experiments.execution.resume import check_data, request_of
-from experiments.results.load import check_digests, read_config, read_summary
-from experiments.results.run_folder import CONFIG, STATE, SUMMARY
+from experiments.results.load import read_config, read_summary
+from experiments.results.run_folder import CONFIG, SUMMARY
 from pfl_jax.base import ClientData, Method, MethodSchedule, Model, Params, Personal, State, at_round
 from pfl_jax.data.federated import FederatedData, Split, client_data
 from pfl_jax.data.sources import Dataset
-from pfl_jax.engine import attacks, final_state
+from pfl_jax.engine import attacks
+from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
+from pfl_jax.primitives.tree import byte_count, gather
+from pfl_jax.streams import EVALUATION
 
 MOST_BYTES = 2**28
 """Size up to which --keep-state auto keeps a state."""
 
 
-def keep_state(folder: Path, options: Options, state: State, notify: Callable[[str], None]) -> None:
-    """Write the final state of a run into its folder, unless it is large or the options say never.
-
-    Args:
-      folder: folder of the run.
-      options: options of the run.
-      state: final state with the rows of all clients.
-      notify: receives a message if the state is too large.
-
-    Raises:
-      CannotWrite: it cannot be written.
-    """
-    if is_kept(options, final_state.byte_count(state), notify):
-        final_state.save(folder / STATE, state)
-
-
-def is_kept(options: Options, size: int, notify: Callable[[str], None]) -> bool:
-    """Whether a final state of `size` bytes is kept; `options` and `notify` as in `keep_state`."""
-    if options.keep_state == "auto" and size > MOST_BYTES:
+def is_kept(experiment: Experiment, notify: Callable[[str], None]) -> bool:
+    """Whether the final state of a run is kept; `notify` receives a message if it is too large for that."""
+    wanted = experiment.request.options.keep_state
+    if wanted != "auto":
+        return wanted == "always"
+    size = byte_count(experiment.state_shapes()._replace(key=()))
+    if size > MOST_BYTES:
         notify(f"The final state has {size / 2**20:,.0f} MiB and is not kept: --keep-state always would keep it.")
-    return options.keep_state == "always" or (options.keep_state == "auto" and size <= MOST_BYTES)
+    return size <= MOST_BYTES
 
 
 @dataclass(frozen=True)
@@ -99,7 +92,14 @@ class LoadedRun:
             self.data.num_labels,
         )
         train = attacks.training_data(self.data, client, attackers)
-        return final_state.deployed(self.method, self.state, client, train)
+        key = jax.random.fold_in(jax.random.fold_in(self.state.key, EVALUATION), self.state.round)
+        own = gather(self.state.clients, client)
+        return self._personalize(jax.random.fold_in(key, client), self.state.server, own, train)
+
+    @functools.cached_property
+    def _personalize(self) -> Callable[..., Personal]:
+        """What the method's clients do before they deploy, compiled."""
+        return jax.jit(at_round(self.method, max(int(self.state.round) - 1, 0)).personalize)
 
     def predict(self, client: int, inputs: Any) -> jax.Array:
         """Logits or log-probabilities [B, K] of a client's model.
@@ -155,11 +155,18 @@ def load_run(folder: str | Path) -> LoadedRun:
         raise InvalidInput(f"{folder}: there is no run in it")
     if not (folder / SUMMARY).is_file():
         raise InvalidInput(f"{folder}: the run is not finished: --resume {folder} goes on with it")
-    if not (folder / STATE).is_file():
-        raise InvalidInput(f"{folder}: the run kept no {STATE}: make it again with --keep-state always")
     config, summary = read_config(folder), read_summary(folder)
-    check_digests(folder, summary, [STATE])
+    checkpoints, last = Checkpoints(folder / FOLDER), summary.get("rounds_done")
+    if last not in checkpoints.rounds():
+        raise InvalidInput(f"{folder}: the run kept no state: make it again with --keep-state always")
     experiment = _experiment(config, folder)
+
+    def check(record: dict[str, Any]) -> None:
+        check_identity(record.get("identity", {}), identity(experiment), checkpoints.folder, lambda _: None)
+
+    found = checkpoints.newest(experiment.state_shapes(), check)
+    if found is None or int(found.state.round) != last:
+        raise InvalidInput(f"{folder}: the checkpoint of round {last} cannot be read: make the run again")
     data, options = experiment.data, experiment.request.options
     # Only the processes of --distributed place clients on devices.
     assert isinstance(data, FederatedData)
@@ -171,7 +178,7 @@ def load_run(folder: str | Path) -> LoadedRun:
         data=data,
         model=build.model_of(options, experiment.dataset),
         method=experiment.method,
-        state=final_state.load(folder / STATE, experiment.state_shapes()),
+        state=found.state,
         settings=experiment.settings,
     )
 

@@ -14,7 +14,7 @@ from experiments.config.request import Request, parse
 from experiments.execution.experiment import Experiment
 from experiments.execution.records import privacy_record
 from experiments.results.load import read_config, read_json
-from experiments.results.run_folder import CONFIG, METRICS, STATE, SUMMARY, RunFolder
+from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
 from experiments.results.version import RESUMED_BY, by_other_code, code_version, versions_behind
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
@@ -112,7 +112,7 @@ def _check_rounds(folder: Path, options: Options, rounds: int) -> None:
     if (folder / SUMMARY).exists() and not Checkpoints(folder / FOLDER).rounds():
         raise InvalidInput(
             f"--resume {folder}: rounds are added to a finished run from its last checkpoint, and it has none: give "
-            "runs --checkpoint-every; those of a sweep keep none"
+            "runs --keep-state always"
         )
 
 
@@ -175,8 +175,7 @@ def add_rounds(folder: RunFolder, experiment: Experiment, done: int, notify: Cal
         if done < last:
             notify(f"The last checkpoint is of round {done}: rounds {done + 1} to {last} are trained again.")
     # The summary first: without it, the run is an unfinished one.
-    for name in (SUMMARY, STATE):
-        (folder.path / name).unlink(missing_ok=True)
+    (folder.path / SUMMARY).unlink(missing_ok=True)
     more = {"options": config["options"] | {"rounds": rounds}, "given": sorted({*config["given"], "rounds"})}
     folder.write(CONFIG, config | more | privacy_record(experiment, rounds))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import jax
+import numpy as np
 from rich.console import Console
 
 from experiments.config.exit_codes import INTERRUPTED, INVALID
@@ -15,8 +16,8 @@ from experiments.config.request import Request
 from experiments.execution import build, in_place, outcome
 from experiments.execution.experiment import Experiment
 from experiments.execution.history import History
-from experiments.execution.loaded_run import is_kept, keep_state
-from experiments.execution.memory import advice, clients_bytes, is_shortage, state_place
+from experiments.execution.loaded_run import is_kept
+from experiments.execution.memory import advice, is_shortage, state_place
 from experiments.execution.records import (
     configuration,
     headline,
@@ -25,7 +26,7 @@ from experiments.execution.records import (
 from experiments.execution.resume import add_rounds, check_data, record_code, refuse_finished
 from experiments.execution.rounds import Observe, Round, Run, run_rounds
 from experiments.execution.trackers import check, open_trackers
-from experiments.results.run_folder import CONFIG, METRICS, STATE, RunFolder
+from experiments.results.run_folder import CONFIG, METRICS, RunFolder
 from experiments.runtime.compilation_cache import repair_cache
 from experiments.runtime.console import print_line, print_notice, print_text
 from experiments.runtime.devices import devices
@@ -36,11 +37,7 @@ from experiments.runtime.signals import interruptible, leaving, stoppable, writi
 from experiments.runtime.supervise import LOST, remember
 from pfl_jax import simulate
 from pfl_jax.base import State
-from pfl_jax.engine import host_state
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
-from pfl_jax.engine.disk_state import table_of
-from pfl_jax.engine.placement import PlacedData
-from pfl_jax.engine.shared_checkpoint import SharedCheckpoints
 from pfl_jax.errors import CannotWrite, Diverged, InvalidInput
 
 
@@ -69,7 +66,8 @@ def run(
     with processes.synchronized():
         check(options)
     folder = _folder(request, processes, in_place.FOLDER if request.procedure else identifier(options.method))
-    work = _Work(request, folder, Checkpoints(folder.path / FOLDER, keep=options.keep_checkpoints), processes)
+    checkpoints = Checkpoints(folder.path / FOLDER, options.keep_checkpoints, processes.index, processes.count)
+    work = _Work(request, folder, checkpoints, processes)
     try:
         # Other processes would wait for one that leaves.
         with interruptible(watched=processes.count == 1), leaving(lambda said: str(_interrupted(work))):
@@ -97,6 +95,7 @@ class _Work:
       experiment: its parts; None until its data is loaded.
       locked: whether this process has had the lock of the folder, and so may remove it.
       place: place of the clients' states between rounds.
+      saved: round of the last checkpoint that this process wrote or resumed from; 0 without one.
     """
 
     request: Request
@@ -107,6 +106,7 @@ class _Work:
     experiment: Experiment | None = None
     locked: bool = False
     place: simulate.StateOn = "device"
+    saved: int = 0
 
     @property
     def named(self) -> dict[str, str]:
@@ -168,7 +168,7 @@ def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
             stack.close()
             # Nothing is stopped between the last round and the summary, which makes the run a finished one.
             _keep_state(work, experiment, last, notify)
-            if processes.is_first and not _needs_rows(work, last):
+            if processes.is_first and not work.checkpoints.rounds():
                 work.folder.discard_rows()
             with processes.synchronized():
                 if processes.is_first:
@@ -178,14 +178,14 @@ def _run_to_end(work: _Work, console: Console, observe: Observe | None) -> None:
 
 
 def _choose_place(work: _Work, experiment: Experiment) -> None:
-    """Choose the place of the clients' states, and the checkpoints that belong to it."""
-    processes, options = work.processes, work.request.options
+    """Choose the place of the clients' states: the same in all processes, however full their machines are."""
     place = state_place(experiment)
-    # The same in all processes, however full their machines are.
-    work.place = "host" if processes.agree(place == "host") else place
-    if work.place == "host" and processes.count > 1 and isinstance(experiment.data, PlacedData):
-        folder, keep = work.folder.path / FOLDER, options.keep_checkpoints
-        work.checkpoints = SharedCheckpoints(folder, keep, experiment.data, processes.exchange)
+    work.place = "host" if work.processes.agree(place == "host") else place
+
+
+def _own_clients(experiment: Experiment) -> np.ndarray | None:
+    """Clients of this process; None for all, in the only process."""
+    return None if experiment.data.mesh is None else experiment.data.own_clients()
 
 
 def _start(work: _Work, experiment: Experiment, console: Console) -> None:
@@ -198,8 +198,10 @@ def _start(work: _Work, experiment: Experiment, console: Console) -> None:
                 *(work.checkpoints, experiment.state_shapes(), folder / METRICS, identity(experiment)),
                 functools.partial(print_notice, console),
                 counts=experiment.counts,
+                clients=_own_clients(experiment) if work.place == "host" else None,
                 cut=processes.is_first,
             )
+            work.saved = work.history.round
             if processes.is_first:
                 add_rounds(work.folder, experiment, work.history.round, functools.partial(print_notice, console))
                 record_code(work.folder)
@@ -255,22 +257,10 @@ def _folder(request: Request, processes: Processes, name: str) -> RunFolder:
 
 
 def _keep_state(work: _Work, experiment: Experiment, state: State | None, notify: Callable[[str], None]) -> None:
-    """Write the final state if it was requested; with a procedure there is none to continue from."""
-    if state is None or work.request.procedure or experiment.request.options.keep_state == "never":
-        return
-    # Before the first process gathers the rows of all.
-    if work.processes.count > 1 and not is_kept(experiment.request.options, clients_bytes(experiment), notify):
-        return
-    whole = host_state.whole(state, experiment.data)
-    with work.processes.synchronized(), writing():
-        if whole is not None:
-            keep_state(work.folder.path, experiment.request.options, whole, notify)
-
-
-def _needs_rows(work: _Work, last: State | None) -> bool:
-    """Whether a checkpoint or the final state needs the states on disk."""
-    is_kept = (work.folder.path / STATE).exists() and last is not None and table_of(last.clients) is not None
-    return is_kept or work.checkpoints.may_refer_to_rows()
+    """Write a checkpoint of the final state if it is to be kept, and there is none."""
+    if state is not None and int(state.round) != work.saved and is_kept(experiment, notify):
+        with writing():
+            _save(work, experiment, state)
 
 
 def _rounds(work: _Work, experiment: Experiment, console: Console) -> Iterator[Round]:
@@ -299,17 +289,11 @@ def _rounds(work: _Work, experiment: Experiment, console: Console) -> Iterator[R
 
 
 def _save(work: _Work, experiment: Experiment, state: State) -> None:
-    """Write a checkpoint after a round; with a procedure there is none."""
+    """Write a checkpoint after a round, each process its part; with a procedure there is none to continue from."""
     if work.request.procedure:
         return
-    save = functools.partial(work.history.save, work.checkpoints, log=work.folder.path / METRICS)
-    if isinstance(work.checkpoints, SharedCheckpoints):
-        try:
-            save(state=state, identity=identity(experiment))
-        except CannotWrite as error:
-            raise EndedAlone(str(error)) from None
-    else:
-        with work.processes.synchronized():
-            if work.processes.is_first:
-                save(state=state, identity=identity(experiment))
+    log, own = work.folder.path / METRICS, _own_clients(experiment)
+    with work.processes.synchronized():
+        work.history.save(work.checkpoints, state, log, identity(experiment), own)
+    work.saved = int(state.round)
     remember(work.go_on)

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pfl_jax.atomic_write import cannot_write, sync_file
 from pfl_jax.errors import InvalidInput
 from pfl_jax.safe_read import open_file, read_file
 
@@ -33,14 +32,6 @@ def digest_of_file(path: Path) -> str:
 def digest_of_content(summary: dict[str, Any]) -> str:
     """Digest of a summary as JSON has it, without its digests."""
     return digest(json.dumps({k: v for k, v in summary.items() if k != DIGESTS}, sort_keys=True).encode())
-
-
-def sync_log(log: Path) -> None:
-    """Write a run's metrics log to the disk, before a file with its digest; CannotWrite on failure."""
-    try:
-        sync_file(log)
-    except OSError as error:
-        raise cannot_write(log, error) from None
 
 
 def cut_log(log: Path, size: int, expected: str | None = None, *, cut: bool = True) -> None:

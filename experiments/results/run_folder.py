@@ -16,14 +16,14 @@ import jax
 import numpy as np
 
 from experiments.config.measures import FIELD, PROTOCOLS, Average, Protocol
-from experiments.results.intact import DIGESTS, digest_of_content, digest_of_file, sync_log
-from pfl_jax.atomic_write import append_line, cannot_write, sync_folder, write_text
+from experiments.results.intact import DIGESTS, digest_of_content, digest_of_file
+from pfl_jax.atomic_write import append_line, cannot_write, write_text
 from pfl_jax.base import Scores
-from pfl_jax.engine import rows_file
+from pfl_jax.engine import disk_state
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import Summary, summarize
 
-CONFIG, METRICS, SUMMARY, STATE = "config.json", "metrics.jsonl", "summary.json", "state.msgpack"
+CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 
 VALIDATION = "validation"
 """Entry of an evaluation with the summaries on validation examples, by protocol."""
@@ -230,8 +230,6 @@ class RunFolder:
             except FileExistsError:
                 if not empty_will_do:
                     raise
-            for folder in created:
-                sync_folder(folder.parent)
             # Creating the log is what claims the folder: of two runs only one can do it.
             (path / METRICS).open("x").close()
         except FileExistsError:
@@ -252,8 +250,7 @@ class RunFolder:
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary of a finished run, with the digests of its files."""
-        sync_log(self.path / METRICS)
-        files = [self.path / name for name in (CONFIG, METRICS, STATE)]
+        files = [self.path / name for name in (CONFIG, METRICS)]
         digests = {path.name: digest_of_file(path) for path in files if path.exists()}
         digests[SUMMARY] = digest_of_content(_strict(summary))
         self.write(SUMMARY, summary | {DIGESTS: digests})
@@ -270,7 +267,7 @@ class RunFolder:
 
     def tidy(self) -> None:
         """Remove what a killed process had written of a file, before its rename."""
-        for name in (CONFIG, STATE, SUMMARY):
+        for name in (CONFIG, SUMMARY):
             for path in self.path.glob(f".{name}.*"):
                 # What cannot be removed does no harm.
                 with contextlib.suppress(OSError):
@@ -280,7 +277,7 @@ class RunFolder:
         """Remove the states of clients on disk, which nothing refers to any more."""
         # What cannot be removed does no harm.
         with contextlib.suppress(OSError):
-            (self.path / rows_file.NAME).unlink(missing_ok=True)
+            (self.path / disk_state.NAME).unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Remove the folder unless it contains an evaluation: for a run that ended before it had a result."""

@@ -22,13 +22,13 @@ from experiments.execution import build
 from experiments.execution.cached_runs import remove_unfinished
 from experiments.execution.experiment import Experiment
 from experiments.execution.history import History, check_identity
-from experiments.execution.loaded_run import keep_state
+from experiments.execution.loaded_run import is_kept
 from experiments.execution.memory import advice, free_bytes, is_shortage
 from experiments.execution.records import configuration, headline, identity
 from experiments.execution.resume import check_data, record_code
 from experiments.execution.rounds import Round, Run, run_rounds
 from experiments.execution.trackers import open_trackers
-from experiments.results.intact import cut_log, digest, sync_log
+from experiments.results.intact import cut_log, digest
 from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, strict_json
 from experiments.runtime.compilation_cache import repair_cache
 from experiments.runtime.console import print_line, print_notice
@@ -43,7 +43,7 @@ from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.base import State
 from pfl_jax.data import federated
 from pfl_jax.data.sources import Dataset
-from pfl_jax.engine.checkpoint import Checkpoints
+from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.engine.placement import without_inputs
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
@@ -232,8 +232,9 @@ def _tracked_rounds(
 def _finish(one: Run, states: State | None, index: int, notify: Callable[[str], None]) -> None:
     """Write a run's final state where that is asked for, its summary, and its curves."""
     options = one.experiment.request.options
-    if states is not None and options.keep_state != "never":
-        keep_state(one.folder.path, options, gather(states, index), notify)
+    if states is not None and not one.is_finished and is_kept(one.experiment, notify):
+        checkpoints, log = Checkpoints(one.folder.path / FOLDER, options.keep_checkpoints), one.folder.path / METRICS
+        one.history.save(checkpoints, gather(states, index), log, identity(one.experiment))
     one.write_summary()
     if options.plot:
         from experiments.plots.curves import save_curves
@@ -292,8 +293,6 @@ def _save(group: Group, states: State) -> None:
     arrays = {f"{index}-{name}": a for index, one in enumerate(group.runs) for name, a in one.history.arrays().items()}
     names = _names([one.folder.path for one in group.runs], group.checkpoints.folder.parent)
     make_folder(group.checkpoints.folder)
-    for one in group.runs:
-        sync_log(one.folder.path / METRICS)
     write_text(group.checkpoints.folder / RUNS, strict_json({"runs": names}))
     record = {
         "metrics_bytes": [one.log_bytes for one in group.runs],

@@ -1,25 +1,25 @@
-"""Checkpoints on disk, written atomically by orbax; restoring skips damaged ones.
-
-A checkpoint gets its name when all of its files are on the disk, also for a power cut.
+"""Checkpoints on disk, written atomically by orbax; restoring passes over damaged ones.
 
 A checkpoint has a `State`, additional arrays by name, and a record that is stored as JSON. Arrays are stored unchanged,
 so that a resumed run equals the uninterrupted one bit for bit on the same machine and versions. Nothing in a checkpoint
 is executed or unpickled.
 
-Clients' states on disk, in the run's folder, are not copied into a checkpoint, see `pfl_jax.engine.disk_state`.
+Each process of a run writes its own part, with the rows of its own clients; the first one's has all else too. A part is
+in the folder `PROCESS-of-PROCESSES/ROUND`, and a checkpoint is there when all of its parts are. Processes that resume a
+run read all parts, whatever their number was, and take the rows of their own clients. Clients' states on disk, in the
+run's folder, are not copied into a checkpoint, see `pfl_jax.engine.disk_state`.
 """
 
 import collections
 import contextlib
-import functools
+import errno
 import hashlib
-import io
 import itertools
 import json
 import logging
+import math
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,21 +27,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfl_jax.atomic_write import make_folder, sync_folder, sync_tree, write_text
 from pfl_jax.base import State
 from pfl_jax.engine import disk_state
 from pfl_jax.errors import CannotWrite, InvalidInput, first_line
-from pfl_jax.safe_read import read_file
 
 FOLDER = "checkpoints"
 """Name of the checkpoint folder inside a run's folder."""
 
-MANIFEST = "files.json"
-"""File in a checkpoint's folder with the digests of its other files. It is written last: without it the checkpoint is
-incomplete."""
+_STATE, _FURTHER, _CLIENTS, _KEPT, _DIGESTS = "state.", "further.", "clients", "kept planes", "digests of rows"
+"""Beginnings of the names of a part's arrays, and names of those that only some parts have."""
 
-WRITING = ".writing"
-"""Folder in which a checkpoint is written before it gets its name."""
+_OF_CLIENTS = f"{_STATE}clients"
 
 
 class Checkpoint(NamedTuple):
@@ -64,239 +60,252 @@ class Checkpoints:
 
     Args:
       folder: folder of the checkpoints, created when the first one is written.
-      keep: number of checkpoints to keep, the newest ones.
+      keep: number of checkpoints to keep, the newest ones; several processes keep at least two.
+      process, processes: index of this process, and number of processes that write.
     """
 
-    def __init__(self, folder: Path, keep: int = 2):
+    def __init__(self, folder: Path, keep: int = 2, process: int = 0, processes: int = 1):
         self.folder: Path = folder.absolute()
-        self._keep = keep
-        # While a table exists, its rows do; see `disk_state`.
-        self._tables: collections.deque[disk_state.Table | None] = collections.deque(maxlen=keep)
+        # A process that is killed while another writes has only the one before.
+        self._keep = keep if processes == 1 else max(keep, 2)
+        self._process, self._processes = process, processes
 
-    def save(self, state: State, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
-        """Write a checkpoint; older ones are removed only after it is complete.
+    def save(
+        self, state: State, arrays: dict[str, np.ndarray], record: dict[str, Any], clients: np.ndarray | None = None
+    ) -> None:
+        """Write this process's part of a checkpoint; older ones are removed only after it is complete.
 
         Args:
           state: state after a round, of one run or of several with a leading axis (`pfl_jax.engine.sweep`).
           arrays: additional arrays by name.
           record: additional data that JSON can store.
+          clients: own clients of this process, ascending; the state has their rows, or those of all. None for all.
 
         Raises:
-          CannotWrite: the checkpoint cannot be written; earlier checkpoints are kept.
+          CannotWrite: the part cannot be written; earlier checkpoints are kept.
         """
-        # Imported here because the import takes seconds.
+        # Imported here because the import takes time.
         import orbax.checkpoint as ocp
 
-        leaves, table = state_leaves(state), disk_state.table_of(state.clients)
-        rows = disk_state.reference(table, self.folder.parent)
-        stored = {
-            f"state-{index:04d}": np.asarray(leaf)
-            for index, (_, leaf) in enumerate(leaves)
-            if rows is None or not isinstance(leaf, disk_state.DiskLeaf)
-        }
-        stored |= {f"further-{name}": np.asarray(value) for name, value in arrays.items()}
-        content = {"leaves": [name for name, _ in leaves], "record": record}
-        if rows is not None:
-            stored |= {f"rows-{name}": rows.pop(name) for name in ("slots", "digests")}
-            content["rows"] = rows
-        content["shapes"] = {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in stored.items()}
-        # Tensorstore cannot store arrays of size zero.
-        stored = {name: leaf for name, leaf in stored.items() if leaf.size}
-        number = str(int(np.ravel(state.round)[0]))
-        partial = self.folder / WRITING / number
+        number = int(np.ravel(state.round)[0])
+        content = self._content(state, arrays, clients)
+        listed, packed = _pack(content)
+        about: dict[str, Any] = {"arrays": listed, "record": record}
+        about["digest"] = _digest(json.dumps(about).encode())
+        part, table = self.folder / f"{self._process}-of-{self._processes}", disk_state.table_of(state.clients)
         try:
-            # Tensorstore takes text alone, and fails in other ways.
-            str(self.folder).encode()
-            shutil.rmtree(partial.parent, ignore_errors=True)
-            make_folder(self.folder)
-            partial.parent.mkdir()
-            if rows is not None and table is not None:
-                table.file.sync()
-            with quiet(), checkpointer() as writer:
-                writer.save(
-                    partial,
-                    args=ocp.args.Composite(arrays=ocp.args.StandardSave(stored), record=ocp.args.JsonSave(content)),
-                )
-            sync_tree(partial)
-            write_text(partial / MANIFEST, json.dumps(_digests(partial)))
-            # A folder of this number can only be a damaged one: a run resumes after its newest intact checkpoint.
-            remove(self.folder / number)
-            partial.rename(self.folder / number)
-            sync_folder(self.folder)
+            for later in self.folder.glob(f"{self._process}-of-*/*"):
+                # Damaged, or of an earlier end of the run.
+                if later.name.isdecimal() and int(later.name) >= number:
+                    shutil.rmtree(later)
+            part.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(part).free < packed.nbytes:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            with self._manager(part) as manager:
+                items = {"state": ocp.args.StandardSave({"packed": packed}), "record": ocp.args.JsonSave(about)}
+                manager.save(number, args=ocp.args.Composite(**items), force=True)
+                is_full = len(manager.all_steps()) >= self._keep
         except (OSError, ValueError, RuntimeError) as error:
-            ignore_closed_loops()
-            raise CannotWrite(
-                f"cannot write the checkpoint of round {number} into {self.folder}: {reason(error)}"
-            ) from None
-        finally:
-            shutil.rmtree(partial.parent, ignore_errors=True)
+            for partial in part.glob("*-tmp"):
+                shutil.rmtree(partial, ignore_errors=True)
             with contextlib.suppress(OSError):
-                # Succeeds only if the folder is empty.
+                # Succeeds only if the folders are empty.
+                part.rmdir()
                 self.folder.rmdir()
-        self._remove_old()
-        self._tables.append(table)
-        if table is not None and len(self._tables) == self._keep:
-            # All checkpoints that are left are of this process.
-            table.file.release()
+            raise CannotWrite(
+                f"cannot write the checkpoint of round {number} into {self.folder}: {_reason(error)}"
+            ) from None
+        if table is not None and _KEPT in content:
+            table.kept[:] = table.keep(self._keep)
+        if is_full and self._process == 0:
+            for other in self.folder.glob("*-of-*"):
+                if not other.name.endswith(f"-of-{self._processes}"):
+                    shutil.rmtree(other, ignore_errors=True)
 
     def rounds(self) -> list[int]:
         """Rounds of the stored checkpoints, ascending."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
+        return [number for number, _ in self._stored()]
 
-    def newest(self, like: State, check: Callable[[dict[str, Any]], None] | None = None) -> Checkpoint | None:
+    def newest(
+        self,
+        like: State,
+        check: Callable[[dict[str, Any]], None] | None = None,
+        clients: np.ndarray | None = None,
+    ) -> Checkpoint | None:
         """Newest readable checkpoint; None if there is none.
 
         Args:
           like: a state of the same run, or its shapes.
           check: function that is called with the record first, and raises InvalidInput for the record of another run.
+          clients: those whose rows are wanted, ascending; None for all.
 
         Raises:
           InvalidInput: all checkpoints are damaged, or the newest intact one is from another run.
         """
         reasons = []
-        for number in reversed(self.rounds()):
+        for number, processes in reversed(self._stored()):
             try:
-                stored, content = self._read(number)
+                parts = [self._read(number, f"{index}-of-{processes}", clients) for index in range(processes)]
             except Exception as error:
-                reasons.append(f"round {number}: {reason(error)}")
+                reasons.append(f"round {number}: {_reason(error)}")
                 continue
+            record = parts[0][1]
             if check is not None:
-                check(content["record"])
-            return self._build(number, stored, content, like)
+                check(record)
+            return self._joined([arrays for arrays, _ in parts], record, like, clients, number)
         if reasons:
             raise InvalidInput(f"no checkpoint in {self.folder} can be read ({'; '.join(reasons)}): start the run anew")
         return None
-
-    def may_refer_to_rows(self) -> bool:
-        """Whether a stored checkpoint refers to the clients' states on disk, or is one of an earlier process."""
-        return len(self.rounds()) > len(self._tables) or any(table is not None for table in self._tables)
 
     def clear(self) -> None:
         """Remove all checkpoints."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _remove_old(self) -> None:
-        """Remove all checkpoints that are older than the newest `keep` complete ones."""
-        complete = [number for number in self.rounds() if (self.folder / str(number) / MANIFEST).exists()]
-        first = complete[-self._keep :][0]
-        for number in self.rounds():
-            if number < first:
-                remove(self.folder / str(number))
+    def _stored(self) -> list[tuple[int, int]]:
+        """Checkpoints of which all parts are there: round and number of parts, ascending."""
+        parts: collections.Counter[tuple[int, int]] = collections.Counter()
+        for path in self.folder.glob("*-of-*/*"):
+            count = path.parent.name.rpartition("-")[2]
+            if path.name.isdecimal() and count.isdecimal():
+                parts[int(path.name), int(count)] += 1
+        return sorted(found for found, count in parts.items() if count == found[1])
 
-    def _read(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        folder = self.folder / str(number)
-        # Digests are checked before orbax reads the files: orbax does not report all damage, and may leave threads.
-        if not (folder / MANIFEST).is_file():
-            raise ValueError(f"it was not written to its end, or not by this program: {MANIFEST} is missing")
-        listed, found = json.loads(read_file(folder / MANIFEST)), _digests(folder)
-        if listed != found:
-            names = (name for name in sorted(listed | found) if listed.get(name) != found.get(name))
-            raise ValueError(f"{next(names)} is not as it was written")
+    def _manager(self, part: Path, *, write: bool = True) -> Any:
+        """Orbax's manager of a part, for this process alone."""
         import orbax.checkpoint as ocp
 
-        with quiet(), checkpointer() as reader:
-            content = reader.restore(folder, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
-            like = {n: np.empty(shape, dtype) for n, (shape, dtype) in content["shapes"].items() if 0 not in shape}
-            arrays = reader.restore(folder, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(like))).arrays
-        stored: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in arrays.items()}
-        stored |= {name: np.empty(*shape) for name, shape in content["shapes"].items() if name not in arrays}
-        if "rows" in content:
-            found = content["rows"] | {name: stored.pop(f"rows-{name}") for name in ("slots", "digests")}
-            table = disk_state.resolve(found, self.folder.parent)
+        # All errors are raised. Its threads may log them after that.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        me = jax.process_index()
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=self._keep,
+            create=False,
+            cleanup_tmp_directories=write,
+            read_only=not write,
+            enable_async_checkpointing=False,
+            # It does not read the descriptions of other rounds, which may be damaged.
+            lightweight_initialize=True,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me}),
+        )
+        return ocp.CheckpointManager(part, options=options)
+
+    def _content(self, state: State, arrays: dict[str, np.ndarray], clients: np.ndarray | None) -> dict[str, Any]:
+        """Arrays of this process's part by name."""
+        table = disk_state.table_of(state.clients)
+        content: dict[str, Any] = {}
+        if table is not None and table.is_in(self.folder.parent):
+            content |= {_KEPT: np.array(table.keep(self._keep)), _DIGESTS: table.digests}
+        else:
+            state = state._replace(clients=disk_state.in_memory(state.clients))
+        for name, leaf in _leaves(_plain(state)):
+            if name.startswith("clients") and clients is not None and len(leaf) != len(clients):
+                leaf = np.asarray(leaf)[clients]
+            content[f"{_STATE}{name}"] = leaf
+        content |= {f"{_FURTHER}{name}": np.asarray(leaf) for name, leaf in arrays.items()}
+        if self._process:
+            content = {name: leaf for name, leaf in content.items() if name.startswith(_OF_CLIENTS)}
+        if clients is not None:
+            content[_CLIENTS] = np.asarray(clients)
+        return content | {"part": np.array([self._process, self._processes])}
+
+    def _read(self, number: int, part: str, clients: np.ndarray | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arrays of a part with the rows of some clients, and its record."""
+        import orbax.checkpoint as ocp
+
+        with self._manager(self.folder / part, write=False) as manager:
+            items = ocp.args.Composite(state=ocp.args.StandardRestore(), record=ocp.args.JsonRestore())
+            found = manager.restore(number, args=items)
+        about = dict(found.record)
+        if about.pop("digest") != _digest(json.dumps(about).encode()):
+            raise ValueError("its record is not as it was written")
+        arrays = _unpack(about["arrays"], np.asarray(found.state["packed"]))
+        names = [name for name in arrays if name.startswith(_OF_CLIENTS)]
+        if _KEPT in arrays:
+            path, shapes = self.folder.parent / disk_state.NAME, [arrays[name] for name in names]
+            table = disk_state.Table.open(path, shapes, arrays[_DIGESTS], arrays[_KEPT])
             table.check()
-            names = (f"state-{index:04d}" for index in range(len(content["leaves"])))
-            stored |= zip((name for name in names if name not in stored), table.leaves(), strict=True)
-        return _in_client_order(stored, content), content
+            arrays |= zip(names, table.leaves(), strict=True)
+        if clients is not None:
+            there = arrays.get(_CLIENTS, np.arange(len(arrays[names[0]]) if names else 0))
+            wanted = np.flatnonzero(np.isin(there, clients))
+            arrays |= {name: arrays[name][wanted] for name in names} | {_CLIENTS: there[wanted]}
+        return arrays, about["record"]
 
-    def _build(self, number: int, stored: dict[str, Any], content: dict[str, Any], like: State) -> Checkpoint:
-        names = sorted(name for name in stored if name.startswith("state-"))
-        leaves = list(zip(content.get("leaves", names), (stored[name] for name in names), strict=True))
-        state = state_from_leaves(leaves, like, f"the checkpoint of round {number} in {self.folder}")
-        arrays = {name.removeprefix("further-"): leaf for name, leaf in stored.items() if name.startswith("further-")}
-        return Checkpoint(state, arrays, content["record"])
-
-
-def checkpointer() -> Any:
-    """Orbax's checkpointer for this process alone."""
-    import orbax.checkpoint as ocp
-
-    if jax.process_count() == 1:
-        return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
-    # Each process uses orbax independently; by default orbax would wait for the other processes.
-    single = ocp.options.MultiprocessingOptions(
-        primary_host=jax.process_index(), active_processes={jax.process_index()}
-    )
-    handler = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(multiprocessing_options=single))
-    return ocp.Checkpointer(handler, multiprocessing_options=single)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the logs of orbax's threads, for example on a full disk; the error itself is still raised."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(level)
+    def _joined(
+        self,
+        parts: list[dict[str, Any]],
+        record: dict[str, Any],
+        like: State,
+        clients: np.ndarray | None,
+        number: int,
+    ) -> Checkpoint:
+        """Checkpoint from the arrays of all parts."""
+        arrays = dict(parts[0])
+        if _CLIENTS in arrays:
+            order = np.argsort(np.concatenate([part[_CLIENTS] for part in parts]))
+            for name in arrays:
+                if name.startswith(_OF_CLIENTS):
+                    arrays[name] = np.concatenate([part[name] for part in parts])[order]
+        if clients is not None:
+            like = like._replace(
+                clients=jax.tree.map(
+                    lambda leaf: jax.ShapeDtypeStruct((len(clients), *leaf.shape[1:]), leaf.dtype), like.clients
+                )
+            )
+        leaves = [(name.removeprefix(_STATE), leaf) for name, leaf in arrays.items() if name.startswith(_STATE)]
+        state = _state_from(leaves, like, f"the checkpoint of round {number} in {self.folder}")
+        further = {name.removeprefix(_FURTHER): leaf for name, leaf in arrays.items() if name.startswith(_FURTHER)}
+        return Checkpoint(state, further, record)
 
 
-@functools.cache
-def ignore_closed_loops() -> None:
-    """Silence the errors of tensorstore's threads that end after a failed write, until the process ends."""
-    previous = sys.unraisablehook
+def _pack(arrays: dict[str, Any]) -> tuple[list[list[Any]], np.ndarray]:
+    """Name, shape, type and digest of each array, and the arrays one after another as bytes.
 
-    def hook(unraisable: Any) -> None:
-        if "Event loop is closed" not in str(unraisable.exc_value):
-            previous(unraisable)
+    One array is written and read for all of them: of several, tensorstore's threads go on after one has failed, and
+    print to the terminal. Arrays on disk are only listed.
+    """
+    listed, packed = [], []
+    for name, leaf in arrays.items():
+        content = np.zeros(0, np.uint8)
+        if not isinstance(leaf, disk_state.DiskLeaf):
+            content = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+        listed.append([name, list(leaf.shape), str(leaf.dtype), _digest(content.data)])
+        packed.append(content)
+    return listed, np.concatenate(packed)
 
-    sys.unraisablehook = hook
+
+def _unpack(listed: Sequence[Sequence[Any]], packed: np.ndarray) -> dict[str, Any]:
+    """Arrays from the results of `_pack`; of those on disk shape and type. ValueError if one is not as it was."""
+    arrays: dict[str, Any] = {}
+    on_disk = _KEPT in [name for name, *_ in listed]
+    for name, shape, dtype, digest in listed:
+        arrays[name] = jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
+        if on_disk and name.startswith(_OF_CLIENTS):
+            continue
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        content, packed = packed[:size].copy(), packed[size:]
+        if _digest(content.data) != digest:
+            raise ValueError(f"{name} is not as it was written")
+        arrays[name] = content.view(dtype).reshape(shape)
+    return arrays
 
 
-def reason(error: Exception) -> str:
+def _digest(content: bytes | memoryview) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _reason(error: Exception) -> str:
     """First line of an error, without tensorstore's source location."""
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    if any(phrase in said for phrase in ("RESOURCE_EXHAUSTED", "No space left", "File too large")):
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if any(phrase in text for phrase in ("RESOURCE_EXHAUSTED", "No space left", "File too large")):
         return "no space is left there; make room"
-    return first_line(said) or type(error).__name__
+    return first_line(text) or type(error).__name__
 
 
-def remove(folder: Path) -> None:
-    """Remove the `folder` of a checkpoint, its manifest first: partly removed, it does not count as complete."""
-    (folder / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    """SHA-256 digests of all files below a folder, except the manifest."""
-    return {str(path.relative_to(folder)): hashlib.sha256(read_file(path)).hexdigest() for path in files_in(folder)}
-
-
-def files_in(folder: Path) -> list[Path]:
-    """Sorted paths of all files below a folder, except the manifest."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-
-
-def _in_client_order(stored: dict[str, np.ndarray], content: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Arrays in which the rows of all clients are in their order, see `pfl_jax.engine.shared_checkpoint`."""
-    if "order" not in stored:
-        return stored
-    # Free places have a number beyond all clients.
-    clients = np.argsort(stored.pop("order"), kind="stable")[: content["clients"]]
-    return stored | {name: stored[name][clients] for name in content["shared"]}
-
-
-def _signature(leaf: Any) -> tuple[tuple[int, ...], str]:
-    return tuple(leaf.shape), str(leaf.dtype)
-
-
-def _describe(leaf: tuple[tuple[int, ...], str, str] | None) -> str:
-    """Description of an array for messages: "server['head'] (float32 [4, 3])"."""
-    return "nothing" if leaf is None else f"{leaf[2]} ({leaf[1]} {list(leaf[0])})"
+def _leaves(plain: Any) -> list[tuple[str, Any]]:
+    """Leaves by path, such as "server['head']"."""
+    leaves = jax.tree_util.tree_leaves_with_path(plain)
+    return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in leaves]
 
 
 def _plain(state: State) -> State:
@@ -304,43 +313,23 @@ def _plain(state: State) -> State:
     return state._replace(key=jax.random.key_data(state.key))
 
 
-def _plain_structure(state: State) -> State:
-    return state._replace(key=0)
-
-
-def state_leaves(state: State) -> list[tuple[str, Any]]:
-    """Leaves of a state by path, the key's data in place of the key; of clients on disk a `disk_state.DiskLeaf`.
-
-    Args:
-      state: of one run or of several, or its shapes.
-    """
-    plain = state if not jnp.issubdtype(state.key.dtype, jax.dtypes.prng_key) else _plain(state)
-    return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(plain)]
-
-
-def state_from_leaves(leaves: Sequence[tuple[str, Any]], like: State, what: str) -> State:
-    """State from the leaves of `state_leaves`, the clients' part as it is there.
-
-    Args:
-      leaves: path and array of each.
-      like: a state of the same run, or its shapes.
-      what: where they are from, for errors.
-
-    Raises:
-      InvalidInput: they are of another run's state.
-    """
-    found = [(*_signature(leaf), name) for name, leaf in leaves]
-    wanted = [
-        (*_signature(leaf), name) for name, leaf in state_leaves(jax.eval_shape(lambda state: _plain(state), like))
-    ]
-    for one, other in itertools.zip_longest(found, wanted):
-        if one is None or other is None or one[:2] != other[:2]:
+def _state_from(leaves: Sequence[tuple[str, Any]], like: State, what: str) -> State:
+    """State from leaves by path, the clients' part as it is there; InvalidInput if they are not as those of `like`."""
+    shapes = jax.eval_shape(_plain, like)
+    for (path, found), (known, wanted) in itertools.zip_longest(leaves, _leaves(shapes), fillvalue=("", None)):
+        if found is None or wanted is None or (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
             raise InvalidInput(
-                f"{what} is of another run: it has {_describe(one)} where this run has {_describe(other)}"
+                f"{what} is of another run: it has {_described(path, found)} where this run has "
+                f"{_described(known, wanted)}"
             )
-    plain = jax.tree.unflatten(jax.tree.structure(_plain_structure(like)), [leaf for _, leaf in leaves])
+    plain = jax.tree.unflatten(jax.tree.structure(shapes), [leaf for _, leaf in leaves])
     return plain._replace(
         server=jax.tree.map(jnp.asarray, plain.server),
         key=jax.random.wrap_key_data(jnp.asarray(plain.key)),
         round=jnp.asarray(plain.round),
     )
+
+
+def _described(path: str, leaf: Any) -> str:
+    """Array in words: "server['head'] (float32 [4, 3])"."""
+    return "nothing" if leaf is None else f"{path} ({leaf.dtype} {list(leaf.shape)})"

@@ -1,14 +1,20 @@
 """States of all clients in one file, for federations whose states exceed the machine's memory.
 
-A row is the state of one client, leaf after leaf, and stands in a slot of the file. A table says which slot is whose.
-New rows go into free slots and give a new table; a slot is free only if no table refers to it (shadow paging). So a
-state never changes while anyone holds it, and a checkpoint copies no rows: once the file's content is on the disk, it
-stores the table with a digest of each row. What a killed process wrote after that stands in slots that the checkpoint's
-table does not have, so there is nothing to replay and nothing to undo. The price is room for the rows that were written
-since the oldest checkpoint that is kept. A log of undone rows would write every row twice, and sync it in each round.
+A row is the state of one client. The file has planes, each with a place for the row of every client, and a table says
+in which plane each client's row is. A round writes a row over the one before it, unless a checkpoint that is kept
+refers to that; then it goes into the first plane that none refers to. So a checkpoint copies no rows: it stores the
+table with a digest of each row. What a killed process wrote after that is where the checkpoint's table does not look.
+With k checkpoints there are at most k + 1 planes, and the file has holes where nothing was written.
+
+The file is read and written at positions instead of being mapped into memory: a full disk or a file that was cut short
+is then an error in one line, where access to a mapping would end the process.
 """
 
+import io
 import math
+import os
+import shutil
+import tempfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,46 +25,103 @@ import numpy as np
 
 from pfl_jax.atomic_write import cannot_write
 from pfl_jax.base import PyTree
-from pfl_jax.engine.rows_file import NAME, Layout, RowsFile
 from pfl_jax.errors import InvalidInput
+from pfl_jax.safe_read import open_file
+
+NAME = "clients.rows"
+"""Name of the file in a run's folder."""
 
 BLOCK = 256
 """Number of clients whose rows are in memory at a time when all are read."""
 
 
-class Missing(ValueError):
-    """The file of the clients' states cannot be opened."""
+class _File(io.FileIO):
+    """File that is closed when no table has it any more."""
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class Table:
-    """States of all clients at one moment: where each client's row is, and its digest.
+    """States of all clients after a round. The next round may write over them: reading them is then an error.
 
     Attributes:
       file: that has the rows.
-      slots: int32 [N], slot of each client's row.
+      path: of the file; None for a file without a name, which is gone with the process.
+      row: layout of a row, with a field for each leaf.
+      planes: uint8 [N], plane of each client's row.
       digests: uint32 [N], CRC-32 of each client's row.
+      kept: `planes` of each checkpoint that is kept, shared by all tables of the file.
     """
 
-    def __init__(self, file: RowsFile, slots: np.ndarray, digests: np.ndarray):
-        self.file, self.slots, self.digests = file, slots, digests
-        file.hold(self)
+    def __init__(
+        self,
+        file: io.FileIO,
+        path: Path | None,
+        row: np.dtype,
+        planes: np.ndarray,
+        digests: np.ndarray,
+        kept: list[np.ndarray],
+    ):
+        self.file, self.path, self.row = file, path, row
+        self.planes, self.digests, self.kept = planes, digests, kept
 
     @classmethod
     def create(cls, folder: Path | None, shapes: Sequence[Any], clients: int) -> "Table":
-        """Table for N clients in a new file; each row has to be filled once. See `RowsFile.create` for errors.
+        """Table for N clients in a new file; each row has to be filled once.
 
         Args:
-          folder: see `RowsFile.create`.
+          folder: of the file; one that is there is replaced. None for a file without a name among the temporary files.
           shapes: objects with the shape [..., *] and the dtype of each leaf; the leading axis does not count.
           clients: N.
+
+        Raises:
+          InvalidInput: the disk has no room for the rows.
+          CannotWrite: the file cannot be created.
         """
-        layout = Layout.of([(leaf.shape[1:], leaf.dtype) for leaf in shapes])
-        file = RowsFile.create(folder, layout, clients)
-        return cls(file, file.take(clients), np.zeros(clients, np.uint32))
+        place, row = Path(tempfile.gettempdir()) if folder is None else folder, _row(shapes)
+        try:
+            wanted, free = clients * row.itemsize, shutil.disk_usage(place).free
+            if wanted > free:
+                raise InvalidInput(
+                    f"the states of {clients} clients take {wanted / 2**30:,.1f} GiB, and the disk of {place} has "
+                    f"{free / 2**30:,.1f} GiB left: make room there, or name another folder"
+                )
+            if folder is None:
+                with tempfile.TemporaryFile() as unnamed:
+                    file = _File(os.dup(unnamed.fileno()), "r+")
+            else:
+                # Tables of an earlier file still read it.
+                (folder / NAME).unlink(missing_ok=True)
+                file = _File(folder / NAME, "x+")
+        except OSError as error:
+            raise cannot_write(place / NAME, error) from None
+        path = None if folder is None else place / NAME
+        return cls(file, path, row, np.zeros(clients, np.uint8), np.zeros(clients, np.uint32), [])
+
+    @classmethod
+    def open(cls, path: Path, shapes: Sequence[Any], digests: np.ndarray, kept: Sequence[np.ndarray]) -> "Table":
+        """Table of a checkpoint, for reading; see `reopened` for writing.
+
+        Args:
+          path: of the file.
+          shapes: see `create`.
+          digests: of the checkpoint.
+          kept: `planes` of the checkpoints that were kept, the last of them its own.
+
+        Raises:
+          InvalidInput: the file cannot be opened.
+        """
+        try:
+            with open_file(path) as regular:
+                file = _File(os.dup(regular.fileno()), "r")
+        except OSError as error:
+            raise InvalidInput(f"the clients' states cannot be read from {path}: {error.strerror or error}") from None
+        return cls(file, path, _row(shapes), kept[-1], digests, list(kept))
 
     def leaves(self) -> list["DiskLeaf"]:
         """Leaves [N, ...] of the states of all clients."""
-        return [DiskLeaf(self, index) for index in range(len(self.file.layout.shapes))]
+        return [DiskLeaf(self, name) for name in self.row.names or ()]
 
     def tree(self, structure: Any) -> PyTree:
         """States of all clients as a tree of this structure."""
@@ -68,41 +131,74 @@ class Table:
         """Leaves [B, ...] of the states of clients `ids` [B].
 
         Raises:
-          InvalidInput: a row is not as it was written.
+          InvalidInput: a row is not as it was written, or a later round has written over it.
         """
-        rows = self._rows(ids)
-        return [self.file.layout.unpack(rows, index) for index in range(len(self.file.layout.shapes))]
+        rows = self.rows(ids)
+        return [np.ascontiguousarray(rows[name]) for name in self.row.names or ()]
 
-    def read_leaf(self, index: int, ids: np.ndarray) -> np.ndarray:
-        """One leaf [B, ...] of the states of clients `ids` [B]; InvalidInput as `read`."""
-        return self.file.layout.unpack(self._rows(ids), index)
-
-    def _rows(self, ids: np.ndarray) -> np.ndarray:
-        rows = self.file.read(self.slots[ids])
-        for client, row, digest in zip(ids.tolist(), rows, self.digests[ids].tolist(), strict=True):
-            if zlib.crc32(row) != digest:
-                place = self.file.path or "the temporary file of the clients' states"
-                raise InvalidInput(f"{place} is damaged: the state of client {client} is not as it was written")
+    def rows(self, ids: np.ndarray) -> np.ndarray:
+        """Rows [B] of clients `ids` [B], of type `row`; InvalidInput as `read`."""
+        rows = np.zeros(len(ids), self.row)
+        for client, content in zip(ids.tolist(), _bytes(rows), strict=True):
+            # Where the file is too short there are zeros.
+            os.preadv(self.file.fileno(), [content], self._position(client))
+            if zlib.crc32(content) != self.digests[client]:
+                raise InvalidInput(
+                    f"the state of client {client} in {self.path or 'the temporary file'} is not as it was written: "
+                    "the file is damaged, or a later round has replaced this state"
+                )
         return rows
 
     def check(self) -> None:
-        """Read all rows; InvalidInput if one is not as it was written."""
-        for start in range(0, len(self.slots), BLOCK):
-            self._rows(np.arange(start, min(start + BLOCK, len(self.slots))))
+        """Read all rows; InvalidInput as `read`."""
+        for ids in self.blocks():
+            self.rows(ids)
+
+    def blocks(self) -> list[np.ndarray]:
+        """Numbers of all clients, `BLOCK` at a time."""
+        return np.split(np.arange(len(self.planes)), range(BLOCK, len(self.planes), BLOCK))
 
     def fill(self, ids: np.ndarray, leaves: Sequence[np.ndarray]) -> None:
-        """Write the first rows of clients `ids` [B], from leaves [at least B, ...], into their slots."""
-        rows = self.file.layout.pack(leaves, len(ids))
-        self.file.write(rows, self.slots[ids])
-        self.digests[ids] = [zlib.crc32(row) for row in rows]
+        """Write the rows of clients `ids` [B], from leaves [at least B, ...]; CannotWrite on failure."""
+        rows = np.zeros(len(ids), self.row)
+        for name, leaf in zip(self.row.names or (), leaves, strict=True):
+            rows[name] = np.asarray(leaf)[: len(ids)]
+        try:
+            for client, content in zip(ids.tolist(), _bytes(rows), strict=True):
+                view, start = memoryview(content), self._position(client)
+                while view:
+                    count = os.pwrite(self.file.fileno(), view, start)
+                    view, start = view[count:], start + count
+                self.digests[client] = zlib.crc32(content)
+        except OSError as error:
+            raise cannot_write(self.path or Path(tempfile.gettempdir(), NAME), error) from None
 
     def replaced(self, ids: np.ndarray, leaves: Sequence[np.ndarray]) -> "Table":
-        """Table with other rows for clients `ids` [B], from leaves [at least B, ...]; this table stays as it is."""
-        slots = self.slots.copy()
-        slots[ids] = self.file.take(len(ids))
-        table = Table(self.file, slots, self.digests.copy())
+        """Table with other rows for clients `ids` [B], from leaves [at least B, ...]; see the class for this one."""
+        kept = np.array([planes[ids] for planes in self.kept], np.uint8).reshape(-1, len(ids))
+        free = [(kept != plane).all(axis=0) for plane in range(len(kept) + 1)]
+        planes = self.planes.copy()
+        planes[ids] = np.where((kept == planes[ids]).any(axis=0), np.argmax(free, axis=0), planes[ids])
+        table = Table(self.file, self.path, self.row, planes, self.digests.copy(), self.kept)
         table.fill(ids, leaves)
         return table
+
+    def keep(self, count: int) -> list[np.ndarray]:
+        """`kept` with this table as the newest of at most `count` checkpoints."""
+        return [*self.kept, self.planes][-count:]
+
+    def is_in(self, folder: Path | None) -> bool:
+        """Whether its file is the one that a run in the folder uses, for None that it has no name."""
+        if self.path is None or folder is None:
+            return self.path is None and folder is None
+        try:
+            # A file that was replaced is still open here.
+            return os.path.samestat(os.fstat(self.file.fileno()), (folder / NAME).stat())
+        except OSError:
+            return False
+
+    def _position(self, client: int) -> int:
+        return (int(self.planes[client]) * len(self.planes) + client) * self.row.itemsize
 
 
 class DiskLeaf:
@@ -110,45 +206,25 @@ class DiskLeaf:
 
     Args:
       table: of the states.
-      index: number of the leaf.
+      name: of its field in a row.
     """
 
-    def __init__(self, table: Table, index: int):
-        self.table, self.index = table, index
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape [N, ...]."""
-        return (len(self.table.slots), *self.table.file.layout.shapes[self.index])
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Type of its numbers."""
-        return self.table.file.layout.dtypes[self.index]
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of entries."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.size * self.dtype.itemsize
+    def __init__(self, table: Table, name: str):
+        self.table, self._name = table, name
+        kind = table.row[name]
+        self.shape: tuple[int, ...] = (len(table.planes), *kind.shape)
+        self.dtype: np.dtype = kind.base
+        self.ndim, self.size = len(self.shape), math.prod(self.shape)
 
     def __len__(self) -> int:
-        return len(self.table.slots)
+        return self.shape[0]
 
     def __getitem__(self, index: Any) -> np.ndarray:
         if isinstance(index, tuple):
             raise IndexError("one index chooses clients: leaf[clients][:, 0] in place of leaf[clients, 0]")
         ids = np.arange(len(self))[index if isinstance(index, slice) else np.asarray(index)]
-        return self.table.read_leaf(self.index, np.ravel(ids)).reshape((*np.shape(ids), *self.shape[1:]))
+        rows = self.table.rows(np.ravel(ids))
+        return np.ascontiguousarray(rows[self._name]).reshape((*np.shape(ids), *self.shape[1:]))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
@@ -156,13 +232,12 @@ class DiskLeaf:
         return self[:].astype(self.dtype if dtype is None else dtype, copy=False)
 
     def __repr__(self) -> str:
-        return f"DiskLeaf({self.dtype} {list(self.shape)} in {self.table.file.path or 'a temporary file'})"
+        return f"DiskLeaf({self.dtype} {list(self.shape)} in {self.table.path or 'a temporary file'})"
 
 
 def table_of(clients: PyTree) -> Table | None:
     """Table of the clients' states; None if they are in memory, or there are none."""
-    tables = {id(leaf.table): leaf.table for leaf in jax.tree.leaves(clients) if isinstance(leaf, DiskLeaf)}
-    return next(iter(tables.values()), None)
+    return next((leaf.table for leaf in jax.tree.leaves(clients) if isinstance(leaf, DiskLeaf)), None)
 
 
 def in_memory(clients: PyTree) -> PyTree:
@@ -170,9 +245,8 @@ def in_memory(clients: PyTree) -> PyTree:
     table = table_of(clients)
     if table is None:
         return clients
-    leaves = [np.empty(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(clients)]
-    for start in range(0, len(table.slots), BLOCK):
-        ids = np.arange(start, min(start + BLOCK, len(table.slots)))
+    leaves = [np.empty(leaf.shape, leaf.dtype) for leaf in table.leaves()]
+    for ids in table.blocks():
         for leaf, rows in zip(leaves, table.read(ids), strict=True):
             leaf[ids] = rows
     return jax.tree.unflatten(jax.tree.structure(clients), leaves)
@@ -185,40 +259,23 @@ def reopened(table: Table, folder: Path | None) -> Table | None:
       table: of the states.
       folder: where the states shall be; None for a temporary file.
     """
-    if not table.file.is_in(folder):
+    if not table.is_in(folder):
         return None
-    if folder is None or table.file.is_writable:
-        return table
-    try:
-        file = RowsFile.open(folder / NAME, table.file.layout, write=True)
-    except OSError as error:
-        raise cannot_write(folder / NAME, error) from None
-    return Table(file, table.slots, table.digests)
+    if not table.file.writable():
+        assert table.path is not None
+        try:
+            table.file = _File(table.path, "r+")
+        except OSError as error:
+            raise cannot_write(table.path, error) from None
+    return table
 
 
-def reference(table: Table | None, folder: Path) -> dict[str, Any] | None:
-    """What a file beside the rows needs to find them again; None if they are not in this folder.
-
-    Args:
-      table: of the states.
-      folder: of the run.
-
-    Returns:
-      "file": its name; "leaves": shape and type of each leaf of one client; "slots" and "digests" [N].
-    """
-    if table is None or table.file.path is None or table.file.path.parent.resolve() != folder.resolve():
-        return None
-    layout = table.file.layout
-    kinds = [[list(shape), str(dtype)] for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True)]
-    return {"file": table.file.path.name, "leaves": kinds, "slots": table.slots, "digests": table.digests}
+def _row(shapes: Sequence[Any]) -> np.dtype:
+    """Layout of a row, with the fields "0", "1", ..., each aligned as its type asks."""
+    fields = [(str(index), leaf.dtype, tuple(leaf.shape[1:])) for index, leaf in enumerate(shapes)]
+    return np.dtype(fields, align=True)
 
 
-def resolve(found: dict[str, Any], folder: Path) -> Table:
-    """States from the result of `reference`; Missing if the file cannot be opened."""
-    path = folder / Path(str(found["file"])).name
-    layout = Layout.of([(shape, dtype) for shape, dtype in found["leaves"]])
-    try:
-        file = RowsFile.open(path, layout)
-    except OSError as error:
-        raise Missing(f"the clients' states cannot be read from {path}: {error.strerror or error}") from None
-    return Table(file, np.asarray(found["slots"], np.int32), np.asarray(found["digests"], np.uint32))
+def _bytes(rows: np.ndarray) -> np.ndarray:
+    """The same memory as bytes, uint8 [B, size of a row]."""
+    return rows.view(np.uint8).reshape(len(rows), rows.dtype.itemsize)

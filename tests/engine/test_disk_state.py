@@ -1,22 +1,24 @@
-"""States on disk: what is written is read, nothing that anyone holds is written over, and damage is noticed."""
+"""States on disk: what is written is read, no checkpoint is written over, and damage is noticed."""
 
 import os
 import shutil
 import types
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 from pfl_jax.base import State
-from pfl_jax.engine import disk_state, final_state, host_state, rows_file
+from pfl_jax.engine import disk_state
 from pfl_jax.engine.checkpoint import Checkpoints
-from pfl_jax.engine.disk_state import Table, in_memory
-from pfl_jax.engine.rows_file import NAME, Layout, RowsFile
+from pfl_jax.engine.disk_state import NAME, Table, in_memory
+from pfl_jax.engine.store import OnDisk
 from pfl_jax.errors import CannotWrite, InvalidInput
 
 CLIENTS = 7
+
+# Of which only the numbers of the clients are read.
+FEDERATION = types.SimpleNamespace(num_clients=CLIENTS, own_clients=lambda: np.arange(CLIENTS))
 
 
 def numbers(seed, count=CLIENTS):
@@ -41,8 +43,8 @@ def stored(clients, folder=None):
 
 def changed(clients, ids, rows):
     """The states after a round in which these clients got other rows, and what they should be."""
-    after = host_state._replaced(clients, np.array(ids), rows, donate=True)
     want = in_memory(clients)
+    after = OnDisk().write(FEDERATION, clients, np.array(ids), rows)
     for leaf, row in zip(jax.tree.leaves(want), jax.tree.leaves(rows), strict=True):
         leaf[ids] = row
     return after, want
@@ -75,47 +77,26 @@ def test_rows_are_read_as_they_were_written(tmp_path, named):
     leaf = clients["kernel"]
     with pytest.raises(IndexError, match="one index chooses clients"):
         leaf[1, 2]
-    assert (leaf.shape, leaf.ndim, leaf.size, leaf.nbytes, len(leaf)) == ((CLIENTS, 5, 2), 3, 70, 140, CLIENTS)
-    assert final_state.byte_count(state_of(clients)) == final_state.byte_count(state_of(want))
+    assert (leaf.shape, leaf.ndim, leaf.size, len(leaf)) == ((CLIENTS, 5, 2), 3, 70, CLIENTS)
     assert (tmp_path / NAME).exists() == named
 
 
-def test_a_state_stays_as_it_is_while_it_is_held_and_then_makes_room():
-    held, want = [], numbers(0)
-    clients = stored(want)
-    file = disk_state.table_of(clients).file
-    for number in range(5):
-        held.append((clients, want))
-        ids = sorted({number, 6 - number})
-        clients, want = changed(clients, ids, numbers(number + 1, len(ids)))
-    for some, wanted in [*held, (clients, want)]:
-        assert_equal(in_memory(some), wanted)
-    assert file._slots == CLIENTS + 9
-    held.clear()
-    del some
-    for number in range(20):
-        clients, want = changed(clients, [number % 7, (number + 1) % 7], numbers(number, 2))
-    assert_equal(in_memory(clients), want)
-    assert file._slots == CLIENTS + 9
-
-
-def test_two_runs_that_go_on_from_one_state_share_its_file(tmp_path):
+def test_a_state_that_a_later_round_has_replaced_is_no_longer_read(tmp_path):
     first = stored(numbers(0), tmp_path)
-    one, other = (host_state._on_disk(first, None, host_state.Disk(tmp_path)) for _ in range(2))
-    one, want = changed(one, [2], numbers(1, 1))
-    other, wanted = changed(other, [2], numbers(2, 1))
-    for found, right in ((first, numbers(0)), (one, want), (other, wanted)):
-        assert_equal(in_memory(found), right)
-    # A file that was replaced by another run is still read, and copied.
+    after, want = changed(first, [2], numbers(1, 1))
+    assert_equal(in_memory(after), want)
+    np.testing.assert_array_equal(first["bias"][3], want["bias"][3])
+    with pytest.raises(InvalidInput, match=r"client 2 in .* not as it was .* or a later round has replaced this state"):
+        first["bias"][2]
+
+
+def test_states_in_another_file_are_copied(tmp_path):
+    one, want = stored(numbers(0), tmp_path), numbers(0)
+    # A file that was replaced by another run is still read.
     stored(numbers(3), tmp_path)
-    copied = host_state._on_disk(one, federation_of(CLIENTS), host_state.Disk(tmp_path))
+    copied = OnDisk(tmp_path).adopt(FEDERATION, None, one)
     assert_equal(in_memory(copied), want)
     assert disk_state.table_of(copied).file is not disk_state.table_of(one).file
-
-
-def federation_of(clients):
-    """A federation of which only the number of clients is read."""
-    return types.SimpleNamespace(num_clients=clients)
 
 
 def test_no_process_writes_over_the_checkpoints_of_another(tmp_path):
@@ -134,23 +115,17 @@ def test_no_process_writes_over_the_checkpoints_of_another(tmp_path):
         found = checkpoints.newest(like).state
         assert found.round == number
         assert_equal(in_memory(found.clients), wanted[number])
-        clients = host_state._on_disk(found.clients, None, host_state.Disk(tmp_path))
+        clients = OnDisk(tmp_path).adopt(FEDERATION, None, found.clients)
         for seed in range(30):
             clients, wanted[number + 1] = changed(clients, [number % 7, 2], numbers(seed, 2))
         checkpoints.save(state_of(clients, number + 1), {}, {})
-    damaged = sorted((tmp_path / "checkpoints/6").rglob("d/*"))[0]
+    damaged = tmp_path / "checkpoints/0-of-1/6/record/metadata"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     assert_equal(in_memory(Checkpoints(tmp_path / "checkpoints").newest(like).state.clients), wanted[5])
-    # A process that wrote as many checkpoints as are kept uses the room of all others.
-    for number in (7, 8):
-        clients, wanted[number] = changed(clients, [number % 7, 2], numbers(number, 2))
-        checkpoints.save(state_of(clients, number), {}, {})
-    size = (tmp_path / NAME).stat().st_size
-    for number in range(20):
-        clients, want = changed(clients, [number % 7, 2], numbers(number, 2))
-    assert_equal(in_memory(clients), want)
-    assert (tmp_path / NAME).stat().st_size == size
-    assert_equal(in_memory(checkpoints.newest(like).state.clients), wanted[8])
+    # However many rounds there are, no more than three rows of a client.
+    table = disk_state.table_of(clients)
+    assert (tmp_path / NAME).stat().st_size <= 3 * CLIENTS * table.row.itemsize
+    assert len(table.kept) == 2
 
 
 def test_a_damaged_row_or_a_missing_file_is_noticed(tmp_path, monkeypatch):
@@ -161,47 +136,43 @@ def test_a_damaged_row_or_a_missing_file_is_noticed(tmp_path, monkeypatch):
     for number in (1, 2):
         clients, wanted[number] = changed(clients, [number, 5], numbers(number, 2))
         checkpoints.save(state_of(clients, number), {}, {})
-    final_state.save(tmp_path / "state.msgpack", state_of(clients, 2))
-    loaded = final_state.load(tmp_path / "state.msgpack", like)
-    assert_equal(in_memory(loaded.clients), wanted[2])
     table = disk_state.table_of(clients)
-    flip(tmp_path / NAME, int(table.slots[5]) * table.file.layout.size)
+    flip(tmp_path / NAME, table._position(5))
     # Only the second checkpoint has this row.
     assert checkpoints.newest(like).state.round == 1
-    with pytest.raises(InvalidInput, match=rf"{NAME} is damaged: the state of client 5 is not as it was written"):
-        loaded.clients["bias"][5]
-    np.testing.assert_array_equal(loaded.clients["bias"][4], wanted[2]["bias"][4])
-    os.truncate(tmp_path / NAME, 3 * table.file.layout.size)
-    with pytest.raises(InvalidInput, match=r"no checkpoint .*2: .*damaged.*1: .*damaged.*start the run anew"):
+    with pytest.raises(InvalidInput, match=rf"the state of client 5 in .*{NAME} is not as it was written"):
+        clients["bias"][5]
+    np.testing.assert_array_equal(clients["bias"][4], wanted[2]["bias"][4])
+    os.truncate(tmp_path / NAME, 3 * table.row.itemsize)
+    with pytest.raises(InvalidInput, match=r"no checkpoint .*2: the state of .*1: the state of .*start the run anew"):
         checkpoints.newest(like)
     (tmp_path / NAME).unlink()
     with pytest.raises(InvalidInput, match=rf"no checkpoint in .*cannot be read from .*{NAME}: No such file"):
         checkpoints.newest(like)
-    with pytest.raises(InvalidInput, match=rf"state.msgpack: the clients' states cannot be read from .*{NAME}"):
-        final_state.load(tmp_path / "state.msgpack", like)
-    (tmp_path / NAME).write_bytes(b"")
-    with pytest.raises(InvalidInput, match=r"is of another run: it has clients\['bias'\]"):
-        final_state.load(tmp_path / "state.msgpack", state_of(numbers(0, 3)))
 
 
-def test_a_file_elsewhere_is_copied_into_checkpoints_and_final_states(tmp_path):
+def test_a_file_elsewhere_is_copied_into_checkpoints(tmp_path):
     want = numbers(0)
     state = state_of(stored(want))
     Checkpoints(tmp_path / "checkpoints").save(state, {}, {})
-    final_state.save(tmp_path / "state.msgpack", state)
-    for found in (
-        Checkpoints(tmp_path / "checkpoints").newest(state).state,
-        final_state.load(tmp_path / "state.msgpack", state),
-    ):
-        assert disk_state.table_of(found.clients) is None
-        assert_equal(found.clients, want)
+    found = Checkpoints(tmp_path / "checkpoints").newest(state).state
+    assert disk_state.table_of(found.clients) is None
+    assert_equal(found.clients, want)
+
+
+def test_processes_take_the_rows_of_their_clients_from_disk(tmp_path):
+    want = numbers(0)
+    state, own = state_of(stored(want, tmp_path)), np.array([1, 4])
+    Checkpoints(tmp_path / "checkpoints").save(state, {}, {})
+    found = Checkpoints(tmp_path / "checkpoints", 2, 1, 2).newest(state, clients=own).state
+    assert_equal(found.clients, {name: leaf[own] for name, leaf in want.items()})
 
 
 def test_a_full_disk_is_one_line(tmp_path, full_disk, monkeypatch):
     with full_disk(100), pytest.raises(CannotWrite, match=rf"cannot write .*{NAME}: File too large; make room"):
         stored(numbers(0), tmp_path)
     usage = shutil.disk_usage(tmp_path)._replace(free=100)
-    monkeypatch.setattr(rows_file.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(disk_state.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(InvalidInput, match=r"the states of 7 clients take .* GiB, and the disk of .* has 0.0 GiB left"):
         stored(numbers(0), tmp_path)
     monkeypatch.undo()
@@ -210,15 +181,7 @@ def test_a_full_disk_is_one_line(tmp_path, full_disk, monkeypatch):
 
 
 def test_nothing_is_left_of_a_temporary_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(rows_file.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(disk_state.tempfile, "tempdir", str(tmp_path))
     clients = stored(numbers(0))
     assert list(tmp_path.iterdir()) == []
     assert_equal(in_memory(clients), numbers(0))
-
-
-def test_rows_are_aligned_and_complete():
-    layout = Layout.of([((3,), np.float32), ((), bool), ((2, 2), np.float64)])
-    assert (layout.offsets, layout.size) == ((0, 16, 32), 64)
-    file = RowsFile.create(None, layout, 2)
-    assert file.read(np.array([5])).tolist() == [[0] * 64]
-    assert Path(os.readlink(f"/proc/self/fd/{file._descriptor}")).name.endswith(" (deleted)")

@@ -10,8 +10,7 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
 from pfl_jax.engine import store
-from pfl_jax.engine.disk_state import DiskLeaf, in_memory
-from pfl_jax.engine.rows_file import NAME
+from pfl_jax.engine.disk_state import NAME, DiskLeaf, in_memory
 from pfl_jax.methods import make_method
 
 pytestmark = pytest.mark.without_f1_auc
@@ -105,7 +104,6 @@ def test_a_run_continues_from_a_state_on_the_host_or_the_device():
         rest = list(simulate.run(make("ditto"), DATA, SETTINGS, jax.random.key(0), state=middle.state, state_on=place))
         last = jax.tree.map(np.asarray, rest[-1].state._replace(key=()))
         assert_same((rest, last), (whole[2:], state))
-        jax.tree.map(np.testing.assert_array_equal, kept, jax.tree.map(np.asarray, middle.state.clients))
 
 
 def test_a_round_writes_the_cohorts_rows_alone(tmp_path):
@@ -124,6 +122,5 @@ def test_a_round_writes_the_cohorts_rows_alone(tmp_path):
     assert np.isfinite(scores.accuracy).all()
     from_disk = simulate.build(make("fedper"), SETTINGS, store=disk)
     later, _ = from_disk.round(DATA, on_disk, 3)
-    for one, other in ((on_disk.clients, before), (later.clients, state.clients)):
-        jax.tree.map(np.testing.assert_array_equal, in_memory(one), other)
+    jax.tree.map(np.testing.assert_array_equal, in_memory(later.clients), state.clients)
     jax.tree.map(np.testing.assert_array_equal, from_disk.evaluate(DATA, later), scores)

@@ -74,7 +74,7 @@ def finished(tmp_path_factory):
 def test_a_run_leaves_its_files(finished):
     folder, _, _ = finished
     assert sorted(entry.name for entry in folder.iterdir()) == [
-        *("config.json", "metrics.jsonl", "state.msgpack", "summary.json"),
+        *("checkpoints", "config.json", "metrics.jsonl", "summary.json"),
     ]
     summary = json.loads((folder / "summary.json").read_text())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -247,7 +247,7 @@ def test_an_interrupted_cell_goes_on_as_the_new_command_says(rounds, tmp_path):
     words = [*RUN.split(), "--checkpoint-every", "3", "--keep-state", "always", "--plot"]
     run_cell(Cell("digits", tuple(words)), folder, Console())
     assert logged(folder) == [1, 2, 3]
-    assert {"curves.png", "state.msgpack"} <= {path.name for path in folder.iterdir()}
+    assert {"curves.png", "checkpoints"} <= {path.name for path in folder.iterdir()}
 
 
 # Other processes

@@ -19,7 +19,6 @@ from experiments.execution import loaded_run, run
 from experiments.export import load_run, load_runs
 from experiments.results import runs
 from pfl_jax import simulate
-from pfl_jax.engine import final_state
 from pfl_jax.errors import InvalidInput
 
 SMALL = ["--rounds", "2", "--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epochs", "1"]
@@ -90,14 +89,15 @@ def test_it_continues_as_the_longer_run(tmp_path, fedrep):
 
 @pytest.mark.slow
 def test_keeping_is_optional_and_bounded(tmp_path, monkeypatch, capsys):
-    assert not (made(tmp_path / "never", "--method", "local", "--keep-state", "never") / "state.msgpack").exists()
-    with pytest.raises(InvalidInput, match=r"kept no state\.msgpack: make it again with --keep-state always"):
+    assert not (made(tmp_path / "never", "--method", "local", "--keep-state", "never") / "checkpoints").exists()
+    with pytest.raises(InvalidInput, match=r"kept no state: make it again with --keep-state always"):
         load_run(tmp_path / "never")
-    monkeypatch.setattr(loaded_run, "MOST_BYTES", 1000)
+    # The four clients' models take 4 * 4 * 6,570 bytes, their scores and the round a little more.
+    monkeypatch.setattr(loaded_run, "MOST_BYTES", 4 * 4 * 6570)
     capsys.readouterr()
-    assert not (made(tmp_path / "auto", "--method", "local") / "state.msgpack").exists()
+    assert not (made(tmp_path / "auto", "--method", "local") / "checkpoints").exists()
     assert "is not kept: --keep-state always would keep it" in capsys.readouterr().out
-    assert (made(tmp_path / "always", "--method", "local", "--keep-state", "always") / "state.msgpack").exists()
+    assert load_run(made(tmp_path / "always", "--method", "local", "--keep-state", "always")).state.round == 2
 
 
 def test_export_writes_what_the_client_deploys(tmp_path, fedrep, capsys):
@@ -151,11 +151,13 @@ def test_an_ensemble_cannot_be_exported(tmp_path, capsys):
     assert "a client of fedem deploys more than one set" in line(capsys)
 
 
-def test_what_cannot_be_exported(fedrep, capsys):
+def test_what_cannot_be_exported(fedrep, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.msgpack").touch()
     for words, message in (
-        ([str(fedrep), "--client", "4", "--to", "model.msgpack"], "there is no client 4: the run has clients 0 to 3"),
-        ([str(fedrep), "--client", "-1", "--to", "model.msgpack"], "there is no client -1"),
-        ([str(fedrep), "--to", str(fedrep / "state.msgpack")], "is there already"),
+        ([str(fedrep), "--client", "4", "--to", "new.msgpack"], "there is no client 4: the run has clients 0 to 3"),
+        ([str(fedrep), "--client", "-1", "--to", "new.msgpack"], "there is no client -1"),
+        ([str(fedrep), "--to", "model.msgpack"], "is there already"),
     ):
         assert export.main(words) == 2
         assert message in line(capsys)
@@ -163,30 +165,20 @@ def test_what_cannot_be_exported(fedrep, capsys):
 
 def test_a_damaged_state_or_that_of_another_run(tmp_path, fedrep, local):
     other = shutil.copytree(local, tmp_path / "other")
-    (other / "state.msgpack").write_bytes((fedrep / "state.msgpack").read_bytes())
-    with pytest.raises(InvalidInput, match=r"state\.msgpack is not as it was written"):
+    shutil.rmtree(other / "checkpoints")
+    shutil.copytree(fedrep / "checkpoints", other / "checkpoints")
+    with pytest.raises(InvalidInput, match=r"are of another run: they were written with --method fedrep, config\.json"):
         load_run(other)
-    # As in runs of older versions, which have no digests.
-    content = summary(other)
-    del content["digests"]
-    (other / "summary.json").write_text(json.dumps(content))
-    with pytest.raises(InvalidInput, match=r"state\.msgpack is of another run: it has .* where this run has"):
+    other = shutil.copytree(fedrep, tmp_path / "cut")
+    path = max((other / "checkpoints").rglob("d/*"), key=lambda path: path.stat().st_size)
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(InvalidInput, match=r"no checkpoint in .* can be read \(round 2: "):
         load_run(other)
-    whole = (fedrep / "state.msgpack").read_bytes()
-    for content in (whole[:-10], b"", b"\x00" * 100, serialization.msgpack_serialize({"names": ["x"], "leaves": {}})):
-        (other / "state.msgpack").write_bytes(content)
-        with pytest.raises(InvalidInput, match=r"is damaged, or not the state of a run|is of another run"):
-            load_run(other)
-
-
-def test_a_state_is_restored_bit_for_bit(tmp_path, fedrep):
-    state = load_run(fedrep).state
-    final_state.save(tmp_path / "state.msgpack", state)
-    again = final_state.load(tmp_path / "state.msgpack", state)
-    jax.tree.map(np.testing.assert_array_equal, again._replace(key=()), state._replace(key=()))
-    assert again.key == state.key
-    # The server's model, four heads; the clients' four scores, a key and the round.
-    assert final_state.byte_count(state) == 4 * (6570 + 4 * 330) + 4 * (4 * 4) + 8 + 4
+    # Results of one round, the state of another.
+    other = shutil.copytree(fedrep, tmp_path / "older")
+    (other / "checkpoints/0-of-1/2").rename(other / "checkpoints/0-of-1/1")
+    with pytest.raises(InvalidInput, match="the run kept no state"):
+        load_run(other)
 
 
 def test_a_table_of_runs(tmp_path, fedrep, local, monkeypatch):
@@ -242,4 +234,4 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path, capsys):
     )
     assert len(ours) == 2
     assert [one["received_per_client"] for one in ours] == [one["received_per_client"] for one in theirs]
-    assert (folder / "state.msgpack").exists()
+    assert load_run(folder).state.round == 2

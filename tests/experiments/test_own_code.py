@@ -207,7 +207,7 @@ def test_a_sweep_over_its_options(here):
     assert sweep([*words, "--seeds", "2", "--keep-state", "always"]) == 0
     folders = gather.find([here / "sweep"])
     assert len(folders) == 4
-    assert all((folder / "state.msgpack").exists() for folder in folders)
+    assert all((folder / "checkpoints").exists() for folder in folders)
     settings = {gather.read(folder).config["hyper_parameters"]["server_lr"] for folder in folders}
     assert settings == {0.5, 1.0}
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 
+import kills
 import numpy as np
 import pytest
 from rich.console import Console
@@ -19,10 +20,11 @@ from experiments.config.request import parse
 from experiments.execution import run
 from experiments.execution.cached_runs import inspect, run_cell
 from experiments.execution.history import History
+from experiments.export import load_run
 from experiments.results.run_folder import Counts, Evaluation
 from experiments.runtime.locks import lock_run
 from pfl_jax.base import Scores
-from pfl_jax.engine.checkpoint import FOLDER, MANIFEST, Checkpoints
+from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
 RUN = ["--method", "fedper", "--rounds", "6", "--eval-every", "2", "--num-clients", "5", "--train-size", "20"]
@@ -31,13 +33,11 @@ RUN = [*RUN, "--held-out-clients", "1", "--drop-rate", "0.5", "--val-fraction", 
 
 
 def results(folder):
-    """Metrics without times, and the bytes of every array of the last checkpoint's state."""
+    """Metrics without times, and the digests of all arrays of the last checkpoint's state."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         del line["seconds"], line["examples_per_second"]
-    checkpoints = Checkpoints(folder / FOLDER)
-    stored, _ = checkpoints._read(checkpoints.rounds()[-1])
-    return lines, {name: np.asarray(leaf).tobytes() for name, leaf in stored.items() if name.startswith("state-")}
+    return lines, kills.results(folder)[FOLDER]
 
 
 def kill(child, after):
@@ -78,7 +78,7 @@ def whole(tmp_path_factory):
 def test_a_killed_run_goes_on_and_ends_the_same(whole, tmp_path, capsys, place):
     folder = tmp_path / "run"
     child = process("experiments.digits", *RUN, "--state-on", place, "--out", "run", cwd=tmp_path)
-    kill(child, (folder / FOLDER / "3" / MANIFEST).exists)
+    kill(child, (folder / FOLDER / "0-of-1" / "3").exists)
     assert not (folder / "summary.json").exists()
     # What was written after the checkpoint is written again, not twice.
     with (folder / "metrics.jsonl").open("a") as file:
@@ -97,7 +97,7 @@ def test_states_move_to_another_place_when_a_run_goes_on(whole, tmp_path):
     folder, places = tmp_path / "run", ["disk", "host", "disk", "device"]
     child = process("experiments.digits", *RUN, "--state-on", "disk", "--out", "run", cwd=tmp_path)
     for number, place in enumerate(places, 1):
-        kill(child, (folder / FOLDER / str(number) / MANIFEST).exists)
+        kill(child, (folder / FOLDER / "0-of-1" / str(number)).exists)
         if (folder / "summary.json").exists():
             break
         child = process("experiments.digits", "--resume", "run", "--state-on", place, cwd=tmp_path)
@@ -186,13 +186,13 @@ def longer(tmp_path_factory):
     folder, words = tmp_path_factory.mktemp("longer"), list(RUN)
     words[words.index("--rounds") + 1] = "5"
     words[words.index("--eval-every") + 1] = "1"
+    # Without --checkpoint-every: the state at the end is what rounds are added to.
+    del words[words.index("--checkpoint-every") : words.index("--checkpoint-every") + 2]
     words += ["--schedule", "lr=exponential:0.9", "--keep-state", "always"]
     assert main("digits", [*words, "--out", str(folder / "whole")]) == 0
     words[words.index("--rounds") + 1] = "3"
     assert main("digits", [*words, "--out", str(folder / "added")]) == 0
-    before = (folder / "added" / "state.msgpack").read_bytes()
     assert main("digits", ["--resume", str(folder / "added"), "--rounds", "5"]) == 0
-    assert (folder / "added" / "state.msgpack").read_bytes() != before
     return folder / "whole", folder / "added"
 
 
@@ -205,7 +205,6 @@ def test_added_rounds_are_those_of_the_longer_run(longer):
     ours, theirs = (json.loads((path / "config.json").read_text()) for path in (added, whole))
     assert ours["options"] | {"out": None} == theirs["options"] | {"out": None}
     assert ours["given"] == theirs["given"]
-    assert (added / "state.msgpack").read_bytes() == (whole / "state.msgpack").read_bytes()
 
 
 def test_added_rounds_count_in_the_privacy_budget(tmp_path):
@@ -215,30 +214,29 @@ def test_added_rounds_count_in_the_privacy_budget(tmp_path):
     def epsilon():
         return json.loads((tmp_path / "run" / "config.json").read_text())["privacy"][0]["epsilon"]
 
-    before, state = epsilon(), tmp_path / "run" / "state.msgpack"
-    assert state.exists()
+    before = epsilon()
     assert main("digits", ["--resume", str(tmp_path / "run"), "--rounds", "3", "--keep-state", "never"]) == 0
     assert epsilon() > before
-    # No state of an earlier round beside results of the last one.
-    assert not state.exists()
+    # The state of an earlier round is not that of the results.
+    with pytest.raises(InvalidInput, match="the run kept no state"):
+        load_run(tmp_path / "run")
 
 
 def test_states_on_disk_stay_while_a_checkpoint_needs_them(tmp_path):
     folder, words = tmp_path / "run", ["--method", "local", *SMALL, "--checkpoint-every", "1", "--keep-state", "never"]
     assert main("digits", [*words, "--rounds", "2", "--state-on", "disk", "--out", str(folder)]) == 0
     assert (folder / "clients.rows").exists()
-    again = ["--resume", str(folder), "--state-on", "device", "--checkpoint-every"]
-    assert main("digits", [*again, "1", "--rounds", "3"]) == 0
-    # The checkpoint of round 2 is still there.
-    assert (folder / "clients.rows").exists()
-    assert main("digits", [*again, "9", "--rounds", "4", "--keep-checkpoints", "1"]) == 0
-    assert not (folder / "clients.rows").exists()
+    assert main("digits", ["--resume", str(folder), "--rounds", "3"]) == 0
+    assert load_run(folder).state.round == 3
+    words = ["--method", "local", *SMALL, "--keep-state", "never", "--rounds", "2", "--state-on", "disk"]
+    assert main("digits", [*words, "--out", str(tmp_path / "other")]) == 0
+    assert not (tmp_path / "other" / "clients.rows").exists()
 
 
 def test_what_is_trained_again_is_said(tmp_path, capsys):
     folder, words = tmp_path / "run", ["--method", "local", *SMALL, "--checkpoint-every", "1"]
     assert main("digits", [*words, "--rounds", "3", "--out", str(folder)]) == 0
-    shutil.rmtree(folder / FOLDER / "3")
+    shutil.rmtree(folder / FOLDER / "0-of-1" / "3")
     assert main("digits", ["--resume", str(folder), "--rounds", "4"]) == 0
     assert "The last checkpoint is of round 2: rounds 3 to 3 are trained again." in capsys.readouterr().out
     assert main("digits", ["--resume", str(folder), "--rounds", "5"]) == 0
@@ -267,7 +265,7 @@ def test_the_speed_of_a_run_leaves_out_the_first_rounds_of_its_processes():
         ([], 4, False, "the run has --rounds 6, which can only grow"),
         ([], 4, True, "the run is finished"),
         ([], 6, True, "the run is finished"),
-        ([], 8, True, "from its last checkpoint, and it has none"),
+        ([], 8, True, "from its last checkpoint, and it has none: give runs --keep-state always"),
         (["--schedule", "lr=cosine"], 8, False, "cannot be added to a run with --schedule lr=cosine"),
         (["--full-last-round"], 8, False, "cannot be added to a run with --full-last-round"),
     ],

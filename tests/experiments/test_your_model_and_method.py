@@ -54,7 +54,7 @@ def test_the_commands_leave_what_the_page_says(folder):
     assert config["hyper_parameters"]["server_lr"] == 0.7
     assert config["own_code"]["method"]["file"] == str((folder / "my_method.py").resolve())
     assert json.loads((folder / "runs/mine/summary.json").read_text())["method"] == "my_method.py:slow_fedavg"
-    assert (folder / "runs/net/state.msgpack").exists()
+    assert (folder / "runs/net/checkpoints").exists()
 
 
 @pytest.mark.slow

@@ -231,9 +231,7 @@ def _checkpoints() -> Iterator[Case]:
     yield of("it was killed before it had a config.json", lambda run: (run / "config.json").unlink())
     yield of("metrics.jsonl is gone", lambda run: (run / "metrics.jsonl").unlink())
     yield of("metrics.jsonl is cut off", lambda run: _file(run / "metrics.jsonl", b"{"))
-    yield of("a file of the checkpoint is cut off", _cut_checkpoint)
-    yield of("the checkpoint was not written to its end", lambda run: (run / "checkpoints/1/files.json").unlink())
-    yield of("a checkpoint folder of another program", _other_content)
+    yield of("a file of the checkpoint has other bytes", _damage)
     yield of("the checkpoint's arrays are of another shape", _other_shapes)
     yield of("the clients' states on disk are gone", lambda run: (_on_disk(run), (run / "clients.rows").unlink()))
     yield of("the clients' states on disk have another byte", lambda run: (_on_disk(run), _flip(run / "clients.rows")))
@@ -300,18 +298,15 @@ def _export() -> Iterator[Case]:
     yield of("", "run --client three --to model.msgpack")
     yield of("there is no such folder", "absent --to model.msgpack")
     yield of("the run is not finished", "run --to model.msgpack")
-    finished = lambda run: _file(run / "summary.json", b'{"method": "local"}')  # noqa: E731
-    yield of("it kept no state", "run --to model.msgpack", finished)
-    yield of(
-        "its state is cut off",
-        "run --to model.msgpack",
-        lambda run: (finished(run), _file(run / "state.msgpack", b"\x83")),
-    )
-    yield of("it has four clients", "run --client 4 --to model.msgpack", lambda run: (finished(run), _keep_state(run)))
+    finished = lambda run: _file(run / "summary.json", b'{"method": "local", "rounds_done": 1}')  # noqa: E731
+    to = "run --to model.msgpack"
+    yield of("it kept no state", to, lambda run: (finished(run), shutil.rmtree(run / "checkpoints")))
+    yield of("its state has other bytes", to, lambda run: (finished(run), _damage(run)))
+    yield of("it has four clients", "run --client 4 --to model.msgpack", finished)
     yield of(
         "its clients' states on disk are gone",
-        "run --to model.msgpack",
-        lambda run: (finished(run), _keep_state(run, _on_disk(run)), (run / "clients.rows").unlink()),
+        to,
+        lambda run: (finished(run), _on_disk(run), (run / "clients.rows").unlink()),
     )
     yield of("model.msgpack is there", "run --to model.msgpack", lambda run: _file(run.parent / "model.msgpack"))
 
@@ -457,14 +452,9 @@ def edit(part: str, **values: object) -> Prepare:
     return apply
 
 
-def _cut_checkpoint(run: Path) -> None:
-    path = run / "checkpoints" / "1" / "record" / "metadata"
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def _other_content(run: Path) -> None:
-    shutil.rmtree(run / "checkpoints")
-    _file(run / "checkpoints" / "7" / "default" / "manifest.ocdbt")
+def _damage(run: Path) -> None:
+    path = run / "checkpoints" / "0-of-1" / "1" / "record" / "metadata"
+    path.write_bytes(path.read_bytes().replace(b"float32", b"float64"))
 
 
 def _other_shapes(run: Path) -> None:
@@ -476,8 +466,8 @@ def _other_shapes(run: Path) -> None:
     save_checkpoint(experiment, state._replace(clients=jax.tree.map(lambda leaf: leaf[:3], state.clients)), run)
 
 
-def _on_disk(run: Path):
-    """A checkpoint of the same run with the clients' states on disk; returns its state."""
+def _on_disk(run: Path) -> None:
+    """A checkpoint of the same run with the clients' states on disk."""
     import jax
 
     from pfl_jax.engine.disk_state import Table
@@ -489,7 +479,6 @@ def _on_disk(run: Path):
     state = state._replace(clients=table.tree(structure))
     shutil.rmtree(run / "checkpoints")
     save_checkpoint(experiment, state, run)
-    return state
 
 
 def _flip(path: Path) -> None:
@@ -506,12 +495,6 @@ def _other_method(run: Path) -> None:
     config["options"]["method"] = "mine.py:mine"
     config["own_code"] = {"method": {"file": str(path), "digest": "0123456789ab"}}
     (run / "config.json").write_text(json.dumps(config))
-
-
-def _keep_state(run: Path, state=None) -> None:
-    from pfl_jax.engine import final_state
-
-    final_state.save(run / "state.msgpack", experiment_of(run)[1] if state is None else state)
 
 
 _held: list[io.IOBase] = []

@@ -4,10 +4,10 @@
 
 Starts one small command after another, kills it with SIGKILL, resumes it, kills it again, up to five times, lets it
 end, and compares its folder with that of the uninterrupted command: all metrics, summaries and tables but their times,
-all bytes of the final states, and which files there are. It is killed at a moment of its work on files (half of a line
-is written, a file is about to be renamed, ...) or at any time. Results are appended to the file as they come; a second
-call goes on where the first one ended. The commands' folders are in one beside the file, with the ending .work. Ends
-with the figures, and with exit code 1 if a folder differed.
+the digests of all arrays of the final states, and which files there are. It is killed at a moment of its work on files
+(half of a line is written, a file is about to be renamed, ...) or at any time. Results are appended to the file as they
+come; a second call goes on where the first one ended. The commands' folders are in one beside the file, with the ending
+.work. Ends with the figures, and with exit code 1 if a folder differed.
 
 The commands run in children that are forked from this process once everything is imported. Nothing here may compute
 with JAX before that: its threads do not survive a fork.
@@ -155,12 +155,15 @@ def run(words: str, here: Path, cache: Path, kill: Kill | None = None) -> Ended:
 
 
 def results(folder: Path) -> dict[str, object]:
-    """All that a command's folder has, by path, without times; of checkpoints, with times too, the last number."""
+    """All that a command's folder has, by path, without times; of checkpoints the state of the last one."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.name == "checkpoints":
-            found[name] = max(int(one.name) for one in path.iterdir() if one.name.isdecimal())
+            last = max((one for one in path.glob("0-of-1/*") if one.name.isdecimal()), key=lambda one: int(one.name))
+            listed = json.loads((last / "record" / "metadata").read_text())["arrays"]
+            # Of rows on disk their digests; in which planes they are depends on where the run was killed.
+            found[name] = last.name, [one for one in listed if one[0].startswith(("state.", "digests"))]
         elif path.is_file() and not {"checkpoints", "groups"} & set(path.relative_to(folder).parts):
             found[name] = _content(path)
     return found
@@ -172,23 +175,9 @@ def _content(path: Path) -> object:
     if path.suffix == ".json":
         return _timeless(json.loads(path.read_text()))
     if path.name == "clients.rows":
-        # The slots of rows depend on where the run was killed; those that count are read with the final state.
+        # The rows that count have their digests in the checkpoint.
         return None
-    return _state(path) if path.name == "state.msgpack" else path.read_bytes()
-
-
-def _state(path: Path) -> object:
-    """A final state, with the clients' states on disk that it refers to."""
-    from flax import serialization
-
-    from pfl_jax.engine.disk_state import resolve
-
-    content = path.read_bytes()
-    if b"rows" not in content:
-        return content
-    found = serialization.msgpack_restore(content)
-    rows = [leaf[:].tobytes() for leaf in resolve(found["rows"], path.parent).leaves()]
-    return {name: leaf.tobytes() for name, leaf in found["leaves"].items()}, rows
+    return path.read_bytes()
 
 
 def _timeless(value):

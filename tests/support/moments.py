@@ -59,11 +59,10 @@ class Moments:
 
         for name in ("rename", "replace"):
             self._around(os, name, "the rename of", lambda source, target, **_: target)
-        self._around(os, "fsync", "the fsync of", lambda descriptor: os.readlink(f"/proc/self/fd/{descriptor}"))
         self._around(os, "mkdir", "making", lambda path, *_, **__: path)
         self._around(os, "unlink", "the removal of", lambda path, **_: path)
         self._around(shutil, "rmtree", "the removal of", lambda path, **_: path)
-        self._around(checkpoint.Checkpointer, "save", "writing the arrays of", lambda _, path, **__: path)
+        self._around(checkpoint.Checkpointer, "save", "writing", lambda _, path, *__, **___: path)
         usual_pwrite = os.pwrite
 
         def pwrite(descriptor, content, start):
@@ -137,14 +136,12 @@ def what_is(path: Path) -> str:
     name = path.name.lstrip(".").removesuffix(f".{os.getpid()}")
     if "cache" in path.parts:
         return "a compiled program"
-    if name == "files.json":
-        return "a manifest"
-    if name.isdecimal() and path.parent.name != ".writing":
+    if name.isdecimal():
         return "a checkpoint"
-    if ".writing" in path.parts or {"arrays", "record"} & set(path.parts):
+    if "checkpoints" in path.parts:
         return "a part of a checkpoint"
     if path.suffix in (".png", ".svg"):
         return "a picture"
-    if name in ("config.json", "metrics.jsonl", "summary.json", "state.msgpack", "runs.json", "clients.rows"):
+    if name in ("config.json", "metrics.jsonl", "summary.json", "runs.json", "clients.rows"):
         return name
     return "a table" if path.suffix in (".json", ".md", ".csv") else "a folder"
