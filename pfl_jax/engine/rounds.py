@@ -81,6 +81,7 @@ class Stages:
 
     def compiled(self, *, donate: bool) -> SimpleNamespace:
         """The stages, compiled one by one; `donate`: whether `train` takes over the server's state and the scores."""
+        # The rows come in anew for every round, but on a mesh they leave in another sharding.
         jit = partial(jax.jit, out_shardings=replicated(self.mesh))
         return SimpleNamespace(
             init_server=jit(self.init_server),
@@ -89,7 +90,7 @@ class Stages:
             everyone=jit(self.everyone),
             unscored=jit(self.unscored),
             sample=jit(self.sample, static_argnums=3),
-            train=jit(self.train, donate_argnums=(1, 2, 3) if donate else (3,)),
+            train=jit(self.train, donate_argnums=(*((1, 2) if donate else ()), *(() if self.mesh else (3,)))),
             evaluated=jit(self.evaluated),
             evaluate=jit(self.evaluate, donate_argnums=6),
             evaluate_new=jit(self.evaluate_new),

@@ -52,7 +52,8 @@ class RoundResult(NamedTuple):
       round: number of the round, counted from 1.
       state: state after the round; with donate=True usable until the next round only. With state_on="host" the clients'
         leaves are NumPy arrays; with several processes, each process has only the rows of its own clients. With "disk"
-        they are read where they are indexed or made an array of (`pfl_jax.engine.disk_state.DiskLeaf`).
+        they are read where they are indexed or made an array of (`pfl_jax.engine.disk_state.DiskLeaf`), until the next
+        round.
       info: the method's `Info`, on the device. Rows of clients are those of `cohort`: row j of `info["head_weights"]`
         belongs to client `cohort[j]`. If all clients take part, row i is client i, as in `received` and `trained`.
       cohort: [M], the numbers of the clients that took part, ascending, as NumPy integers.
