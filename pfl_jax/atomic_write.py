@@ -17,9 +17,6 @@ from pfl_jax.errors import CannotWrite
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the errors of a full disk."""
 
-# Of file systems that cannot write a folder to the disk by itself, and of folders that may not be read.
-_FOLDER_NOT_SYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.EISDIR)
-
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically; on failure raise CannotWrite and keep the previous file.
@@ -61,26 +58,25 @@ def write_binary(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def make_folder(path: Path) -> None:
     """Create a folder and its parents unless they exist; raise CannotWrite on failure."""
     try:
-        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
-        for folder in reversed(missing):
-            sync_folder(folder.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from None
 
 
 def sync_file(path: Path) -> None:
     """Write what a file has to the disk; OSError on failure."""
-    _sync(path)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(path: Path) -> None:
-    """Write the names in a folder to the disk, where the file system can; OSError on failure."""
-    try:
-        _sync(path)
-    except OSError as error:
-        if error.errno not in _FOLDER_NOT_SYNCED:
-            raise
+    """Write the names in a folder to the disk, unless the file system cannot."""
+    with contextlib.suppress(OSError):
+        sync_file(path)
 
 
 def sync_tree(path: Path) -> None:
@@ -89,14 +85,6 @@ def sync_tree(path: Path) -> None:
         for name in sorted(names):
             sync_file(Path(folder, name))
         sync_folder(Path(folder))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def append_line(path: Path, line: str) -> None:
