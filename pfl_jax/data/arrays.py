@@ -72,8 +72,6 @@ def from_arrays(
     """
     if (test_x is None) != (test_y is None) or (test_client is None) != (test_x is None or client is None):
         raise InvalidInput("test rows have inputs, labels and, if training rows have them, clients: give all or none")
-    if test_x is not None and test_fraction is not None:
-        raise InvalidInput("a test fraction and a test set cannot both be given")
     x = checks.inputs(x, "x")
     labels = _names(y, "y", len(x), "label")
     classes = _classes(labels, num_classes)
@@ -83,31 +81,27 @@ def from_arrays(
     client = None if clients is None else _numbers(clients, owners, "client", "client")
     if test_x is None:
         train, test = _divide((x, y, client), TEST_FRACTION if test_fraction is None else test_fraction, owners, seed)
-    else:
+    elif test_fraction is None:
         train, test = _with_test_set((x, y, client), (test_x, test_y, test_client), classes, owners)
-    (x, y, client), (test_x, test_y, test_client) = train, test
-    if client is not None:
-        natural(client, test_client, names=owners)
-    mean = std = None
-    if normalize:
-        x, test_x, mean, std = _normalized(x, test_x)
-    are_numbers = classes.dtype.kind == "i" and np.array_equal(classes, np.arange(len(classes)))
+    else:
+        raise InvalidInput("a test fraction and a test set cannot both be given")
+    x, test_x, mean, std = _normalized(train[0], test[0]) if normalize else (train[0], test[0], None, None)
     return Dataset(
         name=name,
         source=source,
         origin=origin,
         is_real=True,
         train_x=x,
-        train_y=y,
+        train_y=train[1],
         test_x=test_x,
-        test_y=test_y,
+        test_y=test[1],
         num_classes=len(classes),
         mean=mean,
         std=std,
         keep_split=True,
-        class_names=() if are_numbers else tuple(map(str, classes)),
-        train_client=client,
-        test_client=test_client,
+        class_names=() if np.array_equal(classes, np.arange(len(classes))) else tuple(map(str, classes)),
+        train_client=train[2],
+        test_client=test[2],
         client_names=tuple(map(str, owners)),
     )
 
@@ -191,6 +185,7 @@ def _with_test_set(train: Part, test: tuple[Any, Any, Any], classes: np.ndarray,
     client = None
     if train[2] is not None:
         client = _numbers(_names(test[2], "test client", len(test_x), "client"), owners, "test client", "client")
+        natural(train[2], client, names=owners)
     return [(x, *train[1:]), (test_x, test_y, client)]
 
 
