@@ -120,6 +120,9 @@ def test_pickles_are_never_read(tmp_path, content):
     refusal(lambda: data.from_file(path))
     cache = npz(tmp_path / "cache.npz", **dict.fromkeys(Arrays._fields, content))
     assert tfds._read_cache(cache, SPECS["cifar10"], by_rows=False) is None
+    np.save(tmp_path / "single.npy", np.arange(3))
+    (tmp_path / "single.npy").rename(path)
+    assert "single array" in refusal(lambda: data.from_file(path))
     path.write_bytes(pickle.dumps(Evil()))
     assert "pickle" in refusal(lambda: data.from_file(path))
     assert not (tmp_path / "pickles-are-executed").exists()

