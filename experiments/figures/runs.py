@@ -44,7 +44,7 @@ def is_real(
     if download:
         return sources.load(dataset, source, data_dir, notify=notify).is_real
     folder = None if data_dir is None else Path(data_dir).expanduser()
-    if files.find(spec, folder) is not None or tfds.find(spec, folder, notify) is not None:
+    if files.find(spec, folder) or tfds.find(spec, folder, notify) is not None:
         return True
     notify(f"{dataset} is not there: without a download these are the runs on embedded data")
     return False

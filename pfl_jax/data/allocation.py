@@ -1,6 +1,6 @@
 """Common steps of partitions: client sizes, even shares of classes, and assignment of shuffled examples."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -49,16 +49,11 @@ def draw_sizes(choices: Sequence[int], num_clients: int, seed: int = 0) -> np.nd
     Raises:
       InvalidInput: there are no choices, or one is below 1.
     """
-    check_clients(num_clients)
+    whole("the number of clients", num_clients)
     sizes = np.asarray(choices)
     if sizes.size == 0 or sizes.min() < 1:
         raise InvalidInput("sizes to choose from are whole numbers of at least 1")
     return np.random.default_rng((seed, 2)).choice(sizes, num_clients).astype(np.int64)
-
-
-def check_clients(num_clients: int) -> None:
-    """Raise InvalidInput unless there is at least one client."""
-    whole("the number of clients", num_clients)
 
 
 def check_sizes(size: Sizes, num_clients: int, name: str) -> np.ndarray:
@@ -97,6 +92,21 @@ def assign(y: np.ndarray, wanted: np.ndarray, rng: np.random.Generator, name: st
             # A client takes at most the whole queue, so it never gets the same example twice.
             examples.append(queue[(start + np.arange(count)) % max(len(queue), 1)])
     return [np.concatenate(examples) for examples in assigned]
+
+
+def assign_both(
+    rng: np.random.Generator,
+    labels: tuple[np.ndarray, np.ndarray],
+    sizes: tuple[Sizes, Sizes],
+    num_clients: int,
+    wanted: Callable[[int, int], np.ndarray],
+) -> Partition:
+    """Assign training and test examples; `wanted` gives of a client and its size what it needs of each class [K]."""
+    parts = []
+    for name, y, size, offset in zip(("training", "test"), labels, sizes, (0, len(labels[0])), strict=True):
+        counts = [wanted(*client) for client in enumerate(check_sizes(size, num_clients, name).tolist())]
+        parts.append(assign(y, np.stack(counts), rng, name, offset))
+    return Partition(*parts, pooled=True)
 
 
 def split_train_test(rng: np.random.Generator, assigned: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:

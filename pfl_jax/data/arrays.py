@@ -1,24 +1,17 @@
 """Data sets from a user's own arrays: any inputs, any labels, with clients of its own where rows say whose they are."""
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from pfl_jax.data import checks
 from pfl_jax.data.allocation import Partition
-from pfl_jax.data.rows import Rows, take
-from pfl_jax.data.scaling import normalized
+from pfl_jax.data.rows import Rows, blocks, take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 
 TEST_FRACTION = 0.25
 """Share of test examples where there is no test set."""
-
-
-class InvalidTestRows(InvalidInput):
-    """Invalid test rows, on their own or beside the training rows."""
 
 
 def from_arrays(
@@ -77,50 +70,40 @@ def from_arrays(
       >>> [len(rows) for rows in parts.train], [len(rows) for rows in parts.test]
       ([3, 3], [1, 1])
     """
-    _check_test_set(test_x, test_y, test_client, test_fraction)
-    x = _inputs(x, "x", normalize=normalize)
+    if (test_x is None) != (test_y is None) or (test_client is None) != (test_x is None or client is None):
+        raise InvalidInput("test rows have inputs, labels and, if training rows have them, clients: give all or none")
+    x = checks.inputs(x, "x")
     labels = _names(y, "y", len(x), "label")
     classes = _classes(labels, num_classes)
-    clients = () if client is None else _names(client, "client", len(x), "client")
-    owners = np.unique(clients)
-    train = (x, _numbers(labels, classes), _numbers(clients, owners))
+    clients = None if client is None else _names(client, "client", len(x), "client")
+    owners = np.zeros(0, np.int64) if clients is None else np.unique(clients)
+    y = _numbers(labels, classes, "y", "label")
+    client = None if clients is None else _numbers(clients, owners, "client", "client")
     if test_x is None:
-        train, test = _divide(train, TEST_FRACTION if test_fraction is None else test_fraction, owners, seed)
+        train, test = _divide((x, y, client), TEST_FRACTION if test_fraction is None else test_fraction, owners, seed)
+    elif test_fraction is None:
+        train, test = _with_test_set((x, y, client), (test_x, test_y, test_client), classes, owners)
     else:
-        train, test = _with_test_set(train, (test_x, test_y, test_client), classes, owners, normalize=normalize)
-    (train_x, train_y, train_client), (test_x, test_y, test_client) = train, test
-    mean = std = None
-    if normalize:
-        train_x, test_x, mean, std = normalized(train_x, test_x)
-    dataset = Dataset(
+        raise InvalidInput("a test fraction and a test set cannot both be given")
+    x, test_x, mean, std = _normalized(train[0], test[0]) if normalize else (train[0], test[0], None, None)
+    return Dataset(
         name=name,
         source=source,
         origin=origin,
         is_real=True,
-        train_x=train_x,
-        train_y=train_y,
+        train_x=x,
+        train_y=train[1],
         test_x=test_x,
-        test_y=test_y,
+        test_y=test[1],
         num_classes=len(classes),
         mean=mean,
         std=std,
         keep_split=True,
-        class_names=() if _are_numbers(classes) else tuple(map(str, classes)),
+        class_names=() if np.array_equal(classes, np.arange(len(classes))) else tuple(map(str, classes)),
+        train_client=train[2],
+        test_client=test[2],
+        client_names=tuple(map(str, owners)),
     )
-    if client is None:
-        return dataset
-    natural(train_client, test_client, names=owners)
-    return dataset._replace(train_client=train_client, test_client=test_client, client_names=tuple(map(str, owners)))
-
-
-def _check_test_set(test_x: Any, test_y: Any, test_client: Any, test_fraction: float | None) -> None:
-    """Raise InvalidInput for arguments of `from_arrays` that do not go together."""
-    if (test_x is None) != (test_y is None):
-        raise InvalidTestRows("test inputs and test labels are given together")
-    if test_x is not None and test_fraction is not None:
-        raise InvalidInput("a test fraction and a test set cannot both be given")
-    if test_x is None and test_client is not None:
-        raise InvalidInput("clients of test rows are given without test rows")
 
 
 def natural(client_of_train_row: Any, client_of_test_row: Any, *, names: Any = None) -> Partition:
@@ -150,51 +133,17 @@ def natural(client_of_train_row: Any, client_of_test_row: Any, *, names: Any = N
         counts = np.bincount(own, minlength=len(owners))
         if len(counts) and counts.min() == 0:
             empty = int(counts.argmin())
-            kind = InvalidTestRows if what == "test" else InvalidInput
-            raise kind(f"client {owners[empty] if names is None else names[empty]} has no {what} rows")
+            raise InvalidInput(f"client {owners[empty] if names is None else names[empty]} has no {what} rows")
         order = np.argsort(own, kind="stable")
         parts.append([offset + rows for rows in np.split(order, np.cumsum(counts)[:-1])])
     return Partition(*parts, pooled=True)
 
 
-def _inputs(x: Any, what: str, *, normalize: bool) -> Any:
-    """Inputs as float32 or integers of at most 32 bits, checked."""
-    x = x if isinstance(x, Rows) else np.asarray(x)
-    converted = checks.inputs(x, what, normalize=normalize)
-    checks.check_finite(x, what)
-    return converted
-
-
 def _names(values: Any, what: str, size: int, role: str) -> np.ndarray:
-    """Labels or clients [P] as int64 or strings, checked."""
-    values = np.asarray(values)
-    if values.ndim != 1:
-        raise InvalidInput(f"{what} has shape {list(values.shape)}: give one {role} for each row, [P]")
-    if len(values) != size:
-        raise InvalidInput(f"{what} has {len(values)} {role}s for {size} rows")
-    if values.dtype.kind == "O" and all(isinstance(value, str) for value in values):
-        values = values.astype(str)
-    if values.dtype.kind == "f":
-        missing = np.flatnonzero(~np.isfinite(values))
-        if len(missing):
-            raise InvalidInput(f"{what} has {values[missing[0]]} in row {missing[0]}: every row needs a {role}")
-        fractions = np.flatnonzero(values != np.round(values))
-        if len(fractions):
-            raise InvalidInput(
-                f"{what} has {values[fractions[0]]:g} in row {fractions[0]}: a {role} is an integer or a string"
-            )
-    if values.dtype.kind in "biuf":
-        large = np.flatnonzero((np.abs(values.astype(float)) >= 2.0**63) & (values.dtype.kind in "uf"))
-        if len(large):
-            raise InvalidInput(f"{what} has {values[large[0]]} in row {large[0]}: give so large numbers as strings")
-        return values.astype(np.int64)
-    if values.dtype.kind not in "US":
-        raise InvalidInput(f"{what} holds {checks.kind(values)}: a {role} is an integer or a string")
-    values = np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
-    empty = np.flatnonzero(values == "")
-    if len(empty):
-        raise InvalidInput(f"{what} is empty in row {empty[0]}: every row needs a {role}")
-    return values
+    found = checks.names(values, what, role)
+    if len(found) != size:
+        raise InvalidInput(f"{what} has {len(found)} {role}s for {size} rows")
+    return found
 
 
 def _classes(labels: np.ndarray, num_classes: int | None) -> np.ndarray:
@@ -203,13 +152,8 @@ def _classes(labels: np.ndarray, num_classes: int | None) -> np.ndarray:
     if len(found) < 2:
         raise InvalidInput(f"y has one class only, {found[0]}: there is nothing to tell apart")
     if num_classes is not None:
-        are_integers = found.dtype.kind == "i"
-        if (found[0] < 0 or found[-1] >= num_classes) if are_integers else len(found) != num_classes:
-            raise InvalidInput(
-                f"y has {len(found)} different labels, {found[0]} to {found[-1]}; {num_classes} classes are the "
-                f"integers 0 to {num_classes - 1}, or so many strings"
-            )
-        return np.arange(num_classes) if are_integers else found
+        checks.labels(labels, num_classes, "y")
+        return np.arange(num_classes)
     if 2 * len(found) > len(labels):
         raise InvalidInput(
             f"y has {len(found)} different labels in {len(labels)} rows: these are no classes; name another column"
@@ -217,75 +161,75 @@ def _classes(labels: np.ndarray, num_classes: int | None) -> np.ndarray:
     return found
 
 
-def _numbers(values: Any, known: np.ndarray) -> np.ndarray:
-    """Positions int32 [P] of values in the sorted names of all."""
-    return np.searchsorted(known, values).astype(np.int32) if len(known) else np.zeros(0, np.int32)
-
-
-def _are_numbers(classes: np.ndarray) -> bool:
-    return classes.dtype.kind == "i" and np.array_equal(classes, np.arange(len(classes)))
-
-
-Part = tuple[Any, np.ndarray, np.ndarray]
-"""Inputs, classes and clients of rows; clients of length 0 where there are none."""
-
-
-@contextlib.contextmanager
-def _reading_test_rows() -> Iterator[None]:
-    """Context whose errors are about test rows."""
-    try:
-        yield
-    except InvalidInput as error:
-        raise InvalidTestRows(str(error)) from None
-
-
-@_reading_test_rows()
-def _with_test_set(
-    train: Part, test: tuple[Any, Any, Any], classes: np.ndarray, owners: np.ndarray, *, normalize: bool
-) -> list[Part]:
-    """Training and test rows of one type, from a test set as given."""
-    x, y, own = train
-    test_x = _inputs(test[0], "test x", normalize=normalize)
-    x, test_x = checks.one_type(x, test_x, ("x", "test x"))
-    test_y = _known(test[1], "test y", len(test_x), classes, "label")
-    if (test[2] is None) == (len(owners) > 0):
-        raise InvalidInput("clients are given for both training and test rows, or for neither")
-    none = np.zeros(0, np.int32)
-    client = none if test[2] is None else _known(test[2], "test client", len(test_x), owners, "client")
-    return [(x, y, own), (test_x, test_y, client)]
-
-
-def _known(values: Any, what: str, size: int, known: np.ndarray, role: str) -> np.ndarray:
-    """Numbers of labels or clients of test rows, all of them known from training."""
-    values = _names(values, what, size, role)
-    if (values.dtype.kind == "U") != (known.dtype.kind == "U"):
-        values, known_as = values.astype(str), known.astype(str)
-    else:
-        known_as = known
-    strange = values[~np.isin(values, known_as)]
+def _numbers(values: np.ndarray, known: np.ndarray, what: str, role: str) -> np.ndarray:
+    """Positions int32 [P] of labels or clients among the known ones, which are sorted; InvalidInput for others."""
+    if values.dtype.kind != known.dtype.kind:
+        # Of two files, one may have integers alone.
+        values, known = values.astype(str), known.astype(str)
+    order = np.argsort(known)
+    found = order[np.searchsorted(known, values, sorter=order).clip(max=len(known) - 1)]
+    strange = values[known[found] != values]
     if len(strange):
         raise InvalidInput(f"{what} has the {role} {strange[0]}, which no training row has ({len(strange)} such rows)")
-    order = np.argsort(known_as)
-    return order[np.searchsorted(known_as, values, sorter=order)].astype(np.int32)
+    return found.astype(np.int32)
+
+
+Part = tuple[Any, np.ndarray, np.ndarray | None]
+"""Inputs, numbers of the labels, and numbers of the clients, if there are any, of some rows."""
+
+
+def _with_test_set(train: Part, test: tuple[Any, Any, Any], classes: np.ndarray, owners: np.ndarray) -> list[Part]:
+    """Training and test rows, from a test set as given."""
+    x, test_x = checks.one_type(train[0], checks.inputs(test[0], "test x"), ("x", "test x"))
+    test_y = _numbers(_names(test[1], "test y", len(test_x), "label"), classes, "test y", "label")
+    client = None
+    if train[2] is not None:
+        client = _numbers(_names(test[2], "test client", len(test_x), "client"), owners, "test client", "client")
+        natural(train[2], client, names=owners)
+    return [(x, *train[1:]), (test_x, test_y, client)]
 
 
 def _divide(rows: Part, fraction: float, owners: np.ndarray, seed: int) -> list[Part]:
-    """Training and test rows by a share of each group: of each client, or of each class where there are none."""
+    """Training and test rows, these drawn from each client, or from each class where there are no clients."""
     if not 0 < fraction < 1:
         raise InvalidInput(f"the test fraction must be above 0 and below 1, not {fraction:g}")
     x, y, client = rows
-    group = client if len(client) else y
+    group = y if client is None else client
     rng = np.random.default_rng(seed)
-    is_test = np.zeros(len(x), bool)
+    is_test = np.zeros(len(y), bool)
     for number in range(group.max() + 1):
         of_group = rng.permutation(np.flatnonzero(group == number))
         size = len(of_group)
-        if len(client) and size < 2:
+        if client is not None and size < 2:
             raise InvalidInput(f"client {owners[number]} has {size} row, and needs a training and a test row")
         is_test[of_group[: min(max(round(fraction * size), 1), size - 1)]] = True
     if not is_test.any():
-        raise InvalidInput(f"{len(x)} rows leave none for a test set")
+        raise InvalidInput(f"{len(y)} rows leave none for a test set")
     return [
-        (take(x, chosen), y[chosen], client[chosen] if len(client) else client)
+        (take(x, chosen), y[chosen], None if client is None else client[chosen])
         for chosen in (np.flatnonzero(~is_test), np.flatnonzero(is_test))
     ]
+
+
+def _normalized(train_x: Any, test_x: Any) -> tuple[Any, Any, tuple[float, ...] | None, tuple[float, ...] | None]:
+    """Training and test inputs normalized by the training rows; and mean and deviation of uint8 images, which stay."""
+    axes = (0, 1, 2) if train_x.ndim == 4 else (0,)
+    size = int(np.prod([train_x.shape[axis] for axis in axes], dtype=np.int64))
+    mean = sum(part.sum(axes, np.float64) for _, part in blocks(train_x)) / size
+    std = np.sqrt(sum(np.square(part - mean).sum(axes, np.float64) for _, part in blocks(train_x)) / size)
+    lowest = np.min([part.min(axes) for _, part in blocks(train_x)], axis=0)
+    constant = lowest == np.max([part.max(axes) for _, part in blocks(train_x)], axis=0)
+    # Rounding would leave a constant a mean and a deviation that are nearly, and not exactly, its own and 0.
+    mean, std = np.where(constant, lowest, mean), np.where(constant, 1.0, std)
+    if train_x.dtype == np.uint8 and train_x.ndim == 4:
+        std = np.where(constant, 1.0, std / 255)
+        return train_x, test_x, tuple((mean / 255).tolist()), tuple(std.tolist())
+
+    def scale(part):
+        return ((part - mean) / std).astype(np.float32)
+
+    train, test = (
+        part.map(scale, part.shape[1:], np.float32) if isinstance(part, Rows) else scale(part)
+        for part in (train_x, test_x)
+    )
+    return train, test, None, None

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pfl_jax.data.specs import Arrays, DatasetSpec
+from pfl_jax.errors import InvalidInput
 
 FIRST_TEST_DIGIT = 1287
 """scikit-learn's digits come writer by writer: the label sequence 0-9, 0-9, 0-9, 0, 9, 5, 5, ... that each writer was
@@ -93,28 +94,13 @@ def compose_images(spec: DatasetSpec, seed: int = 0) -> Arrays:
 
 def _handwriting() -> tuple[np.ndarray, np.ndarray]:
     """The 1797 digits, float32 [1797, 8, 8] with the values 0, 1, ..., 16, and their labels, int32 [1797]."""
-    rows = _digits_file()
-    if rows is None:
-        from sklearn.datasets import load_digits
-
-        pixels, labels = load_digits(return_X_y=True)
-    else:
-        pixels, labels = rows[:, :-1], rows[:, -1]
-    return pixels.reshape(-1, 8, 8).astype(np.float32), labels.astype(np.int32)
-
-
-def _digits_file() -> np.ndarray | None:
-    """Rows [1797, 65] of scikit-learn's file, 64 pixels and the label; None where it is not at its usual place.
-
-    Read as a file, because importing scikit-learn takes about a second of every start.
-    """
     package = importlib.util.find_spec("sklearn")
-    places = [Path(folder) for folder in (package and package.submodule_search_locations) or ()]
-    files = [path for place in places if (path := place / "datasets/data/digits.csv.gz").is_file()]
-    if not files:
-        return None
-    with gzip.open(files[0], "rt") as file:
-        return np.loadtxt(file, delimiter=",")
+    if package is None or package.origin is None:
+        raise InvalidInput("the digits need scikit-learn: pip install scikit-learn")
+    # Read as a file, because importing scikit-learn takes about a second of every start.
+    with gzip.open(Path(package.origin).parent / "datasets/data/digits.csv.gz", "rt") as file:
+        rows = np.loadtxt(file, delimiter=",")
+    return rows[:, :-1].reshape(-1, 8, 8).astype(np.float32), rows[:, -1].astype(np.int32)
 
 
 def _compose(

@@ -15,7 +15,7 @@ from pfl_jax.data.partition import Partition
 from pfl_jax.data.rows import Rows, concatenate, take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import whole
+from pfl_jax.hyper_parameters import choice
 
 Split = Literal["train", "test", "validation"]
 
@@ -156,8 +156,8 @@ def federate(
       The federation's data.
 
     Raises:
-      InvalidInput: inputs or labels that are not as in `Dataset`, NaN among a client's inputs, rows of a partition that
-        are not as in `Partition`, or a shift that is unknown or not possible for these inputs.
+      InvalidInput: inputs or labels that are not as in `Dataset`, NaN among them, rows of a partition that are not as
+        in `Partition`, or a shift that is unknown or not possible for these inputs.
 
     Example:
       >>> from pfl_jax import data
@@ -193,20 +193,16 @@ def federate_runs(
       `select_run` returns the data of one run.
 
     Raises:
-      InvalidInput: as for `federate`, or the partitions differ in the number of clients, or their number is not that
-        of the seeds, or there are none.
+      InvalidInput: as for `federate`, or the partitions differ in the number of clients, or there are none.
     """
-    if not partitions:
-        raise InvalidInput("partitions must have one for each run, and there are none")
     seeds = [0] * len(partitions) if seeds is None else seeds
-    if len(seeds) != len(partitions):
-        raise InvalidInput(f"every run needs a seed: there are {len(partitions)} partitions and {len(seeds)} seeds")
+    kinds = {(len(partition.train), partition.validation is None) for partition in partitions}
+    if len(kinds) != 1 or len(seeds) != len(partitions):
+        raise InvalidInput(
+            "runs need one partition and one seed each, over the same number of clients, and all or none of them have "
+            "validation examples"
+        )
     dataset, partitions = _checked(dataset, partitions, shift)
-    numbers = sorted({len(partition.train) for partition in partitions})
-    if len(numbers) > 1:
-        raise InvalidInput(f"runs of {numbers} clients cannot be stacked: give all the same number")
-    if len({partition.validation is None for partition in partitions}) > 1:
-        raise InvalidInput("all runs or none have validation examples")
     used = _used_examples(partitions)
     runs = [
         _clients(dataset, partition, used, shift, num_groups, seed)
@@ -253,29 +249,20 @@ def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, Federated
 
 def _checked(dataset: Dataset, partitions: Sequence[Partition], shift: shifts.Shift) -> tuple[Dataset, list[Partition]]:
     """Dataset and partitions in the form that the functions below take; raise InvalidInput if they cannot be used."""
-    shifts.check(shift)
+    choice("shift", shift, shifts.SHIFTS)
     dataset = checks.dataset(dataset)
     kind, shape = dataset.train_x.dtype, dataset.train_x.shape
     if shift == "rotation" and (len(shape) != 4 or kind not in (np.uint8, np.float32)):
         raise InvalidInput(
             f"shift rotation is for images [H, W, C] of uint8 or float32, not for inputs {kind} {list(shape[1:])}"
         )
-    resolved = [checks.partition(each, len(dataset.train_y), len(dataset.test_y)) for each in partitions]
-    for each in resolved:
-        checks.client_inputs(each, dataset)
-    return dataset, resolved
-
-
-def _named(partition: Partition) -> list[tuple[str, Sequence[np.ndarray]]]:
-    """Name and rows of each part of a partition."""
-    parts = [("training", partition.train), ("test", partition.test)]
-    return parts if partition.validation is None else [*parts, ("validation", partition.validation)]
+    return dataset, [checks.partition(each, len(dataset.train_y), len(dataset.test_y)) for each in partitions]
 
 
 def _used_examples(partitions: Sequence[Partition]) -> np.ndarray:
     """Sorted indices of the examples that clients use."""
-    every = [row for partition in partitions for _, of_clients in _named(partition) for row in of_clients]
-    rows = np.concatenate(every)
+    tables = [part for each in partitions for part in (each.train, each.test, each.validation) if part is not None]
+    rows = np.concatenate([row for table in tables for row in table])
     # Very many clients have millions of rows, of which np.unique makes a table of hashes.
     is_used = np.zeros(int(rows.max()) + 1, bool)
     is_used[rows] = True
@@ -356,8 +343,7 @@ def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> C
 
 def _tables(data: FederatedData, split: Split) -> tuple[jax.Array, jax.Array]:
     """Index table and counts of a split."""
-    if split not in get_args(Split):
-        raise InvalidInput(f'split is "train", "test" or "validation", not "{split}"')
+    choice("split", split, get_args(Split))
     index, count = getattr(data, f"{split}_index"), getattr(data, f"{split}_count")
     if index is None or count is None:
         raise InvalidInput("the federation has no validation examples: see pfl_jax.data.partition.with_validation")
@@ -375,9 +361,6 @@ def class_table(data: FederatedData, split: Split = "train", num_classes: int | 
     Returns:
       int64 [N, K].
 
-    Raises:
-      InvalidInput: a client has a label that is not below K, or an unknown split.
-
     Example:
       >>> from pfl_jax import data
       >>> dataset = data.load("digits")
@@ -386,17 +369,12 @@ def class_table(data: FederatedData, split: Split = "train", num_classes: int | 
       [[10 10 10  0  0  0  0  0  0  0]
        [ 0  0 10 10 10  0  0  0  0  0]]
     """
-    y = np.asarray(data.y)
     index, count = map(np.asarray, _tables(data, split))
-    if num_classes is not None:
-        whole("num_classes", num_classes)
-    default = int(y.max()) + 1 if data.label_map is None else data.label_map.shape[1]
-    width = default if num_classes is None else num_classes
-    label_map = None if data.label_map is None else np.asarray(data.label_map)
-    rows = []
-    for client, (row, size) in enumerate(zip(index, count, strict=True)):
-        labels = y[row[:size]]
-        rows.append(np.bincount(labels if label_map is None else label_map[client][labels], minlength=width))
-    if (longest := max(map(len, rows))) > width:
-        raise InvalidInput(f"num_classes is {width}, and a label is {longest - 1}: give at least {longest}")
-    return np.stack(rows)
+    y = np.asarray(data.y)[index]
+    if data.label_map is not None:
+        y = np.take_along_axis(np.asarray(data.label_map), y, axis=1)
+    default = int(np.max(data.y)) + 1 if data.label_map is None else data.label_map.shape[1]
+    client, place = np.nonzero(np.arange(y.shape[1]) < count[:, None])
+    table = np.zeros((len(count), num_classes or default), np.int64)
+    np.add.at(table, (client, y[client, place]), 1)
+    return table

@@ -8,7 +8,7 @@ import hashlib
 from pathlib import Path
 
 from pfl_jax.data import read_folders, read_tables
-from pfl_jax.data.arrays import InvalidTestRows, from_arrays
+from pfl_jax.data.arrays import from_arrays
 from pfl_jax.data.read_tables import Columns
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
@@ -62,21 +62,19 @@ def from_file(
     if test_data is not None:
         if columns.test_x is not None:
             raise InvalidInput(f"{data} has test rows of its own: leave out either them or {test_data}")
-        other, other_kind = _read(test_data, label, client_column, by_rows=by_rows)
-        if other_kind != kind:
-            raise InvalidInput(f"{data} is {kind}, and {test_data} is {other_kind}: give both in one format")
+        other, _ = _read(test_data, label, client_column, by_rows=by_rows)
         if other.features != columns.features:
             raise InvalidInput(
                 f"{test_data} has the columns {', '.join(other.features)}, {data} has {', '.join(columns.features)}"
             )
         columns = columns._replace(test_x=other.x, test_y=other.y, test_client=other.client)
-    if columns.test_x is not None and test_fraction is not None:
-        raise InvalidInput(f"a test fraction cannot be given: {test_data or data} has test rows")
     try:
-        arrays = columns._asdict()
-        del arrays["features"]
         return from_arrays(
-            **arrays,
+            *columns[:2],
+            client=columns.client,
+            test_x=columns.test_x,
+            test_y=columns.test_y,
+            test_client=columns.test_client,
             test_fraction=test_fraction,
             normalize=normalize,
             name=_name(data),
@@ -84,7 +82,7 @@ def from_file(
             origin=digest(data, test_data),
         )
     except InvalidInput as error:
-        place = test_data if test_data is not None and isinstance(error, InvalidTestRows) else data
+        place = data if test_data is None else f"{data}, tested on {test_data}"
         raise InvalidInput(f"{place}: {error}") from None
 
 
@@ -99,27 +97,23 @@ def digest(data: str | Path, test_data: str | Path | None = None) -> str:
       InvalidInput: a file is missing or cannot be read.
     """
     whole = hashlib.sha256()
-    for part in [data] if test_data is None else [data, test_data]:
-        whole.update(_content(str(part)).encode())
+    for part in [str(data)] if test_data is None else [str(data), str(test_data)]:
+        if part.startswith(HUB):
+            whole.update(_digest_on_hub(part.removeprefix(HUB)).encode())
+            continue
+        path = _existing(part)
+        files = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+        try:
+            stamps = tuple((str(one), one.stat().st_size, one.stat().st_mtime_ns) for one in files)
+            whole.update(_digest_of_files(str(path), stamps).encode())
+        except OSError as error:
+            raise InvalidInput(f"cannot read {error.filename or data}: {error.strerror or error}") from None
     return whole.hexdigest()[:DIGITS]
 
 
-def _content(data: str) -> str:
-    """SHA-256 of one file, of a folder's files with their names in it, or of a hub's arrays."""
-    if data.startswith(HUB):
-        return _content_on_hub(data.removeprefix(HUB))
-    path = _existing(data)
-    files = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
-    try:
-        stamps = tuple((str(one), one.stat().st_size, one.stat().st_mtime_ns) for one in files)
-        return _content_of_files(str(path), stamps)
-    except OSError as error:
-        raise InvalidInput(f"cannot read {error.filename or data}: {error.strerror or error}") from None
-
-
 @functools.lru_cache(maxsize=64)
-def _content_of_files(path: str, stamps: tuple[tuple[str, int, int], ...]) -> str:
-    """SHA-256 of files, read again only if size or time of one have changed."""
+def _digest_of_files(path: str, stamps: tuple[tuple[str, int, int], ...]) -> str:
+    """SHA-256 of a file, or of a folder's files with their names in it; read again if size or time of one changes."""
     whole = hashlib.sha256()
     for name, _, _ in stamps:
         if name != path:
@@ -130,10 +124,11 @@ def _content_of_files(path: str, stamps: tuple[tuple[str, int, int], ...]) -> st
 
 
 @functools.lru_cache(maxsize=8)
-def _content_on_hub(name: str) -> str:
-    whole, columns = hashlib.sha256(), read_folders.hugging_face_rows(name)
-    for split, values in sorted(columns.items()):
-        for column, array in sorted(values.items()):
+def _digest_on_hub(name: str) -> str:
+    """SHA-256 of all arrays of a dataset on the hub."""
+    whole = hashlib.sha256()
+    for split, columns in sorted(read_folders.hugging_face_rows(name).items()):
+        for column, array in sorted(columns.items()):
             whole.update(f"{split}/{column}/{array.dtype}/{array.shape}".encode())
             whole.update(str(array.tolist()).encode() if array.dtype == object else array.tobytes())
     return whole.hexdigest()

@@ -8,8 +8,7 @@ collaboration"), sections B.2, C.7 and C.8; FedAS (Yang, Huang & Ye 2024, "FedAS
 federated learning"), section 4.1 and its released code.
 """
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -17,13 +16,14 @@ import numpy as np
 from pfl_jax.data import allocation, checks, dirichlet_counts
 from pfl_jax.data.allocation import Partition, Sizes
 from pfl_jax.data.arrays import natural
+from pfl_jax.data.dirichlet_counts import Counts
 from pfl_jax.data.pathological import PATHOLOGICAL_CLASSES, pathological
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import choice
 
-FEDAS_BATCH = 10
-"""Minimum number of a client's test examples in FedAS's code: 10 / (1 - 0.75) = 40 examples in all."""
+FEDAS_MIN_SIZE = 40
+"""Minimum number of a client's examples in FedAS's code: a batch of 10 test examples / (1 - 0.75)."""
 
 
 def dominant_classes(num_classes: int) -> list[np.ndarray]:
@@ -82,29 +82,23 @@ def grouped(
       >>> np.bincount(y[parts.train[0]]).tolist()  # dominant classes 0, 1, 2, and two of each class besides
       [29, 29, 28, 2, 2, 2, 2, 2, 2, 2]
     """
-    allocation.check_clients(num_clients)
-    train_y, test_y = checks.labels(train_y, None, "train_y"), checks.labels(test_y, None, "test_y")
+    train_y, test_y, num_classes = checks.both_labels(train_y, test_y, num_clients)
     if not 0 <= s <= 100:
         raise InvalidInput(f"s is a percentage between 0 and 100, not {s:g}")
-    num_classes = 1 + int(max(train_y.max(), test_y.max()))
     dominant = [np.unique(group) for group in (dominant_classes(num_classes) if groups is None else groups)]
     if not dominant or any(len(group) == 0 or group[0] < 0 or group[-1] >= num_classes for group in dominant):
         raise InvalidInput(f"groups are non-empty lists of classes between 0 and {num_classes - 1}")
     rng = np.random.default_rng(seed)
     extra_order = [rng.permutation(num_classes) for _ in range(num_clients)]
     dominant_order = [rng.permutation(dominant[client % len(dominant)]) for client in range(num_clients)]
-    parts = []
-    for name, y, size, offset in (
-        ("training", train_y, train_size, 0),
-        ("test", test_y, train_size if test_size is None else test_size, len(train_y)),
-    ):
-        wanted = np.zeros((num_clients, num_classes), np.int64)
-        for client, client_size in enumerate(allocation.check_sizes(size, num_clients, name)):
-            uniform = round(client_size * s / 100)
-            wanted[client] = allocation.split_evenly(uniform, extra_order[client], num_classes)
-            wanted[client] += allocation.split_evenly(client_size - uniform, dominant_order[client], num_classes)
-        parts.append(allocation.assign(y, wanted, rng, name, offset))
-    return Partition(*parts, pooled=True)
+
+    def wanted(client, size):
+        uniform = round(size * s / 100)
+        spread = allocation.split_evenly(uniform, extra_order[client], num_classes)
+        return spread + allocation.split_evenly(size - uniform, dominant_order[client], num_classes)
+
+    sizes = train_size, train_size if test_size is None else test_size
+    return allocation.assign_both(rng, (train_y, test_y), sizes, num_clients, wanted)
 
 
 def dirichlet(
@@ -159,20 +153,17 @@ def dirichlet(
       >>> sum(len(row) for row in parts.train)  # each example belongs to one client
       1000
     """
-    allocation.check_clients(num_clients)
-    train_y, test_y = checks.labels(train_y, None, "train_y"), checks.labels(test_y, None, "test_y")
+    train_y, test_y, num_classes = checks.both_labels(train_y, test_y, num_clients)
     if not (np.isfinite(beta) and beta > 0):
         raise InvalidInput(f"beta is a positive number, not {beta:g}")
     rng = np.random.default_rng(seed)
-    num_classes = 1 + int(max(train_y.max(), test_y.max()))
-    totals = np.bincount(train_y, minlength=num_classes), np.bincount(test_y, minlength=num_classes)
+    totals = Counts(np.bincount(train_y, minlength=num_classes), np.bincount(test_y, minlength=num_classes))
+    choice("protocol", protocol, ("fedpac", "fedas"))
     if protocol == "fedpac":
-        counts = dirichlet_counts.separate_sets(rng, *totals, num_clients, beta, 10 if min_size is None else min_size)
-    elif protocol == "fedas":
-        min_examples = round(FEDAS_BATCH / (1 - allocation.FEDAS_TRAIN_SHARE)) if min_size is None else min_size
-        counts = dirichlet_counts.merged_sets(rng, *totals, num_clients, beta, min_examples)
+        divide, needs = dirichlet_counts.separate_sets, (max(10 if min_size is None else min_size, 1), 1, 0)
     else:
-        raise InvalidInput(f'protocol is "fedpac" or "fedas", not "{protocol}"')
+        divide, needs = dirichlet_counts.merged_sets, (1, 1, max(FEDAS_MIN_SIZE if min_size is None else min_size, 2))
+    counts = dirichlet_counts.draw(rng, totals, divide, num_clients, beta, needs)
     if protocol == "fedpac" or keep_split:
         train = allocation.assign(train_y, counts.train, rng, "training", 0)
         test = allocation.assign(test_y, counts.test, rng, "test", len(train_y))
@@ -218,19 +209,16 @@ def iid(
       >>> [len(row) for row in partition.iid(y, y, num_clients=3).train]
       [34, 33, 33]
     """
-    allocation.check_clients(num_clients)
-    train_y, test_y = checks.labels(train_y, None, "train_y"), checks.labels(test_y, None, "test_y")
+    train_y, test_y, _ = checks.both_labels(train_y, test_y, num_clients)
+    sizes = []
+    for name, y, size in (("training", train_y, train_size), ("test", test_y, test_size)):
+        if size is None and num_clients > len(y):
+            raise InvalidInput(f"{num_clients} clients cannot share {len(y)} {name} examples: use fewer clients")
+        sizes.append([len(part) for part in np.array_split(y, num_clients)] if size is None else size)
+    # All examples as those of one class.
+    labels = np.zeros_like(train_y), np.zeros_like(test_y)
     rng = np.random.default_rng(seed)
-    parts = []
-    for name, y, size, offset in (("training", train_y, train_size, 0), ("test", test_y, test_size, len(train_y))):
-        if size is None:
-            if num_clients > len(y):
-                raise InvalidInput(f"{num_clients} clients cannot share {len(y)} {name} examples: use fewer clients")
-            sizes = np.array([len(part) for part in np.array_split(y, num_clients)])
-        else:
-            sizes = allocation.check_sizes(size, num_clients, name)
-        parts.append(allocation.assign(np.zeros(len(y), np.int64), sizes[:, None], rng, name, offset))
-    return Partition(*parts, pooled=True)
+    return allocation.assign_both(rng, labels, tuple(sizes), num_clients, lambda _, size: np.array([size]))
 
 
 PARTITIONS: dict[str, Callable[..., Partition]] = {
@@ -256,34 +244,20 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
       The partition.
 
     Raises:
-      InvalidInput: the name or an option is unknown, or the function rejects the options.
+      InvalidInput: the name is unknown, or the function rejects the options.
+      TypeError: the function has no such option, or needs one more.
     """
     choice("partition", name, [*PARTITIONS, "natural"])
     given = {key: value for key, value in options.items() if value is not None}
-    _check_options(name, given)
     if name == "natural":
         if dataset.train_client is None or dataset.test_client is None:
             raise InvalidInput(f"{dataset.description} has no clients of its own for the partition natural")
         if num_clients != len(dataset.client_names):
             raise InvalidInput(f"{dataset.description} has {len(dataset.client_names)} clients, not {num_clients}")
-        return natural(dataset.train_client, dataset.test_client)
+        return natural(dataset.train_client, dataset.test_client, **given)
     if name == "dirichlet":
         given.setdefault("keep_split", dataset.keep_split)
     return PARTITIONS[name](dataset.train_y, dataset.test_y, num_clients, seed=seed, **given)
-
-
-def _check_options(name: str, given: Mapping[str, Any]) -> None:
-    """Raise InvalidInput for options that a partition does not have, and for lacking ones."""
-    if name == "natural":
-        if given:
-            raise InvalidInput(f"the partition natural has no options: leave out {', '.join(given)}")
-        return
-    every = inspect.signature(PARTITIONS[name]).parameters.values()
-    own = {one.name: one.default for one in every if one.kind is one.KEYWORD_ONLY and one.name != "seed"}
-    for key in given:
-        choice(f"option of the partition {name}", key, own)
-    if lacking := [key for key, default in own.items() if default is inspect.Parameter.empty and key not in given]:
-        raise InvalidInput(f"the partition {name} needs {lacking[0]}")
 
 
 def with_validation(parts: Partition, fraction: float, *, seed: int = 0) -> Partition:

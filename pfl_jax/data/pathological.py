@@ -9,6 +9,7 @@ import numpy as np
 from pfl_jax.data import allocation, checks
 from pfl_jax.data.allocation import Partition, Sizes
 from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import choice
 
 PATHOLOGICAL_CLASSES = (3, 3, 5, 5, 8)
 """Number of classes per client in each of the five groups of FedPAC C.7."""
@@ -57,36 +58,26 @@ def pathological(
       >>> [len(np.unique(y[row])) for row in parts.train]
       [3, 3, 5, 5, 8]
     """
-    allocation.check_clients(num_clients)
-    train_y, test_y = checks.labels(train_y, None, "train_y"), checks.labels(test_y, None, "test_y")
-    num_classes = 1 + int(max(train_y.max(), test_y.max()))
+    train_y, test_y, num_classes = checks.both_labels(train_y, test_y, num_clients)
     if not classes_per_group or min(classes_per_group) < 1 or max(classes_per_group) > num_classes:
         wanted_classes = "/".join(map(str, classes_per_group))
         raise InvalidInput(f"clients cannot have {wanted_classes} different classes where there are {num_classes}")
     rng = np.random.default_rng(seed)
     owners = range(num_clients)
+    choice("protocol", protocol, ("random", "clustered"))
     if protocol == "random":
         chosen = [
             rng.choice(num_classes, classes_per_group[client % len(classes_per_group)], replace=False)
             for client in owners
         ]
-    elif protocol == "clustered":
+    else:
         sets = _different_sets(rng, num_classes, classes_per_group)
         chosen = [rng.permutation(sets[client % len(sets)]) for client in owners]
-    else:
-        raise InvalidInput(f'protocol is "random" or "clustered", not "{protocol}"')
-    parts = []
-    for name, y, size, offset in (
-        ("training", train_y, train_size, 0),
-        ("test", test_y, train_size if test_size is None else test_size, len(train_y)),
-    ):
-        sizes = allocation.check_sizes(size, num_clients, name)
-        wanted = [
-            allocation.split_evenly(int(client_size), classes, num_classes)
-            for client_size, classes in zip(sizes, chosen, strict=True)
-        ]
-        parts.append(allocation.assign(y, np.stack(wanted), rng, name, offset))
-    return Partition(*parts, pooled=True)
+    sizes = train_size, train_size if test_size is None else test_size
+    return allocation.assign_both(
+        *(rng, (train_y, test_y), sizes, num_clients),
+        lambda client, size: allocation.split_evenly(size, chosen[client], num_classes),
+    )
 
 
 def _different_sets(rng: np.random.Generator, num_classes: int, sizes: Sequence[int]) -> list[np.ndarray]:

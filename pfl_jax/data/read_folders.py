@@ -1,14 +1,13 @@
 """Folders of a user: images by class, and Hugging Face datasets (of the hub too)."""
 
 import importlib
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pfl_jax.data.read_tables import Columns, check_names
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, one_line
 from pfl_jax.safe_read import open_file
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
@@ -21,19 +20,13 @@ GRAY = ("1", "L", "LA")
 def image_folder(path: Path, label: str | None, client: str | None) -> Columns:
     """Images of a folder whose sub-folders are the classes: uint8 [P, H, W, 1], or [P, H, W, 3] if any has color.
 
-    Args:
-      path: of the folder.
-      label: None: the sub-folders are the labels.
-      client: None: a folder of images names no clients.
-
     Raises:
       InvalidInput: no images, a damaged one, or images of different sizes.
     """
-    for option, value in (("label", label), ("client column", client)):
-        if value is not None:
-            raise InvalidInput(f"{path} is a folder of images, whose sub-folders are the classes: it has no {option}")
+    if label is not None or client is not None:
+        raise InvalidInput(f"{path} is a folder of images: its sub-folders are the labels, and it names no clients")
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
     except ImportError:
         raise InvalidInput("a folder of images needs Pillow: pip install pillow") from None
     files = [
@@ -48,18 +41,14 @@ def image_folder(path: Path, label: str | None, client: str | None) -> Columns:
     images: list[Any] = []
     for _, file in files:
         try:
-            with warnings.catch_warnings(), open_file(file) as content, Image.open(content) as opened:
-                # An image of more pixels than any data set's: it would take gigabytes.
-                warnings.simplefilter("error", Image.DecompressionBombWarning)
-                if opened.mode.startswith(("I", "F")):
-                    raise InvalidInput(f"{file} has more than 8 bits for a pixel: give it as arrays in an .npz file")
-                images.append(np.asarray(opened.convert("L" if opened.mode in GRAY else "RGB")))
+            with open_file(file) as content, Image.open(content) as opened:
+                mode = opened.mode
+                images.append(np.asarray(opened.convert("L" if mode in GRAY else "RGB")))
         # Pillow raises SyntaxError for broken PNG chunks.
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Warning) as error:
-            if isinstance(error, InvalidInput):
-                raise
-            reason = "of no known format" if isinstance(error, UnidentifiedImageError) else " ".join(str(error).split())
-            raise InvalidInput(f"{file} is no image that can be read ({reason})") from None
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise InvalidInput(f"{file} is no image that can be read ({one_line(error)})") from None
+        if mode.startswith(("I", "F")):
+            raise InvalidInput(f"{file} has more than 8 bits for a pixel: give it as arrays in an .npz file")
     height, width = images[0].shape[:2]
     for (_, file), image in zip(files, images, strict=True):
         if image.shape[:2] != (height, width):
@@ -82,8 +71,7 @@ def hugging_face(source: Path | str, label: str | None, client: str | None) -> C
 
     Args:
       source: a folder of `save_to_disk`, or a name on the hub.
-      label: name of the labels' column, label by default.
-      client: name of the clients' column, if they are asked for.
+      label, client: names of columns, the labels' by default label.
 
     Raises:
       InvalidInput: the package datasets is missing, the data cannot be read, or has no such columns.
@@ -93,12 +81,11 @@ def hugging_face(source: Path | str, label: str | None, client: str | None) -> C
     first = "train" if "train" in splits else next(iter(splits))
     if first != "train" and len(splits) > 1:
         raise InvalidInput(f"{source} has no split train (there are {', '.join(splits)})")
-    (x, y, owner), features = _columns(source, splits[first], label, client)
-    found = Columns(x, y, owner, features=features)
+    found = _columns(source, splits[first], label, client)
     if "test" not in splits or first == "test":
         return found
-    (x, y, owner), _ = _columns(source, splits["test"], label, client)
-    return found._replace(test_x=x, test_y=y, test_client=owner)
+    test = _columns(source, splits["test"], label, client)
+    return found._replace(test_x=test.x, test_y=test.y, test_client=test.client)
 
 
 def hugging_face_rows(name: str) -> dict[str, dict[str, np.ndarray]]:
@@ -115,8 +102,7 @@ def _splits(source: Path | str) -> dict[str, Any]:
     try:
         loaded = datasets.load_from_disk(str(source)) if isinstance(source, Path) else datasets.load_dataset(source)
     except Exception as error:  # whatever Arrow, the file system or the network raise
-        text = " ".join(str(error).split())[:300]
-        raise InvalidInput(f"{source} cannot be loaded as a Hugging Face dataset ({text})") from None
+        raise InvalidInput(f"{source} cannot be loaded as a Hugging Face dataset ({one_line(error)})") from None
     return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
 
 
@@ -124,10 +110,8 @@ def _arrays(rows: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(values) for name, values in rows.with_format("numpy")[:].items()}
 
 
-def _columns(
-    source: Path | str, rows: Any, label: str, client: str | None
-) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray | None], tuple[str, ...]]:
-    """Inputs, labels and clients of a split, and the names of the inputs' columns."""
+def _columns(source: Path | str, rows: Any, label: str, client: str | None) -> Columns:
+    """Inputs, labels and clients of a split."""
     arrays = _arrays(rows)
     for name in filter(None, (label, client)):
         if name not in arrays:
@@ -144,15 +128,13 @@ def _columns(
     if not chosen:
         raise InvalidInput(f"{source} has no inputs: its only columns are {', '.join(arrays)}")
     check_names(source, chosen)
-    ragged = [name for name in chosen if inputs[name].dtype == object]
-    if ragged:
-        raise InvalidInput(f"{source}: the rows of {ragged[0]} are of different shapes: make them one shape")
-    texts = [name for name in chosen if inputs[name].dtype.kind not in "fiub"]
-    if texts:
-        raise InvalidInput(f"{source}: the column {texts[0]} is not numeric: leave it out, or write it as numbers")
-    if inputs[chosen[0]].ndim == 1:
-        return (np.stack([inputs[name] for name in chosen], axis=1), y, owner), tuple(chosen)
-    if len(chosen) > 1:
+    if odd := [name for name in chosen if inputs[name].dtype.kind not in "fiub"]:
+        raise InvalidInput(f"{source}: the column {odd[0]} is not numeric, or its rows are of different shapes")
+    if len(chosen) > 1 and inputs[chosen[0]].ndim > 1:
         raise InvalidInput(f"{source} has several columns of arrays ({', '.join(chosen)}): leave one")
     x = inputs[chosen[0]]
-    return (x[..., None] if images and x.ndim == 3 else x, y, owner), tuple(chosen)
+    if x.ndim == 1:
+        x = np.stack([inputs[name] for name in chosen], axis=1)
+    elif images and x.ndim == 3:
+        x = x[..., None]
+    return Columns(x, y, owner, features=tuple(chosen))

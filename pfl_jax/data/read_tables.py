@@ -1,36 +1,22 @@
 """Tables of a user: arrays in an .npz file, and .csv files."""
 
+import contextlib
 import csv
 import io
 import os
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfl_jax.data import checks, rows
-from pfl_jax.errors import InvalidInput
-from pfl_jax.safe_read import open_file, open_npz
-
-OTHERS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
-"""Separators of columns that are not read, in words."""
+from pfl_jax.data import rows
+from pfl_jax.errors import InvalidInput, one_line
+from pfl_jax.safe_read import BAD_NPZ, open_file, open_npz
 
 
 class Columns(NamedTuple):
-    """What a file holds, unchecked; see `pfl_jax.data.arrays.from_arrays`.
-
-    Attributes:
-      x: inputs.
-      y: labels.
-      client: whose row it is; None where that was not asked.
-      test_x: inputs of test rows; None where there are none.
-      test_y: their labels.
-      test_client: whose rows they are.
-      features: names of the columns in x; () where it has none.
-    """
+    """What a file holds, unchecked: arguments of `from_arrays`, and the names of the columns in x, if it has any."""
 
     x: np.ndarray
     y: np.ndarray
@@ -42,49 +28,32 @@ class Columns(NamedTuple):
 
 
 def npz(path: Path, label: str | None, client: str | None, *, by_rows: bool = False) -> Columns:
-    """Arrays of an .npz file: x, the labels, the clients, and the same with test_ before their names.
-
-    Args:
-      path: of the file.
-      label: name of the labels' array, y by default.
-      client: name of the clients' array, if they are asked for.
-      by_rows: whether the inputs are `pfl_jax.data.rows.Rows`, which are read later.
+    """Arrays of an .npz file: x, the labels (by default y), the clients, and the same with test_ before their names.
 
     Raises:
       InvalidInput: a damaged file, a missing array, or one that is a pickle.
     """
-    label = label or "y"
-    wanted = {"x": "x", "y": label} | ({} if client is None else {"client": client})
+    wanted = {"x": "x", "y": label or "y"} | ({} if client is None else {"client": client})
     wanted |= {f"test_{role}": f"test_{name}" for role, name in wanted.items()}
+    there: dict[str, Any] = {}
     try:
         with open_npz(path) as stored:
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise InvalidInput(f"{path} holds a single array, not an archive: write it with np.savez(x=..., y=...)")
-            there: dict[str, Any] = {
-                role: rows.of_npz(path, name) if by_rows and role in ("x", "test_x") else stored[name]
-                for role, name in wanted.items()
-                if name in stored.files
-            }
-            names = ", ".join(stored.files)
-    except ValueError as error:
-        if "pickle" not in str(error):
-            raise InvalidInput(f"{path} is damaged ({error})") from None
-        raise InvalidInput(f"{path} holds objects or a pickle, which are never read: save plain arrays") from None
-    except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise InvalidInput(f"{path} is damaged, or no .npz file ({error})") from None
+            names = stored.files
+            for role, name in wanted.items():
+                if name in names:
+                    there[role] = rows.of_npz(path, name) if by_rows and role in ("x", "test_x") else stored[name]
+    except BAD_NPZ as error:
+        raise InvalidInput(
+            f"{path} is damaged, no .npz file, or holds a pickle, which is never read ({one_line(error, 80)})"
+        ) from None
     for role in ("x", "y", "client"):
         if role in wanted and role not in there:
-            raise InvalidInput(f"{path} has no array {wanted[role]} (there are {names})")
+            raise InvalidInput(f"{path} has no array {wanted[role]} (there are {', '.join(names)})")
     return Columns(**there)
 
 
 def csv_file(path: Path, label: str | None, client: str | None) -> Columns:
-    """Columns of a .csv file with a header: labels, clients, and all others as features.
-
-    Args:
-      path: of the file.
-      label: name of the labels' column, label by default.
-      client: name of the clients' column, if they are asked for.
+    """Columns of a .csv file with a header: labels (by default the column label), clients, and all others as features.
 
     Raises:
       InvalidInput: no header, rows of unequal length, a missing column, or one that is not numeric.
@@ -94,27 +63,36 @@ def csv_file(path: Path, label: str | None, client: str | None) -> Columns:
     for name in filter(None, (label, client)):
         if name not in header:
             raise InvalidInput(f"{path} has no column {name} (there are {', '.join(header)})")
-    if label == client:
-        raise InvalidInput(f"{path}: the column {label} cannot be both label and client")
-    columns = dict(zip(header, zip(*lines, strict=True), strict=True))
-    for name in filter(None, (label, client)):
-        if "" in columns[name]:
-            raise InvalidInput(
-                f"{path}: column {name} is empty in row {columns[name].index('')} (counted from 0): every row needs one"
-            )
+    columns = {name: np.array(values) for name, values in zip(header, zip(*lines, strict=True), strict=True)}
     last = columns[header[-1]]
-    if header[-1] in (label, client) and last.count(last[-1]) == 1 and is_cut(path):
+    if header[-1] in (label, client) and np.sum(last == last[-1]) == 1 and is_cut(path):
         raise InvalidInput(
             f"{path} ends within its last line, and no other row has its {header[-1]}, '{last[-1]}': the file may be "
             "cut off; end the line if it is whole"
         )
-    features = tuple(name for name in header if name not in (label, client))
-    if not features:
+    inputs = [name for name in header if name not in (label, client)]
+    if not inputs:
         raise InvalidInput(f"{path} has no features: all of its columns are label and client")
-    x = _numbers(path, {name: np.array(columns[name]) for name in features})
-    return Columns(
-        x, _integers(columns[label]), None if client is None else _integers(columns[client]), features=features
-    )
+    arrays = [_numbers(columns[name], np.int64, np.float64) for name in inputs]
+    if texts := [name for name, array in zip(inputs, arrays, strict=True) if array.dtype.kind == "U"]:
+        row, text = next(each for each in enumerate(columns[texts[0]]) if _numbers(each[1], float).dtype.kind == "U")
+        raise InvalidInput(
+            f"{path}: {', '.join(texts)} not numeric ({str(text)!r} in row {row}, counted from 0): leave such columns "
+            "or rows out, or write numbers"
+        )
+    owner = None if client is None else _numbers(columns[client], np.int64)
+    # NumPy makes floats of all columns if one of them has any.
+    x = np.stack(arrays, axis=1)
+    return Columns(x, _numbers(columns[label], np.int64), owner, features=tuple(inputs))
+
+
+def _numbers(texts: Any, *kinds: type) -> np.ndarray:
+    """Texts as numbers of the first of these types that all of them are, or as they are."""
+    texts = np.asarray(texts)
+    for kind in kinds:
+        with contextlib.suppress(ValueError, OverflowError):
+            return texts.astype(kind)
+    return texts
 
 
 def is_cut(path: str | Path) -> bool:
@@ -143,21 +121,15 @@ def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
     if len(lines) < 2:
         raise InvalidInput(f"{path} has no rows: give a header and a row for each example")
     (_, header), *rest = lines
-    _check_header(path, header)
+    if len(header) == 1:
+        raise InvalidInput(f"{path} has one column, {header[0]!r}: separate columns by commas, as in 1.5,2,yes")
+    check_names(path, header)
+    if len(set(header)) < len(header):
+        raise InvalidInput(f"{path} has two columns of one name: {', '.join(header)}")
     for number, row in rest:
         if len(row) != len(header):
             raise InvalidInput(f"{path} has {len(row)} fields in line {number}, and {len(header)} in its header")
     return header, [row for _, row in rest]
-
-
-def _check_header(path: Path, header: list[str]) -> None:
-    """Raise InvalidInput unless there are several columns, each with a name of its own."""
-    if len(header) == 1:
-        seen = next((f", separated by {name}" for mark, name in OTHERS.items() if mark in header[0]), "")
-        raise InvalidInput(f"{path} has one column, '{header[0]}'{seen}: separate columns by commas, as in 1.5,2,yes")
-    check_names(path, header)
-    if len(set(header)) < len(header):
-        raise InvalidInput(f"{path} has two columns of one name: {', '.join(header)}")
 
 
 def check_names(source: Path | str, columns: Sequence[str]) -> None:
@@ -168,41 +140,3 @@ def check_names(source: Path | str, columns: Sequence[str]) -> None:
                 f"{source}: column {name or number} has no name of its own, like the row numbers that pandas writes: "
                 "leave it out (df.to_csv(..., index=False)), or name it"
             )
-
-
-def _numbers(path: Path, columns: dict[str, np.ndarray]) -> np.ndarray:
-    """Features [P, F] as int64 if all of them are integers, otherwise float64."""
-    wrong = [name for name, values in columns.items() if _converted(values, np.float64) is None]
-    if wrong:
-        first = next(value for value in columns[wrong[0]] if _converted(np.array([value]), np.float64) is None)
-        what = f"columns {', '.join(wrong)} are" if len(wrong) > 1 else f"column {wrong[0]} is"
-        found = f"'{first}'" if first else "an empty field"
-        raise InvalidInput(f"{path}: {what} not numeric ({found} in {wrong[0]}): leave it out, or write it as numbers")
-    whole = [_converted(values, np.int64) for values in columns.values()]
-    exact = [values for values in whole if values is not None]
-    if len(exact) == len(whole):
-        return np.stack(exact, axis=1)
-    x = np.stack([values.astype(np.float64) for values in columns.values()], axis=1)
-    bad = np.argwhere(~checks.are_finite(x))
-    if len(bad):
-        row, column = bad[0]
-        raise InvalidInput(
-            f"{path}: column {list(columns)[column]} has {checks.no_number(x[row, column])} in row {row} (counted from "
-            f"0; there are {len(bad)} such values): leave these rows out, or fill them in"
-        )
-    return x
-
-
-def _integers(values: tuple[str, ...]) -> np.ndarray:
-    """Integers if all of them are, otherwise strings."""
-    texts = np.array(values)
-    numbers = _converted(texts, np.int64)
-    return texts if numbers is None else numbers
-
-
-def _converted(values: np.ndarray, kind: type) -> np.ndarray | None:
-    """Strings as numbers; None if one is not such a number."""
-    try:
-        return values.astype(kind)
-    except (ValueError, OverflowError):
-        return None

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import choice
+from pfl_jax.hyper_parameters import whole
 
 Shift: TypeAlias = Literal["none", "labels", "rotation"]
 """Difference between groups of clients: none, a permutation of the labels, or a rotation of the images."""
@@ -42,7 +41,7 @@ def label_maps(num_clients: int, num_classes: int, num_groups: int, seed: int = 
       >>> bool((maps[0] == maps[2]).all()), sorted(maps[0].tolist())
       (True, [0, 1, 2])
     """
-    _check_groups(num_groups)
+    whole("num_groups", num_groups)
     # (seed, 1) is independent of the partition's stream, which uses the seed itself.
     rng = np.random.default_rng((seed, 1))
     permutations = np.stack([rng.permutation(num_classes) for _ in range(num_groups)])
@@ -69,7 +68,7 @@ def rotations(num_clients: int, num_groups: int) -> np.ndarray:
        [-1.  0.]
        [ 1.  0.]]
     """
-    _check_groups(num_groups)
+    whole("num_groups", num_groups)
     return direction(np.arange(num_clients) % num_groups * 360 / num_groups)
 
 
@@ -110,13 +109,3 @@ def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:
             weight = jnp.where(inside, row_weight * column_weight, 0).reshape(-1, 1)
             rotated += weight * flat[:, index]
     return rotated.reshape(x.shape)
-
-
-def check(shift: str) -> None:
-    """Raise InvalidInput for an unknown shift."""
-    choice("shift", shift, SHIFTS)
-
-
-def _check_groups(num_groups: int) -> None:
-    if num_groups < 1:
-        raise InvalidInput(f"the number of groups is at least 1, not {num_groups}")

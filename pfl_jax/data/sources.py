@@ -130,33 +130,22 @@ def load(
     folder = None if data_dir is None else Path(data_dir).expanduser()
     if folder is not None and folder.exists() and not folder.is_dir():
         raise InvalidInput(f"the data folder {folder} is not a folder")
-    if spec.tfds_name is None:
-        if source not in ("auto", "embedded"):
-            raise InvalidInput(f"{name} comes from inside scikit-learn: use source embedded or auto")
+    if spec.tfds_name is None and source not in ("auto", "embedded"):
+        raise InvalidInput(f"{name} comes from inside scikit-learn: use source embedded or auto")
+    if spec.tfds_name is None or source == "embedded":
         return _embedded(spec, seed)
-    if source == "embedded":
-        return _embedded(spec, seed)
-    if source == "tfds":
-        found = tfds.find(spec, folder, notify, by_rows=by_rows) or tfds.download(spec, folder, notify)
-        return _from_tfds(spec, found, notify)
+    # Unusable data is an error; only missing data is skipped.
+    if source != "files" and (prepared := tfds.find(spec, folder, notify, by_rows=by_rows)) is not None:
+        return _real(spec, *prepared, "tfds", notify)
+    if source != "tfds" and (paths := files.find(spec, folder)):
+        return _real(spec, *files.load(spec, paths, by_rows=by_rows), "files", notify)
     if source == "files":
-        return _from_files(spec, folder, notify, by_rows=by_rows)
-    return _auto(spec, folder, seed, notify, by_rows=by_rows)
-
-
-def _auto(spec: DatasetSpec, folder: Path | None, seed: int, notify: Notify, *, by_rows: bool) -> Dataset:
-    """Load prepared tfds data, files, a download, or embedded images with a notice, whichever is available first.
-
-    Unusable data is an error; only missing data is skipped.
-    """
-    prepared = tfds.find(spec, folder, notify, by_rows=by_rows)
-    if prepared is not None:
-        return _from_tfds(spec, prepared, notify)
-    if files.find(spec, folder) is not None:
-        return _from_files(spec, folder, notify, by_rows=by_rows)
+        raise InvalidInput(files.missing(spec, folder))
     try:
-        return _from_tfds(spec, tfds.download(spec, folder, notify), notify)
+        return _real(spec, *tfds.download(spec, folder, notify), "tfds", notify)
     except InvalidInput as error:
+        if source == "tfds":
+            raise
         dataset = _embedded(spec, seed)
         notify(
             f"THIS IS NOT {spec.name.upper()}, but {dataset.source} in its place: all results are labeled "
@@ -181,35 +170,14 @@ def _composed(spec: DatasetSpec, seed: int) -> Arrays:
     return arrays
 
 
-def _from_tfds(spec: DatasetSpec, found: tuple[Arrays, str], notify: Notify) -> Dataset:
-    arrays, version = found
-    return _dataset(spec, arrays, "tfds", version + _incomplete(spec, arrays, notify), is_real=True, keep_split=False)
-
-
-def _from_files(spec: DatasetSpec, folder: Path | None, notify: Notify, *, by_rows: bool) -> Dataset:
-    if not spec.folders:
-        raise InvalidInput(f"{spec.name} comes through tensorflow-datasets alone: use source tfds or auto")
-    found = files.find(spec, folder)
-    if found is None:
-        searched = ", ".join(str(path) for path in files.search_folders(spec, folder)[:3])
-        raise InvalidInput(
-            f"no files of {spec.name} found: give data_dir (--data-dir) the folder of "
-            f"{files.expected_names(spec)} (looked in {searched}, ...)"
-        )
-    arrays = files.load(spec, found, by_rows=by_rows)
-    return _dataset(
-        spec, arrays, "files", str(found.folder) + _incomplete(spec, arrays, notify), is_real=True, keep_split=False
-    )
-
-
-def _incomplete(spec: DatasetSpec, arrays: Arrays, notify: Notify) -> str:
-    """Suffix for the origin of an incomplete dataset, "" for a complete one; notify if it is incomplete."""
+def _real(spec: DatasetSpec, arrays: Arrays, origin: str, source: str, notify: Notify) -> Dataset:
+    """Real data, whose origin says how many examples are missing, if any."""
     sizes = len(arrays.train_y), len(arrays.test_y)
-    if spec.published is None or sizes == spec.published:
-        return ""
-    text = f"{sizes[0]} + {sizes[1]} of {spec.published[0]} + {spec.published[1]} examples"
-    notify(f"{spec.name} is incomplete: {text}")
-    return f", {text}"
+    if spec.published not in (None, sizes):
+        text = f"{sizes[0]} + {sizes[1]} of {spec.published[0]} + {spec.published[1]} examples"
+        notify(f"{spec.name} is incomplete: {text}")
+        origin += f", {text}"
+    return _dataset(spec, arrays, source, origin, is_real=True, keep_split=False)
 
 
 def _dataset(

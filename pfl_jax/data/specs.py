@@ -42,7 +42,7 @@ class DatasetSpec(NamedTuple):
       urls: files that tensorflow-datasets downloads.
       folders: possible names of a folder with the dataset's files, inside `data_dir` or a system folder; empty if the
         dataset can only be loaded through tensorflow-datasets.
-      own_builder: whether the builder is in `pfl_jax.data.cinic10`, because tensorflow-datasets has none.
+      own_builder: whether the builder is in `pfl_jax.data.tfds`, because tensorflow-datasets has none.
       transposed: whether the published files store images with rows and columns exchanged.
     """
 

@@ -83,10 +83,3 @@ def test_accuracy_is_far_from_chance_and_from_perfect():
     flat = [x[:2000].reshape(2000, -1) / 255 for x in arrays[::2]]
     classifier = KNeighborsClassifier(5).fit(flat[0], arrays.train_y[:2000])
     assert 0.3 < classifier.score(flat[1], arrays.test_y[:2000]) < 0.75
-
-
-def test_the_digits_are_the_same_read_as_a_file_and_by_scikit_learn(monkeypatch):
-    assert embedded._digits_file().shape == (1797, 65)
-    as_file = embedded.digits()
-    monkeypatch.setattr(embedded, "_digits_file", lambda: None)
-    assert digest(embedded.digits()) == digest(as_file)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pfl_jax.data import class_table, client_data, federate, federate_runs, hold_out, load
-from pfl_jax.data.partition import Partition, dirichlet
+from pfl_jax.data.partition import dirichlet
 from pfl_jax.errors import InvalidInput
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
@@ -70,25 +70,8 @@ def test_class_table():
     assert class_table(DATA, num_classes=12).shape == (6, 12)
 
 
-@pytest.mark.parametrize(
-    ("partition", "message"),
-    [
-        (Partition([np.arange(3), np.arange(0)], [np.arange(3), np.arange(3)]), "client 1 has no training"),
-        (Partition([np.arange(3)], [np.arange(0)]), "client 0 has no test"),
-        (Partition([np.arange(3)], [np.array([510])]), "client 0 has test example 510, and there are 0 to 509, those"),
-        (
-            Partition([np.array([1797])], [np.arange(3)], pooled=True),
-            "training example 1797, and there are 0 to 1796, tr",
-        ),
-    ],
-)
-def test_unusable_partitions_are_refused(partition, message):
-    with pytest.raises(InvalidInput, match=message):
-        federate(DATASET, partition)
-
-
 def test_unknown_split():
-    with pytest.raises(InvalidInput, match="valid"):
+    with pytest.raises(InvalidInput, match="unknown split 'valid'"):
         client_data(DATA, 0, "valid")  # pyright: ignore[reportArgumentType]
 
 
@@ -96,10 +79,8 @@ def test_unknown_split():
     ("call", "message"),
     [
         (lambda: hold_out(federate_runs(DATASET, [PARTITION] * 3), 1), "one federation, and this data has 3 runs"),
-        (lambda: federate_runs(DATASET, [PARTITION] * 3, seeds=[0, 1]), "there are 3 partitions and 2 seeds"),
-        (lambda: federate_runs(DATASET, []), "partitions must have one for each run, and there are none"),
-        (lambda: class_table(DATA, num_classes=3), "num_classes is 3, and a label is 9: give at least 10"),
-        (lambda: class_table(DATA, num_classes=0), "num_classes must be a whole number of at least 1, not 0"),
+        (lambda: federate_runs(DATASET, [PARTITION] * 3, seeds=[0, 1]), "one partition and one seed each"),
+        (lambda: federate_runs(DATASET, []), "one partition and one seed each"),
     ],
 )
 def test_wrong_numbers_are_refused_in_one_line(call, message):

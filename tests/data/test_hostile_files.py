@@ -1,14 +1,11 @@
-"""Files that are made to do harm: refused in one line, before they take memory, write anything or block."""
+"""Files that hold anything: read or refused in one line, without executing, writing or waiting for anything."""
 
 import gzip
 import io
 import os
 import pickle
-import struct
 import tarfile
-import tracemalloc
 import zipfile
-import zlib
 
 import numpy as np
 import pytest
@@ -19,13 +16,12 @@ from hypothesis import strategies as st
 
 from pfl_jax import data
 from pfl_jax.data import files, read_tables, tfds
-from pfl_jax.data.specs import SPECS
+from pfl_jax.data.specs import SPECS, Arrays
 from pfl_jax.errors import InvalidInput
 from pfl_jax.safe_read import open_file, open_to_append
 
 GRAY = (*images(40, 10, (28, 28)), *images(20, 10, (28, 28), 1))
 COLOR = (*images(20, 10, (32, 32, 3)), *images(10, 10, (32, 32, 3), 1))
-MEBIBYTE = 2**20
 
 
 class Evil:
@@ -35,16 +31,10 @@ class Evil:
         return os.mkdir, ("pickles-are-executed",)
 
 
-def refusal(load, *, memory=32 * MEBIBYTE):
-    """The line that refuses a file, within ten seconds and so much memory."""
-    tracemalloc.start()
-    try:
-        with limit(10), pytest.raises(InvalidInput) as raised:
-            load()
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < memory
+def refusal(load):
+    """The line that refuses a file, within ten seconds."""
+    with limit(10), pytest.raises(InvalidInput) as raised:
+        load()
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
@@ -61,32 +51,6 @@ def color(folder):
 def _no_other_folders(monkeypatch, tmp_path):
     monkeypatch.setattr(files, "SYSTEM_FOLDERS", ())
     monkeypatch.chdir(tmp_path)
-
-
-# IDX
-
-
-@pytest.mark.parametrize("compress", [True, False])
-@pytest.mark.parametrize("count", [61_000, 13_000_000, 2**32 - 1])
-def test_an_idx_header_that_promises_gigabytes(tmp_path, compress, count):
-    paths = write_idx(tmp_path, GRAY, compress=compress)
-    content = struct.pack(">HBB3I", 0, 8, 3, count, 28, 28) + bytes(1000)
-    paths[0].write_bytes(gzip.compress(content) if compress else content)
-    assert f"found {count} of (28, 28)" in refusal(gray(tmp_path))
-
-
-def test_an_idx_header_that_promises_what_the_data_set_has(tmp_path):
-    paths = write_idx(tmp_path, GRAY)
-    paths[0].write_bytes(gzip.compress(struct.pack(">HBB3I", 0, 8, 3, 60_000, 28, 28) + bytes(1000)))
-    # As much memory as the data set takes, and no more.
-    assert "promises 47040000 bytes of data, it has 1000" in refusal(gray(tmp_path), memory=60 * MEBIBYTE)
-
-
-def test_idx_files_that_go_on_without_end(tmp_path):
-    paths = write_idx(tmp_path, GRAY)
-    zeros = gzip.compress(bytes(64 * MEBIBYTE))
-    paths[0].write_bytes(gzip.compress(idx(GRAY[0])) + zeros * 40)
-    assert "it has more than 31360" in refusal(gray(tmp_path))
 
 
 # Archives
@@ -118,17 +82,7 @@ def test_links_and_devices_in_place_of_a_batch_are_not_followed(tmp_path, kind):
     content = b"".join(member(one, text) for one, text in members.items() if one != name)
     link = member(name, type=kind, linkname="/etc/passwd")
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(gzip.compress(link + content + bytes(1024)))
-    assert "data_batch_2.bin is missing" in refusal(color(tmp_path))
-
-
-@pytest.mark.parametrize("what", ["another file", "a batch", "a header of extensions"])
-def test_a_bomb_in_an_archive(tmp_path, what):
-    size = 4 * 2**30
-    kinds = {"another file": tarfile.REGTYPE, "a batch": tarfile.REGTYPE, "a header of extensions": tarfile.XHDTYPE}
-    name = "cifar-10-batches-bin/data_batch_1.bin" if what == "a batch" else "cifar-10-batches-bin/readme"
-    head, zeros = member(name, type=kinds[what], size=size), gzip.compress(bytes(64 * MEBIBYTE))
-    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(gzip.compress(head) + zeros * (size // (64 * MEBIBYTE)))
-    assert any(words in refusal(color(tmp_path)) for words in ("unpacks to more than", "at most 30730000 expected"))
+    assert "data_batch_2.bin has no bytes" in refusal(color(tmp_path))
 
 
 def npz(path, **members):
@@ -153,23 +107,9 @@ def header(shape, kind="<f8"):
 @pytest.mark.parametrize("shape", [(10**10,), (2**40, 2**40), (100, 100, 100_000)])
 def test_an_array_that_promises_gigabytes(tmp_path, shape):
     path = npz(tmp_path / "my.npz", x=header(shape) + bytes(80), y=np.arange(3))
-    assert "the header of x.npy promises" in refusal(lambda: read_tables.npz(path, None, None))
     for by_rows in (False, True):
+        refusal(lambda by_rows=by_rows: read_tables.npz(path, None, None, by_rows=by_rows))
         assert tfds._read_cache(path, SPECS["cifar10"], by_rows=by_rows) is None
-
-
-@pytest.mark.slow
-def test_an_array_that_unpacks_to_a_thousand_times_its_size(tmp_path):
-    size = 2 * 2**30
-    path = tmp_path / "my.npz"
-    with (
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
-        archive.open("x.npy", "w", force_zip64=True) as file,
-    ):
-        file.write(header((size // 8,)))
-        for _ in range(size // (64 * MEBIBYTE)):
-            file.write(bytes(64 * MEBIBYTE))
-    assert "x.npy would take 2 GiB" in refusal(lambda: read_tables.npz(path, None, None))
 
 
 @pytest.mark.parametrize(
@@ -177,22 +117,15 @@ def test_an_array_that_unpacks_to_a_thousand_times_its_size(tmp_path):
 )
 def test_pickles_are_never_read(tmp_path, content):
     path = npz(tmp_path / "my.npz", x=content, y=np.arange(3))
-    refusal(lambda: read_tables.npz(path, None, None))
+    refusal(lambda: data.from_file(path))
+    cache = npz(tmp_path / "cache.npz", **dict.fromkeys(Arrays._fields, content))
+    assert tfds._read_cache(cache, SPECS["cifar10"], by_rows=False) is None
+    np.save(tmp_path / "single.npy", np.arange(3))
+    (tmp_path / "single.npy").rename(path)
+    assert "single array" in refusal(lambda: data.from_file(path))
     path.write_bytes(pickle.dumps(Evil()))
-    assert "pickle" in refusal(lambda: read_tables.npz(path, None, None))
+    assert "pickle" in refusal(lambda: data.from_file(path))
     assert not (tmp_path / "pickles-are-executed").exists()
-
-
-def test_a_picture_of_more_pixels_than_any(tmp_path):
-    side = struct.pack(">IIBBBBB", 12_000, 12_000, 8, 0, 0, 0, 0)
-    chunks = (b"IHDR", side), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")
-    parts = [
-        struct.pack(">I", len(text)) + kind + text + struct.pack(">I", zlib.crc32(kind + text)) for kind, text in chunks
-    ]
-    picture = b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-    (tmp_path / "pets" / "cat").mkdir(parents=True)
-    (tmp_path / "pets" / "cat" / "1.png").write_bytes(picture)
-    assert "1.png is no image that can be read" in refusal(lambda: data.from_file(tmp_path / "pets"))
 
 
 # What is no file
@@ -205,7 +138,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, make):
         with limit(10), pytest.raises(InvalidInput):
             data.from_file(tmp_path / name)
     for opening in (open_file, open_to_append):
-        with limit(10), pytest.raises(OSError, match=r"no regular file|Is a directory|No such device"):
+        with limit(10), pytest.raises(OSError, match="no regular file"):
             opening(tmp_path / "my.npz")
 
 

@@ -99,5 +99,5 @@ def test_images_turn_in_both_splits_and_nothing_else(split):
 def test_an_unknown_shift_is_refused():
     with pytest.raises(InvalidInput, match=r"unknown shift 'label' .*; did you mean labels"):
         federate(DATASET, PARTITION, shift="label")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InvalidInput, match="groups is at least 1"):
+    with pytest.raises(InvalidInput, match="num_groups must be a whole number of at least 1"):
         federate(DATASET, PARTITION, shift="labels", num_groups=0)

@@ -24,7 +24,6 @@ from experiments.sweep import execute
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import simulate
 from pfl_jax.base import Scores
-from pfl_jax.data import cinic10
 from pfl_jax.errors import InvalidInput
 
 WORDS = [*RUN.split(), "--checkpoint-every", "1"]
@@ -307,18 +306,3 @@ def test_another_version_is_told():
     ]
     check_identity(own, own, "run", said.append)
     assert len(said) == 1
-
-
-def test_damaged_pictures_of_cinic10_are_named():
-    from archives import cinic_members, images
-
-    members = cinic_members((*images(2, 2, (32, 32, 3)), *images(1, 1, (16, 16, 3))), cinic10.CLASSES)
-    (path,) = (name for name in members if name.startswith("train/airplane"))
-    whole = members[path]
-    cinic10.check_picture(path, whole)
-    for content in (whole[:-100], whole[:40], b"", whole[:60] + b"\0" * 20 + whole[80:]):
-        with pytest.raises(ValueError, match=f"the picture {path} in the archive is damaged"):
-            cinic10.check_picture(path, content)
-    (small,) = (name for name in members if name.startswith("test/airplane"))
-    with pytest.raises(ValueError, match="has 16 x 16 pixels, not 32 x 32"):
-        cinic10.check_picture(small, members[small])

@@ -196,7 +196,6 @@ def _data() -> Iterator[Case]:
         lambda here: _file(here / "data" / "pfl_jax" / "cifar10-3.0.2.npz", b"PK\3\4"),
     )
     yield Case(section, "cifar10 --data-dir data", "it holds a pickle", _pickled_arrays)
-    yield Case(section, "cifar10 --data-dir data", "prepared data names code of others", _foreign_features)
 
 
 def _own_data() -> Iterator[Case]:
@@ -427,13 +426,6 @@ def _pickled_arrays(here: Path) -> None:
     array = np.array([Evil()], object)
     arrays = dict.fromkeys(("fingerprint", "train_x", "train_y", "test_x", "test_y"), array)
     np.savez(here / "data" / "pfl_jax" / "cifar10-3.0.2.npz", allow_pickle=True, **arrays)
-
-
-def _foreign_features(here: Path) -> None:
-    folder = here / "data" / "cifar10" / "3.0.2"
-    _file(folder / "dataset_info.json", b"{}")
-    inner = json.dumps({"type": "evil.Feature"})
-    _file(folder / "features.json", json.dumps({"jsonFeature": {"json": inner}}).encode())
 
 
 def _file(path: Path, content: bytes = b"nothing of use") -> None:
