@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.config import own_data
-from experiments.config.no_effect import unread_attack, unread_by_wrappers, unread_draws
+from experiments.config.hyper_parameters import unread_by_wrappers
+from experiments.config.no_effect import unread_attack, unread_draws
 from experiments.config.options import MODEL_OPTIONS, PARTITION_OPTIONS, PROCESSES, Options, reads_pixel_normalization
 from experiments.config.own_code import by_content
 from experiments.config.request import Request
@@ -54,7 +55,9 @@ def relevant_options(request: Request) -> dict[str, Any]:
         unused.add("pixel_normalization")
     values = resolve_defaults(dataclasses.asdict(request.options) | request.hyper_parameters)
     # The attack stays, as None where nobody attacks: a run under attack is another one.
-    unused |= unread_by_wrappers(values).keys() | unread_attack(request.options).keys() - {"attack"}
+    unused |= unread_by_wrappers(request.options.method, values).keys() | unread_attack(request.options).keys() - {
+        "attack"
+    }
     unused |= unread_draws(request.options).keys()
     values |= by_content(values, request.own_code)
     if request.dataset == own_data.CUSTOM:

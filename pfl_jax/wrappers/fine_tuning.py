@@ -17,4 +17,6 @@ def fine_tuned(method: Method, tuning: Method) -> Method:
     def personalize(key, server, client, data):
         return tuning.local(key, server, client, data).personal
 
-    return method._replace(personalize=personalize)
+    known = method.privacy is not None and tuning.privacy is not None
+    privacy = method.privacy._replace(deployment=tuning.privacy.passes) if known else None
+    return method._replace(personalize=personalize, privacy=privacy)
