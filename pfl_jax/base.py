@@ -233,9 +233,9 @@ class Privacy(NamedTuple):
         that `pfl_jax.wrappers.client_privacy` can clip.
     """
 
-    passes: int = 0
+    passes: int | jax.Array = 0
     examples: tuple[str, ...] = ()
-    deployment: int = 0
+    deployment: int | jax.Array = 0
     refused: str = ""
     clients: tuple[str, ...] | None = None
 
@@ -292,7 +292,8 @@ class Method(_Functions):
 
     __slots__: tuple[str, ...] = ()
 
-    def _replace(self, **changes: Any) -> "Method":
+    # Type checkers take it for final; it keeps what NamedTuple promises.
+    def _replace(self, **changes: Any) -> "Method":  # pyright: ignore[reportIncompatibleMethodOverride]
         """This method with other fields; of a method with other functions of a client's data, `privacy` is unknown."""
         sees_data = {"init_client", "local", "personalize", "survey"}
         unknown = {"privacy": None} if sees_data & changes.keys() else {}

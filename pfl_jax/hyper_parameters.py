@@ -137,7 +137,11 @@ class ReadWith(NamedTuple):
 
 
 def range_of(kind: Any) -> Range:
-    """Range of the numbers of a type, which its annotation says; otherwise they are finite."""
+    """Range of the numbers of a type; without one in its annotation they are finite.
+
+    Args:
+      kind: the type.
+    """
     return next((note for note in _notes(kind) if isinstance(note, Range)), FINITE)
 
 

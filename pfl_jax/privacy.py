@@ -247,7 +247,8 @@ def _example_budget(privacy: Privacy | None, values, settings, counts, rounds, d
     if privacy is None:
         uses, uncovered = None, ("whatever the method computes from the examples outside of LocalSGD.fit",)
     else:
-        uses, uncovered = rounds * privacy.passes + privacy.deployment, privacy.examples
+        uses = rounds * int(privacy.passes) + int(privacy.deployment)
+        uncovered = privacy.examples
     known = _delta(delta, int(counts.sum()), "training examples")
     return Budget("example", float(values["dp_clip"]), float(values["dp_noise"]), known, uses, None, uncovered)
 
