@@ -388,7 +388,6 @@ def _methods() -> Iterator[tuple[str, Call, str]]:
         ),
         *(("apfl", "alpha", 3, between), ("apfl", "alpha", -1, between), ("apfl", "adaptive", "no", "True or False")),
         *(
-            ("fedala", "layers", 99, "must be at most 2, .* not 99"),
             ("fedala", "share", 2, between),
             ("fedala", "threshold", -1, sign),
         ),
