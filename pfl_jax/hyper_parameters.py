@@ -40,10 +40,10 @@ class Range(NamedTuple):
     below: bool = False
 
     def has(self, value: float) -> bool:
-        """Whether a finite value is in the interval."""
-        return (value > self.low if self.above else value >= self.low) and (
-            value < self.high if self.below else value <= self.high
-        )
+        """Whether a value is in the interval."""
+        is_above = value > self.low if self.above else value >= self.low
+        is_below = value < self.high if self.below else value <= self.high
+        return math.isfinite(value) and is_above and is_below
 
     def __str__(self) -> str:
         """What a value must do: "be at least 0 and below 1"."""
@@ -96,7 +96,7 @@ class Words(NamedTuple):
         except ValueError:
             kind = "a whole number" if word in self.whole else "a number"
             raise InvalidInput(f"{name} {text}: {digits!r} is not {kind}") from None
-        if not math.isfinite(number) or not self.numbered[word].has(number):
+        if not self.numbered[word].has(number):
             raise InvalidInput(f"{name} {text}: the number must {self.numbered[word]}")
         return word, number
 
@@ -174,15 +174,12 @@ def check(values: Mapping[str, Any], kinds: Mapping[str, Any], *, say: Callable[
         is_array = isinstance(value, jax.Array | np.generic | np.ndarray)
         plain = np.asarray(value).item() if is_array else value
         if not (is_array and _takes_arrays(kinds[name])):
-            check_type(name, plain, kinds[name], say=say)
+            _check_type(say(name), plain, kinds[name])
         for note in _notes(kinds[name]):
             if isinstance(note, Words):
                 note.parse(plain, say(name))
-        if isinstance(plain, int | float) and not isinstance(plain, bool):
-            allowed = range_of(kinds[name])
-            if not math.isfinite(plain) or not allowed.has(plain):
-                rule = allowed if math.isfinite(plain) else FINITE
-                raise InvalidInput(f"{say(name)} must {rule}, not {plain:g}")
+        if _is_of(plain, float):
+            real(say(name), plain, range_of(kinds[name]))
 
 
 def _is_known(value: Any) -> bool:
@@ -192,21 +189,14 @@ def _is_known(value: Any) -> bool:
     return not isinstance(value, jax.Array) or value.is_fully_addressable
 
 
-def check_type(name: str, value: Any, kind: Any, *, say: Callable[[str], str] = str) -> None:
-    """Raise InvalidInput for a value that is not of a type.
-
-    Args:
-      name: of what has the value.
-      value: a Python value.
-      kind: annotation.
-      say: see `check`.
-    """
+def _check_type(name: str, value: Any, kind: Any) -> None:
+    """Raise InvalidInput for a Python value that is not of a type."""
     if any(_is_of(value, part) for part in parts(kind)):
         return
     choices = literals(kind)
     if choices and isinstance(value, str):
-        raise InvalidInput(unknown(say(name), value, choices))
-    raise InvalidInput(f"{say(name)} must be {describe(kind)}, not {value!r}")
+        raise InvalidInput(unknown(name, value, choices))
+    raise InvalidInput(f"{name} must be {describe(kind)}, not {value!r}")
 
 
 def whole(name: str, value: Any, least: int = 1) -> None:
@@ -229,8 +219,11 @@ def real(name: str, value: Any, allowed: Range) -> None:
       value: anything.
       allowed: the range.
     """
-    if not _is_of(value, float) or not math.isfinite(value) or not allowed.has(value):
-        raise InvalidInput(f"{name} must {allowed}, not {f'{value:g}' if _is_of(value, float) else repr(value)}")
+    is_number = _is_of(value, float)
+    if not (is_number and allowed.has(value)):
+        is_unbounded = is_number and not math.isfinite(value) and allowed.high == math.inf
+        shown = f"{value:g}" if is_number else repr(value)
+        raise InvalidInput(f"{name} must {FINITE if is_unbounded else allowed}, not {shown}")
 
 
 def choice(name: str, value: Any, choices: Iterable[str]) -> None:
