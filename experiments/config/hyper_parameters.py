@@ -11,7 +11,7 @@ from experiments.config.options import Options, flag, option_words
 from experiments.config.own_code import is_own, label, method_factory, option_kind
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import unread
-from pfl_jax.methods.factories import annotations, arguments, default_training, function_of, recipes_of
+from pfl_jax.methods.factories import RECIPES, annotations, arguments, default_training, function_of, recipes_of
 from pfl_jax.primitives.local_sgd import LocalSGD
 
 
@@ -82,7 +82,7 @@ def real_numbers(method: str, values: dict[str, Any]) -> dict[str, float]:
     """
     kinds = get_type_hints(method_config(method))
     real = {name for name, kind in kinds.items() if kind is float or float in get_args(kind)}
-    real -= unread_by_wrappers(method, values).keys()
+    real -= unread_by_wrappers(values).keys()
     return {name: value for name, value in values.items() if name in real and isinstance(value, float)}
 
 
@@ -96,16 +96,14 @@ def unread_by_method(method: str, values: dict[str, Any]) -> dict[str, str]:
     return _reasons(values, annotations(method_factory(method)))
 
 
-def unread_by_wrappers(method: str, values: dict[str, Any]) -> dict[str, str]:
+def unread_by_wrappers(values: dict[str, Any]) -> dict[str, str]:
     """Those of `unread_by_method` that are fields of wrappers' recipes, on which results then do not depend.
 
     Args:
-      method: its name, as in `method_config`.
-      values: values of hyper-parameters of the method.
+      values: values of hyper-parameters of any method, also of one whose file is no longer there.
     """
-    recipes = recipes_of(method_factory(method))
     found: dict[str, str] = {}
-    for recipe in recipes:
+    for recipe in RECIPES:
         found |= _reasons(values, get_type_hints(recipe, include_extras=True))
     return found
 

@@ -55,9 +55,7 @@ def relevant_options(request: Request) -> dict[str, Any]:
         unused.add("pixel_normalization")
     values = resolve_defaults(dataclasses.asdict(request.options) | request.hyper_parameters)
     # The attack stays, as None where nobody attacks: a run under attack is another one.
-    unused |= unread_by_wrappers(request.options.method, values).keys() | unread_attack(request.options).keys() - {
-        "attack"
-    }
+    unused |= unread_by_wrappers(values).keys() | unread_attack(request.options).keys() - {"attack"}
     unused |= unread_draws(request.options).keys()
     values |= by_content(values, request.own_code)
     if request.dataset == own_data.CUSTOM:

@@ -194,21 +194,22 @@ _LINEAR = Model(
 )
 
 
-def recipes_of(factory: Callable[..., Method]) -> list[type]:
-    """Recipes of wrappers whose fields are hyper-parameters of a factory's methods.
+RECIPES: tuple[type, ...] = (Compression, ClientPrivacy, ServerMean, ServerOptimizer)
+"""Recipes of wrappers, in the order in which `pfl_jax.make_method` applies them. The optimizer of the server is
+outermost: its steps are made of what the server learns."""
 
-    `pfl_jax.make_method` applies them in this order. The optimizer of the server is outermost: its steps are made of
-    what the server learns. An argument of the factory's own comes before a recipe with such a field.
+
+def recipes_of(factory: Callable[..., Method]) -> list[type]:
+    """Those of RECIPES whose fields are hyper-parameters of a factory's methods, as these say.
+
+    Whether messages have a `Mean`, for `Compression` and `ServerMean`, is only seen when a method runs. An argument of
+    the factory's own comes before a recipe with such a field.
     """
     method, own = on_linear_model(factory, {}), arguments(factory).keys()
-    # Whether messages have a `Mean` is only seen when the method runs.
-    applies = {
-        Compression: True,
-        ClientPrivacy: method is not None and method.privacy is not None and method.privacy.clients is not None,
-        ServerMean: True,
-        ServerOptimizer: method is not None and method.averaged,
-    }
-    return [one for one, it_does in applies.items() if it_does and not own & {field.name for field in fields(one)}]
+    privacy = None if method is None else method.privacy
+    refused = set() if privacy is not None and privacy.clients is not None else {ClientPrivacy}
+    refused |= set() if method is not None and method.averaged else {ServerOptimizer}
+    return [one for one in RECIPES if one not in refused and not own & {field.name for field in fields(one)}]
 
 
 def default_training(factory: Callable[..., Method]) -> LocalSGD:
