@@ -218,7 +218,47 @@ class LocalWork(NamedTuple):
     drop_last: bool
 
 
-class Method(NamedTuple):
+class Privacy(NamedTuple):
+    """What a method does with a client's data besides what differential privacy covers, see `pfl_jax.privacy`.
+
+    With `dp_clip`, every step of `LocalSGD.fit` is private, and with `client_clip` the update that a client sends. The
+    neighboring relation keeps the number of examples, which therefore counts as public.
+
+    Attributes:
+      passes: private passes over a client's examples in a round in which it takes part.
+      examples: with `dp_clip`, what is computed from the examples without clipping and noise, and where it goes.
+      deployment: private passes of fine-tuning, before a client uses its model.
+      refused: reason why the method cannot train with `dp_clip`; "" if it can.
+      clients: with `client_clip`, what a client sends besides its clipped update; None if the method sends no update
+        that `pfl_jax.wrappers.client_privacy` can clip.
+    """
+
+    passes: int | jax.Array = 0
+    examples: tuple[str, ...] = ()
+    deployment: int | jax.Array = 0
+    refused: str = ""
+    clients: tuple[str, ...] | None = None
+
+
+class _Functions(NamedTuple):
+    """Fields of `Method`."""
+
+    init_server: Callable[[PRNGKey], Server]
+    init_client: Callable[[PRNGKey, Server, ClientData], Client]
+    local: Callable[[PRNGKey, Server, Client, ClientData], LocalResult]
+    aggregate: Callable[[PRNGKey, Server, Client, Message, Cohort], tuple[Server, Client, Info]]
+    personalize: Callable[[PRNGKey, Server, Client, ClientData], Personal]
+    predict: Callable[[Personal, jax.Array], jax.Array]
+    download: Callable[[Server, Client], PyTree] | None = None
+    survey: Survey | None = None
+    server_mean: Callable[[PyTree, jax.Array], Mean] | None = None
+    encoded: Callable[[PyTree], PyTree] | None = None
+    averaged: bool = False
+    privacy: Privacy | None = None
+    work: LocalWork | None = None
+
+
+class Method(_Functions):
     """Personalized federated learning method.
 
     Attributes:
@@ -244,21 +284,20 @@ class Method(NamedTuple):
       averaged: whether the server keeps nothing but parameters, which a round takes from the one `Mean` that clients
         send, so that `pfl_jax.wrappers.server_optimizer` applies. What is derived from such a method by `_replace` is
         one too, unless it says otherwise.
+      privacy: what differential privacy covers, and what not; None is unknown. It is said of the functions that see a
+        client's data (`init_client`, `local`, `personalize`, `survey`): `_replace` of one of them drops it, unless it
+        is said anew.
       work: how clients train; factories decorated by `pfl_jax.methods.factories.checked` say it, None is unknown.
     """
 
-    init_server: Callable[[PRNGKey], Server]
-    init_client: Callable[[PRNGKey, Server, ClientData], Client]
-    local: Callable[[PRNGKey, Server, Client, ClientData], LocalResult]
-    aggregate: Callable[[PRNGKey, Server, Client, Message, Cohort], tuple[Server, Client, Info]]
-    personalize: Callable[[PRNGKey, Server, Client, ClientData], Personal]
-    predict: Callable[[Personal, jax.Array], jax.Array]
-    download: Callable[[Server, Client], PyTree] | None = None
-    survey: Survey | None = None
-    server_mean: Callable[[PyTree, jax.Array], Mean] | None = None
-    encoded: Callable[[PyTree], PyTree] | None = None
-    averaged: bool = False
-    work: LocalWork | None = None
+    __slots__: tuple[str, ...] = ()
+
+    # Type checkers take it for final; it keeps what NamedTuple promises.
+    def _replace(self, **changes: Any) -> "Method":  # pyright: ignore[reportIncompatibleMethodOverride]
+        """This method with other fields; of a method with other functions of a client's data, `privacy` is unknown."""
+        sees_data = {"init_client", "local", "personalize", "survey"}
+        unknown = {"privacy": None} if sees_data & changes.keys() else {}
+        return super()._replace(**(unknown | changes))
 
 
 MethodSchedule: TypeAlias = Callable[[jax.Array], Method]

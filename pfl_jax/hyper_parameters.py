@@ -1,9 +1,11 @@
 """Types and ranges of hyper-parameters, the same for the library and for the command line.
 
-A hyper-parameter's type is its annotation in the factory's signature. Its range is a `Range` in that annotation, or the
-one that follows from its name and type, see `range_of`:
+A hyper-parameter's type is its annotation in the factory's signature, which also says the range of a number, and with
+which values of others it is read:
 
-    def my_method(model, training=LocalSGD(), *, temperature: Annotated[float, POSITIVE] = 0.5): ...
+    def my_method(
+        model, training=LocalSGD(), *, mu: NotNegative = 1.0, temperature: Annotated[Positive, ReadWith("mu")] = 0.5
+    ): ...
 
 Values are checked when a method is built. Traced values, whose numbers are not known then, pass.
 """
@@ -13,7 +15,7 @@ import math
 import numbers
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin
 
 import jax
 import numpy as np
@@ -38,10 +40,10 @@ class Range(NamedTuple):
     below: bool = False
 
     def has(self, value: float) -> bool:
-        """Whether a finite value is in the interval."""
-        return (value > self.low if self.above else value >= self.low) and (
-            value < self.high if self.below else value <= self.high
-        )
+        """Whether a value is in the interval."""
+        is_above = value > self.low if self.above else value >= self.low
+        is_below = value < self.high if self.below else value <= self.high
+        return math.isfinite(value) and is_above and is_below
 
     def __str__(self) -> str:
         """What a value must do: "be at least 0 and below 1"."""
@@ -94,7 +96,7 @@ class Words(NamedTuple):
         except ValueError:
             kind = "a whole number" if word in self.whole else "a number"
             raise InvalidInput(f"{name} {text}: {digits!r} is not {kind}") from None
-        if not math.isfinite(number) or not self.numbered[word].has(number):
+        if not self.numbered[word].has(number):
             raise InvalidInput(f"{name} {text}: the number must {self.numbered[word]}")
         return word, number
 
@@ -102,54 +104,68 @@ class Words(NamedTuple):
 FINITE, POSITIVE, NOT_NEGATIVE = Range(), Range(0, above=True), Range(0)
 AT_LEAST_ONE, FRACTION, MOMENTUM = Range(1), Range(0, 1), Range(0, 1, below=True)
 
-_FRACTIONS = ("alpha", "share", "held_out", "mixing", "epsilon")
-_STRENGTHS = ("lam", "mu", "kappa", "threshold")
-_RECIPES = ("clip_norm", "server_tau")
-_POSITIVE = (*_RECIPES, "temperature", "delta", "sigma", "alpha_k")
+NotNegative: TypeAlias = Annotated[float, NOT_NEGATIVE]
+"""Type of learning rates and strengths: zero leaves a part as it is, the limit of many methods."""
+
+Positive: TypeAlias = Annotated[float, POSITIVE]
+"""Type of temperatures, scales and other divisors."""
+
+Fraction: TypeAlias = Annotated[float, FRACTION]
+"""Type of shares."""
+
+Count: TypeAlias = Annotated[int, AT_LEAST_ONE]
+"""Type of numbers of things, and of shapes."""
+
+Epochs: TypeAlias = Annotated[int, NOT_NEGATIVE]
+"""Type of numbers of epochs or rounds of a phase: zero leaves it out."""
 
 
-def range_of(name: str, kind: Any, *, own: bool = False) -> Range:
-    """Range of a hyper-parameter.
+class ReadWith(NamedTuple):
+    """Condition under which a hyper-parameter is read.
+
+    Attributes:
+      name: another hyper-parameter.
+      values: those of its values with which this one is read; none stands for all but zero, False and None.
+    """
+
+    name: str
+    values: tuple[Any, ...] = ()
+
+    def is_met(self, value: Any) -> bool:
+        """Whether the other hyper-parameter has such a value."""
+        return value in self.values if self.values else bool(value)
+
+
+def range_of(kind: Any) -> Range:
+    """Range of the numbers of a type; without one in its annotation they are finite.
 
     Args:
-      name: of the hyper-parameter. Its end says what learning rates (lr), momenta, batch sizes and numbers of epochs
-        are; in methods of this package, also what strengths, shares and decays are.
-      kind: its annotation; a `Range` in it decides.
-      own: whether the method is the user's own, where other names and integers may mean anything.
+      kind: the type.
     """
-    for note in _notes(kind):
-        if isinstance(note, Range):
-            return note
-    if name == "epochs" or name.endswith("batch_size"):
-        return AT_LEAST_ONE
-    if name.endswith("lr") or name == "weight_decay":
-        # A rate of zero leaves a part as it is: the limit of many methods, and the end of schedules.
-        return NOT_NEGATIVE
-    if name.endswith("momentum"):
-        return MOMENTUM
-    if own and name not in _RECIPES:
-        return FINITE
-    if name in _POSITIVE:
-        return POSITIVE
-    if name == "mean_rate":
-        return Range(0, 1, above=True)
-    if name in _FRACTIONS:
-        return FRACTION
-    if name in _STRENGTHS or name.endswith(("_decay", "_epochs", "_rounds")):
-        # Zero epochs leave a phase out, such as fine-tuning.
-        return NOT_NEGATIVE
-    return AT_LEAST_ONE if int in parts(kind) else FINITE
+    return next((note for note in _notes(kind) if isinstance(note, Range)), FINITE)
 
 
-def check(
-    values: Mapping[str, Any], kinds: Mapping[str, Any], *, own: bool = False, say: Callable[[str], str] = str
-) -> None:
+def unread(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, str]:
+    """Hyper-parameters that are not read with these values -> another one whose value is the reason.
+
+    Args:
+      values: name -> value of all hyper-parameters.
+      kinds: name -> annotation, with a `ReadWith` where it depends on another hyper-parameter.
+    """
+    found: dict[str, str] = {}
+    for name in values.keys() & kinds.keys():
+        for note in _notes(kinds[name]):
+            if isinstance(note, ReadWith) and note.name in values and not note.is_met(values[note.name]):
+                found.setdefault(name, note.name)
+    return found
+
+
+def check(values: Mapping[str, Any], kinds: Mapping[str, Any], *, say: Callable[[str], str] = str) -> None:
     """Raise InvalidInput for the first value of a wrong type or out of its range.
 
     Args:
       values: name -> value. Traced values and arrays of several values pass; their type is not checked either.
       kinds: name -> annotation; a value without one passes.
-      own: see `range_of`.
       say: name of a hyper-parameter as the user knows it, for the error.
     """
     for name, value in values.items():
@@ -158,15 +174,12 @@ def check(
         is_array = isinstance(value, jax.Array | np.generic | np.ndarray)
         plain = np.asarray(value).item() if is_array else value
         if not (is_array and _takes_arrays(kinds[name])):
-            check_type(name, plain, kinds[name], say=say)
+            _check_type(say(name), plain, kinds[name])
         for note in _notes(kinds[name]):
             if isinstance(note, Words):
                 note.parse(plain, say(name))
-        if isinstance(plain, int | float) and not isinstance(plain, bool):
-            allowed = range_of(name, kinds[name], own=own)
-            if not math.isfinite(plain) or not allowed.has(plain):
-                rule = allowed if math.isfinite(plain) else FINITE
-                raise InvalidInput(f"{say(name)} must {rule}, not {plain:g}")
+        if _is_of(plain, float):
+            real(say(name), plain, range_of(kinds[name]))
 
 
 def _is_known(value: Any) -> bool:
@@ -176,21 +189,14 @@ def _is_known(value: Any) -> bool:
     return not isinstance(value, jax.Array) or value.is_fully_addressable
 
 
-def check_type(name: str, value: Any, kind: Any, *, say: Callable[[str], str] = str) -> None:
-    """Raise InvalidInput for a value that is not of a type.
-
-    Args:
-      name: of what has the value.
-      value: a Python value.
-      kind: annotation.
-      say: see `check`.
-    """
+def _check_type(name: str, value: Any, kind: Any) -> None:
+    """Raise InvalidInput for a Python value that is not of a type."""
     if any(_is_of(value, part) for part in parts(kind)):
         return
     choices = literals(kind)
     if choices and isinstance(value, str):
-        raise InvalidInput(unknown(say(name), value, choices))
-    raise InvalidInput(f"{say(name)} must be {describe(kind)}, not {value!r}")
+        raise InvalidInput(unknown(name, value, choices))
+    raise InvalidInput(f"{name} must be {describe(kind)}, not {value!r}")
 
 
 def whole(name: str, value: Any, least: int = 1) -> None:
@@ -213,8 +219,11 @@ def real(name: str, value: Any, allowed: Range) -> None:
       value: anything.
       allowed: the range.
     """
-    if not _is_of(value, float) or not math.isfinite(value) or not allowed.has(value):
-        raise InvalidInput(f"{name} must {allowed}, not {f'{value:g}' if _is_of(value, float) else repr(value)}")
+    is_number = _is_of(value, float)
+    if not (is_number and allowed.has(value)):
+        is_unbounded = is_number and not math.isfinite(value) and allowed.high == math.inf
+        shown = f"{value:g}" if is_number else repr(value)
+        raise InvalidInput(f"{name} must {FINITE if is_unbounded else allowed}, not {shown}")
 
 
 def choice(name: str, value: Any, choices: Iterable[str]) -> None:
@@ -297,9 +306,10 @@ def listed(names: Sequence[str], conjunction: str = "or") -> str:
 
 
 def _notes(kind: Any) -> tuple[Any, ...]:
-    """What `Annotated` says of a type or of a member of a union."""
+    """What `Annotated` says of a type and of the members of a union."""
     if get_origin(kind) is Annotated:
-        return get_args(kind)[1:]
+        inner, *notes = get_args(kind)
+        return (*notes, *_notes(inner))
     members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
     return tuple(note for member in members for note in _notes(member))
 

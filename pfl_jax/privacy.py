@@ -19,13 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfl_jax.base import Method, PRNGKey
+from pfl_jax.base import Method, Privacy, PRNGKey
 from pfl_jax.engine.cohort import Settings, sample_cohort
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Range, choice, real
 from pfl_jax.methods import METHODS
-from pfl_jax.methods.data_use import CLIENT_UNCOVERED
-from pfl_jax.methods.factories import annotations, check_values, data_use, hyper_parameters, takes_client_privacy
+from pfl_jax.methods.factories import annotations, check_values, hyper_parameters, on_linear_model, recipes_of
+from pfl_jax.wrappers.client_privacy import ClientPrivacy
 
 DELTA = Range(0, 1, above=True, below=True)
 """Range of delta."""
@@ -202,12 +202,14 @@ def budgets(
     # A misspelled dp_clip would read as a run without privacy.
     check_values(factory, values, annotations(factory))
     values = hyper_parameters(factory) | values
+    method = on_linear_model(factory, values)
+    privacy = None if method is None else method.privacy
     found = []
     if values["dp_clip"] is not None:
-        found.append(partial(_example_budget, factory))
-    # In methods of others, a name can mean anything.
-    if takes_client_privacy(factory) and values["client_clip"] is not None:
-        found.append(partial(_client_budget, factory))
+        found.append(partial(_example_budget, privacy))
+    # An argument of the factory's own can have that name too.
+    if privacy is not None and ClientPrivacy in recipes_of(factory) and values["client_clip"] is not None:
+        found.append(partial(_client_budget, privacy))
     if not found:
         return []
     _accounting()
@@ -241,17 +243,17 @@ def participations(settings: Settings, counts: np.ndarray, key: PRNGKey) -> np.n
     return most
 
 
-def _example_budget(factory, values, settings, counts, rounds, delta) -> Budget:
-    use = data_use(factory)
-    if use is None:
+def _example_budget(privacy: Privacy | None, values, settings, counts, rounds, delta) -> Budget:
+    if privacy is None:
         uses, uncovered = None, ("whatever the method computes from the examples outside of LocalSGD.fit",)
     else:
-        uses, uncovered = rounds * use.passes(values) + use.deployment(values), use.uncovered
+        uses = rounds * int(privacy.passes) + int(privacy.deployment)
+        uncovered = privacy.examples
     known = _delta(delta, int(counts.sum()), "training examples")
     return Budget("example", float(values["dp_clip"]), float(values["dp_noise"]), known, uses, None, uncovered)
 
 
-def _client_budget(factory, values, settings, counts, rounds, delta) -> Budget:
+def _client_budget(privacy: Privacy, values, settings, counts, rounds, delta) -> Budget:
     size, clients = settings.cohort_size(len(counts), 0), len(counts)
     uniform = size < clients and not settings.full_last_round and not settings.straggler_fraction
     return Budget(
@@ -261,7 +263,7 @@ def _client_budget(factory, values, settings, counts, rounds, delta) -> Budget:
         delta=_delta(delta, clients, "clients"),
         uses=rounds,
         cohort=(size, clients) if uniform else None,
-        uncovered=CLIENT_UNCOVERED[factory.__name__],
+        uncovered=privacy.clients or (),
     )
 
 

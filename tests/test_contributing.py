@@ -42,7 +42,6 @@ def copy(tmp_path_factory):
     methods = root / "pfl_jax/methods/__init__.py"
     insert(methods, "from pfl_jax.methods.fedavg import", block("python", "from pfl_jax.methods.fedexp import"))
     insert(methods, "METHODS:", block("python", '"fedexp": fedexp'))
-    insert(root / "pfl_jax/methods/data_use.py", "DATA_USE:", block("python", '"fedexp": DataUse'))
     insert(root / "tests/methods/test_limits.py", "SAME = [", block("python", '("fedexp", {'))
     mutants = root / "tests/support/mutants.toml"
     mutants.write_text(mutants.read_text() + "\n" + block("toml", "fedexp.py"))

@@ -2,17 +2,16 @@
 
 import dataclasses
 import functools
-import inspect
 from typing import Any, get_args, get_type_hints
 
 import docstring_parser
 
 from experiments.config.help_groups import TRAINING_HYPER_PARAMETERS, argument
-from experiments.config.no_effect import unread_by_wrappers
-from experiments.config.options import Options, flag
+from experiments.config.options import Options, flag, option_words
 from experiments.config.own_code import is_own, label, method_factory, option_kind
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods.factories import default_training, recipes_of
+from pfl_jax.hyper_parameters import unread
+from pfl_jax.methods.factories import RECIPES, annotations, arguments, default_training, function_of, recipes_of
 from pfl_jax.primitives.local_sgd import LocalSGD
 
 
@@ -41,15 +40,14 @@ def _config(name: str) -> type:
     factory = method_factory(name)
     recipes = recipes_of(factory)
     taken = _COMMON.union(*({field.name for field in dataclasses.fields(recipe)} for recipe in recipes))
-    summary, texts = _documented(factory)
+    summary, texts = _documented(function_of(factory))
     fields = []
-    for parameter in inspect.signature(factory, eval_str=True).parameters.values():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            if is_own(name) and parameter.name in taken:
-                taken_already = f"{flag(parameter.name)} is an option of every experiment already; give it another name"
-                raise InvalidInput(f"--method {name}: {taken_already}")
-            kind = argument(option_kind(name, parameter), texts.get(parameter.name, ""))
-            fields.append((parameter.name, kind, dataclasses.field(default=parameter.default)))
+    for parameter in arguments(factory).values():
+        if is_own(name) and parameter.name in taken:
+            taken_already = f"{flag(parameter.name)} is an option of every experiment already; give it another name"
+            raise InvalidInput(f"--method {name}: {taken_already}")
+        kind = argument(option_kind(name, parameter), texts.get(parameter.name, ""))
+        fields.append((parameter.name, kind, dataclasses.field(default=parameter.default)))
     training = default_training(factory)
     _, texts = _documented(LocalSGD)
     for field in TRAINING_HYPER_PARAMETERS:
@@ -83,7 +81,32 @@ def real_numbers(method: str, values: dict[str, Any]) -> dict[str, float]:
       values: values of all hyper-parameters of the method.
     """
     kinds = get_type_hints(method_config(method))
-    real = {name for name, kind in kinds.items() if kind is float or float in get_args(kind)} - unread_by_wrappers(
-        values
-    ).keys()
+    real = {name for name, kind in kinds.items() if kind is float or float in get_args(kind)}
+    real -= unread_by_wrappers(values).keys()
     return {name: value for name, value in values.items() if name in real and isinstance(value, float)}
+
+
+def unread_by_method(method: str, values: dict[str, Any]) -> dict[str, str]:
+    """Hyper-parameters that a method does not read with these values -> the option that is the reason.
+
+    Args:
+      method: its name, as in `method_config`.
+      values: values of all hyper-parameters of the method.
+    """
+    return _reasons(values, annotations(method_factory(method)))
+
+
+def unread_by_wrappers(values: dict[str, Any]) -> dict[str, str]:
+    """Those of `unread_by_method` that are fields of wrappers' recipes, on which results then do not depend.
+
+    Args:
+      values: values of hyper-parameters of any method, also of one whose file is no longer there.
+    """
+    found: dict[str, str] = {}
+    for recipe in RECIPES:
+        found |= _reasons(values, get_type_hints(recipe, include_extras=True))
+    return found
+
+
+def _reasons(values: dict[str, Any], kinds: dict[str, Any]) -> dict[str, str]:
+    return {name: " ".join(option_words({other: values[other]})) for name, other in unread(values, kinds).items()}

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.config import own_data
-from experiments.config.no_effect import unread_attack, unread_by_wrappers, unread_draws
+from experiments.config.hyper_parameters import unread_by_wrappers
+from experiments.config.no_effect import unread_attack, unread_draws
 from experiments.config.options import MODEL_OPTIONS, PARTITION_OPTIONS, PROCESSES, Options, reads_pixel_normalization
 from experiments.config.own_code import by_content
 from experiments.config.request import Request

@@ -1,67 +1,10 @@
 """Given options without effect, and names of options in other tools."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import Any
 
+from experiments.config.hyper_parameters import unread_by_method
 from experiments.config.options import PARTITION_OPTIONS, Options, flag, reads_pixel_normalization
-
-Values: TypeAlias = dict[str, Any]
-
-
-def _off(switch: str) -> Callable[[Values], str]:
-    return lambda values: "" if values[switch] else f"--no-{switch}"
-
-
-def _fedas_lam(values: Values) -> str:
-    if not values["alignment"]:
-        return "--no-alignment"
-    return "" if values["manner"] == "parallel" else "--manner serial: only the parallel manner reads it"
-
-
-def _fedas_serial(values: Values) -> str:
-    if not values["alignment"]:
-        return "--no-alignment"
-    return "" if values["manner"] == "serial" else "--manner parallel, which aligns while it trains"
-
-
-def _first_alignment(values: Values) -> str:
-    if not values["alignment"]:
-        return "--no-alignment"
-    return "--target global_class_mean" if values["target"] == "global_class_mean" else ""
-
-
-UNREAD: dict[str, dict[str, Callable[[Values], str]]] = {
-    "fedpac": {"lam": _off("alignment"), **dict.fromkeys(("covariance", "solver"), _off("collaboration"))},
-    "fedpac_proto": {"lam": _off("alignment")},
-    "fedas": {
-        "lam": _fedas_lam,
-        **dict.fromkeys(("align_lr", "align_batch_size", "align_epochs"), _fedas_serial),
-        **dict.fromkeys(("manner", "target", "align_loss"), _off("alignment")),
-        "first_alignment": _first_alignment,
-        **dict.fromkeys(("normalization", "reduction"), _off("synchronization")),
-    },
-    "knn_per": {"held_out": lambda values: "" if values["mixing"] == "auto" else f"--mixing {values['mixing']}"},
-    "fedala": {
-        name: lambda values: "" if values["layers"] and values["ala_lr"] else "--ala-lr 0"
-        for name in ("share", "ala_epochs", "threshold")
-    },
-    "per_fedavg": {
-        "delta": lambda values: "" if values["meta_gradient"] == "hessian_free" else "--meta-gradient first_order"
-    },
-    "apple": {"mu": lambda values: "" if values["relation_rounds"] else "--relation-rounds 0"},
-    "fedgh": {
-        name: lambda values: "" if values["server_epochs"] else "--server-epochs 0"
-        for name in ("server_lr", "server_batch_size")
-    },
-    "moon": {"temperature": lambda values: "" if values["mu"] else "--mu 0"},
-    "fedcac": {"collaboration_rounds": lambda values: "" if values["share"] else "--share 0"},
-    "fedtgp": {
-        name: lambda values: "" if values["server_epochs"] else "--server-epochs 0"
-        for name in ("server_lr", "server_batch_size")
-    },
-    "fedrep": {"head_lr": lambda values: "" if values["head_epochs"] else "--head-epochs 0"},
-}
-"""Method -> hyper-parameter -> the options with which it is not read, for people; "" where it is."""
 
 SYNONYMS = {
     "algorithm": "method",
@@ -90,21 +33,6 @@ SYNONYMS = {
     "save_folder_name": "out",
 }
 """Names of options in PFLlib, FL-bench and similar code -> those here."""
-
-
-def unread_by_wrappers(values: Values) -> dict[str, str]:
-    """Hyper-parameters of `ServerOptimizer` and `ClientPrivacy` that these do not read -> the value that is the reason.
-
-    Args:
-      values: hyper-parameters of any method.
-    """
-    # In the order of the recipes' fields.
-    rule, unread = values.get("server_optimizer", "of its own"), {}
-    if rule is None:
-        unread = dict.fromkeys(("server_lr", "server_momentum", "server_tau"), "--server-optimizer None")
-    elif rule == "sgd":
-        unread = {"server_tau": "--server-optimizer sgd"}
-    return unread | ({"client_noise": "--client-clip None"} if values.get("client_clip", 0) is None else {})
 
 
 def unread_attack(options: Options) -> dict[str, str]:
@@ -151,19 +79,7 @@ def ineffective_options(dataset: str, options: Options, given: frozenset[str], b
     return notes
 
 
-def reasons_unread(method: str, values: Values) -> dict[str, str]:
-    """Hyper-parameters that the method does not read with these values, and the value that is the reason.
-
-    Args:
-      method: its name.
-      values: all its hyper-parameters.
-    """
-    rules = UNREAD.get(method, {})
-    reasons = {name: rules[name](values) for name in sorted(values.keys() & rules.keys())} | unread_by_wrappers(values)
-    return {name: reason for name, reason in reasons.items() if reason}
-
-
-def unread(method: str, values: Values, given: Iterable[str]) -> list[str]:
+def unread(method: str, values: dict[str, Any], given: Iterable[str]) -> list[str]:
     """Notes about given hyper-parameters that the method does not read with these values.
 
     Args:
@@ -171,7 +87,7 @@ def unread(method: str, values: Values, given: Iterable[str]) -> list[str]:
       values: all its hyper-parameters.
       given: names of the options that the user gave.
     """
-    reasons, names = reasons_unread(method, values), set(given)
+    reasons, names = unread_by_method(method, values), set(given)
     return [f"{flag(name)} has no effect with {reason}" for name, reason in reasons.items() if name in names]
 
 

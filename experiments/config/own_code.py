@@ -21,7 +21,7 @@ from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput, first_line
 from pfl_jax.hyper_parameters import parts
 from pfl_jax.methods import METHODS
-from pfl_jax.methods.factories import SIGNATURE
+from pfl_jax.methods.factories import SIGNATURE, arguments
 from pfl_jax.networks.flax_modules import check_model, from_flax
 from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -121,9 +121,9 @@ def method_factory(name: str) -> Callable[..., Method]:
         every = list(inspect.signature(factory, eval_str=True).parameters.values())
     except Exception as error:
         raise InvalidInput(f"--method {name}: its annotations cannot be read ({error})") from None
-    own = [one for one in every if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    own = list(arguments(factory).values())
     others = [one for one in every if one not in own]
-    if len(others) != 2 or any(one.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for one in others):
+    if len(others) != 2 or others[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
         named = ", ".join(one.name for one in others)
         raise InvalidInput(f"--method {name} takes ({named}) before its keyword-only arguments: {SIGNATURE}")
     if others[1].name != "training" or not isinstance(others[1].default, LocalSGD):
@@ -150,7 +150,7 @@ def option_kind(name: str, parameter: inspect.Parameter) -> Any:
     kind = parameter.annotation
     if kind is inspect.Parameter.empty:
         kind = type(parameter.default)
-    if kind is bool or all(_is_option_kind(part) for part in parts(kind)):
+    if parts(kind) == (bool,) or all(_is_option_kind(part) for part in parts(kind)):
         return kind
     words = getattr(kind, "__name__", str(kind))
     raise InvalidInput(

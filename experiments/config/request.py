@@ -34,7 +34,7 @@ from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import describe, hint, listed, literals, parts, unknown
 from pfl_jax.methods import METHODS
-from pfl_jax.methods.factories import annotations, needs_means
+from pfl_jax.methods.factories import annotations
 
 IN_PLACE = "alignment in place"
 """Procedure of FedAS's released code, see `experiments.execution.in_place`; its name in configuration and summary."""
@@ -240,7 +240,7 @@ def check_arguments(arguments: Sequence[str], hints: dict[str, Any], method: str
                     values.append(remaining.popleft())
             texts = [_check_value(head, kind, value) for value in values]
             if valued[head] in kinds:
-                ranges.check({valued[head]: _parsed(kind, texts)}, kinds, own=is_own(method), say=flag)
+                ranges.check({valued[head]: _parsed(kind, texts)}, kinds, say=flag)
             given.add(valued[head])
         else:
             raise InvalidInput(_unknown(head, (*valued, *switches), method))
@@ -256,8 +256,6 @@ def _unknown(word: str, known: Iterable[str], method: str) -> str:
     if not word.startswith("-"):
         return f"unexpected word '{word}': options start with --, see --help"
     dirichlet = ", or --beta for the concentration of --partition dirichlet" if word == "--alpha" else ""
-    if reason := needs_means(method_factory(method), word.removeprefix("--").replace("-", "_"), word):
-        return reason
     owners = [name for name in METHODS if word in map(flag, get_type_hints(method_config(name)))]
     if owners:
         return f"{word} is an option of {listed(owners, 'and')}, not of {method}{dirichlet}"

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from experiments.config.hyper_parameters import unread_by_method
 from experiments.config.identity import fixed_rounds, relevant_options
 from experiments.config.measures import AVERAGES, FIELD, PROTOCOLS, Average
-from experiments.config.no_effect import reasons_unread
 from experiments.config.options import Options, flag
 from experiments.config.own_code import label, method_factory
 from experiments.execution.experiment import Experiment
@@ -181,7 +181,7 @@ def headline(experiment: Experiment) -> str:
     counts = np.asarray(data.train_count)
     sizes = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
     values = request.hyper_parameters
-    left_out = reasons_unread(options.method, values).keys() | {name for name in values if values[name] is None}
+    left_out = unread_by_method(options.method, values).keys() | {name for name in values if values[name] is None}
     left_out |= {name for name, plain in _PLAIN.items() if values.get(name) == plain}
     own = ", ".join(f"{name}={value}" for name, value in values.items() if name not in left_out)
     unused = unused_shares(experiment)

@@ -15,7 +15,7 @@ from pfl_jax.methods.apfl import apfl as apfl
 from pfl_jax.methods.apple import apple as apple
 from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
 from pfl_jax.methods.ditto import ditto as ditto
-from pfl_jax.methods.factories import annotations, check, default_training, recipes_of
+from pfl_jax.methods.factories import annotations, check_model, check_values, default_training, recipes_of
 from pfl_jax.methods.fedala import fedala as fedala
 from pfl_jax.methods.fedamp import fedamp as fedamp
 from pfl_jax.methods.fedas import fedas as fedas
@@ -130,7 +130,8 @@ def make_method(method: str | Callable[..., Method], model: Model, **values: Any
     if isinstance(method, str):
         ranges.choice("method", method, METHODS)
     factory = METHODS[method] if isinstance(method, str) else method
-    check(factory, model, values, annotations(factory))
+    check_model(model)
+    check_values(factory, values, annotations(factory))
     recipe = {field.name for field in fields(LocalSGD)} & values.keys()
     training = default_training(factory).replace(**{name: values.pop(name) for name in recipe})
     recipes = [
@@ -138,7 +139,7 @@ def make_method(method: str | Callable[..., Method], model: Model, **values: Any
         for recipe in recipes_of(factory)
     ]
     _check_together(recipes)
-    made = factory(model, training, **values)
+    made = factory(model, training=training, **values)
     for recipe in recipes:
         made = _WRAP[type(recipe)](made, recipe)
     return made

@@ -5,8 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import LocalResult, Method, Model, Params
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
+from pfl_jax.hyper_parameters import Fraction
+from pfl_jax.methods.factories import OWN_GRADIENTS, checked
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD, descend
 from pfl_jax.primitives.losses import supervised_loss
@@ -25,7 +26,7 @@ def apfl(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    alpha: float = 0.25,
+    alpha: Fraction = 0.25,
     adaptive: bool = False,
 ) -> Method:
     """APFL: FedAvg, and on each client a personal model that is trained as part of a mixture with the global model.
@@ -102,4 +103,5 @@ def apfl(
         personalize=lambda key, server, client, data: interpolate(client.alpha, client.own, server),
         predict=model.apply,
         averaged=True,
+        privacy=Privacy(refused=OWN_GRADIENTS, clients=()),
     )

@@ -1,14 +1,14 @@
 """Personal models as learned combinations of the clients' core models (Luo, Wu 2022)."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import Cohort, LocalResult, Method, Model, Params
-from pfl_jax.errors import InvalidInput
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import Cohort, LocalResult, Method, Model, Params, Privacy
+from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
+from pfl_jax.methods.factories import IDENTITY, checked
 from pfl_jax.primitives.aggregation import weighted_mean
 from pfl_jax.primitives.fingerprint import WORDS, fingerprint, is_same, key_of
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -121,10 +121,10 @@ def apple(
     model: Model,
     training: LocalSGD = LocalSGD(momentum=0.9),
     *,
-    relation_lr: float = 1e-3,
-    mu: float = 0.1,
-    relation_rounds: int = 16,
-    peers: int = 11,
+    relation_lr: NotNegative = 1e-3,
+    mu: Annotated[NotNegative, ReadWith("relation_rounds")] = 0.1,
+    relation_rounds: Epochs = 16,
+    peers: Count = 11,
 ) -> Method:
     r"""APPLE: each client learns how much the core model of every other client contributes to its own model.
 
@@ -167,8 +167,6 @@ def apple(
       recipe. In PFLlib the gradient of a relation is a mean over parameters, and the learning rate is multiplied by the
       number of clients.
     """
-    if peers < 1:
-        raise InvalidInput(f"peers must be at least 1, not {peers}")
     risk = supervised_loss(model)
     steps = {"core": training, "relations": training.replace(lr=relation_lr, weight_decay=0.0)}
     descent = optax.multi_transform(
@@ -215,4 +213,5 @@ def apple(
         personalize=lambda key, server, client, data: combine(client),
         predict=model.apply,
         download=lambda server, client: client.peers.models,
+        privacy=Privacy(training.epochs, (IDENTITY, "number of examples: sent, and the initial relations")),
     )

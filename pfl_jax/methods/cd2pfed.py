@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, PRNGKey, PyTree
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
+from pfl_jax.hyper_parameters import Epochs, Fraction, NotNegative
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import masked_mean, supervised_loss
@@ -80,9 +81,9 @@ def cd2pfed(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    share: float = 0.5,
-    growth_rounds: int = 20,
-    lam: float = 1.0,
+    share: Fraction = 0.5,
+    growth_rounds: Epochs = 20,
+    lam: NotNegative = 1.0,
 ) -> Method:
     r"""CD2-pFed: the first channels of every layer are shared, the last ones are personal.
 
@@ -184,4 +185,5 @@ def decouple_channels(
         personalize=lambda key, server, client, data: receive(key, server, client, data)[0],
         predict=model.apply,
         download=lambda server, client: server.params,
+        privacy=Privacy(training.epochs, (SIZE,)),
     )

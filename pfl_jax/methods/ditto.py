@@ -2,8 +2,9 @@
 
 import jax
 
-from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import LocalResult, Method, Model, Privacy
+from pfl_jax.hyper_parameters import Epochs, NotNegative
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import proximal, supervised_loss
@@ -15,8 +16,8 @@ def ditto(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    lam: float = 1.0,
-    personal_epochs: int = 5,
+    lam: NotNegative = 1.0,
+    personal_epochs: Epochs = 5,
 ) -> Method:
     """Ditto: FedAvg, and on each client a personal model that is regularized toward the received one.
 
@@ -58,4 +59,5 @@ def ditto(
         init_client=lambda key, server, data: server,
         local=train,
         personalize=lambda key, server, client, data: client,
+        privacy=Privacy(personal_epochs + training.epochs, (SIZE,), clients=()),
     )

@@ -3,9 +3,9 @@
 import functools
 import inspect
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, ParamSpec, get_type_hints, overload
+from typing import Annotated, Any, ParamSpec, get_type_hints, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from pfl_jax import hyper_parameters as ranges
 from pfl_jax.base import LocalWork, Method, Model
 from pfl_jax.errors import InvalidInput, word
-from pfl_jax.methods.data_use import CLIENT_UNCOVERED, DATA_USE, DataUse
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.wrappers.client_privacy import ClientPrivacy
 from pfl_jax.wrappers.compression import Compression
@@ -26,14 +25,13 @@ Arguments = ParamSpec("Arguments")
 SIGNATURE = "a method is made by NAME(model, training: LocalSGD = LocalSGD(), *, ...)"
 """What a factory takes, for errors."""
 
-WITHOUT_MEANS = frozenset(
-    {
-        *("local", "fedproto_l", "fedfomo", "fedamp", "apple", "hypcluster", "fedgh", "fedtgp", "pfedhn", "pfedgraph"),
-        "fedcac",
-    }
-)
-"""Methods that send no `Mean`: nothing at all, or messages that the server needs from each client by itself. There is
-nothing for `Compression` and `ServerMean` to do."""
+# What several methods say in `pfl_jax.base.Privacy`.
+SIZE = "number of examples: weight of the client in the mean"
+IDENTITY = "fingerprint of the examples: identifies the client, only in a simulation"
+CLASS_SIZES = "numbers of examples of each class: sent"
+CLASS_MEANS = "mean feature of each class: sent"
+OWN_GRADIENTS = "its steps compute gradients of their own"
+WHOLE_BATCH = "its loss compares the examples of a mini-batch with each other"
 
 
 @overload
@@ -52,8 +50,9 @@ def checked(factory: Any = None, *, version: int = 1) -> Any:
       version: number that is raised when the method's results change beyond rounding, see `version_of`.
 
     Returns:
-      The factory, which raises InvalidInput for what is no model, for a recipe that is no `LocalSGD`, and for a
-      hyper-parameter that is unknown, of a wrong type or out of its range.
+      The factory, which raises InvalidInput for what is no model, for a recipe that is no `LocalSGD`, for a
+      hyper-parameter that is unknown, of a wrong type or out of its range, and for `dp_clip` where `Method.privacy`
+      refuses it.
     """
     if factory is None:
         return functools.partial(checked, version=version)
@@ -65,14 +64,13 @@ def checked(factory: Any = None, *, version: int = 1) -> Any:
             raise InvalidInput(f"training must be a LocalSGD, such as LocalSGD(lr=0.1), not {word(training)}")
         if taken := next((field.name for field in fields(LocalSGD) if field.name in values), None):
             raise InvalidInput(f"{taken} is a field of the recipe: give LocalSGD({taken}={values[taken]!r})")
+        check_model(model)
         # A server's optimizer is no argument of the factory, see `make_method`.
-        check(factory, model, {"epochs": recipe.epochs} | values, _own_annotations(factory))
-        use = data_use(factory) if recipe.dp_clip is not None else None
-        if use is not None and (reason := use.refused(hyper_parameters(factory) | vars(recipe) | values)):
-            raise InvalidInput(f"{factory.__name__} cannot train with dp_clip: {reason}")
-        unchecked: Callable[..., Method] = factory
-        work = LocalWork(model, recipe.batch_size, recipe.drop_last)
-        return unchecked(model, recipe, **values)._replace(work=work)
+        check_values(factory, {"epochs": recipe.epochs} | values, _own_annotations(factory))
+        made: Method = factory(model, recipe, **values)
+        if recipe.dp_clip is not None and made.privacy is not None and made.privacy.refused:
+            raise InvalidInput(f"{factory.__name__} cannot train with dp_clip: {made.privacy.refused}")
+        return made._replace(work=LocalWork(model, recipe.batch_size, recipe.drop_last))
 
     vars(with_checks)["version"] = version
     return with_checks
@@ -96,14 +94,13 @@ def unchecked(factory: Callable[Arguments, Method]) -> Callable[Arguments, Metho
     return inspect.unwrap(factory)
 
 
-def check(factory: Callable[..., Method], model: Any, values: dict[str, Any], kinds: dict[str, Any]) -> None:
-    """Raise InvalidInput for a model or hyper-parameters with which a factory cannot make a method."""
+def check_model(model: Any) -> None:
+    """Raise InvalidInput for what is no `Model`."""
     if not isinstance(model, Model):
         raise InvalidInput(
             "model must be a Model, such as models.mlp(dataset.input_shape, dataset.num_classes), not "
             f"{word(model)}; networks.from_flax makes one of a flax module"
         )
-    check_values(factory, values, kinds)
 
 
 def check_values(factory: Callable[..., Method], values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
@@ -114,23 +111,37 @@ def check_values(factory: Callable[..., Method], values: Mapping[str, Any], kind
       values: name -> value.
       kinds: annotation of each hyper-parameter, see `annotations`.
     """
-    for name in sorted(values.keys() - kinds.keys()):
-        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in inspect.signature(factory).parameters.values()):
-            break
-        if reason := needs_means(factory, name):
-            raise InvalidInput(reason)
+    unknown = sorted(values.keys() - kinds.keys())
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(factory).parameters.values())
+    if unknown and not takes_all:
         raise InvalidInput(
-            f"{_name(factory)} has no hyper-parameter {name} (there are {', '.join(kinds)}){ranges.hint(name, kinds)}"
+            f"{_name(factory)} has no hyper-parameter {unknown[0]} (there are {', '.join(kinds)})"
+            f"{ranges.hint(unknown[0], kinds)}"
         )
-    # In methods of others, a name can mean anything.
-    ranges.check(values, kinds, own=not factory.__module__.startswith(f"{__package__}."))
+    ranges.check(values, kinds)
+
+
+def function_of(factory: Callable[..., Method]) -> Callable[..., Method]:
+    """Function of a factory that `functools.partial` made, with its name and docstring; any other factory itself."""
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    return factory
 
 
 def _name(factory: Callable[..., Method]) -> str:
-    """Name of a factory for people; a partial one has that of its function."""
-    while isinstance(factory, functools.partial):
-        factory = factory.func
-    return getattr(factory, "__name__", type(factory).__name__)
+    """Name of a factory for people."""
+    return getattr(function_of(factory), "__name__", type(factory).__name__)
+
+
+def arguments(factory: Callable[..., Method]) -> dict[str, inspect.Parameter]:
+    """Arguments of a factory that are hyper-parameters of its own: the keyword-only ones.
+
+    Args:
+      factory: a factory of METHODS, or one with the same kind of signature.
+    """
+    every = inspect.signature(factory, eval_str=True).parameters.values()
+    # `functools.partial` makes a recipe that it is given keyword-only.
+    return {one.name: one for one in every if one.kind is one.KEYWORD_ONLY and one.name != "training"}
 
 
 def annotations(factory: Callable[..., Method]) -> dict[str, Any]:
@@ -147,32 +158,31 @@ def annotations(factory: Callable[..., Method]) -> dict[str, Any]:
 
 
 def _own_annotations(factory: Callable[..., Method]) -> dict[str, Any]:
-    """Annotation of each field of the recipe of local training and of each keyword-only argument."""
-    found: dict[str, Any] = {**get_type_hints(LocalSGD, include_extras=True), "epochs": int}
-    for parameter in inspect.signature(factory, eval_str=True).parameters.values():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            kind, default = parameter.annotation, parameter.default
-            found[parameter.name] = type(default) if kind is inspect.Parameter.empty else kind
-    return found
+    """Annotation of each field of the recipe of local training and of each argument of the factory."""
+    recipe = get_type_hints(LocalSGD, include_extras=True) | {"epochs": Annotated[int, ranges.AT_LEAST_ONE]}
+    return recipe | {
+        name: type(one.default) if one.annotation is one.empty else one.annotation
+        for name, one in arguments(factory).items()
+    }
 
 
-@functools.lru_cache(maxsize=128)
-def takes_server_optimizer(factory: Callable[..., Method]) -> bool:
-    """Whether `ServerOptimizer` applies to the methods of a factory, which say so themselves (`Method.averaged`).
+def on_linear_model(factory: Callable[..., Method], values: Mapping[str, Any]) -> Method | None:
+    """Method of a factory for a linear model, to see what it says of itself without data; None if it cannot be made.
 
     Args:
-      factory: a factory of METHODS, or one with the same kind of signature. It makes a method of a linear model to see;
-        where it cannot, or has an argument of its own with a name of `ServerOptimizer`, the answer is no.
+      factory: a factory of METHODS, or one with the same kind of signature.
+      values: its hyper-parameters, see `hyper_parameters`; those of wrappers are ignored.
     """
-    if {field.name for field in fields(ServerOptimizer)} & inspect.signature(factory).parameters.keys():
-        return False
-    found = []
+    own = {name: values[name] for name in arguments(factory) if name in values}
+    recipe = {field.name: values[field.name] for field in fields(LocalSGD) if field.name in values}
+    found: list[Method] = []
     try:
+        training = default_training(factory).replace(**recipe)
         # Traced, because an array that is computed would start JAX's devices before they are set up.
-        jax.eval_shape(lambda: found.append(factory(_LINEAR).averaged))
+        jax.eval_shape(lambda: found.append(factory(_LINEAR, training=training, **own)))
     except Exception:
-        return False
-    return found == [True]
+        return None
+    return found[0] if isinstance(found[0], Method) else None
 
 
 _LINEAR = Model(
@@ -184,61 +194,22 @@ _LINEAR = Model(
 )
 
 
-def takes_client_privacy(factory: Callable[..., Method]) -> bool:
-    """Whether `ClientPrivacy` applies to the methods of a factory, that is whether it is in CLIENT_UNCOVERED."""
-    return _is_one_of(factory, CLIENT_UNCOVERED)
+RECIPES: tuple[type, ...] = (Compression, ClientPrivacy, ServerMean, ServerOptimizer)
+"""Recipes of wrappers, in the order in which `pfl_jax.make_method` applies them. The optimizer of the server is
+outermost: its steps are made of what the server learns."""
 
 
 def recipes_of(factory: Callable[..., Method]) -> list[type]:
-    """Recipes of wrappers whose fields are hyper-parameters of a factory's methods.
+    """Those of RECIPES whose fields are hyper-parameters of a factory's methods, as these say.
 
-    `pfl_jax.make_method` applies them in this order. The optimizer of the server is outermost: its steps are made of
-    what the server learns.
+    Whether messages have a `Mean`, for `Compression` and `ServerMean`, is only seen when a method runs. An argument of
+    the factory's own comes before a recipe with such a field.
     """
-    has_means = not _is_one_of(factory, WITHOUT_MEANS)
-    applies = {
-        Compression: has_means,
-        ClientPrivacy: takes_client_privacy(factory),
-        ServerMean: has_means,
-        ServerOptimizer: takes_server_optimizer(factory),
-    }
-    return [recipe for recipe, it_does in applies.items() if it_does]
-
-
-def data_use(factory: Callable[..., Method]) -> DataUse | None:
-    """What the methods of a factory compute from a client's examples besides private steps; None if nobody said.
-
-    Args:
-      factory: a factory of METHODS, or one with the same kind of signature.
-    """
-    return DATA_USE.get(factory.__name__) if _is_built_in(factory) else None
-
-
-def _is_built_in(factory: Callable[..., Method]) -> bool:
-    return factory.__module__.startswith(f"{__package__}.")
-
-
-def _is_one_of(factory: Callable[..., Method], names: Container[str]) -> bool:
-    return _is_built_in(factory) and factory.__name__ in names
-
-
-_FOR_MEANS = {field.name for recipe in (Compression, ServerMean) for field in fields(recipe)}
-
-
-def needs_means(factory: Callable[..., Method], name: str, word: str | None = None) -> str | None:
-    """Error message on a hyper-parameter that the methods of a factory do not take because they send no `Mean`.
-
-    Args:
-      factory: a factory of METHODS, or one with the same kind of signature.
-      name: of the hyper-parameter.
-      word: its name as the user knows it; None for the name itself.
-
-    Returns:
-      None for methods that send one, and for other hyper-parameters.
-    """
-    if not _is_one_of(factory, WITHOUT_MEANS) or name not in _FOR_MEANS:
-        return None
-    return f"{word or name} is for methods that send a Mean, and the messages of {factory.__name__} have none"
+    method, own = on_linear_model(factory, {}), arguments(factory).keys()
+    privacy = None if method is None else method.privacy
+    refused = set() if privacy is not None and privacy.clients is not None else {ClientPrivacy}
+    refused |= set() if method is not None and method.averaged else {ServerOptimizer}
+    return [one for one in RECIPES if one not in refused and not own & {field.name for field in fields(one)}]
 
 
 def default_training(factory: Callable[..., Method]) -> LocalSGD:
@@ -260,13 +231,10 @@ def hyper_parameters(factory: Callable[..., Method]) -> dict[str, Any]:
     Returns:
       Name -> default value.
     """
-    recipe = default_training(factory)
-    own = inspect.signature(factory).parameters.values()
-    wrappers = [field for recipe in recipes_of(factory) for field in fields(recipe)]
     return (
-        {field.name: getattr(recipe, field.name) for field in fields(LocalSGD)}
-        | {parameter.name: parameter.default for parameter in own if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
-        | {field.name: field.default for field in wrappers}
+        {field.name: getattr(default_training(factory), field.name) for field in fields(LocalSGD)}
+        | {name: one.default for name, one in arguments(factory).items()}
+        | {field.name: field.default for recipe in recipes_of(factory) for field in fields(recipe)}
     )
 
 
@@ -285,7 +253,7 @@ def documented_info(factory: Callable[..., Method]) -> dict[str, str]:
       >>> documented_info(METHODS["fedproto_g"])
       {'counts': "[K], the cohort's number of examples of each class."}
     """
-    section = re.search(r"^Info:\n((?:[ \t]+.*\n?)*)", inspect.getdoc(factory) or "", re.MULTILINE)
+    section = re.search(r"^Info:\n((?:[ \t]+.*\n?)*)", inspect.getdoc(function_of(factory)) or "", re.MULTILINE)
     lines = inspect.cleandoc(section[1]) if section else ""
     entries = re.findall(r"^(\w+): (.*(?:\n[ \t]+.*)*)", lines, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in entries}

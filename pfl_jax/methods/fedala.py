@@ -1,14 +1,15 @@
 """Initial local models interpolated elementwise from global and own model with learned weights (Zhang et al. 2023)."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, PyTree
+from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PyTree
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods.factories import checked
+from pfl_jax.hyper_parameters import Count, Epochs, Fraction, NotNegative, ReadWith
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.holdout import fixed_subset
@@ -43,15 +44,11 @@ def last_layers(params: Params, count: int) -> list[int]:
     A layer consists of the arrays with the same parent. Layers are in tree order: backbone before head, then by name.
     """
     parents = [path[:-1] for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    chosen = list(dict.fromkeys(parents))[-count:] if count else []
+    layers = list(dict.fromkeys(parents))
+    if count > len(layers):
+        raise InvalidInput(f"layers must be at most {len(layers)}, the number of layers of the model, not {count}")
+    chosen = layers[-count:] if count else []
     return [index for index, parent in enumerate(parents) if parent in chosen]
-
-
-def _check_layers(model: Model, layers: int) -> None:
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    number = len({path[:-1] for path, _ in jax.tree_util.tree_leaves_with_path(shapes)})
-    if layers > number:
-        raise InvalidInput(f"layers must be at most {number}, the model has {number} layers, not {layers}")
 
 
 def mix_layers(weights: list[jax.Array], received: Params, own: Params) -> Params:
@@ -92,11 +89,11 @@ def fedala(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    layers: int = 1,
-    share: float = 0.8,
-    ala_lr: float = 1.0,
-    ala_epochs: int = 50,
-    threshold: float = 0.1,
+    layers: Count = 1,
+    share: Annotated[Fraction, ReadWith("ala_lr")] = 0.8,
+    ala_lr: NotNegative = 1.0,
+    ala_epochs: Annotated[Epochs, ReadWith("ala_lr")] = 50,
+    threshold: Annotated[NotNegative, ReadWith("ala_lr")] = 0.1,
 ) -> Method:
     r"""FedALA: clients start local training from a learned interpolation of the global and their own previous model.
 
@@ -130,7 +127,6 @@ def fedala(
       trained for an evaluation are not kept; the next round trains them again. In the released code all clients adapt
       to the global model in every round, also those outside the cohort, which then go on from their interpolation.
     """
-    _check_layers(model, layers)
     # The weights stay on the client and are trained until they have converged: that is not private in any case.
     base, one_epoch = fedavg(model, training), training.replace(epochs=1, dp_clip=None, dp_noise=0.0)
     # The weights are trained by plain descent, whatever optimizer trains the models.
@@ -174,4 +170,9 @@ def fedala(
         init_client=init_client,
         local=train,
         personalize=lambda key, server, client, data: adapt(key, server, client, data)[0],
+        privacy=Privacy(
+            training.epochs,
+            (SIZE, "gradients of the weights that interpolate the models, and when they have converged"),
+            clients=(),
+        ),
     )

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import LocalResult, Method, Model, Params
+from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
+from pfl_jax.hyper_parameters import NotNegative, Positive
 from pfl_jax.methods.factories import checked
 from pfl_jax.primitives.aggregation import mix
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -54,9 +55,9 @@ def fedamp(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    lam: float = 1e-3,
-    alpha_k: float = 10.0,
-    sigma: float = 100.0,
+    lam: NotNegative = 1e-3,
+    alpha_k: Positive = 10.0,
+    sigma: Positive = 100.0,
 ) -> Method:
     r"""FedAMP: the server sends each client a mixture of all models, in which similar models have more weight.
 
@@ -113,4 +114,5 @@ def fedamp(
         personalize=lambda key, server, client, data: client.params,
         predict=model.apply,
         download=lambda server, client: client.cloud,
+        privacy=Privacy(training.epochs),
     )

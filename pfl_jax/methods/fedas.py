@@ -1,17 +1,18 @@
 """Alignment of the received backbone, and aggregation weighted by Fisher information (Yang et al. 2024)."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Backbone, ClientData, Cohort, Head, LocalResult, Loss, Mean, Method, Model, Params, PRNGKey
+from pfl_jax.base import Backbone, ClientData, Cohort, Head, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey
+from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
 from pfl_jax.methods.factories import checked
 from pfl_jax.primitives.aggregation import mean_by_size, normalize, weighted_mean
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
 from pfl_jax.primitives.features import extract_features
-from pfl_jax.primitives.fisher import batch_fisher_trace, fisher_trace
+from pfl_jax.primitives.fisher import batch_fisher_trace, fisher_trace, trace_weights
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import classwise_alignment, cross_entropy, feature_alignment, supervised_loss
 from pfl_jax.primitives.tree import merge
@@ -19,6 +20,8 @@ from pfl_jax.primitives.tree import merge
 FEDAS_TRAINING = LocalSGD(lr=5e-3, momentum=0.0, weight_decay=0.0, batch_size=16)
 """Local training in FedAS's experiments (Section 4.1, which mentions neither momentum nor weight decay)."""
 
+ALIGNED = ReadWith("alignment")
+SERIAL = (ALIGNED, ReadWith("manner", ("serial",)))
 Target: TypeAlias = Literal["example", "class_mean", "global_class_mean"]
 AlignmentLoss: TypeAlias = Literal["mean", "class_sum"]
 Normalization: TypeAlias = Literal["proportional", "softmax", "min_max"]
@@ -75,44 +78,23 @@ MIN_TRACE = 1e-30
 """Lower bound on a client's weight, so that clients have equal weights if all traces are zero."""
 
 
-def trace_weights(
-    traces: jax.Array, normalization: str = "proportional", present: jax.Array | None = None
-) -> jax.Array:
-    """Aggregation weights alpha' [M] >= 0 with sum 1, from Fisher traces alpha [M] (FedAS, Eq. 7 and Fig. 6a).
-
-    Args:
-      traces: [M], nonnegative.
-      normalization: "proportional": alpha / sum alpha (Eq. 7); "softmax": softmax(alpha); "min_max":
-        alpha - min alpha, normalized to sum to 1. If all traces are equal, so are the weights.
-      present: [M], bool; absent clients get weight zero. None means that all are present.
-    """
-    present = jnp.ones(traces.shape, bool) if present is None else present
-    if normalization == "proportional":
-        return normalize(traces, present)
-    if normalization == "softmax":
-        return jax.nn.softmax(jnp.where(present, traces, -jnp.inf))
-    if normalization == "min_max":
-        return normalize(traces - jnp.min(jnp.where(present, traces, jnp.inf)), present)
-    raise ValueError(f"normalization must be proportional, softmax or min_max, not {normalization!r}")
-
-
 @checked
 def fedas(
     model: Model,
     training: LocalSGD = FEDAS_TRAINING,
     *,
-    align_lr: float = 0.01,
-    align_batch_size: int = 16,
-    align_epochs: int = 1,
+    align_lr: Annotated[NotNegative, *SERIAL] = 0.01,
+    align_batch_size: Annotated[Count, *SERIAL] = 16,
+    align_epochs: Annotated[Epochs, *SERIAL] = 1,
     alignment: bool = True,
     synchronization: bool = True,
-    manner: Literal["serial", "parallel"] = "serial",
-    lam: float = 1.0,
-    target: Target = "example",
-    align_loss: AlignmentLoss = "mean",
-    first_alignment: bool = False,
-    normalization: Normalization = "proportional",
-    reduction: Reduction = "mean",
+    manner: Annotated[Literal["serial", "parallel"], ALIGNED] = "serial",
+    lam: Annotated[NotNegative, ALIGNED, ReadWith("manner", ("parallel",))] = 1.0,
+    target: Annotated[Target, ALIGNED] = "example",
+    align_loss: Annotated[AlignmentLoss, ALIGNED] = "mean",
+    first_alignment: Annotated[bool, ALIGNED, ReadWith("target", ("example", "class_mean"))] = False,
+    normalization: Annotated[Normalization, ReadWith("synchronization")] = "proportional",
+    reduction: Annotated[Reduction, ReadWith("synchronization")] = "mean",
 ) -> Method:
     """FedAS: parameter alignment on the client, synchronization by Fisher traces on the server.
 
@@ -222,6 +204,16 @@ def fedas(
         predict=model.apply,
         # Clients need the server's head only before their first round.
         download=lambda server, client: server._replace(head=()),
+        privacy=Privacy(
+            training.epochs + (align_epochs if serial else 0),
+            (
+                "trace of the Fisher information: sent, weight of the client in the mean; without synchronization the "
+                "number of examples",
+                "mean feature of each class: with target class_mean target of the training, with global_class_mean "
+                "sent",
+            ),
+            refused=aligner.not_private(parallel),
+        ),
     )
 
 
@@ -243,6 +235,13 @@ class _Alignment:
     loss: AlignmentLoss
     lam: float | jax.Array
     first_alignment: bool
+
+    def not_private(self, parallel: bool) -> str:
+        """Reason why the steps that align cannot be private; "" if they can."""
+        if self.enabled and self.loss == "class_sum":
+            return "align_loss class_sum weights an example by the others of its class: use mean"
+        averages = "with manner parallel, target global_class_mean averages over the examples that have a target"
+        return averages if parallel and self.shares_centroids else ""
 
     @property
     def shares_centroids(self) -> bool:
@@ -298,7 +297,7 @@ class _Alignment:
 
         return self.training.fit(key, server.backbone, data._replace(y=(data.y, targets), mask=has_target), loss)
 
-    def joint_loss(self) -> Loss:
+    def joint_loss(self):
         """Cross entropy plus lam times the distance, for examples with y = (labels, targets, has_target)."""
 
         def loss(params, batch):

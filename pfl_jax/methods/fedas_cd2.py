@@ -2,9 +2,10 @@
 
 import jax.numpy as jnp
 
-from pfl_jax.base import Method, Model
+from pfl_jax.base import Method, Model, Privacy
+from pfl_jax.hyper_parameters import Count, Epochs, Fraction, NotNegative
 from pfl_jax.methods.cd2pfed import decouple_channels, select_entries
-from pfl_jax.methods.factories import checked
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.methods.fedas import FEDAS_TRAINING
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -16,12 +17,12 @@ def fedas_cd2(
     model: Model,
     training: LocalSGD = FEDAS_TRAINING,
     *,
-    share: float = 0.5,
-    growth_rounds: int = 20,
-    lam: float = 1.0,
-    align_lr: float = 0.01,
-    align_batch_size: int = 16,
-    align_epochs: int = 1,
+    share: Fraction = 0.5,
+    growth_rounds: Epochs = 20,
+    lam: NotNegative = 1.0,
+    align_lr: NotNegative = 0.01,
+    align_batch_size: Count = 16,
+    align_epochs: Epochs = 1,
 ) -> Method:
     r"""CD2-pFed whose clients align the received shared channels with their own previous model before training.
 
@@ -72,4 +73,5 @@ def fedas_cd2(
         steps = align_training.replace(epochs=jnp.where(trained, align_epochs, 0))
         return {**received, "backbone": steps.fit(key, received["backbone"], data._replace(y=targets), loss)}
 
-    return decouple_channels(model, training, align, share=share, growth_rounds=growth_rounds, lam=lam)
+    method = decouple_channels(model, training, align, share=share, growth_rounds=growth_rounds, lam=lam)
+    return method._replace(privacy=Privacy(align_epochs + training.epochs, (SIZE,)))

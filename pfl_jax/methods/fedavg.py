@@ -1,7 +1,7 @@
 """Federated averaging: one global model (McMahan et al. 2017)."""
 
-from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import LocalResult, Method, Model, Privacy
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import supervised_loss
@@ -40,4 +40,5 @@ def fedavg(model: Model, training: LocalSGD = LocalSGD()) -> Method:
         personalize=lambda key, server, client, data: server,
         predict=model.apply,
         averaged=True,
+        privacy=Privacy(training.epochs, (SIZE,), clients=()),
     )

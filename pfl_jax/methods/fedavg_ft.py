@@ -1,6 +1,7 @@
 """Federated averaging followed by fine-tuning on each client, a strong baseline of personalization."""
 
 from pfl_jax.base import Method, Model
+from pfl_jax.hyper_parameters import Epochs
 from pfl_jax.methods.factories import checked, unchecked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -12,7 +13,7 @@ def fedavg_ft(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    finetune_epochs: int | None = None,
+    finetune_epochs: Epochs | None = None,
 ) -> Method:
     """FedAvg-FT: FedAvg whose clients fine-tune the global model before they use it.
 

@@ -1,6 +1,7 @@
 """Shared backbone with a fixed random head, followed by fine-tuning (Oh, Kim, Yun 2022)."""
 
 from pfl_jax.base import LocalResult, Method, Model
+from pfl_jax.hyper_parameters import Epochs
 from pfl_jax.methods.factories import checked
 from pfl_jax.methods.fedavg_ft import fedavg_ft
 from pfl_jax.primitives.aggregation import mean_by_size
@@ -14,7 +15,7 @@ def fedbabu(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    finetune_epochs: int | None = None,
+    finetune_epochs: Epochs | None = None,
 ) -> Method:
     """FedBABU: clients train the backbone with one fixed random head, and fine-tune the whole model before use.
 
@@ -57,4 +58,9 @@ def fedbabu(
     # States, fine-tuning and deployment are those of FedAvg-FT; local training leaves the head out.
     tuned = fedavg_ft(model, training, finetune_epochs=finetune_epochs)
     # The head never changes, so it is not downloaded.
-    return tuned._replace(local=train, aggregate=aggregate, download=lambda server, client: server["backbone"])
+    return tuned._replace(
+        local=train,
+        aggregate=aggregate,
+        download=lambda server, client: server["backbone"],
+        privacy=tuned.privacy,
+    )

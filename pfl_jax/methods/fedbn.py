@@ -4,8 +4,8 @@ from typing import TypeAlias
 
 import jax
 
-from pfl_jax.base import STATISTICS, LocalResult, Method, Model, Params
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import STATISTICS, LocalResult, Method, Model, Params, Privacy
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -97,4 +97,5 @@ def fedbn(model: Model, training: LocalSGD = LocalSGD()) -> Method:
         personalize=lambda key, server, client, data: receive(server, client),
         # Clients need the initial normalization layers only before their first round.
         download=lambda server, client: split_normalization(server)[1],
+        privacy=Privacy(training.epochs, (SIZE,), clients=()),
     )

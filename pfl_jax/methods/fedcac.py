@@ -5,9 +5,9 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import LocalResult, Method, Model, Params, PyTree
-from pfl_jax.hyper_parameters import AT_LEAST_ONE
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import LocalResult, Method, Model, Params, Privacy, PyTree
+from pfl_jax.hyper_parameters import Count, Fraction, ReadWith
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mix, size_weights, weighted_mean
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import supervised_loss
@@ -122,8 +122,8 @@ def fedcac(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    share: float = 0.5,
-    collaboration_rounds: Annotated[int, AT_LEAST_ONE] = 100,
+    share: Fraction = 0.5,
+    collaboration_rounds: Annotated[Count, ReadWith("share")] = 100,
 ) -> Method:
     r"""FedCAC: critical parameters are averaged over clients with similar ones, all others over everyone.
 
@@ -196,4 +196,5 @@ def fedcac(
         personalize=lambda key, server, client, data: current(server, client),
         predict=model.apply,
         download=current,
+        privacy=Privacy(training.epochs, (SIZE,)),
     )

@@ -6,8 +6,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Backbone, Head, LocalResult, Method, Model, PyTree
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import Backbone, Head, LocalResult, Method, Model, Privacy, PyTree
+from pfl_jax.hyper_parameters import NotNegative
+from pfl_jax.methods.factories import WHOLE_BATCH, checked
 from pfl_jax.networks.layers import Dense
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.features import extract_features
@@ -83,7 +84,7 @@ def discrepancy(left: jax.Array, right: jax.Array, mask: jax.Array) -> jax.Array
 
 
 @checked
-def fedcp(model: Model, training: LocalSGD = LocalSGD(), *, lam: float = 5.0) -> Method:
+def fedcp(model: Model, training: LocalSGD = LocalSGD(), *, lam: NotNegative = 5.0) -> Method:
     r"""FedCP: a policy network decides for each example which share of each feature goes to which of two heads.
 
         r(x) = policy(f(x) v_i) in (0, 1)^d,   v_i = normalized sum over classes of the weights of client i's head
@@ -154,4 +155,5 @@ def fedcp(model: Model, training: LocalSGD = LocalSGD(), *, lam: float = 5.0) ->
         aggregate=lambda key, server, clients, messages, cohort: (messages.value, clients, {}),
         personalize=lambda key, server, client, data: FedCPModel(server, client),
         predict=predict,
+        privacy=Privacy(refused=WHOLE_BATCH, clients=()),
     )

@@ -1,12 +1,13 @@
 """Global features from which a stored bias of each client has been removed (Zhang et al. 2023)."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, PRNGKey, Survey
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey, Survey
+from pfl_jax.hyper_parameters import NotNegative, Range
+from pfl_jax.methods.factories import OWN_GRADIENTS, checked
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD, descend
 from pfl_jax.primitives.losses import cross_entropy
@@ -36,8 +37,8 @@ def feddbe(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    kappa: float = 50.0,
-    mean_rate: float = 1.0,
+    kappa: NotNegative = 50.0,
+    mean_rate: Annotated[float, Range(0, 1, above=True)] = 1.0,
 ) -> Method:
     r"""FedDBE: FedAvg on features without the clients' biases, which each client stores and adds before the head.
 
@@ -116,4 +117,5 @@ def feddbe(
         # Clients need the consensus only before their first round.
         download=lambda server, client: server.params,
         survey=Survey(mean_feature, lambda server, means: server._replace(consensus=means.value)),
+        privacy=Privacy(refused=OWN_GRADIENTS, clients=("mean feature before the first round: sent",)),
     )

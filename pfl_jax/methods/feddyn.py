@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import LocalResult, Mean, Method, Model, Params
+from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy
+from pfl_jax.hyper_parameters import NotNegative
 from pfl_jax.methods.factories import checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -44,7 +45,7 @@ def inner_product(left: Params, right: Params) -> jax.Array:
 
 
 @checked
-def feddyn(model: Model, training: LocalSGD = LocalSGD(momentum=0.0), *, lam: float = 0.01) -> Method:
+def feddyn(model: Model, training: LocalSGD = LocalSGD(momentum=0.0), *, lam: NotNegative = 0.01) -> Method:
     r"""FedDyn: the clients' regularizers change so that their minima agree with that of the mean loss.
 
         w_i = E epochs of SGD from w on  CE(w_i) + lambda <r_i, w_i> + (lambda / 2) ||w_i - w||^2
@@ -108,4 +109,5 @@ def feddyn(model: Model, training: LocalSGD = LocalSGD(momentum=0.0), *, lam: fl
         personalize=lambda key, server, client, data: server.params,
         download=lambda server, client: server.params,
         averaged=False,
+        privacy=Privacy(training.epochs, clients=()),
     )

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import LocalResult, Method, Model, Params
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
+from pfl_jax.hyper_parameters import Count
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.ensembles import example_losses, init_models
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -26,7 +27,7 @@ def fedem(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    learners: int = 3,
+    learners: Count = 3,
 ) -> Method:
     r"""FedEM: L models that all clients share, and mixture weights pi_i of each client.
 
@@ -96,4 +97,9 @@ def fedem(
         personalize=lambda key, server, client, data: Mixture(server, client),
         predict=predict,
         averaged=True,
+        privacy=Privacy(
+            training.epochs,
+            (SIZE, "losses on the examples: the mixture's weights and those of the examples in the loss"),
+            clients=(),
+        ),
     )

@@ -1,6 +1,7 @@
 """FedEM followed by fine-tuning of the shared models on each client."""
 
 from pfl_jax.base import Method, Model
+from pfl_jax.hyper_parameters import Count, Epochs
 from pfl_jax.methods.factories import checked, unchecked
 from pfl_jax.methods.fedem import fedem
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -12,8 +13,8 @@ def fedem_ft(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    learners: int = 3,
-    finetune_epochs: int | None = None,
+    learners: Count = 3,
+    finetune_epochs: Epochs | None = None,
 ) -> Method:
     """FedEM-FT: FedEM whose clients fine-tune the shared models before they use them.
 

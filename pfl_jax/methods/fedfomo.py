@@ -6,8 +6,9 @@ from typing import Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import ClientData, Method, Model, Params
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import ClientData, Method, Model, Params, Privacy
+from pfl_jax.hyper_parameters import Count, Fraction, NotNegative
+from pfl_jax.methods.factories import IDENTITY, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.affinity import Affinity, add_affinity, choose_peers, empty_affinity, look_up
 from pfl_jax.primitives.aggregation import normalize, weighted_mean
@@ -86,12 +87,12 @@ def fedfomo(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    download: int = 5,
-    held_out: float = 0.2,
-    epsilon: float = 0.3,
-    epsilon_decay: float = 0.05,
+    download: Count = 5,
+    held_out: Fraction = 0.2,
+    epsilon: Fraction = 0.3,
+    epsilon_decay: NotNegative = 0.05,
     fallback: Fallback = "previous",
-    memory: int = 100,
+    memory: Count = 100,
 ) -> Method:
     r"""FedFomo: a client moves toward those of D models that have a lower loss on its held-out examples.
 
@@ -194,4 +195,12 @@ def fedfomo(
         # The first of the D models is the client's own.
         download=lambda server, client: jax.tree.map(lambda leaf: leaf[1:], client.models),
         averaged=False,
+        privacy=Privacy(
+            training.epochs,
+            (
+                IDENTITY,
+                "number of examples: the order in which models are drawn",
+                "losses on held-out examples: the weights of the downloaded models, which are sent",
+            ),
+        ),
     )

@@ -1,12 +1,13 @@
 """Shared head that the server trains on class means of the clients' features (Yi et al. 2023)."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import ClientData, LocalResult, Method, Model
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import ClientData, LocalResult, Method, Model, Privacy
+from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
+from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, IDENTITY, checked
 from pfl_jax.methods.lg_fedavg import lg_fedavg
 from pfl_jax.primitives.feature_statistics import class_centroids
 from pfl_jax.primitives.features import extract_features, fit_head
@@ -35,9 +36,9 @@ def fedgh(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    server_lr: float = 0.01,
-    server_batch_size: int = 1,
-    server_epochs: int = 1,
+    server_lr: Annotated[NotNegative, ReadWith("server_epochs")] = 0.01,
+    server_batch_size: Annotated[Count, ReadWith("server_epochs")] = 1,
+    server_epochs: Epochs = 1,
 ) -> Method:
     r"""FedGH: clients have backbones of their own under one head, which the server trains on their class means.
 
@@ -96,4 +97,9 @@ def fedgh(
         return merge(server["backbone"], head), clients, {}
 
     # As LG-FedAvg, but for what is sent and how the server makes a head of it.
-    return lg_fedavg(model, training)._replace(local=train, aggregate=aggregate, averaged=False)
+    return lg_fedavg(model, training)._replace(
+        local=train,
+        aggregate=aggregate,
+        averaged=False,
+        privacy=Privacy(training.epochs, (IDENTITY, CLASS_SIZES, CLASS_MEANS)),
+    )

@@ -2,14 +2,15 @@
 
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Backbone, ClientData, Head, Info, LocalResult, Loss, Mean, Method, Model, PyTree
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import Backbone, ClientData, Head, Info, LocalResult, Loss, Mean, Method, Model, Privacy, PyTree
+from pfl_jax.hyper_parameters import Epochs, NotNegative, ReadWith
+from pfl_jax.methods.factories import CLASS_SIZES, SIZE, checked
 from pfl_jax.primitives.aggregation import mean_by_class, mean_by_size, mix
 from pfl_jax.primitives.feature_statistics import (
     class_centroids,
@@ -164,13 +165,13 @@ def fedpac(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    lam: float = 1.0,
-    head_lr: float = 0.1,
-    head_epochs: int = 1,
+    lam: Annotated[NotNegative, ReadWith("alignment")] = 1.0,
+    head_lr: NotNegative = 0.1,
+    head_epochs: Epochs = 1,
     alignment: bool = True,
     collaboration: bool = True,
-    covariance: Covariance = "identity",
-    solver: Solver = "auto",
+    covariance: Annotated[Covariance, ReadWith("collaboration")] = "identity",
+    solver: Annotated[Solver, ReadWith("collaboration")] = "auto",
 ) -> Method:
     r"""FedPAC: a shared backbone aligned to global class centroids, and heads combined by quadratic programs.
 
@@ -234,6 +235,7 @@ def fedpac(
         lam if alignment else None,
         statistics_fn=statistics_fn,
         head_weights_fn=head_weights_fn,
+        uncovered=("mean and variance of the features (mu, V or Lambda): sent, for the weights of the heads",),
     )
 
 
@@ -246,6 +248,7 @@ def align_and_combine(
     statistics_fn: Callable[[jax.Array, ClientData], PyTree],
     head_weights_fn: Callable[[FedPACMessage, jax.Array], tuple[jax.Array, Info]],
     send_centroids: bool = False,
+    uncovered: tuple[str, ...] = (),
 ) -> Method:
     """FedPAC with a given rule for the head weights.
 
@@ -297,6 +300,16 @@ def align_and_combine(
         personalize=lambda key, server, client, data: merge(server.backbone, client),
         predict=model.apply,
         download=download,
+        privacy=Privacy(
+            head_training.epochs + training.epochs,
+            (
+                SIZE,
+                CLASS_SIZES,
+                "mean feature of each class: sent, and targets of the training for classes without a shared one",
+                *uncovered,
+            ),
+            clients=("head: sent", "mean feature and number of examples of each class: sent", *uncovered),
+        ),
     )
 
 

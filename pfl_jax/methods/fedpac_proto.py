@@ -1,11 +1,12 @@
 """FedPAC with head weights from class prototypes instead of a quadratic program (Ding 2025, Eq. 12-13)."""
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Head, Method, Model
+from pfl_jax.hyper_parameters import Epochs, NotNegative, ReadWith
 from pfl_jax.methods.factories import checked
 from pfl_jax.methods.fedpac import align_and_combine
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -52,9 +53,9 @@ def fedpac_proto(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    lam: float = 1.0,
-    head_lr: float = 0.1,
-    head_epochs: int = 1,
+    lam: Annotated[NotNegative, ReadWith("alignment")] = 1.0,
+    head_lr: NotNegative = 0.1,
+    head_epochs: Epochs = 1,
     alignment: bool = True,
     reduction: Reduction = "mean",
 ) -> Method:

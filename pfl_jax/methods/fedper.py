@@ -1,7 +1,7 @@
 """Shared backbone with personal heads (Arivazhagan et al. 2019)."""
 
-from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import LocalResult, Method, Model, Privacy
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import supervised_loss
@@ -44,4 +44,5 @@ def fedper(model: Model, training: LocalSGD = LocalSGD()) -> Method:
         predict=model.apply,
         download=lambda server, client: server["backbone"],
         averaged=True,
+        privacy=Privacy(training.epochs, (SIZE,), clients=()),
     )

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, PRNGKey
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey
+from pfl_jax.hyper_parameters import NotNegative
+from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, checked
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -74,7 +75,7 @@ def fedproto_g(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    lam: float = 1.0,
+    lam: NotNegative = 1.0,
 ) -> Method:
     r"""FedProto with global prototypes: clients train personal models whose features are aligned to shared class means.
 
@@ -126,6 +127,7 @@ def fedproto_g(
         personalize=lambda key, server, client, data: client,
         predict=model.apply,
         download=lambda server, client: server.prototypes,
+        privacy=Privacy(training.epochs, (CLASS_SIZES, CLASS_MEANS)),
     )
 
 
@@ -134,7 +136,7 @@ def fedproto_l(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    lam: float = 1.0,
+    lam: NotNegative = 1.0,
 ) -> Method:
     r"""FedProto with local prototypes: as `fedproto_g`, but clients align with their own prototypes and send nothing.
 
@@ -171,4 +173,5 @@ def fedproto_l(
         personalize=lambda key, server, client, data: client.params,
         predict=model.apply,
         download=lambda server, client: (),
+        privacy=Privacy(training.epochs, ("mean feature of each class: kept by the client, targets of its training",)),
     )

@@ -1,7 +1,8 @@
 """Federated averaging with a proximal term (Li et al. 2020)."""
 
-from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import LocalResult, Method, Model, Privacy
+from pfl_jax.hyper_parameters import NotNegative
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -13,7 +14,7 @@ def fedprox(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    mu: float = 0.01,
+    mu: NotNegative = 0.01,
 ) -> Method:
     """FedProx: FedAvg with a proximal term that keeps clients near the received model.
 
@@ -46,4 +47,4 @@ def fedprox(
         params = training.fit(key, server, data, loss)
         return LocalResult(client=(), message=mean_by_size(params, data), personal=params)
 
-    return fedavg(model, training)._replace(local=train)
+    return fedavg(model, training)._replace(local=train, privacy=Privacy(training.epochs, (SIZE,), clients=()))

@@ -1,6 +1,7 @@
 """FedProx followed by fine-tuning on each client."""
 
 from pfl_jax.base import Method, Model
+from pfl_jax.hyper_parameters import Epochs, NotNegative
 from pfl_jax.methods.factories import checked, unchecked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedprox import fedprox
@@ -13,8 +14,8 @@ def fedprox_ft(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    mu: float = 0.01,
-    finetune_epochs: int | None = None,
+    mu: NotNegative = 0.01,
+    finetune_epochs: Epochs | None = None,
 ) -> Method:
     """FedProx-FT: FedProx whose clients fine-tune the global model before they use it.
 

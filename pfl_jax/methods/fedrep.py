@@ -1,9 +1,12 @@
 """Shared backbone with personal heads, trained one after the other (Collins et al. 2021)."""
 
+from typing import Annotated
+
 import jax
 
-from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import LocalResult, Method, Model, Privacy
+from pfl_jax.hyper_parameters import Epochs, NotNegative, ReadWith
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.methods.fedper import fedper
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.features import extract_features, fit_head
@@ -17,8 +20,8 @@ def fedrep(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    head_lr: float | None = None,
-    head_epochs: int = 10,
+    head_lr: Annotated[NotNegative | None, ReadWith("head_epochs")] = None,
+    head_epochs: Epochs = 10,
 ) -> Method:
     """FedRep: each client fits its own head to the received backbone, then the backbone to that head.
 
@@ -61,4 +64,5 @@ def fedrep(
         return LocalResult(client=head, message=mean_by_size(backbone, data), personal=merge(backbone, head))
 
     # States, aggregation and deployment are those of FedPer; only local training differs.
-    return fedper(model)._replace(local=train)
+    privacy = Privacy(head_epochs + training.epochs, (SIZE,), clients=())
+    return fedper(model)._replace(local=train, privacy=privacy)

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import jax
 
-from pfl_jax.base import Head, LocalResult, Method, Model, Params
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import Head, LocalResult, Method, Model, Params, Privacy
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_counts
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -81,4 +81,9 @@ def fedrod(model: Model, training: LocalSGD = LocalSGD()) -> Method:
         personalize=lambda key, server, client, data: FedRoDModel(server, client),
         predict=predict,
         averaged=True,
+        privacy=Privacy(
+            training.epochs,
+            (SIZE, "numbers of examples of each class: the loss of the shared head"),
+            clients=(),
+        ),
     )

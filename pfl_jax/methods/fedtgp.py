@@ -5,10 +5,9 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, PRNGKey
-from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import POSITIVE
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey
+from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, Positive, ReadWith
+from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, IDENTITY, checked
 from pfl_jax.methods.fedproto import Prototypes, local_step
 from pfl_jax.networks.layers import Dense
 from pfl_jax.primitives.fingerprint import fingerprint, order_by_data
@@ -112,11 +111,11 @@ def fedtgp(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    lam: float = 10.0,
-    margin: Annotated[float, POSITIVE] = 100.0,
-    server_lr: float = 0.01,
-    server_batch_size: int = 10,
-    server_epochs: int = 100,
+    lam: NotNegative = 10.0,
+    margin: Positive = 100.0,
+    server_lr: Annotated[NotNegative, ReadWith("server_epochs")] = 0.01,
+    server_batch_size: Annotated[Count, ReadWith("server_epochs")] = 10,
+    server_epochs: Epochs = 100,
     inference: Literal["prototype", "head"] = "prototype",
 ) -> Method:
     r"""FedTGP: clients align features to class prototypes that the server trains contrastively, with a margin.
@@ -161,8 +160,6 @@ def fedtgp(
       its prototype, as the released code does. With the order of saving mended, two rounds of full batches of that code
       (commit c77cbbb) give the same models and prototypes to 1e-5.
     """
-    if inference not in ("prototype", "head"):
-        raise InvalidInput(f"inference must be prototype or head, not {inference!r}")
     step, num_classes = local_step(model, training, lam), model.num_classes
     # The server has its own recipe: options of the clients' optimizer and of augmentation do not apply.
     server_training = LocalSGD(server_lr, 0.0, 0.0, server_batch_size, server_epochs)
@@ -211,4 +208,5 @@ def fedtgp(
         personalize=lambda key, server, client, data: FedTGPModel(client, server.prototypes, server.ready),
         predict=predict,
         download=lambda server, client: server.prototypes,
+        privacy=Privacy(training.epochs, (IDENTITY, CLASS_SIZES, CLASS_MEANS)),
     )

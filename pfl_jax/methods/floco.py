@@ -2,14 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Backbone, Head, LocalResult, Mean, Method, Model, Params, PRNGKey, PyTree
-from pfl_jax.hyper_parameters import NOT_NEGATIVE
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import Backbone, Head, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, PyTree
+from pfl_jax.hyper_parameters import Count, NotNegative
+from pfl_jax.methods.factories import OWN_GRADIENTS, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size, size_weights, weighted_mean
 from pfl_jax.primitives.ensembles import init_models
@@ -180,9 +180,9 @@ def floco(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    endpoints: int = 5,
-    projection_round: int = 20,
-    radius: Annotated[float, NOT_NEGATIVE] = 0.01,
+    endpoints: Count = 5,
+    projection_round: Count = 20,
+    radius: NotNegative = 0.01,
 ) -> Method:
     r"""Floco: heads along a simplex, in which clients train and deploy near points of their own.
 
@@ -275,6 +275,7 @@ def floco(
         personalize=lambda key, server, client, data: at(server.backbone, server.heads, client.point),
         download=lambda server, client: (server.backbone, server.heads, client.point),
         averaged=False,
+        privacy=Privacy(refused=OWN_GRADIENTS),
     )
 
 

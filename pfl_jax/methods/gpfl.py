@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import Backbone, ClientData, Head, LocalResult, Method, Model, PyTree
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import Backbone, ClientData, Head, LocalResult, Method, Model, Privacy, PyTree
+from pfl_jax.hyper_parameters import NotNegative
+from pfl_jax.methods.factories import WHOLE_BATCH, checked
 from pfl_jax.networks.layers import Dense
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_counts
@@ -95,7 +96,7 @@ def cosine_logits(features: jax.Array, embeddings: jax.Array) -> jax.Array:
 
 
 @checked
-def gpfl(model: Model, training: LocalSGD = LocalSGD(), *, lam: float = 0.01, mu: float = 0.1) -> Method:
+def gpfl(model: Model, training: LocalSGD = LocalSGD(), *, lam: NotNegative = 0.01, mu: NotNegative = 0.1) -> Method:
     r"""GPFL: a conditional valve turns features into shared ones, near class embeddings, and personal ones.
 
         z_c(x) = relu(f(x) (1 + gamma(c)) + beta(c)),   gamma and beta from the valve, for a condition c
@@ -176,4 +177,5 @@ def gpfl(model: Model, training: LocalSGD = LocalSGD(), *, lam: float = 0.01, mu
         personalize=personalize,
         predict=predict,
         download=lambda server, client: server.shared,
+        privacy=Privacy(refused=WHOLE_BATCH, clients=()),
     )

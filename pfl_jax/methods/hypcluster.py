@@ -5,8 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import LocalResult, Method, Model, Params
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
+from pfl_jax.hyper_parameters import Count
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mix, size_weights
 from pfl_jax.primitives.ensembles import example_losses, init_models
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -26,7 +27,7 @@ def hypcluster(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    clusters: int = 3,
+    clusters: Count = 3,
 ) -> Method:
     r"""HypCluster: k global models, of which each client trains the one with the smallest loss on its data.
 
@@ -86,4 +87,7 @@ def hypcluster(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: gather(server, best_model(server, data)),
         predict=model.apply,
+        privacy=Privacy(
+            training.epochs, (SIZE, "losses on the examples: the choice of the shared model, which is sent")
+        ),
     )

@@ -1,12 +1,13 @@
 """A global model interpolated with each client's nearest neighbors in feature space (Marfoq et al. 2022)."""
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import ClientData, Method, Model, Params
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import ClientData, Method, Model, Params, Privacy
+from pfl_jax.hyper_parameters import Count, Fraction, ReadWith
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.features import extract_features
@@ -84,9 +85,9 @@ def knn_per(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    neighbors: int = 10,
-    mixing: float | Literal["auto"] = "auto",
-    held_out: float = 0.2,
+    neighbors: Count = 10,
+    mixing: Fraction | Literal["auto"] = "auto",
+    held_out: Annotated[Fraction, ReadWith("mixing", ("auto",))] = 0.2,
     kernel: Kernel = "exponential",
 ) -> Method:
     r"""kNN-Per: FedAvg, interpolated on each client with its k nearest training examples in feature space.
@@ -155,4 +156,9 @@ def knn_per(
         local=train,
         personalize=lambda key, server, client, data: memorize(server, data),
         predict=predict,
+        privacy=Privacy(
+            training.epochs,
+            (SIZE, "features and labels of the examples: kept by the client, for its own predictions"),
+            clients=(),
+        ),
     )

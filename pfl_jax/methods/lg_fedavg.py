@@ -1,7 +1,7 @@
 """Personal backbones with a shared head (Liang et al. 2020)."""
 
-from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import LocalResult, Method, Model, Privacy
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import supervised_loss
@@ -53,4 +53,5 @@ def lg_fedavg(model: Model, training: LocalSGD = LocalSGD()) -> Method:
         # Clients need the initial backbone only before their first round.
         download=lambda server, client: server["head"],
         averaged=True,
+        privacy=Privacy(training.epochs, (SIZE,), clients=()),
     )

@@ -1,6 +1,6 @@
 """Local training without communication: the baseline that shows the benefit of federated training."""
 
-from pfl_jax.base import LocalResult, Method, Model
+from pfl_jax.base import LocalResult, Method, Model, Privacy
 from pfl_jax.methods.factories import checked
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import supervised_loss
@@ -33,4 +33,5 @@ def local(model: Model, training: LocalSGD = LocalSGD()) -> Method:
         personalize=lambda key, server, client, data: client,
         predict=model.apply,
         download=lambda server, client: (),
+        privacy=Privacy(training.epochs),
     )

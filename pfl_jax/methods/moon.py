@@ -1,13 +1,14 @@
 """Model-contrastive learning between a client's features and those of two other models (Li, He, Song 2021)."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import LocalResult, Method, Model, Params
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
+from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -52,8 +53,8 @@ def moon(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    mu: float = 1.0,
-    temperature: float = 0.5,
+    mu: NotNegative = 1.0,
+    temperature: Annotated[Positive, ReadWith("mu")] = 0.5,
 ) -> Method:
     r"""MOON: FedAvg with a term that draws features toward the global model's and away from the client's previous ones.
 
@@ -98,5 +99,7 @@ def moon(
         return LocalResult(MoonClient(params, jnp.ones((), bool)), mean_by_size(params, data), params)
 
     return fedavg(model, training)._replace(
-        init_client=lambda key, server, data: MoonClient(server, jnp.zeros((), bool)), local=train
+        init_client=lambda key, server, data: MoonClient(server, jnp.zeros((), bool)),
+        local=train,
+        privacy=Privacy(training.epochs, (SIZE,), clients=()),
     )

@@ -1,12 +1,13 @@
 """Meta-learning of a model that one gradient step adapts to each client (Fallah, Mokhtari, Ozdaglar 2020)."""
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy
+from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
+from pfl_jax.methods.factories import OWN_GRADIENTS, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.scaffold import mean_gradient
 from pfl_jax.primitives.local_sgd import LocalSGD, descend
@@ -46,9 +47,9 @@ def per_fedavg(
     model: Model,
     training: LocalSGD = LocalSGD(momentum=0.0),
     *,
-    inner_lr: float = 0.01,
+    inner_lr: NotNegative = 0.01,
     meta_gradient: MetaGradient = "hessian_free",
-    delta: float = 1e-3,
+    delta: Annotated[Positive, ReadWith("meta_gradient", ("hessian_free",))] = 1e-3,
 ) -> Method:
     r"""Per-FedAvg: a shared initialization whose loss is small after one gradient step on a client's data.
 
@@ -118,5 +119,7 @@ def per_fedavg(
         return LocalResult(client=(), message=Mean(params, jnp.ones(())), personal=adapt(params, data))
 
     return fedavg(model, training)._replace(
-        local=train, personalize=lambda key, server, client, data: adapt(server, data)
+        local=train,
+        personalize=lambda key, server, client, data: adapt(server, data),
+        privacy=Privacy(refused=OWN_GRADIENTS, clients=()),
     )

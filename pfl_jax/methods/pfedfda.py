@@ -1,14 +1,14 @@
 """Classifiers from feature distributions that interpolate global and local Gaussians (McLaughlin, Su 2024)."""
 
 from collections.abc import Callable
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Backbone, ClientData, LocalResult, Mean, Method, Model
-from pfl_jax.hyper_parameters import POSITIVE
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import Backbone, ClientData, LocalResult, Mean, Method, Model, Privacy
+from pfl_jax.hyper_parameters import Positive
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_centroids, class_counts
 from pfl_jax.primitives.features import extract_features
@@ -226,7 +226,7 @@ def pfedfda(
     training: LocalSGD = LocalSGD(),
     *,
     interpolation: Interpolation = "separate",
-    ridge: Annotated[float, POSITIVE] = 1.0,
+    ridge: Positive = 1.0,
 ) -> Method:
     r"""pFedFDA: a shared backbone under generative classifiers, from Gaussian feature distributions of each client.
 
@@ -307,4 +307,12 @@ def pfedfda(
         aggregate=aggregate,
         personalize=personalize,
         predict=lambda personal, inputs: model.features(personal.backbone, inputs) @ personal.kernel + personal.bias,
+        privacy=Privacy(
+            training.epochs,
+            (
+                SIZE,
+                "class means and covariance of the features: sent, and the classifier of the training",
+                "numbers of examples of each class: the classifier of the training",
+            ),
+        ),
     )

@@ -1,14 +1,14 @@
 """Models combined along a collaboration graph that the server infers from their similarity (Ye et al. 2023)."""
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import LocalResult, Method, Model, Params, PyTree
-from pfl_jax.hyper_parameters import POSITIVE
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import LocalResult, Method, Model, Params, Privacy, PyTree
+from pfl_jax.hyper_parameters import NotNegative, Positive
+from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mix, size_weights
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import supervised_loss
@@ -78,7 +78,7 @@ def collaboration_graph(similarity: jax.Array, counts: jax.Array, prior: float |
 
 @checked
 def pfedgraph(
-    model: Model, training: LocalSGD = LocalSGD(), *, prior: Annotated[float, POSITIVE] = 0.8, lam: float = 0.01
+    model: Model, training: LocalSGD = LocalSGD(), *, prior: Positive = 0.8, lam: NotNegative = 0.01
 ) -> Method:
     r"""pFedGraph: every client gets its own mean of the cohort's models, with weights from an inferred graph.
 
@@ -141,4 +141,5 @@ def pfedgraph(
         personalize=lambda key, server, client, data: client.params,
         predict=model.apply,
         download=lambda server, client: client,
+        privacy=Privacy(training.epochs, (SIZE,)),
     )

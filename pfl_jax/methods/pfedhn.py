@@ -2,14 +2,15 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from pfl_jax.base import LocalResult, Method, Model, Params, PRNGKey, PyTree
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
+from pfl_jax.hyper_parameters import MOMENTUM, Count, NotNegative
+from pfl_jax.methods.factories import IDENTITY, checked
 from pfl_jax.primitives.fingerprint import fingerprint, key_of
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import supervised_loss
@@ -76,12 +77,12 @@ def pfedhn(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    server_lr: float = 0.01,
-    embedding_lr: float = 0.01,
-    server_momentum: float = 0.9,
-    embedding_size: int = 32,
-    hidden_size: int = 100,
-    hidden_layers: int = 3,
+    server_lr: NotNegative = 0.01,
+    embedding_lr: NotNegative = 0.01,
+    server_momentum: Annotated[float, MOMENTUM] = 0.9,
+    embedding_size: Count = 32,
+    hidden_size: Count = 100,
+    hidden_layers: Count = 3,
 ) -> Method:
     r"""pFedHN: a hypernetwork h on the server generates each client's model from a learned embedding v_i.
 
@@ -163,4 +164,5 @@ def pfedhn(
         personalize=lambda key, server, client, data: receive(server, client),
         predict=model.apply,
         download=lambda server, client: receive(server, client),
+        privacy=Privacy(training.epochs, (IDENTITY,)),
     )

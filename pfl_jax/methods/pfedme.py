@@ -2,8 +2,9 @@
 
 import jax
 
-from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.methods.factories import checked
+from pfl_jax.base import LocalResult, Method, Model, Privacy
+from pfl_jax.hyper_parameters import Count, NotNegative
+from pfl_jax.methods.factories import OWN_GRADIENTS, checked
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD, descend
 from pfl_jax.primitives.losses import proximal, supervised_loss
@@ -15,10 +16,10 @@ def pfedme(
     model: Model,
     training: LocalSGD = LocalSGD(momentum=0.0),
     *,
-    lam: float = 10.0,
-    inner_steps: int = 5,
-    personal_lr: float | None = None,
-    server_lr: float = 1.0,
+    lam: NotNegative = 10.0,
+    inner_steps: Count = 5,
+    personal_lr: NotNegative | None = None,
+    server_lr: NotNegative = 1.0,
 ) -> Method:
     """pFedMe: clients descend on the Moreau envelopes of their losses.
 
@@ -83,4 +84,5 @@ def pfedme(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: client,
         predict=model.apply,
+        privacy=Privacy(refused=OWN_GRADIENTS, clients=()),
     )

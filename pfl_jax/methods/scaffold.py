@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import ClientData, LocalResult, Loss, Mean, Method, Model, Params
+from pfl_jax.base import ClientData, LocalResult, Loss, Mean, Method, Model, Params, Privacy
+from pfl_jax.hyper_parameters import NotNegative
 from pfl_jax.methods.factories import checked
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import supervised_loss
@@ -88,7 +89,7 @@ def scaffold(
     model: Model,
     training: LocalSGD = LocalSGD(),
     *,
-    server_lr: float = 1.0,
+    server_lr: NotNegative = 1.0,
 ) -> Method:
     """SCAFFOLD: control variates correct the clients' gradients for client drift.
 
@@ -120,6 +121,7 @@ def scaffold(
       there c_i+ is the client's gradient at w (option I), which takes one more pass over the examples.
     """
     loss = supervised_loss(model)
+    by_steps = training.optimizer == "sgd" and training.clip_norm is None
 
     def init_server(key):
         params = model.init(key)
@@ -130,7 +132,7 @@ def scaffold(
         corrected = optax.stateless(lambda gradient, _: jax.tree.map(jnp.add, gradient, correction))
         descent = optax.chain(corrected, training.transformation())
         params = training.fit(key, server.params, data, loss, transformation=descent)
-        if training.optimizer == "sgd" and training.clip_norm is None:
+        if by_steps:
             change = _change_by_steps(training, server, params, data)
         else:
             change = jax.tree.map(jnp.subtract, mean_gradient(training, loss, server.params, data), client.control)
@@ -152,4 +154,11 @@ def scaffold(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: server.params,
         predict=model.apply,
+        privacy=Privacy(
+            training.epochs,
+            ("number of examples: the number of steps",),
+            refused=""
+            if by_steps
+            else "its control variates need the gradient itself, except with sgd without clip_norm",
+        ),
     )

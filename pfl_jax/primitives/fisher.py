@@ -13,6 +13,7 @@ import optax
 from pfl_jax.base import ClientData, Loss, Model, Params, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import whole
+from pfl_jax.primitives.aggregation import normalize
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy, supervised_loss
@@ -186,7 +187,7 @@ def batch_fisher_trace(key: PRNGKey, model: Model, params: Params, data: ClientD
         gradient = jax.grad(loss)(params, batch)
         return total + sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient))
 
-    # Also where training is private, the trace is not: it is said in `pfl_jax.methods.data_use`.
+    # Also where training is private, the trace is not: fedas says so in its `pfl_jax.base.Privacy`.
     one_epoch = training.replace(epochs=1, augment=None, dp_clip=None, dp_noise=0.0)
     return one_epoch.fold(key, jnp.zeros(()), data, add)
 
@@ -229,3 +230,24 @@ def fisher_diagonal(model: Model, params: Params, data: ClientData, *, microbatc
     start = jax.tree.map(jnp.zeros_like, params)
     total = LocalSGD(batch_size=microbatch, epochs=1).fold(jax.random.key(0), start, data, add)
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(jnp.sum(data.mask), 1), total)
+
+
+def trace_weights(
+    traces: jax.Array, normalization: str = "proportional", present: jax.Array | None = None
+) -> jax.Array:
+    """Aggregation weights alpha' [M] >= 0 with sum 1, from Fisher traces alpha [M] (FedAS, Eq. 7 and Fig. 6a).
+
+    Args:
+      traces: [M], nonnegative.
+      normalization: "proportional": alpha / sum alpha (Eq. 7); "softmax": softmax(alpha); "min_max":
+        alpha - min alpha, normalized to sum to 1. If all traces are equal, so are the weights.
+      present: [M], bool; absent clients get weight zero. None means that all are present.
+    """
+    present = jnp.ones(traces.shape, bool) if present is None else present
+    if normalization == "proportional":
+        return normalize(traces, present)
+    if normalization == "softmax":
+        return jax.nn.softmax(jnp.where(present, traces, -jnp.inf))
+    if normalization == "min_max":
+        return normalize(traces - jnp.min(jnp.where(present, traces, jnp.inf)), present)
+    raise ValueError(f"normalization must be proportional, softmax or min_max, not {normalization!r}")

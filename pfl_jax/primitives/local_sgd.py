@@ -14,7 +14,7 @@ import optax
 from pfl_jax import hyper_parameters
 from pfl_jax.base import ClientData, Loss, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import NOT_NEGATIVE, POSITIVE
+from pfl_jax.hyper_parameters import MOMENTUM, Count, Epochs, NotNegative, Positive
 from pfl_jax.primitives.optimizers import decay, sgd
 from pfl_jax.primitives.optimizers import descend as descend
 from pfl_jax.primitives.private_gradients import private_gradient
@@ -30,10 +30,10 @@ MakeOptimizer = Callable[[float | jax.Array], optax.GradientTransformation]
 Augment = Callable[[PRNGKey, PyTree], PyTree]
 """Random changes to the inputs of a mini-batch: (key, x [B, ...]) -> x of the same shape; hashable."""
 
-Count = TypeVar("Count", jax.Array, np.ndarray)
+Counts = TypeVar("Counts", jax.Array, np.ndarray)
 
 
-def num_steps(count: Count, batch_size: int, epochs: int | jax.Array = 1, *, drop_last: bool = False) -> Count:
+def num_steps(count: Counts, batch_size: int, epochs: int | jax.Array = 1, *, drop_last: bool = False) -> Counts:
     """Number of gradient steps that `LocalSGD.fit` takes on `count` examples.
 
     The last batch of an epoch may be incomplete; with drop_last it is left out, unless it is the only one.
@@ -48,7 +48,7 @@ def num_steps(count: Count, batch_size: int, epochs: int | jax.Array = 1, *, dro
     """
     steps = count // batch_size
     # One more step for the remaining examples; with drop_last only if there is no complete batch.
-    return cast(Count, epochs * (steps + ((count % batch_size > 0) & (not drop_last or steps == 0))))
+    return cast(Counts, epochs * (steps + ((count % batch_size > 0) & (not drop_last or steps == 0))))
 
 
 FIXED_ORDER = 0
@@ -113,18 +113,18 @@ class LocalSGD:
       2.00
     """
 
-    lr: float | jax.Array = 0.01
-    momentum: float | jax.Array = 0.5
-    weight_decay: float | jax.Array = 5e-4
-    batch_size: int = field(default=50, metadata={"static": True})
-    epochs: Annotated[int | jax.Array, NOT_NEGATIVE] = 5
+    lr: NotNegative | jax.Array = 0.01
+    momentum: Annotated[float | jax.Array, MOMENTUM] = 0.5
+    weight_decay: NotNegative | jax.Array = 5e-4
+    batch_size: Count = field(default=50, metadata={"static": True})
+    epochs: Epochs | jax.Array = 5
     optimizer: Optimizer | MakeOptimizer = field(default="sgd", metadata={"static": True})
-    clip_norm: float | jax.Array | None = None
+    clip_norm: Positive | jax.Array | None = None
     drop_last: bool = field(default=False, metadata={"static": True})
     shuffle: bool = field(default=True, metadata={"static": True})
     augment: Augment | None = field(default=None, metadata={"static": True})
-    dp_clip: Annotated[float | jax.Array | None, POSITIVE] = None
-    dp_noise: Annotated[float | jax.Array, NOT_NEGATIVE] = 0.0
+    dp_clip: Positive | jax.Array | None = None
+    dp_noise: NotNegative | jax.Array = 0.0
 
     def __post_init__(self) -> None:
         """Raise InvalidInput for a value that no recipe can have; traced numbers pass."""
@@ -164,7 +164,7 @@ class LocalSGD:
             steps = optax.chain(decay(self.weight_decay), make(self.lr))
         return steps if self.clip_norm is None else optax.chain(optax.clip_by_global_norm(self.clip_norm), steps)
 
-    def num_steps(self, count: "Count") -> "Count":
+    def num_steps(self, count: Counts) -> Counts:
         """Number of gradient steps that `fit` takes on `count` examples, see `num_steps`."""
         return num_steps(count, self.batch_size, self.epochs, drop_last=self.drop_last)
 

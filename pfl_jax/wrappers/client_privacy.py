@@ -9,7 +9,7 @@ import optax
 
 from pfl_jax.base import Mean, Message, Method, PyTree, Server
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import NOT_NEGATIVE, POSITIVE
+from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
 from pfl_jax.primitives.updates import received
 from pfl_jax.streams import CLIENT_NOISE
 
@@ -25,8 +25,8 @@ class ClientPrivacy:
         client_clip. The sum is divided by the size of the cohort, whoever drops out.
     """
 
-    client_clip: Annotated[float | None, POSITIVE] = None
-    client_noise: Annotated[float, NOT_NEGATIVE] = 0.0
+    client_clip: Positive | None = None
+    client_noise: Annotated[NotNegative, ReadWith("client_clip")] = 0.0
 
 
 def private_clients(method: Method, recipe: ClientPrivacy) -> Method:

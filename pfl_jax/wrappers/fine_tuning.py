@@ -17,4 +17,7 @@ def fine_tuned(method: Method, tuning: Method) -> Method:
     def personalize(key, server, client, data):
         return tuning.local(key, server, client, data).personal
 
-    return method._replace(personalize=personalize)
+    privacy = method.privacy
+    if privacy is not None:
+        privacy = None if tuning.privacy is None else privacy._replace(deployment=tuning.privacy.passes)
+    return method._replace(personalize=personalize, privacy=privacy)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import optax
 
 from pfl_jax.base import Mean, Method, Params, PyTree, Survey
 from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import MOMENTUM, NotNegative, Positive, ReadWith
 from pfl_jax.primitives.optimizers import sgd
 from pfl_jax.primitives.tree import map_statistics
 from pfl_jax.primitives.updates import received
@@ -68,9 +69,9 @@ class ServerOptimizer:
     """
 
     server_optimizer: ServerRule | None = None
-    server_lr: float | None = None
-    server_momentum: float | None = None
-    server_tau: float = 1e-3
+    server_lr: Annotated[NotNegative | None, ReadWith("server_optimizer")] = None
+    server_momentum: Annotated[float | None, MOMENTUM, ReadWith("server_optimizer")] = None
+    server_tau: Annotated[Positive, ReadWith("server_optimizer", ("adam", "yogi", "adagrad"))] = 1e-3
 
     def transformation(self) -> optax.GradientTransformation:
         """The optimizer as an optax gradient transformation.

@@ -17,9 +17,9 @@ from experiments.config.options import Options, flag
 from experiments.config.request import check_arguments, parse
 from pfl_jax import LocalSGD, make_method
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import FINITE, POSITIVE, Range, Words, describe, literals, parts, range_of
+from pfl_jax.hyper_parameters import FINITE, POSITIVE, NotNegative, Range, Words, describe, literals, parts, range_of
 from pfl_jax.methods import METHODS
-from pfl_jax.methods.factories import annotations, takes_server_optimizer
+from pfl_jax.methods.factories import annotations, recipes_of
 from pfl_jax.wrappers.compression import Compression
 from pfl_jax.wrappers.server_mean import ServerMean
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer
@@ -41,7 +41,7 @@ def values(name, kind):
     found += [(True, False)]
     if int not in members and float not in members:
         return [*found, (1, False), (0.5, False)]
-    limits, step = range_of(name, kind), 1 if float not in members else 1e-6
+    limits, step = range_of(kind), 1 if float not in members else 1e-6
     found += [(1.5, False), (2.0, False)] if step == 1 else [("1e", False)]
     if limits.low == -math.inf:
         return [*found, (-7 if step == 1 else -7.5, True)]
@@ -99,7 +99,7 @@ def refusal(call: Callable[[], object]):
 
 def words(name, value, kind):
     """Value on the command line."""
-    if kind is bool and isinstance(value, bool):
+    if parts(kind) == (bool,) and isinstance(value, bool):
         return [flag(name if value else f"no_{name}")]
     return [f"{flag(name)}={value}"]
 
@@ -108,7 +108,7 @@ def words(name, value, kind):
 def test_both_doors_have_the_same_verdict(method, name, kind):
     hints = get_type_hints(Options) | get_type_hints(method_config(method))
     # A server's numbers are those of an optimizer.
-    of_server = name in ServerOptimizer.__dataclass_fields__ and takes_server_optimizer(METHODS[method])
+    of_server = name in ServerOptimizer.__dataclass_fields__ and ServerOptimizer in recipes_of(METHODS[method])
     others = {"server_optimizer": "adam"} if of_server else {}
     # Noise is that of clipped sums.
     others |= {"dp_noise": {"dp_clip": 1.0}, "client_noise": {"client_clip": 1.0}}.get(name, {})
@@ -139,7 +139,7 @@ def mine(
     *,
     heat: Annotated[float, Range(1, 3, below=True)] = 2.0,
     decay=0.5,
-    my_lr=0.1,
+    my_lr: NotNegative = 0.1,
     heated: Annotated[float | None, POSITIVE] = None,
 ):
     return METHODS["fedavg"](model, training)
@@ -163,9 +163,7 @@ def test_methods_of_others_have_ranges_too(given, text):
         make_method(mine, tiny_model(), **given)
 
 
-def test_methods_of_others_may_mean_anything_by_a_name():
-    # As of this package's methods, -1 and 7 would be refused.
-    assert range_of("share", float, own=True) == FINITE != range_of("share", float)
+def test_a_number_without_a_range_is_any():
     make_method(mine, tiny_model(), decay=-1.0, heat=1.0)
 
 
@@ -206,9 +204,11 @@ def test_a_partial_factory_makes_a_method():
 
 
 def test_every_annotation_says_what_it_is():
-    """A type that nothing checks would let every value pass."""
+    """A type that nothing checks would let every value pass, and so would a number without a range."""
     for factory in METHODS.values():
         for name, kind in annotations(factory).items():
+            numbers = {int, float} & {*parts(kind)}
+            assert not numbers or range_of(kind) != FINITE, f"{factory.__name__}: {name} has no range"
             for part in parts(kind):
                 known = part in (int, float, bool, str, type(None)) or get_origin(part) is not None
                 assert known or part.__module__.startswith("jax"), f"{factory.__name__}: {name} is {part}"

@@ -28,7 +28,7 @@ from experiments.runtime import jax_config
 from experiments.runtime.progress import RoundProgress, duration
 from pfl_jax.data import client_data
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Range
+from pfl_jax.hyper_parameters import Range, ReadWith
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import hyper_parameters
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -377,7 +377,7 @@ def test_a_methods_options_are_its_factorys_arguments(name):
         config().lr = 1.0
     # Its docstring explains each one: what --help prints.
     for field in dataclasses.fields(config):
-        (argument,) = (note for note in field.type.__metadata__ if not isinstance(note, Range))
+        (argument,) = (note for note in field.type.__metadata__ if not isinstance(note, Range | ReadWith))
         assert len(argument.help) > 5, field.name
 
 

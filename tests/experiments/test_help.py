@@ -42,7 +42,6 @@ def test_help_shows_the_methods_own_options_first_and_then_groups(capsys, monkey
     # Every option once, in the order of the groups.
     shown = [name for line in lines for name in re.findall(r"^[^-]{2}--([a-z][a-z-]*)", line)]
     names = [*OWN_OPTIONS[method], *SELECTION, *(name for _, names in GROUPS.values() for name in names)]
-    # What needs a mean is no option of a method that sends none.
-    of_means = ("server_mean", "compress", "client_clip", "client_noise")
-    names = [name for name in names if method != "local" or name not in of_means]
+    # The privacy of clients is no option of a method that sends no update of what it received.
+    names = [name for name in names if method != "local" or name not in ("client_clip", "client_noise")]
     assert shown == [name.replace("_", "-") for name in names]

@@ -6,15 +6,18 @@ import jax
 import pytest
 from rich.console import Console
 
-from experiments.config.hyper_parameters import method_config
+from experiments.config.hyper_parameters import method_config, unread_by_method
 from experiments.config.identity import fixed_rounds, relevant_options
-from experiments.config.no_effect import SYNONYMS, UNREAD, ineffective_options, unread
+from experiments.config.no_effect import SYNONYMS, ineffective_options, unread
 from experiments.config.options import Options, flag
 from experiments.config.request import parse
 from experiments.execution import build
 from experiments.results import gather
+from pfl_jax import hyper_parameters
 from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import ReadWith, literals
 from pfl_jax.methods import METHODS, make_method
+from pfl_jax.methods.factories import annotations
 
 CASES = [
     ("fedas", "--lam 3", "--manner serial"),
@@ -156,16 +159,21 @@ def program(method, values):
 def test_the_program_does_not_depend_on_it(method, name, values, other):
     """What is said to have no effect is in no instruction; what has one is."""
     every = vars(method_config(method)()) | values
-    assert UNREAD[method][name](every)
+    assert name in unread_by_method(method, every)
     assert program(method, values) == program(method, {**values, name: other})
     read = {"fedas": {"manner": "parallel"}, "fedpac": {}, "knn_per": {}}[method]
-    if not UNREAD[method][name](vars(method_config(method)()) | read):
+    if name not in unread_by_method(method, vars(method_config(method)()) | read):
         assert program(method, read) != program(method, {**read, name: other})
 
 
-def test_rules_are_of_hyper_parameters_that_exist():
-    for method, rules in UNREAD.items():
-        assert rules.keys() <= vars(method_config(method)()).keys()
+@pytest.mark.parametrize("method", METHODS)
+def test_conditions_are_of_hyper_parameters_that_exist(method):
+    kinds = annotations(METHODS[method])
+    for name, kind in kinds.items():
+        for note in hyper_parameters._notes(kind):
+            if isinstance(note, ReadWith):
+                assert note.name in kinds.keys() - {name}
+                assert set(note.values) <= {*literals(kinds[note.name])}
 
 
 def test_other_tools_names_lead_to_options_that_exist():

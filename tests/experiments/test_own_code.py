@@ -30,13 +30,14 @@ from typing import Literal
 
 import jax
 from pfl_jax import LocalSGD, methods
+from pfl_jax.hyper_parameters import NotNegative
 
 
 def slow(
     model,
     training=LocalSGD(lr=0.07),
     *,
-    server_lr: float = 0.5,
+    server_lr: NotNegative = 0.5,
     kind: Literal["a", "b"] = "a",
     start: int | None = None,
     layers: tuple[int, ...] = (1, 2),

@@ -9,7 +9,7 @@ from experiments.config.request import parse
 from experiments.execution import run
 from experiments.queue.jobs import PRIVACY_METHODS, PRIVACY_NOISE, privacy_cell
 from pfl_jax.methods import METHODS
-from pfl_jax.methods.factories import data_use
+from pfl_jax.methods.factories import on_linear_model
 from pfl_jax.privacy import gaussian_epsilon, gaussian_noise
 
 pytest.importorskip("dp_accounting")
@@ -51,8 +51,7 @@ def test_noise_of_the_queue_is_that_of_its_epsilons():
     for epsilon in PRIVACY_NOISE:
         for method in PRIVACY_METHODS:
             request = privacy_cell(method, epsilon).request()
-            use = data_use(METHODS[method])
-            uses = 30 * use.passes(request.hyper_parameters)
+            uses = 30 * on_linear_model(METHODS[method], request.hyper_parameters).privacy.passes
             exact = gaussian_noise(epsilon, uses, 0.1 / (20 * 600))
             assert exact <= request.options.dp_noise <= exact + 0.01
             assert (request.options.dp_clip, request.options.dp_delta) == (1.0, None)

@@ -1,4 +1,4 @@
-"""What each method does with a client's data under differential privacy of examples: DATA_USE against the methods."""
+"""What each method says of its use of a client's data (`Method.privacy`), against what it does."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,7 @@ from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS, make_method
-from pfl_jax.methods.data_use import CLIENT_UNCOVERED, DATA_USE
-from pfl_jax.methods.factories import default_training, hyper_parameters
+from pfl_jax.methods.factories import default_training, hyper_parameters, on_linear_model
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.testing import conformance
 
@@ -24,10 +23,13 @@ pytestmark = pytest.mark.without_f1_auc
 KEY = jax.random.key(0)
 
 
+def privacy(name, **values):
+    return on_linear_model(METHODS[name], values).privacy
+
+
 def test_every_method_says_what_it_does_with_the_data():
-    # A new method gets an entry, with what it computes from the examples besides LocalSGD.fit.
-    assert list(DATA_USE) == list(METHODS)
-    assert CLIENT_UNCOVERED.keys() <= METHODS.keys()
+    # A new method says what it computes from the examples besides LocalSGD.fit.
+    assert [name for name in METHODS if privacy(name) is None] == []
 
 
 def test_the_page_says_the_same():
@@ -36,11 +38,7 @@ def test_the_page_says_the_same():
     assert privacy_table.replaced(text) == text
 
 
-def refusal(name, **values):
-    return DATA_USE[name].refused(hyper_parameters(METHODS[name]) | values)
-
-
-ACCEPTED = [name for name in METHODS if not refusal(name)]
+ACCEPTED = [name for name in METHODS if not privacy(name).refused]
 
 
 @dataclass(frozen=True)
@@ -110,13 +108,13 @@ SEVERAL_PHASES = {"ditto", "fedavg_ft", "fedas", "fedpac", "fedrep"}
 )
 def test_passes_are_those_of_local_training_and_of_fine_tuning(name, values):
     # The same numbers of passes in every phase would hide one that is counted for another.
-    known = hyper_parameters(METHODS[name]) | {"epochs": 3} | values
-    assert counted(name, local, **values) == DATA_USE[name].passes(known)
+    known = privacy(name, epochs=3, **values)
+    assert counted(name, local, **values) == known.passes
     before_use = counted(name, personalize, **values)
     if name in ("fedas", "fedas_cd2"):
         # It aligns before training in the same way.
         before_use = 0
-    assert before_use == DATA_USE[name].deployment(known)
+    assert before_use == known.deployment
 
 
 REPRESENTATIVES = {"moon", "fedpac", "ditto"}

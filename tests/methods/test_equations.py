@@ -10,7 +10,8 @@ from rounds import first_state, last_round
 
 from pfl_jax.data.federated import client_data
 from pfl_jax.methods import METHODS, make_method
-from pfl_jax.methods.fedas import _Synchronization, trace_weights
+from pfl_jax.methods.fedas import _Synchronization
+from pfl_jax.primitives.fisher import trace_weights
 from pfl_jax.primitives.local_sgd import LocalSGD
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.

@@ -13,6 +13,7 @@ from problems import CLASSES, tiny_federation, tiny_model
 from trees import assert_same, distance, row
 
 from pfl_jax.data.federated import client_data
+from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 from pfl_jax.methods.cd2pfed import cd2pfed, personal_entries
 from pfl_jax.methods.fedala import fedala, last_layers
@@ -43,6 +44,8 @@ def test_fedala_with_weights_at_one_is_fedavg():
 def test_last_layers():
     params = {"backbone": {"conv1": {"bias": 0, "kernel": 0}, "fc1": {"bias": 0, "kernel": 0}}, "head": {"kernel": 0}}
     assert [last_layers(params, count) for count in range(4)] == [[], [4], [2, 3, 4], [0, 1, 2, 3, 4]]
+    with pytest.raises(InvalidInput, match="layers must be at most 3, the number of layers of the model, not 4"):
+        last_layers(params, 4)
 
 
 def learn_weights(received, own, weights, x, y, names, passes, eta):

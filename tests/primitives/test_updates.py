@@ -6,7 +6,6 @@ import pytest
 from message_shapes import message_shapes
 
 from pfl_jax.methods import METHODS
-from pfl_jax.methods.factories import WITHOUT_MEANS
 from pfl_jax.primitives.updates import has_means, is_mean, reference
 
 WHOLE = {
@@ -36,8 +35,7 @@ def test_received_parts_of_every_method(name):
             assert jax.tree.structure(base) == jax.tree.structure(part.value)
             for inner, flag in jax.tree_util.tree_leaves_with_path(flags):
                 found[jax.tree_util.keystr((*path, *inner), simple=True, separator=".")] = flag
-    # A new method without any belongs in WITHOUT_MEANS.
-    assert bool(found) == has_means(message) == (name not in WITHOUT_MEANS)
+    assert bool(found) == has_means(message)
     if name in PARTS:
         parts = {path.split(".")[0] for path, flag in found.items() if flag}
         assert parts == PARTS[name]

@@ -1,4 +1,4 @@
-"""The table of docs/privacy.md, from DATA_USE and CLIENT_UNCOVERED; run by itself, this file writes it anew."""
+"""The table of docs/privacy.md, from `Method.privacy`; run by itself, this file writes it anew."""
 
 import sys
 from pathlib import Path
@@ -7,8 +7,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[2])]
 
 from pfl_jax.methods import METHODS
-from pfl_jax.methods.data_use import CLIENT_UNCOVERED, DATA_USE
-from pfl_jax.methods.factories import hyper_parameters
+from pfl_jax.methods.factories import on_linear_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "privacy.md"
 HEADING = "| method | examples: not covered | clients: not covered |\n| --- | --- | --- |\n"
@@ -18,10 +17,9 @@ def table():
     """Rows of all methods, as they stand in the page."""
     lines = []
     for name, factory in METHODS.items():
-        use = DATA_USE[name]
-        reason = use.refused(hyper_parameters(factory))
-        examples = f"refused: {reason}" if reason else "; ".join(use.uncovered) or "nothing"
-        clients = "; ".join(CLIENT_UNCOVERED[name]) or "nothing" if name in CLIENT_UNCOVERED else "no such option"
+        privacy = on_linear_model(factory, {}).privacy
+        examples = f"refused: {privacy.refused}" if privacy.refused else "; ".join(privacy.examples) or "nothing"
+        clients = "no such option" if privacy.clients is None else "; ".join(privacy.clients) or "nothing"
         lines.append(f"| `{name}` | {examples} | {clients} |\n")
     return HEADING + "".join(lines)
 

@@ -12,7 +12,7 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.engine import mapping, means
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS, make_method
-from pfl_jax.methods.data_use import CLIENT_UNCOVERED
+from pfl_jax.methods.factories import recipes_of
 from pfl_jax.testing import conformance
 from pfl_jax.wrappers.client_privacy import ClientPrivacy, private_clients
 
@@ -92,8 +92,11 @@ def test_noise_is_added_once_whoever_is_there():
     np.testing.assert_allclose(nobody, noise, atol=1e-5)
 
 
+TAKEN = tuple(name for name, factory in METHODS.items() if ClientPrivacy in recipes_of(factory))
+
+
 @pytest.mark.parametrize(
-    "names", [("fedper", "fedpac"), pytest.param(tuple(CLIENT_UNCOVERED), marks=pytest.mark.slow)], ids=["two", "all"]
+    "names", [("fedper", "fedpac"), pytest.param(TAKEN, marks=pytest.mark.slow)], ids=["two", "all"]
 )
 def test_clients_send_clipped_updates_of_what_they_received(names):
     model, data = tiny_model(), client_data(tiny_federation(), 1, "train")

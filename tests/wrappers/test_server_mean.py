@@ -10,7 +10,7 @@ from full_batches import BETA, SIZES, assert_model, assert_received, run, start_
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
-from pfl_jax.base import LocalResult, Mean
+from pfl_jax.base import Mean
 from pfl_jax.engine.means import join, split
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
@@ -81,12 +81,9 @@ def test_refused():
             make_method("fedavg", tiny_model(), server_mean=text)
         with pytest.raises(InvalidInput, match=r"^server_mean"):
             robust(make_method("fedavg", tiny_model()), ServerMean(text))
-    with pytest.raises(InvalidInput, match=r"^server_mean is for methods .* messages of hypcluster have none$"):
-        make_method("hypcluster", tiny_model(), server_mean="median")
-    # Of a method of the user's own it is seen when it runs.
-    plain = make_method("local", tiny_model(), **HYPER_PARAMETERS)
-    mine = robust(plain._replace(local=lambda *given: LocalResult((), given[1], given[1])), ServerMean("median"))
-    engine, data = simulate.build(mine._replace(init_client=lambda *_: ()), Settings(rounds=1)), tiny_federation()
+    # Whether messages have a Mean is seen when the method runs.
+    method = make_method("hypcluster", tiny_model(), **HYPER_PARAMETERS, server_mean="median")
+    engine, data = simulate.build(method, Settings(rounds=1)), tiny_federation()
     with pytest.raises(InvalidInput, match="server_mean is for methods that send a Mean"):
         jax.eval_shape(lambda key: engine.round(data, engine.init(data, key), 2), jax.random.key(0))
 

@@ -16,7 +16,7 @@ from pfl_jax import simulate
 from pfl_jax.base import Mean
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS, make_method
-from pfl_jax.methods.factories import takes_server_optimizer
+from pfl_jax.methods.factories import recipes_of
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedbabu import fedbabu
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -101,7 +101,7 @@ def test_the_methods_are_those_whose_server_only_takes_a_mean_of_parameters():
             found.add(name)
     # What a new one is derived from may be `averaged`, or it has its own step, as above.
     assert found == {name for name in METHODS if make_method(name, tiny_model()).averaged} | OWN_STEP
-    assert found == {name for name, factory in METHODS.items() if takes_server_optimizer(factory)} | OWN_STEP
+    assert found == {name for name, factory in METHODS.items() if ServerOptimizer in recipes_of(factory)} | OWN_STEP
 
 
 def mine(model, training=LocalSGD()):
@@ -124,7 +124,7 @@ def test_what_is_made_of_fedavg_takes_an_optimizer(factory):
 
 @pytest.mark.parametrize("factory", [with_its_own_step, of_other_models, METHODS["pfedme"]])
 def test_an_argument_of_its_own_comes_first(factory):
-    assert not takes_server_optimizer(factory)
+    assert ServerOptimizer not in recipes_of(factory)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,142 @@
+"""What is made of a method by functools.partial or by a function of the user's has all that the method has."""
+
+import functools
+import sys
+
+import chex
+import jax
+import numpy as np
+import pytest
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+
+from experiments.commands.main import main
+from experiments.config.hyper_parameters import unread_by_method
+from experiments.config.request import parse
+from pfl_jax import LocalSGD, Settings, methods, simulate
+from pfl_jax.base import Privacy
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import make_method
+from pfl_jax.methods.factories import hyper_parameters, recipes_of
+from pfl_jax.privacy import budgets
+from pfl_jax.wrappers.client_privacy import ClientPrivacy
+
+pytestmark = pytest.mark.without_f1_auc
+
+KEY, RECIPE = jax.random.key(0), LocalSGD()
+
+
+def logged(model, training=RECIPE):
+    base = methods.fedavg(model, training)
+
+    def aggregate(key, server, clients, messages, cohort):
+        server, clients, _ = base.aggregate(key, server, clients, messages, cohort)
+        return server, clients, {"mine": cohort.counts}
+
+    return base._replace(aggregate=aggregate)
+
+
+def trained_twice(model, training=RECIPE):
+    base = methods.fedavg(model, training)
+
+    def local(key, server, client, data):
+        return base.local(key, base.local(key, server, client, data).personal, client, data)
+
+    return base._replace(local=local)
+
+
+def trained_twice_and_said(model, training=RECIPE):
+    return trained_twice(model, training)._replace(privacy=Privacy(2 * training.epochs, clients=()))
+
+
+DERIVED = [functools.partial(methods.fedavg), functools.partial(methods.fedavg, training=LocalSGD()), logged]
+
+WRAPPED = {
+    "server_optimizer": "adam",
+    "dp_clip": 0.5,
+    "dp_noise": 0.1,
+    "client_clip": 0.5,
+    "client_noise": 0.1,
+}
+
+
+IDS = ["partial", "partial_with_a_recipe", "function"]
+
+
+@functools.cache
+def last_server(factory, values):
+    method = make_method(factory, tiny_model(), **HYPER_PARAMETERS, **dict(values))
+    return list(simulate.run(method, tiny_federation(), Settings(rounds=1), KEY))[-1].state.server
+
+
+@pytest.mark.parametrize("factory", DERIVED, ids=IDS)
+def test_it_takes_the_wrappers_of_what_it_is_made_of(factory):
+    assert hyper_parameters(factory).keys() == hyper_parameters(methods.fedavg).keys()
+    values = tuple(WRAPPED.items())
+    chex.assert_trees_all_equal(last_server(factory, values), last_server(methods.fedavg, values))
+
+
+def budgets_of(factory, **values):
+    found = budgets(factory, values, Settings(rounds=3), np.full(4, 20), KEY, delta=0.01)
+    return [(one.unit, one.clip, one.noise, one.uncovered, None if one.uses is None else [*one.uses]) for one in found]
+
+
+@pytest.mark.parametrize("factory", DERIVED, ids=IDS)
+def test_its_budget_is_that_of_the_method(factory):
+    pytest.importorskip("dp_accounting")
+    values = {"epochs": 2, **{name: WRAPPED[name] for name in WRAPPED if name != "server_optimizer"}}
+    found = budgets_of(factory, **values)
+    assert found == budgets_of(methods.fedavg, **values)
+    assert [uses for *_, uses in found] == [[2, 4, 6], [1, 2, 3]]
+
+
+def test_other_local_training_has_no_budget_unless_it_says_so():
+    pytest.importorskip("dp_accounting")
+    values = {"epochs": 2, "dp_clip": 1.0, "dp_noise": 1.0}
+    ((*_, uncovered, uses),) = budgets_of(trained_twice, **values)
+    assert (uncovered, uses) == (("whatever the method computes from the examples outside of LocalSGD.fit",), None)
+    assert ClientPrivacy not in recipes_of(trained_twice)
+    with pytest.raises(InvalidInput, match="trained_twice has no hyper-parameter client_clip"):
+        make_method(trained_twice, tiny_model(), client_clip=1.0)
+    ((*_, uncovered, uses),) = budgets_of(trained_twice_and_said, **values)
+    assert (uncovered, uses) == ((), [4, 8, 12])
+    assert ClientPrivacy in recipes_of(trained_twice_and_said)
+
+
+FILE = """
+import functools
+
+from pfl_jax import LocalSGD, methods
+
+again = functools.partial(methods.fedavg)
+prox = functools.partial(methods.fedprox, mu=0.3)
+aligned = functools.partial(methods.fedpac, alignment=False)
+
+
+def logged(model, training=LocalSGD()):
+    return methods.fedavg(model, training)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.parametrize("name", ["again", "logged"])
+def test_its_options_are_those_of_the_method(mine, name):
+    words = ["--server-optimizer", "yogi", "--dp-clip", "1", "--client-clip", "1", "--compress", "none"]
+    there = parse("digits", ["--method", f"mine.py:{name}", *words]).hyper_parameters
+    assert there == parse("digits", ["--method", "fedavg", *words]).hyper_parameters
+
+
+def test_a_partial_in_a_file_has_help_ranges_and_conditions(mine, capsys):
+    assert parse("digits", ["--method", "mine.py:prox"]).hyper_parameters["mu"] == 0.3
+    with pytest.raises(InvalidInput, match="--mu must not be negative"):
+        parse("digits", ["--method", "mine.py:prox", "--mu", "-1"])
+    request = parse("digits", ["--method", "mine.py:aligned", "--lam", "2"])
+    assert unread_by_method("mine.py:aligned", request.hyper_parameters)["lam"] == "--no-alignment"
+    with pytest.raises(SystemExit):
+        main("digits", ["--method", "mine.py:prox", "--help"])
+    assert "FedProx: FedAvg with a proximal term" in capsys.readouterr().out
