@@ -72,8 +72,9 @@ class Model(NamedTuple):
       classify: (Head, features [B, d]) -> logits [B, K].
       num_features: number of features d.
       num_classes: number of classes K.
-      batch_features: (Backbone, inputs [B, ...], mask [B]) -> features [B, d] in training, with batch normalization by
-        the mini-batch; None for a model that computes the same in training as otherwise.
+      batch_features: (Backbone, inputs [B, ...], mask [B]) -> (features [B, d] in training, with batch normalization by
+        the mini-batch, and the backbone's new running statistics); None for a model that computes the same in training
+        as otherwise.
     """
 
     init: Callable[[PRNGKey], Params]
@@ -81,21 +82,17 @@ class Model(NamedTuple):
     classify: Callable[[Head, jax.Array], jax.Array]
     num_features: int
     num_classes: int
-    batch_features: Callable[[Backbone, jax.Array, jax.Array], jax.Array] | None = None
+    batch_features: Callable[[Backbone, jax.Array, jax.Array], tuple[jax.Array, PyTree]] | None = None
 
     def apply(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Logits [B, K] of the whole model with parameters `params` for inputs [B, ...]."""
         return self.classify(params["head"], self.features(params["backbone"], inputs))
 
-    def training_features(self, backbone: Backbone, batch: "ClientData") -> jax.Array:
-        """Features [B, d] of a mini-batch `batch` under `backbone` in training, for losses of local training."""
+    def training_features(self, backbone: Backbone, batch: "ClientData") -> tuple[jax.Array, PyTree]:
+        """Features [B, d] of a mini-batch `batch` in training, and the new running statistics of `backbone`."""
         if self.batch_features is None:
-            return self.features(backbone, batch.x)
+            return self.features(backbone, batch.x), ()
         return self.batch_features(backbone, batch.x, batch.mask)
-
-    def training_logits(self, params: Params, batch: "ClientData") -> jax.Array:
-        """Logits [B, K] of a mini-batch `batch` in training, see `training_features`; `params` as in `apply`."""
-        return self.classify(params["head"], self.training_features(params["backbone"], batch))
 
 
 class ClientData(NamedTuple):
@@ -116,8 +113,9 @@ class ClientData(NamedTuple):
     mask: jax.Array
 
 
-Loss: TypeAlias = Callable[[PyTree, ClientData], jax.Array]
-"""(params, mini-batch of B examples) -> scalar, the mean over the real examples of the mini-batch."""
+Loss: TypeAlias = Callable[[PyTree, ClientData], jax.Array | tuple[jax.Array, PyTree]]
+"""(params, mini-batch of B examples) -> scalar, the mean over the real examples of the mini-batch; or (scalar, new
+running statistics), which a model with batch normalization needs."""
 
 
 @jax.tree_util.register_dataclass

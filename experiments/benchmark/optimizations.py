@@ -155,10 +155,13 @@ def _fisher(scale: Scale) -> Ways:
     model = workload.network()
     loss = supervised_loss(model)
 
+    def value(params, batch):
+        return loss(params, batch)[0]
+
     def one_by_one(params, data):
         def norms(rows):
             x, y = rows
-            return squared_gradient_norms(loss, params, ClientData(x, y, jnp.ones(y.shape, bool)))
+            return squared_gradient_norms(value, params, ClientData(x, y, jnp.ones(y.shape, bool)))
 
         return jnp.mean(map_examples(norms, (data.x, data.y), data.mask, batch_size=MICROBATCH))
 

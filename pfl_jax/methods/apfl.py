@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import Fraction
 from pfl_jax.methods.factories import OWN_GRADIENTS, checked
-from pfl_jax.primitives.aggregation import mean_by_size
+from pfl_jax.primitives.aggregation import follow_mixture, mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD, descend
 from pfl_jax.primitives.losses import supervised_loss
-from pfl_jax.primitives.tree import interpolate, map_statistics
+from pfl_jax.primitives.tree import interpolate
 
 
 class APFLClient(NamedTuple):
@@ -70,18 +70,17 @@ def apfl(
         own, shared = models
         # The loss of the mixture does not train the shared model. Its gradient with respect to alpha is
         # <v - w, gradient at the mixture>.
-        shared_fixed = jax.lax.stop_gradient(shared)
-        mixed = interpolate(alpha, own, shared_fixed)
-        # What stands for the gradient of the statistics of batch normalization says nothing about alpha.
-        alpha_fixed = jax.lax.stop_gradient(alpha)
-        mixed = map_statistics(lambda _, a, b: interpolate(alpha_fixed, a, b), mixed, own, shared_fixed)
-        return risk(mixed, batch) + risk(shared, batch)
+        mixed = interpolate(alpha, own, jax.lax.stop_gradient(shared))
+        mixed_risk, mixed_statistics = risk(mixed, batch)
+        shared_risk, shared_statistics = risk(shared, batch)
+        own_statistics = follow_mixture(alpha, own, mixed, mixed_statistics)
+        return mixed_risk + shared_risk, (own_statistics, shared_statistics)
 
     def train(key, server, client, data):
         def step(carry, batch):
             models, alpha, opt_state = carry
-            gradient, slope = jax.grad(loss, argnums=(0, 1))(models, alpha, batch)
-            models, opt_state = descend(optimizer, gradient, models, opt_state)
+            (gradient, slope), statistics = jax.grad(loss, argnums=(0, 1), has_aux=True)(models, alpha, batch)
+            models, opt_state = descend(optimizer, gradient, statistics, models, opt_state)
             if adaptive:
                 alpha = jnp.clip(alpha - training.lr * slope, 0, 1)
             return models, alpha, opt_state

@@ -9,11 +9,11 @@ import optax
 from pfl_jax.base import Cohort, LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
 from pfl_jax.methods.factories import IDENTITY, checked
-from pfl_jax.primitives.aggregation import weighted_mean
+from pfl_jax.primitives.aggregation import follow_mixture, weighted_mean
 from pfl_jax.primitives.fingerprint import WORDS, fingerprint, is_same, key_of
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import supervised_loss
-from pfl_jax.primitives.tree import choose, gather, map_statistics
+from pfl_jax.primitives.tree import choose, gather
 
 SMALLEST_FACTOR = 1e-3
 """Factor of the regularizer of the relations at the end of its rounds, as in the released code."""
@@ -75,10 +75,7 @@ def size_shares(client: AppleClient) -> jax.Array:
 def combine(client: AppleClient) -> Params:
     """Personal model sum_j p_ij w_j of a client and its peers."""
     models = jax.tree.map(lambda own, more: jnp.concatenate([own[None], more]), client.core, client.peers.models)
-    mixed = weighted_mean(client.relations, models)
-    # What stands for the gradient of the statistics of batch normalization says nothing about relations.
-    fixed = jax.lax.stop_gradient(client.relations)
-    return map_statistics(lambda _, stacked: weighted_mean(fixed, stacked), mixed, models)
+    return weighted_mean(client.relations, models)
 
 
 def download(
@@ -180,7 +177,10 @@ def apple(
 
         def loss(learned, batch):
             deviation = jnp.sum(jnp.square(learned["relations"] - start))
-            return risk(combine(client._replace(**learned)), batch) + strength * deviation
+            mixed = combine(client._replace(**learned))
+            value, statistics = risk(mixed, batch)
+            own_statistics = follow_mixture(learned["relations"][0], learned["core"], mixed, statistics)
+            return value + strength * deviation, own_statistics
 
         learned = {"core": client.core, "relations": client.relations}
         kept = client._replace(**training.fit(key, learned, data, loss, transformation=descent))

@@ -12,7 +12,7 @@ from pfl_jax.hyper_parameters import Epochs, Fraction, NotNegative
 from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import masked_mean, supervised_loss
+from pfl_jax.primitives.losses import cross_entropy, loss_of_features, masked_mean
 
 Align = Callable[[PRNGKey, Params, PyTree, Params, ClientData, jax.Array], Params]
 """(key, received model, its personal entries, the client's previous model, data, whether the client was trained before)
@@ -69,8 +69,13 @@ def distillation(model: Model, params: Params, personal: PyTree, batch: ClientDa
     """
     zeros = jax.tree.map(jnp.zeros_like, params)
     in_both = {**personal, "head": jax.tree.map(lambda p: p if p.ndim > 1 else jnp.ones_like(p), personal["head"])}
-    own = jax.nn.log_softmax(model.training_logits(select_entries(in_both, params, zeros), batch))
-    common = jax.nn.log_softmax(model.training_logits(select_entries(personal, zeros, params), batch))
+
+    def log_probabilities(path):
+        features, _ = model.training_features(path["backbone"], batch)
+        return jax.nn.log_softmax(model.classify(path["head"], features))
+
+    own = log_probabilities(select_entries(in_both, params, zeros))
+    common = log_probabilities(select_entries(personal, zeros, params))
     divergence = optax.losses.kl_divergence_with_log_targets
     both = divergence(own, jax.lax.stop_gradient(common)) + divergence(common, jax.lax.stop_gradient(own))
     return 0.5 * masked_mean(both, batch.mask)
@@ -146,7 +151,6 @@ def decouple_channels(
       align: function that changes the received model, see `Align`.
       training, share, growth_rounds, lam: as in `cd2pfed`.
     """
-    risk = supervised_loss(model)
 
     def current_share(server):
         return share * jnp.where(server.round >= growth_rounds, 1.0, server.round / max(growth_rounds, 1))
@@ -164,10 +168,11 @@ def decouple_channels(
         # Without personal channels there is no personal path, and no distillation.
         strength = jnp.where(current_share(server) > 0, lam, 0.0)
 
-        def loss(params, batch):
-            return risk(params, batch) + strength * distillation(model, params, personal, batch)
+        def value(params, features, batch):
+            risk = cross_entropy(model.classify(params["head"], features), batch.y, batch.mask)
+            return risk + strength * distillation(model, params, personal, batch)
 
-        params = training.fit(train_key, start, data, loss)
+        params = training.fit(train_key, start, data, loss_of_features(model, value))
         # Personal entries are never sent.
         shared = select_entries(personal, jax.tree.map(jnp.zeros_like, params), params)
         return LocalResult(CD2Client(params, jnp.ones((), bool)), mean_by_size(shared, data), params)

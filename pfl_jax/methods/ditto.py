@@ -44,13 +44,11 @@ def ditto(
       released code draws clients with probabilities proportional to their sizes and averages them equally, and a
       personal and a global step share each mini-batch; here both models have their own ones.
     """
-    base, risk = fedavg(model, training), supervised_loss(model)
+    base = fedavg(model, training)
     personal_training = training.replace(epochs=personal_epochs)
 
     def train(key, server, client, data):
-        def loss(params, batch):
-            return risk(params, batch) + lam * proximal(params, server)
-
+        loss = supervised_loss(model, lambda params: lam * proximal(params, server))
         personal = personal_training.fit(jax.random.fold_in(key, PERSONAL_MODEL), client, data, loss)
         # The same key as FedAvg, so that the global model equals FedAvg's batch for batch.
         return LocalResult(personal, base.local(key, server, (), data).message, personal)

@@ -93,12 +93,9 @@ def fedamp(
       Reimplementations also decrease alpha_k during a run. Mixtures of three clients agree with those of PFLlib's
       server (github.com/TsingZ0/PFLlib, commit d832e76) to 1e-6. There is no code of the authors on GitHub.
     """
-    risk = supervised_loss(model)
 
     def train(key, server, client, data):
-        def loss(params, batch):
-            return risk(params, batch) + (lam / alpha_k) * proximal(params, client.cloud)
-
+        loss = supervised_loss(model, lambda params: (lam / alpha_k) * proximal(params, client.cloud))
         params = training.fit(key, client.cloud, data, loss)
         return LocalResult(client=client._replace(params=params), message=params, personal=params)
 

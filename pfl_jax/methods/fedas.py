@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from pfl_jax.base import Backbone, ClientData, Cohort, Head, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey
 from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
 from pfl_jax.methods.factories import checked
+from pfl_jax.primitives import losses
 from pfl_jax.primitives.aggregation import mean_by_size, normalize, weighted_mean
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.fisher import batch_fisher_trace, fisher_trace, trace_weights
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import classwise_alignment, cross_entropy, feature_alignment, supervised_loss
 from pfl_jax.primitives.tree import merge
 
 FEDAS_TRAINING = LocalSGD(lr=5e-3, momentum=0.0, weight_decay=0.0, batch_size=16)
@@ -177,7 +177,7 @@ def fedas(
             examples = data._replace(y=(data.y, *aligner.targets(server, client, data)))
             params = training.fit(train_key, params, examples, aligner.joint_loss())
         else:
-            params = training.fit(train_key, params, data, supervised_loss(model))
+            params = training.fit(train_key, params, data, losses.supervised_loss(model))
         # The epochs of the training use the numbers below training.epochs.
         trace = weighting.trace(jax.random.fold_in(train_key, training.epochs), params, data)
         return LocalResult(
@@ -281,32 +281,31 @@ class _Alignment:
         # The stored backbone of a client that was never trained is the initial one.
         return targets, data.mask if self.first_alignment else data.mask & client.trained
 
-    def distance(self, features: jax.Array, targets: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
+    def distance(self, features: jax.Array, labels: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
         """Distance of features [B, d] to their targets."""
         if self.loss == "class_sum":
-            return classwise_alignment(features, targets, labels, mask, self.model.num_classes)
-        return feature_alignment(features, targets, mask)
+            return losses.classwise_alignment(features, targets, labels, mask, self.model.num_classes)
+        return losses.feature_alignment(features, targets, mask)
 
     def fit(self, key: PRNGKey, server: FedASServer, client: FedASClient, data: ClientData) -> Backbone:
         """Align the received backbone before the training on labels."""
         targets, has_target = self.targets(server, client, data)
 
-        def loss(backbone, batch):
-            labels, targets = batch.y
-            return self.distance(self.model.training_features(backbone, batch), targets, labels, batch.mask)
+        def value(backbone, features, batch):
+            return self.distance(features, *batch.y, batch.mask)
 
+        loss = losses.loss_of_features(self.model, value, lambda backbone: backbone)
         return self.training.fit(key, server.backbone, data._replace(y=(data.y, targets), mask=has_target), loss)
 
     def joint_loss(self):
         """Cross entropy plus lam times the distance, for examples with y = (labels, targets, has_target)."""
 
-        def loss(params, batch):
+        def value(params, features, batch):
             labels, targets, has_target = batch.y
-            features = self.model.training_features(params["backbone"], batch)
-            risk = cross_entropy(self.model.classify(params["head"], features), labels, batch.mask)
-            return risk + self.lam * self.distance(features, targets, labels, batch.mask & has_target)
+            risk = losses.cross_entropy(self.model.classify(params["head"], features), labels, batch.mask)
+            return risk + self.lam * self.distance(features, labels, targets, batch.mask & has_target)
 
-        return loss
+        return losses.loss_of_features(self.model, value)
 
 
 @dataclass(frozen=True)

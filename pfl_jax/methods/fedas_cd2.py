@@ -9,7 +9,7 @@ from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.methods.fedas import FEDAS_TRAINING
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import feature_alignment
+from pfl_jax.primitives.losses import feature_alignment, loss_of_features
 
 
 @checked
@@ -66,10 +66,10 @@ def fedas_cd2(
         targets = extract_features(model, last["backbone"], data)
         fixed, own = received["backbone"], personal["backbone"]
 
-        def loss(backbone, batch):
-            features = model.training_features(select_entries(own, fixed, backbone), batch)
+        def distance(backbone, features, batch):
             return feature_alignment(features, batch.y, batch.mask)
 
+        loss = loss_of_features(model, distance, lambda backbone: select_entries(own, fixed, backbone))
         steps = align_training.replace(epochs=jnp.where(trained, align_epochs, 0))
         return {**received, "backbone": steps.fit(key, received["backbone"], data._replace(y=targets), loss)}
 

@@ -13,7 +13,7 @@ from pfl_jax.networks.layers import Dense
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.losses import cross_entropy, loss_of_features
 from pfl_jax.primitives.tree import interpolate
 from pfl_jax.streams import POLICY
 
@@ -125,15 +125,15 @@ def fedcp(model: Model, training: LocalSGD = LocalSGD(), *, lam: NotNegative = 5
         # One forward pass for all epochs; but each mini-batch of augmented inputs has features of its own.
         received = extract_features(model, server.backbone, data) if training.augment is None else None
 
-        def loss(params, batch):
+        def value(params, features, batch):
             backbone, head, policy = params
             labels, targets = batch.y
             if targets is None:
                 targets = model.features(server.backbone, batch.x)
-            features = model.training_features(backbone, batch)
             scores = logits(FedCPServer(backbone, server.head, policy), head, vector, features)
             return cross_entropy(scores, labels, batch.mask) + lam * discrepancy(features, targets, batch.mask)
 
+        loss = loss_of_features(model, value, lambda params: params[0])
         start = server.backbone, client, server.policy
         backbone, head, policy = training.fit(key, start, data._replace(y=(data.y, received)), loss)
         message = mean_by_size(FedCPServer(backbone, interpolate(0.5, head, server.head), policy), data)

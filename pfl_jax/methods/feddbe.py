@@ -74,20 +74,20 @@ def feddbe(
         """Trained parts and the last running mean m; without a consensus, b_i is neither used nor trained."""
 
         def loss(parts, batch, mean):
-            features = model.training_features(parts.params["backbone"], batch)
+            features, statistics = model.training_features(parts.params["backbone"], batch)
             count = jnp.maximum(jnp.sum(batch.mask), 1)
             now = jnp.sum(jnp.where(batch.mask[:, None], features, 0), axis=0) / count
             mean = (1 - mean_rate) * mean + mean_rate * now
             shifted = features if consensus is None else features + parts.bias
             risk = cross_entropy(model.classify(parts.params["head"], shifted), batch.y, batch.mask)
             if consensus is None:
-                return risk, mean
-            return risk + kappa * jnp.mean(0.5 * jnp.square(mean - consensus)), mean
+                return risk, (statistics, mean)
+            return risk + kappa * jnp.mean(0.5 * jnp.square(mean - consensus)), (statistics, mean)
 
         def step(carry, batch):
             parts, opt_state, mean = carry
-            gradient, mean = jax.grad(loss, has_aux=True)(parts, batch, mean)
-            return *descend(optimizer, gradient, parts, opt_state), mean
+            gradient, (statistics, mean) = jax.grad(loss, has_aux=True)(parts, batch, mean)
+            return *descend(optimizer, gradient, statistics, parts, opt_state), mean
 
         parts, _, mean = training.fold(key, (start, optimizer.init(start), jnp.zeros(model.num_features)), data, step)
         return parts, mean

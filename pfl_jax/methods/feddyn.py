@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import NotNegative
@@ -36,12 +37,6 @@ class FedDynClient(NamedTuple):
 
     drift: Params
     trained: Params
-
-
-def inner_product(left: Params, right: Params) -> jax.Array:
-    """Sum of the products of entries, over all leaves but the statistics of batch normalization."""
-    products = jax.tree.map(lambda a, b: jnp.sum(a * b), left, right)
-    return jax.tree.reduce(jnp.add, map_statistics(jnp.zeros_like, products))
 
 
 @checked
@@ -79,17 +74,16 @@ def feddyn(model: Model, training: LocalSGD = LocalSGD(momentum=0.0), *, lam: No
       of w. Three full-batch rounds of three clients of equal size agree with the released functions, without
       clipping (github.com/alpemreacar/FedDyn, commit 48a19fa), to 1e-6.
     """
-    risk = supervised_loss(model)
 
     def init_server(key):
         params = model.init(key)
         return FedDynServer(params, jax.tree.map(jnp.zeros_like, params))
 
     def train(key, server, client, data):
-        def loss(params, batch):
-            return risk(params, batch) + lam * (inner_product(client.drift, params) + proximal(params, server.params))
+        def penalty(params):
+            return lam * (optax.tree.vdot(client.drift, params) + proximal(params, server.params))
 
-        params = training.fit(key, server.params, data, loss)
+        params = training.fit(key, server.params, data, supervised_loss(model, penalty))
         trained = jax.tree.map(lambda sums, new, old: sums + (new - old), client.drift, params, server.params)
         return LocalResult(FedDynClient(client.drift, trained), Mean(params, jnp.ones(())), params)
 

@@ -64,11 +64,14 @@ def fedem(
         labels, responsibilities = batch.y
 
         def one(params, responsibility):
-            losses = optax.softmax_cross_entropy_with_integer_labels(model.training_logits(params, batch), labels)
-            return masked_mean(responsibility * losses, batch.mask)
+            features, statistics = model.training_features(params["backbone"], batch)
+            logits = model.classify(params["head"], features)
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return masked_mean(responsibility * losses, batch.mask), statistics
 
+        losses, statistics = jax.vmap(one, in_axes=(0, 1))(models, responsibilities)
         # A sum, so that the gradient of each model is independent of the others.
-        return jnp.sum(jax.vmap(one, in_axes=(0, 1))(models, responsibilities))
+        return jnp.sum(losses), statistics
 
     def train(key, server, client, data):
         responsibilities = jax.nn.softmax(client - example_losses(model, server, data), axis=-1)

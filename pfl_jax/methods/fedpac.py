@@ -21,7 +21,7 @@ from pfl_jax.primitives.feature_statistics import (
 from pfl_jax.primitives.features import extract_features, fit_head
 from pfl_jax.primitives.float64 import in_float64
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import cross_entropy, feature_alignment
+from pfl_jax.primitives.losses import cross_entropy, feature_alignment, loss_of_features
 from pfl_jax.primitives.simplex_qp import SimplexSolution, Solver, minimize_each
 from pfl_jax.primitives.tree import merge
 
@@ -325,12 +325,11 @@ def _alignment_loss(
     held = server.centroid_counts > 0
     targets = jnp.where(held[:, None], server.centroids, own_centroids)
 
-    def loss(backbone, batch):
-        features = model.training_features(backbone, batch)
+    def value(backbone, features, batch):
         risk = cross_entropy(model.classify(head, features), batch.y, batch.mask)
         if lam is None:
             return risk
         strength = jnp.where(jnp.any(held), lam, 0.0)
         return risk + strength * feature_alignment(features, targets[batch.y], batch.mask)
 
-    return loss
+    return loss_of_features(model, value, lambda backbone: backbone)

@@ -12,7 +12,7 @@ from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, checked
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import cross_entropy, feature_alignment
+from pfl_jax.primitives.losses import cross_entropy, feature_alignment, loss_of_features
 
 
 class Prototypes(NamedTuple):
@@ -49,15 +49,14 @@ def local_step(
     """
 
     def step(key, params, prototypes, data):
-        def loss(params, batch):
-            features = model.training_features(params["backbone"], batch)
+        def loss(params, features, batch):
             has_prototype = prototypes.counts[batch.y] > 0
             # Without a prototype the target is the feature itself: distance and gradient are zero.
             targets = jnp.where(has_prototype[:, None], prototypes.centroids[batch.y], features)
             risk = cross_entropy(model.classify(params["head"], features), batch.y, batch.mask)
             return risk + lam * feature_alignment(features, targets, batch.mask)
 
-        params = training.fit(key, params, data, loss)
+        params = training.fit(key, params, data, loss_of_features(model, loss))
         features = extract_features(model, params["backbone"], data)
         return params, Prototypes(*class_centroids(features, data.y, data.mask, model.num_classes))
 

@@ -38,12 +38,9 @@ def fedprox(
       averages them equally. Every client trains for E epochs: the partial work of slow devices is not simulated. The
       papers that compare with FedProx do not state mu; 0.01 is one of the values that its own paper tries.
     """
-    risk = supervised_loss(model)
 
     def train(key, server, client, data):
-        def loss(params, batch):
-            return risk(params, batch) + mu * proximal(params, server)
-
+        loss = supervised_loss(model, lambda params: mu * proximal(params, server))
         params = training.fit(key, server, data, loss)
         return LocalResult(client=(), message=mean_by_size(params, data), personal=params)
 

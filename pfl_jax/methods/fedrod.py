@@ -9,7 +9,7 @@ from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_counts
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import balanced_softmax, cross_entropy
+from pfl_jax.primitives.losses import balanced_softmax, cross_entropy, loss_of_features
 
 
 class FedRoDModel(NamedTuple):
@@ -54,16 +54,15 @@ def fedrod(model: Model, training: LocalSGD = LocalSGD()) -> Method:
     def train(key, server, client, data):
         counts = class_counts(data.y, data.mask, model.num_classes)
 
-        def loss(params, batch):
-            features = model.training_features(params.generic["backbone"], batch)
+        def value(params, features, batch):
             generic = model.classify(params.generic["head"], features)
             # The loss of the personal head has no gradient in the shared parameters.
             own = jax.lax.stop_gradient(generic) + model.classify(params.head, jax.lax.stop_gradient(features))
             balanced = balanced_softmax(generic, batch.y, batch.mask, counts)
             return balanced + cross_entropy(own, batch.y, batch.mask)
 
-        start = FedRoDModel(server, client)
-        params = training.fit(key, start, data, loss)
+        loss = loss_of_features(model, value, lambda params: params.generic["backbone"])
+        params = training.fit(key, FedRoDModel(server, client), data, loss)
         return LocalResult(client=params.head, message=mean_by_size(params.generic, data), personal=params)
 
     def aggregate(key, server, clients, messages, cohort):

@@ -14,7 +14,7 @@ from pfl_jax.networks.layers import Dense
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_counts
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import cross_entropy, proximal
+from pfl_jax.primitives.losses import cross_entropy, loss_of_features, proximal
 from pfl_jax.streams import CATEGORY_EMBEDDINGS, VALVE
 
 TINY = 1e-12
@@ -133,9 +133,8 @@ def gpfl(model: Model, training: LocalSGD = LocalSGD(), *, lam: NotNegative = 0.
         received, head = server.shared, client
         generic, personal = conditions(received.embeddings, data)
 
-        def loss(params, batch):
+        def value(params, features, batch):
             shared, head = params
-            features = model.training_features(shared.backbone, batch)
 
             def route(condition):
                 scale, shift = open_valve(shared.valve, condition)
@@ -148,6 +147,7 @@ def gpfl(model: Model, training: LocalSGD = LocalSGD(), *, lam: NotNegative = 0.
             decay = proximal((shared.embeddings, shared.valve), jax.tree.map(jnp.zeros_like, shared[1:]))
             return risk + lam * optax.safe_norm(difference, TINY) + mu * decay
 
+        loss = loss_of_features(model, value, lambda params: params[0].backbone)
         shared, head = training.fit(key, (received, head), data, loss)
         # With the condition of the training, not that of the trained embeddings.
         return LocalResult(client=head, message=mean_by_size(shared, data), personal=deploy(shared, head, personal))

@@ -12,7 +12,7 @@ from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import cross_entropy, masked_mean
+from pfl_jax.primitives.losses import cross_entropy, loss_of_features, masked_mean
 
 
 class MoonClient(NamedTuple):
@@ -88,14 +88,13 @@ def moon(
     def train(key, server, client, data):
         strength = mu * client.trained
 
-        def loss(params, batch):
-            features = model.training_features(params["backbone"], batch)
+        def loss(params, features, batch):
             near, far = (model.features(fixed["backbone"], batch.x) for fixed in (server, client.params))
             contrast = contrastive_loss(features, near, far, batch.mask, temperature)
             logits = model.classify(params["head"], features)
             return cross_entropy(logits, batch.y, batch.mask) + strength * contrast
 
-        params = training.fit(key, server, data, loss)
+        params = training.fit(key, server, data, loss_of_features(model, loss))
         return LocalResult(MoonClient(params, jnp.ones((), bool)), mean_by_size(params, data), params)
 
     return fedavg(model, training)._replace(

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy
+from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, PyTree
 from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
 from pfl_jax.methods.factories import OWN_GRADIENTS, checked
 from pfl_jax.methods.fedavg import fedavg
@@ -90,21 +90,23 @@ def per_fedavg(
       with three clients agrees with FL-bench's (github.com/KarhouTam/FL-bench, commit 06e658b) to 1e-6.
     """
     loss, parts = supervised_loss(model), 2 if meta_gradient == "first_order" else 3
+    gradient_and_statistics = jax.grad(loss, has_aux=True)
     optimizer = training.transformation()
     sampling = training.replace(batch_size=parts * training.batch_size)
 
     def move(params: Params, distance: float | jax.Array, direction: Params) -> Params:
         return jax.tree.map(lambda leaf, step: leaf + distance * step, params, direction)
 
-    def gradient(params: Params, batches: list[ClientData]) -> Params:
+    def gradient(params: Params, batches: list[ClientData]) -> tuple[Params, PyTree]:
         inner, outer, *curvature = batches
-        adapted = move(params, -inner_lr, jax.grad(loss)(params, inner))
-        meta = jax.grad(loss)(adapted, outer)
+        adapted = move(params, -inner_lr, gradient_and_statistics(params, inner)[0])
+        meta, statistics = gradient_and_statistics(adapted, outer)
         for batch in curvature:
-            ahead, behind = (jax.grad(loss)(move(params, sign * delta, meta), batch) for sign in (1, -1))
+            moved = (move(params, sign * delta, meta) for sign in (1, -1))
+            ahead, behind = (gradient_and_statistics(one, batch)[0] for one in moved)
             product = jax.tree.map(lambda a, b: (a - b) / (2 * delta), ahead, behind)
             meta = move(meta, -inner_lr, product)
-        return meta
+        return meta, statistics
 
     def adapt(params: Params, data: ClientData) -> Params:
         return move(params, -inner_lr, mean_gradient(training, loss, params, data))
@@ -112,7 +114,7 @@ def per_fedavg(
     def train(key, server, client, data):
         def step(carry, batch):
             params, opt_state, index = carry
-            return *descend(optimizer, gradient(params, deal(batch, parts, index)), params, opt_state), index + 1
+            return *descend(optimizer, *gradient(params, deal(batch, parts, index)), params, opt_state), index + 1
 
         numbered = data._replace(y=(data.y, jnp.arange(data.mask.shape[0], dtype=jnp.int32)))
         params, *_ = sampling.fold(key, (server, optimizer.init(server), 0), numbered, step)

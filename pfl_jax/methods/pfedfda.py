@@ -14,7 +14,7 @@ from pfl_jax.primitives.feature_statistics import class_centroids, class_counts
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.holdout import stratified_folds
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.losses import cross_entropy, loss_of_features
 from pfl_jax.streams import CLASS_MEANS
 
 Interpolation: TypeAlias = Literal["separate", "single", "local"]
@@ -277,10 +277,10 @@ def pfedfda(
     def train(key, server, client, data):
         _, kernel, bias = deploy(server.backbone, server.features, data)
 
-        def loss(backbone, batch):
-            logits = model.training_features(backbone, batch) @ kernel + bias
-            return cross_entropy(logits, batch.y, batch.mask)
+        def value(backbone, features, batch):
+            return cross_entropy(features @ kernel + bias, batch.y, batch.mask)
 
+        loss = loss_of_features(model, value, lambda backbone: backbone)
         backbone = training.fit(key, server.backbone, data, loss)
         distribution = adapt(backbone, server.features, data)
         message = mean_by_size(PFedFDAServer(backbone, distribution), data)

@@ -114,14 +114,13 @@ def pfedgraph(
       references only for the clients of the previous round. Compared with that code (commit 4f5f17c, with the sign of
       lambda turned): two rounds of full batches give the same models and graph to 1e-5.
     """
-    risk = supervised_loss(model)
 
     def train(key, server, client, data):
-        def loss(params, batch):
+        def similarity(params):
             compared = map_statistics(jnp.zeros_like, params)
-            product = optax.tree.vdot(client.reference, compared)
-            return risk(params, batch) - lam * product / jnp.maximum(optax.tree.norm(compared), TINY)
+            return optax.tree.vdot(client.reference, compared) / jnp.maximum(optax.tree.norm(compared), TINY)
 
+        loss = supervised_loss(model, lambda params: -lam * similarity(params))
         params = training.fit(key, client.params, data, loss)
         return LocalResult(client=client, message=params, personal=params)
 

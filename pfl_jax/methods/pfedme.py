@@ -55,18 +55,16 @@ def pfedme(
       deploys the initial model.
     """
     optimizer = training.replace(lr=training.lr if personal_lr is None else personal_lr).transformation()
-    risk = supervised_loss(model)
 
     def train(key, server, client, data):
         def step(models, batch):
             local, personal = models
 
-            def loss(params):
-                return risk(params, batch) + lam * proximal(params, local)
+            loss = supervised_loss(model, lambda params: lam * proximal(params, local))
 
             def inner(_, carry):
                 params, opt_state = carry
-                return descend(optimizer, jax.grad(loss)(params), params, opt_state)
+                return descend(optimizer, *jax.grad(loss, has_aux=True)(params, batch), params, opt_state)
 
             personal, _ = jax.lax.fori_loop(0, inner_steps, inner, (personal, optimizer.init(personal)))
             return jax.tree.map(lambda w, t: w - training.lr * lam * (w - t), local, personal), personal

@@ -66,7 +66,7 @@ def mean_gradient(training: LocalSGD, loss: Loss, params: Params, data: ClientDa
 
     def add(total, batch):
         share = jnp.sum(batch.mask) / count
-        return jax.tree.map(lambda sums, g: sums + share * g, total, jax.grad(loss)(params, batch))
+        return jax.tree.map(lambda sums, g: sums + share * g, total, jax.grad(loss, has_aux=True)(params, batch)[0])
 
     one_pass = LocalSGD(batch_size=training.batch_size, epochs=1)
     return one_pass.fold(jax.random.key(0), jax.tree.map(jnp.zeros_like, params), data, add)

@@ -11,20 +11,19 @@ is the unbiased one. Padded examples are in no statistic.
 
 The statistics stand in the backbone under `pfl_jax.base.STATISTICS`, so that a method treats them as it treats other
 parameters of the backbone: FedAvg averages them as part of the model, FedPer too, LG-FedAvg keeps them at the client,
-and they are counted in messages. Three things differ, for every method alike:
+and they are counted in messages. Three things differ:
 
-- No optimizer moves them. The backward pass gives `old - new` in the place of their gradient, and
-  `pfl_jax.primitives.local_sgd.descend` subtracts just that, without learning rate, momentum, decay or clipping. If a
-  training step passes its examples through a network more than once, the changes of all passes add up; gradients of
-  gradients (`per_fedavg`) and interpolations (`apfl`, `apple`) apply to the changes as to gradients.
-- Penalties on parameters and similarities between models (`proximal`, `feddyn`, `fedamp`, `pfedgraph`) leave them out,
-  and an optimizer of the server takes their mean as it is. Elsewhere they count as parameters: in the distances of
-  `fedfomo`, the channels of `cd2pfed`, the models that `pfedhn` generates.
+- They are no parameters of a loss. A pass in training returns their new values beside the features, the loss returns
+  them beside its value (`has_aux` of `jax.grad`), and a step writes them into the parameters after the optimizer, see
+  `pfl_jax.primitives.tree.with_statistics`. So no optimizer moves them, neither does weight decay.
+- Penalties on parameters and similarities between models (`proximal`, `feddyn`, `fedamp`, `fedfomo`, `pfedgraph`) leave
+  them out, and an optimizer of the server takes their mean as it is. Elsewhere they count as parameters: among the
+  channels of `cd2pfed`, in the models that `pfedhn` generates.
 - FedBN keeps them at the client with scale and bias, FedCAC keeps them there alone: its critical entries are none of
   them.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -32,22 +31,6 @@ import jax.numpy as jnp
 
 from pfl_jax.base import STATISTICS, Backbone, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
-
-
-@jax.custom_vjp
-def _record(y: jax.Array, running: PyTree, new: PyTree) -> jax.Array:
-    """The identity on y, in whose backward pass the gradient of `running` is running - new."""
-    return y
-
-
-_record.defvjp(
-    lambda y, running, new: (y, (running, new)),
-    lambda residuals, gradient: (
-        gradient,
-        jax.tree.map(jnp.subtract, *residuals),
-        jax.tree.map(jnp.zeros_like, residuals[1]),
-    ),
-)
 
 
 def normalize(
@@ -59,7 +42,7 @@ def normalize(
     *,
     epsilon: float = 1e-5,
     decay: float = 0.9,
-) -> jax.Array:
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Normalize the channels of a mini-batch.
 
     Args:
@@ -71,7 +54,7 @@ def normalize(
       decay: share rho of the running statistics that stays.
 
     Returns:
-      [B, ..., C]; in training its backward pass gives the change of the running statistics, see the module.
+      The normalized channels [B, ..., C], and the next running statistics, which have no gradient.
 
     Raises:
       InvalidInput: the rows of x are not those of the mask, or there is one row only: a batch size of 1, or gradients
@@ -80,7 +63,7 @@ def normalize(
     if mask is None:
         # An average of models with negative weights may have negative variances.
         mean, variance = running["mean"], jnp.maximum(running["var"], 0.0)
-        return (x - mean) * jax.lax.rsqrt(variance + epsilon) * scale + bias
+        return (x - mean) * jax.lax.rsqrt(variance + epsilon) * scale + bias, running
     if x.shape[0] != mask.shape[0]:
         raise InvalidInput(
             f"BatchNorm gets {x.shape[0]} rows of a mini-batch of {mask.shape[0]} examples: its input must be "
@@ -101,8 +84,7 @@ def normalize(
         "mean": decay * running["mean"] + (1 - decay) * mean,
         "var": decay * running["var"] + (1 - decay) * unbiased,
     }
-    y = (x - mean) * jax.lax.rsqrt(variance + epsilon) * scale + bias
-    return _record(y, running, jax.lax.stop_gradient(new))
+    return (x - mean) * jax.lax.rsqrt(variance + epsilon) * scale + bias, jax.lax.stop_gradient(new)
 
 
 def normalizing(mask: jax.Array | None) -> Any:
@@ -126,7 +108,10 @@ def normalizing(mask: jax.Array | None) -> Any:
         scale = norm.get_variable("params", "scale") if norm.use_scale else 1.0
         bias = norm.get_variable("params", "bias") if norm.use_bias else 0.0
         running = {name: norm.get_variable(STATISTICS, name) for name in ("mean", "var")}
-        return normalize(args[0], scale, bias, running, mask, epsilon=norm.epsilon, decay=norm.momentum)
+        y, running = normalize(args[0], scale, bias, running, mask, epsilon=norm.epsilon, decay=norm.momentum)
+        for name, value in running.items():
+            norm.put_variable(STATISTICS, name, value)
+        return y
 
     return intercept
 
@@ -150,20 +135,19 @@ def to_backbone(variables: Any) -> Backbone:
     return params | {STATISTICS: variables[STATISTICS]} if STATISTICS in variables else params
 
 
-def apply_backbone(module: nn.Module, backbone: Backbone, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """Output of a Flax module.
+def apply_backbone(
+    module: nn.Module, backbone: Backbone, x: jax.Array, mask: jax.Array | None = None
+) -> tuple[jax.Array, PyTree]:
+    """Output of a Flax module, and its next running statistics.
 
     Args:
       module: its call takes inputs alone.
       backbone: from `init_backbone`.
       x: inputs [B, ...].
-      mask: [B], the real examples, in training; None to use the running statistics.
+      mask: [B], the real examples, in training; None to use the running statistics, which then stay as they are.
     """
     params = dict(backbone)
-    statistics = params.pop(STATISTICS, None)
-    if statistics is None:
-        return cast(jax.Array, module.apply({"params": params}, x))
-    if mask is None:
-        statistics = jax.lax.stop_gradient(statistics)
+    statistics = jax.lax.stop_gradient(params.pop(STATISTICS, {}))
     with nn.intercept_methods(normalizing(mask)):
-        return cast(jax.Array, module.apply({"params": params, STATISTICS: statistics}, x))
+        output, changed = module.apply({"params": params, STATISTICS: statistics}, x, mutable=[STATISTICS])
+    return output, changed.get(STATISTICS, {})

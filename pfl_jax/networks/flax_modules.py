@@ -120,7 +120,7 @@ def _from_linen(module: nn.Module, inputs: jax.ShapeDtypeStruct, num_classes: in
         params = init_backbone(module, key, jnp.zeros((1, *inputs.shape[1:]), inputs.dtype))
         return {"backbone": _without(params, path), "head": _lookup(params, path)}
 
-    def features(backbone, x, mask=None):
+    def batch_features(backbone, x, mask=None):
         seen = []
 
         def stop(call, args, kwargs, context):
@@ -130,13 +130,16 @@ def _from_linen(module: nn.Module, inputs: jax.ShapeDtypeStruct, num_classes: in
             return call(*args, **kwargs)
 
         with nn.intercept_methods(stop):
-            apply_backbone(module, backbone, x, mask)
-        return seen[0]
+            _, statistics = apply_backbone(module, backbone, x, mask)
+        return seen[0], statistics
+
+    def features(backbone, x):
+        return batch_features(backbone, x)[0]
 
     def classify(head, features):
         return cast(jax.Array, head_module.apply({"params": head}, features))
 
-    return Model(init, features, classify, num_features, num_classes, features)
+    return Model(init, features, classify, num_features, num_classes, batch_features)
 
 
 def _linen_head(module: nn.Module, inputs: jax.ShapeDtypeStruct, path: tuple[str, ...]) -> tuple[nn.Module, int]:

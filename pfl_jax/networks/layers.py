@@ -117,7 +117,7 @@ def assemble(
 
     return Model(
         init=init,
-        features=functools.partial(apply_backbone, backbone),
+        features=lambda params, x: apply_backbone(backbone, params, x)[0],
         classify=lambda params, features: cast(jax.Array, head.apply({"params": params}, features)),
         num_features=num_features,
         num_classes=num_classes,

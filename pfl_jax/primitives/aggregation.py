@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, Mean, PyTree
+from pfl_jax.primitives.tree import running_statistics
 
 
 def normalize(weights: jax.Array, present: jax.Array | None = None) -> jax.Array:
@@ -76,6 +77,19 @@ def weighted_mean(weights: jax.Array, trees: PyTree) -> PyTree:
     """
     chex.assert_rank(weights, 1)
     return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1, precision="highest"), trees)
+
+
+def follow_mixture(share: jax.Array, own: PyTree, mixture: PyTree, statistics: PyTree) -> list[jax.Array]:
+    """New running statistics of one model of a mixture, which draw those of the mixture toward new ones.
+
+    Args:
+      share: weight of the model in the mixture; its statistics change by this share of the mixture's change.
+      own: the model.
+      mixture: weighted sum of it and other models.
+      statistics: new statistics of the mixture, from a pass in training.
+    """
+    parts = running_statistics(own), running_statistics(mixture), jax.tree.leaves(statistics)
+    return [leaf + share * (new - old) for leaf, old, new in zip(*parts, strict=True)]
 
 
 def mix(matrix: jax.Array, trees: PyTree) -> PyTree:

@@ -18,7 +18,7 @@ from pfl_jax.hyper_parameters import MOMENTUM, Count, Epochs, NotNegative, Posit
 from pfl_jax.primitives.optimizers import decay, sgd
 from pfl_jax.primitives.optimizers import descend as descend
 from pfl_jax.primitives.private_gradients import private_gradient
-from pfl_jax.primitives.tree import register_unchecked
+from pfl_jax.primitives.tree import map_statistics, register_unchecked, running_statistics
 from pfl_jax.streams import AUGMENTATION, EXAMPLE_NOISE
 
 Optimizer = Literal["sgd", "adam", "adamw"]
@@ -188,30 +188,41 @@ class LocalSGD:
           params: any pytree of float arrays.
           data: examples [n, ...] with their mask [n].
           loss: (params, ClientData of batch_size rows) -> scalar mean over the batch's mask; with dp_clip, of any
-            number of rows.
+            number of rows. One that trains a backbone with batch normalization returns (scalar, new statistics), as
+            `pfl_jax.primitives.losses.supervised_loss` does.
           transformation: optimizer to use in place of `transformation()`.
+
+        Raises:
+          InvalidInput: the optimizer needs more than a step has, or params has running statistics and loss gives none.
         """
-        optimizer = self.transformation() if transformation is None else transformation
+        optimizer = optax.with_extra_args_support(self.transformation() if transformation is None else transformation)
 
         start, clip = (params, optimizer.init(params)), self.dp_clip
 
+        def value_and_statistics(params, batch):
+            # The old statistics have no gradient, also if a penalty is on all parameters.
+            result = loss(map_statistics(jax.lax.stop_gradient, params), batch)
+            return result if isinstance(result, tuple) else (result, ())
+
         def step(carry, batch):
             params, opt_state = carry
-            if isinstance(optimizer, optax.GradientTransformationExtraArgs):
-                value, gradient = jax.value_and_grad(loss)(params, batch)
-                return descend(optimizer, gradient, params, opt_state, value=value)
-            return descend(optimizer, jax.grad(loss)(params, batch), params, opt_state)
+            (value, statistics), gradient = jax.value_and_grad(value_and_statistics, has_aux=True)(params, batch)
+            return descend(optimizer, gradient, statistics, params, opt_state, value=value)
 
         if clip is None:
             return self._fold(key, start, data, step)[0]
+
+        def value(params, batch):
+            return value_and_statistics(params, batch)[0]
 
         def private_step(carry, batch):
             params, opt_state, index = carry
             noise_key = jax.random.fold_in(jax.random.fold_in(key, EXAMPLE_NOISE), index)
             gradient = private_gradient(
-                noise_key, loss, params, batch, clip=clip, noise=self.dp_noise, size=self.batch_size
+                noise_key, value, params, batch, clip=clip, noise=self.dp_noise, size=self.batch_size
             )
-            return *descend(optimizer, gradient, params, opt_state), index + 1
+            # Those of a mini-batch are not private: here they stay.
+            return *descend(optimizer, gradient, running_statistics(params), params, opt_state), index + 1
 
         return self._fold(key, (*start, jnp.zeros((), jnp.int32)), data, private_step)[0]
 

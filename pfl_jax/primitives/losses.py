@@ -1,11 +1,14 @@
 """Losses over the real examples of a mini-batch, and penalties on parameters."""
 
+from collections.abc import Callable
+
 import chex
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
-from pfl_jax.base import Loss, Model, PyTree
+from pfl_jax.base import Backbone, ClientData, Model, Params, PyTree
 from pfl_jax.primitives.tree import map_statistics
 
 ABSENT_CLASS = -1e9
@@ -44,22 +47,48 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.
     return masked_mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels), mask)
 
 
-def supervised_loss(model: Model, *, training: bool = True) -> Loss:
-    """Loss function of ordinary local training: cross entropy of a whole model on a mini-batch.
+def loss_of_features(
+    model: Model,
+    value: Callable[[PyTree, jax.Array, ClientData], jax.Array],
+    backbone: Callable[[PyTree], Backbone] = lambda params: params["backbone"],
+) -> Callable[[PyTree, ClientData], tuple[jax.Array, PyTree]]:
+    """Loss of local training as a function of the features, which the model computes as it does in training.
 
     Args:
       model: the architecture.
-      training: whether the model is in training; without, it is as it would be deployed.
+      value: (params, features [B, d], ClientData of B examples) -> scalar.
+      backbone: params -> the backbone in them.
 
     Returns:
-      (Params, ClientData of B examples) -> scalar: `cross_entropy` over the examples that its mask marks.
+      (params, ClientData of B examples) -> (scalar, new running statistics of the backbone), for `has_aux=True` of
+      `jax.grad`. Without batch normalization there are no statistics.
     """
 
     def loss(params, batch):
-        logits = model.training_logits(params, batch) if training else model.apply(params, batch.x)
-        return cross_entropy(logits, batch.y, batch.mask)
+        features, statistics = model.training_features(backbone(params), batch)
+        return value(params, features, batch), statistics
 
     return loss
+
+
+def supervised_loss(
+    model: Model, penalty: Callable[[Params], ArrayLike] | None = None
+) -> Callable[[Params, ClientData], tuple[jax.Array, PyTree]]:
+    """Loss of ordinary local training: cross entropy of a whole model on a mini-batch.
+
+    Args:
+      model: the architecture.
+      penalty: params -> scalar that is added; None for none.
+
+    Returns:
+      As `loss_of_features`.
+    """
+
+    def value(params, features, batch):
+        risk = cross_entropy(model.classify(params["head"], features), batch.y, batch.mask)
+        return risk if penalty is None else risk + penalty(params)
+
+    return loss_of_features(model, value)
 
 
 def feature_alignment(features: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:

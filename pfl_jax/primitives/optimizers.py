@@ -1,12 +1,11 @@
 """Optimizer steps: SGD as PyTorch has it, and a step with any optimizer."""
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import PyTree
 from pfl_jax.errors import InvalidInput, first_line
-from pfl_jax.primitives.tree import map_statistics
+from pfl_jax.primitives.tree import with_statistics
 
 
 def _is_static_zero(value: float | jax.Array) -> bool:
@@ -37,7 +36,7 @@ def sgd(
       >>> optimizer = optimizers.sgd(lr=0.1, momentum=0.5)
       >>> params, state = jnp.array(1.0), optimizer.init(jnp.array(1.0))
       >>> for _ in range(2):
-      ...     params, state = optimizers.descend(optimizer, jnp.array(1.0), params, state)
+      ...     params, state = optimizers.descend(optimizer, jnp.array(1.0), (), params, state)
       ...     print(f"{params:.2f}")
       0.90
       0.75
@@ -52,6 +51,7 @@ def sgd(
 def descend(
     optimizer: optax.GradientTransformation,
     gradient: PyTree,
+    statistics: PyTree,
     params: PyTree,
     opt_state: PyTree,
     *,
@@ -59,18 +59,20 @@ def descend(
 ) -> tuple[PyTree, PyTree]:
     """One optimizer step for a gradient; returns the next params and the optimizer's next state `opt_state`.
 
-    Running statistics of batch normalization take their new values, see `pfl_jax.networks.batch_norm`.
+        params, opt_state = descend(optimizer, *jax.grad(loss, has_aux=True)(params, batch), params, opt_state)
 
     Args:
       optimizer, gradient, params, opt_state: as in optax.
+      statistics: new running statistics of batch normalization, which the loss returns beside its value; () for none.
+        They take the place of the old ones, whatever the optimizer does to these.
       value: of the loss, for an `optax.GradientTransformationExtraArgs`; None where the training has none.
 
     Raises:
-      InvalidInput: the optimizer needs more than it is given.
+      InvalidInput: the optimizer needs more than it is given, or the params have other statistics.
     """
     given = {} if value is None else {"value": value}
     try:
-        updates, opt_state = optimizer.update(map_statistics(jnp.zeros_like, gradient), opt_state, params, **given)
+        updates, opt_state = optimizer.update(gradient, opt_state, params, **given)
     except TypeError as error:
         if "required keyword-only argument" not in str(error):
             raise
@@ -78,5 +80,4 @@ def descend(
             f"the optimizer needs more than a step of this training has, a gradient{' and a value' if given else ''} "
             f"({first_line(error)}): choose another one"
         ) from error
-    updates = map_statistics(lambda _, change: -change, updates, gradient)
-    return optax.apply_updates(params, updates), opt_state
+    return with_statistics(optax.apply_updates(params, updates), statistics), opt_state

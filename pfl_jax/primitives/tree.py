@@ -3,13 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pfl_jax.base import STATISTICS, Backbone, Head, Params, PyTree
+from pfl_jax.errors import InvalidInput
 
 _Dataclass = TypeVar("_Dataclass", bound=type)
 
@@ -72,7 +73,7 @@ def interpolate(share: jax.Array | float, left: PyTree, right: PyTree) -> PyTree
     return jax.tree.map(lambda a, b: share * a + (1 - share) * b, left, right)
 
 
-def map_statistics(fn: Callable[..., jax.Array], tree: PyTree, *others: PyTree) -> PyTree:
+def map_statistics(fn: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyTree:
     """Copy of a tree in which fn has been applied to the running statistics of batch normalization.
 
     Args:
@@ -90,6 +91,33 @@ def map_statistics(fn: Callable[..., jax.Array], tree: PyTree, *others: PyTree) 
         return fn(leaf, *rest) if any(getattr(key, "key", None) == STATISTICS for key in path) else leaf
 
     return jax.tree_util.tree_map_with_path(mapped, tree, *others)
+
+
+def running_statistics(tree: PyTree) -> list[jax.Array]:
+    """Running statistics of batch normalization in a tree, in the order of `jax.tree.leaves`."""
+    found: list[jax.Array] = []
+    map_statistics(lambda leaf: found.append(leaf) or leaf, tree)
+    return found
+
+
+def with_statistics(tree: PyTree, statistics: PyTree) -> PyTree:
+    """Copy of trained parameters with new running statistics of batch normalization.
+
+    Args:
+      tree: the parameters. A tree without statistics, such as a head, is returned as it is.
+      statistics: what a loss of local training gives beside its value, in the order of `running_statistics`.
+
+    Raises:
+      InvalidInput: the tree has statistics, and not as many.
+    """
+    count, new = len(running_statistics(tree)), jax.tree.leaves(statistics)
+    if count not in (0, len(new)):
+        raise InvalidInput(
+            f"BatchNorm has {count} arrays of running statistics, and the loss gives {len(new)}: let it return (value, "
+            "statistics), see Model.training_features"
+        )
+    following = iter(new)
+    return map_statistics(lambda _: next(following), tree)
 
 
 def gather(tree: PyTree, indices: jax.Array | np.ndarray | int) -> PyTree:

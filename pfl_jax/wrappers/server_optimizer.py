@@ -154,12 +154,11 @@ def server_optimized(method: Method, recipe: ServerOptimizer) -> Method:
             raise InvalidInput("server_optimizer is for methods whose server only takes a mean of parameters")
         target, clients, info = method.aggregate(key, server.params, clients, messages, cohort)
         gradient = jax.tree.map(jnp.subtract, server.params, target)
-        # The statistics of batch normalization are means, which no optimizer moves.
-        gradient = map_statistics(jnp.zeros_like, gradient)
         updates, opt_state = optimizer.update(gradient, server.opt_state, server.params)
-        updates = map_statistics(jnp.zeros_like, updates)
         # Equal to params + update, and with the update -gradient exactly the target.
         params = jax.tree.map(lambda new, update, g: new + (update + g), target, updates, gradient)
+        # No optimizer moves the statistics of batch normalization.
+        params = map_statistics(lambda _, mean: mean, params, target)
         return OptimizedServer(params, opt_state), clients, info
 
     def wrapped(survey: Survey) -> Survey:

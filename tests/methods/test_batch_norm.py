@@ -20,6 +20,7 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.fedbn import is_normalization
+from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.tree import map_statistics
 from pfl_jax.testing.conformance import CHECKS, Subject
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
@@ -83,8 +84,24 @@ def test_statistics_of_fedcac_stay_with_the_clients():
     assert [name for name in w if (deployed[name] == trained[name]).all()] == list(own)
 
 
+def test_statistics_of_a_model_in_a_mixture_change_by_its_share():
+    # APFL trains (1/4) v + (3/4) w. Without a learning rate the weights stay, those of v and w being equal.
+    settings = {"alpha": 0.25, "lr": 0.0, "batch_size": 20, "epochs": 1}
+    method = make_method(with_batch_norm(METHODS["apfl"]), tiny_model(), **settings)
+    server, data = method.init_server(jax.random.key(0)), client_data(tiny_federation(), 1, "train")
+    client = method.init_client(jax.random.key(0), server, data)
+    client = client._replace(own=map_statistics(lambda leaf: leaf + 4.0, client.own))
+    result = jax.jit(method.local)(jax.random.key(1), server, client, data)
+    before, shared, own = map(flatten, (server, result.message.value, result.client.own))
+    for name in (MEAN, VARIANCE):
+        batch = (shared[name] - batch_norm.DECAY * before[name]) / (1 - batch_norm.DECAY)
+        want = before[name] + 4.0 + 0.25 * (1 - batch_norm.DECAY) * (batch - (before[name] + 1.0))
+        np.testing.assert_allclose(own[name], want, rtol=1e-4)
+
+
 LEARNED = {
     "pfedgraph": {"lam": 1.0},
+    "fedamp": {"sigma": 1.0},
     "apfl": {"adaptive": True},
     "apple": {"relation_lr": 0.1, "peers": 3},
 }
@@ -116,15 +133,14 @@ def test_which_models_to_mix_is_learned_from_the_weights_alone(name):
         np.testing.assert_allclose(others[path], value, rtol=1e-4, atol=1e-5, err_msg=path)
 
 
-@pytest.mark.parametrize(("name", "strength"), [("fedprox", "mu"), ("feddyn", "lam")])
-def test_penalties_leave_statistics_alone(name, strength):
+def test_the_step_of_feddyns_server_leaves_statistics_alone():
     data, key = client_data(tiny_federation(), 1, "train"), jax.random.key(0)
 
     @jax.jit
     def run(value):
         # Without a learning rate nothing moves but the statistics, which have none.
-        settings = {**HYPER_PARAMETERS, "lr": 0.0, strength: value}
-        method = make_method(with_batch_norm(METHODS[name]), tiny_model(), **settings)
+        settings = {**HYPER_PARAMETERS, "lr": 0.0, "lam": value}
+        method = make_method(with_batch_norm(METHODS["feddyn"]), tiny_model(), **settings)
         server = method.init_server(key)
         client = jax.tree.map(jnp.ones_like, method.init_client(key, server, data))
         sent = method.local(key, server, client, data).message
@@ -134,9 +150,8 @@ def test_penalties_leave_statistics_alone(name, strength):
     (plain, _), (pulled, server) = run(0.0), run(3.0)
     assert_same(pulled, plain)
     assert np.abs(plain["backbone"]["batch_stats"]["norm"]["mean"]).max() > 0.05
-    # The server has them as they were sent, also FedDyn's, which moves the weights further.
-    received = server.params if name == "feddyn" else server
-    assert_same(received["backbone"]["batch_stats"], pulled["backbone"]["batch_stats"])
+    # The server has them as they were sent, and moves the weights further.
+    assert_same(server.params["backbone"]["batch_stats"], pulled["backbone"]["batch_stats"])
 
 
 @pytest.mark.slow
@@ -158,7 +173,7 @@ def test_fedavg_averages_statistics_and_penalties_leave_them_alone(mu):
 def test_a_servers_optimizer_takes_statistics_as_they_are():
     base = with_batch_norm(METHODS["fedavg"])
 
-    def optimized(model, training):
+    def optimized(model, training=LocalSGD()):
         return server_optimized(base(model, training), ServerOptimizer("adam", 0.1))
 
     data, settings = tiny_federation(), Settings(rounds=1)

@@ -91,7 +91,7 @@ def test_descend_is_one_step_of_the_optimizer():
     optimizer, params = local_sgd.sgd(0.1, 0.5), jnp.array([1.0, 2.0])
     state = optimizer.init(params)
     for _ in range(2):
-        params, state = local_sgd.descend(optimizer, jnp.ones(2), params, state)
+        params, state = local_sgd.descend(optimizer, jnp.ones(2), (), params, state)
     # Velocities 1 and 1.5.
     np.testing.assert_allclose(params, [0.75, 1.75], rtol=1e-6)
     chex.assert_trees_all_equal_structs(state, optimizer.init(params))
