@@ -331,9 +331,10 @@ class _Synchronization:
         """Trace of a client's Fisher information, or its replacement in the released code (batch_means)."""
         if not self.enabled:
             return jnp.zeros(())
+        loss = supervised_loss(self.model, training=False)
         if self.reduction == "batch_means":
-            return batch_fisher_trace(key, self.model, params, data, self.training)
-        return fisher_trace(self.model, params, data, reduction=self.reduction)
+            return batch_fisher_trace(key, loss, params, data, self.training)
+        return fisher_trace(loss, params, data, reduction=self.reduction)
 
     def backbone_part(self, backbone: Backbone, trace: jax.Array, data: ClientData) -> Mean | Backbone:
         """Backbone in a client's message: a `Mean` if the client's weight does not depend on other clients' traces."""

@@ -44,7 +44,7 @@ def program(closed_form):
             # The examples come in parts, the last of them incomplete.
             patch.setattr(private_gradients, "MICROBATCH", 8)
             if not closed_form:
-                patch.setattr(private_gradients, "_has_closed_form", lambda *_: False)
+                patch.setattr(private_gradients, "_leaves_of_operations", lambda *_: None)
             return clipped_sum(regularized, params, batch, clip)
 
     return jax.jit(sums)
@@ -133,7 +133,7 @@ def test_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer():
     batch = jax.tree.map(lambda leaf: leaf[:3], examples())
 
     def has(loss, params=PARAMS):
-        return private_gradients._has_closed_form(loss, params, batch, 16)
+        return private_gradients._leaves_of_operations(loss, params, batch, 16) is not None
 
     def plain(params, batch):
         return cross_entropy(MODEL.apply(params, batch.x), batch.y, batch.mask)
@@ -155,6 +155,8 @@ def test_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer():
     assert has(regularized)
     assert has(fixed_backbone, PARAMS["head"])
     assert not any(has(loss) for loss in (twice, copied, weighted))
+    # Inside jit, layers cannot be observed.
+    assert not has(jax.jit(plain))
 
 
 def client(count=24):
