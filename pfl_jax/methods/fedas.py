@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Backbone, ClientData, Cohort, Head, LocalResult, Loss, Mean, Method, Model, Params, PRNGKey
 from pfl_jax.methods.factories import checked
-from pfl_jax.primitives.aggregation import mean_by_size, normalize, weighted_mean
+from pfl_jax.primitives.aggregation import mean_by_size, normalize_weights, weighted_mean
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.fisher import batch_fisher_trace, fisher_trace
@@ -88,11 +88,11 @@ def trace_weights(
     """
     present = jnp.ones(traces.shape, bool) if present is None else present
     if normalization == "proportional":
-        return normalize(traces, present)
+        return normalize_weights(traces, present)
     if normalization == "softmax":
         return jax.nn.softmax(jnp.where(present, traces, -jnp.inf))
     if normalization == "min_max":
-        return normalize(traces - jnp.min(jnp.where(present, traces, jnp.inf)), present)
+        return normalize_weights(traces - jnp.min(jnp.where(present, traces, jnp.inf)), present)
     raise ValueError(f"normalization must be proportional, softmax or min_max, not {normalization!r}")
 
 
@@ -331,10 +331,9 @@ class _Synchronization:
         """Trace of a client's Fisher information, or its replacement in the released code (batch_means)."""
         if not self.enabled:
             return jnp.zeros(())
-        loss = supervised_loss(self.model, training=False)
         if self.reduction == "batch_means":
-            return batch_fisher_trace(key, loss, params, data, self.training)
-        return fisher_trace(loss, params, data, reduction=self.reduction)
+            return batch_fisher_trace(key, supervised_loss(self.model, training=False), params, data, self.training)
+        return fisher_trace(supervised_loss(self.model, training=False), params, data, reduction=self.reduction)
 
     def backbone_part(self, backbone: Backbone, trace: jax.Array, data: ClientData) -> Mean | Backbone:
         """Backbone in a client's message: a `Mean` if the client's weight does not depend on other clients' traces."""
@@ -348,4 +347,4 @@ class _Synchronization:
         """Weights [M] of the cohort's clients, which sum to 1."""
         if self.enabled:
             return trace_weights(traces, self.normalization, cohort.present)
-        return normalize(cohort.counts.astype(jnp.float32))
+        return normalize_weights(cohort.counts.astype(jnp.float32))

@@ -12,7 +12,7 @@ from pfl_jax.methods.factories import checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size, size_weights, weighted_mean
 from pfl_jax.primitives.ensembles import init_models
-from pfl_jax.primitives.fingerprint import fingerprint, key_of
+from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
 from pfl_jax.primitives.float64 import in_float64
 from pfl_jax.primitives.local_sgd import LocalSGD, descend
 from pfl_jax.primitives.losses import supervised_loss
@@ -219,7 +219,7 @@ def floco(
 
     def train(key, server, client, data):
         # By the client's data, so that the points do not depend on how clients are numbered.
-        draws = key_of(jax.random.fold_in(jax.random.key(server.seed), server.rounds), fingerprint(data))
+        draws = fingerprint_key(jax.random.fold_in(jax.random.key(server.seed), server.rounds), fingerprint(data))
 
         def loss(params, batch, point):
             backbone, heads = params

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.primitives.float64 import in_float64
-from pfl_jax.primitives.simplex_qp import SimplexSolution, Solver, minimize_each
+from pfl_jax.primitives.simplex_qp import SimplexSolution, Solver, map_simplex_qp
 
 RIDGE = 1e-3
 """Share of its mean eigenvalue that is added to an empirical covariance matrix, which has no inverse where a client has
@@ -42,11 +42,11 @@ def head_weights(mu: jax.Array, spread: jax.Array, counts: jax.Array, *, solver:
       >>> import jax.numpy as jnp
       >>> import numpy as np
       >>> from pfl_jax.primitives import head_weights
-      >>> mu = jnp.array([[[0.0]], [[0.1]], [[9.0]]])  # the third client's features differ
+      >>> mu = jnp.array([[[0.0, 0.0]], [[0.1, 0.0]], [[0.0, 9.0]]])  # the third client's features differ
       >>> print(np.asarray(head_weights(mu, jnp.ones(3), jnp.array([10, 30, 10]))).round(2))
-      [[0.3 0.7 0. ]
-       [0.2 0.8 0. ]
-       [0.  0.  1. ]]
+      [[0.3  0.7  0.  ]
+       [0.23 0.77 0.  ]
+       [0.   0.   1.  ]]
 
     Reference:
       FedPAC, Eq. 11 and 46; with second moments Eq. 33, 35, 37 to 39. The threshold is from the released code.
@@ -83,7 +83,7 @@ def _weights_by_variances(mu: jax.Array, variance: jax.Array, counts: jax.Array,
         matrix = norm - products[:, None] - products + gram + jnp.diag(noise)
         return matrix, jnp.zeros_like(products)
 
-    return minimize_each(program, (norms, gram), jnp.float32, solver=solver, tolerance=TOLERANCE)
+    return map_simplex_qp(program, (norms, gram), jnp.float32, solver=solver, tolerance=TOLERANCE)
 
 
 def _weights_by_second_moments(
@@ -105,7 +105,7 @@ def _weights_by_second_moments(
         bias = apart @ apart.T
         return bias + jnp.diag(_noise(variance, counts, jnp.diagonal(bias))), jnp.zeros_like(variance)
 
-    return minimize_each(program, (mu, moments), jnp.float32, solver=solver, tolerance=TOLERANCE)
+    return map_simplex_qp(program, (mu, moments), jnp.float32, solver=solver, tolerance=TOLERANCE)
 
 
 def _noise(variance: jax.Array, counts: jax.Array, norms: jax.Array) -> jax.Array:

@@ -61,7 +61,7 @@ def private_gradient(
       Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang. Deep Learning with Differential Privacy. CCS 2016.
       Algorithm 1. The fixed divisor is that of Ponomareva et al. How to DP-fy ML. JAIR 2023. Section 4.1.
     """
-    total, free = clipped_sum(loss, params, batch, clip)
+    total, free = clipped_gradient_sum(loss, params, batch, clip)
     if not (isinstance(noise, int | float) and noise == 0):
         leaves, structure = jax.tree.flatten(total)
         keys = jax.random.split(key, len(leaves))
@@ -72,7 +72,9 @@ def private_gradient(
     return jax.tree.map(lambda leaf, data, own: (data / size + own).astype(leaf.dtype), params, total, free)
 
 
-def clipped_sum(loss: Loss, params: PyTree, batch: ClientData, clip: float | jax.Array) -> tuple[PyTree, PyTree]:
+def clipped_gradient_sum(
+    loss: Loss, params: PyTree, batch: ClientData, clip: float | jax.Array
+) -> tuple[PyTree, PyTree]:
     """Sum over the real examples of their clipped gradients, and the gradient of the terms without examples.
 
     Both are in float32 at least. The norms of the gradients have a closed form, see `pfl_jax.primitives.per_example`,
@@ -89,7 +91,7 @@ def clipped_sum(loss: Loss, params: PyTree, batch: ClientData, clip: float | jax
       >>> batch = ClientData(x=jnp.array([3.0, 0.5, 9.0]), y=jnp.zeros(3), mask=jnp.array([True, True, False]))
       >>> def loss(w, batch):
       ...     return losses.masked_mean(w * batch.x, batch.mask) + 0.25 * w**2
-      >>> total, free = private_gradients.clipped_sum(loss, jnp.array(1.0), batch, 1.0)
+      >>> total, free = private_gradients.clipped_gradient_sum(loss, jnp.array(1.0), batch, 1.0)
       >>> print(total, free)  # min(3, 1) + 0.5, and the derivative of w^2 / 4
       1.5 0.5
     """

@@ -109,13 +109,13 @@ def _solve(matrices: jax.Array, linear: jax.Array, *, solver: Solver, tolerance:
 
     def solve(matrices: jax.Array, linear: jax.Array) -> SimplexSolution:
         programs = matrices.reshape(-1, size, size), linear.reshape(-1, size)
-        weights, gap = minimize_each(lambda program: program, programs, dtype, solver=solver, tolerance=tolerance)
+        weights, gap = map_simplex_qp(lambda program: program, programs, dtype, solver=solver, tolerance=tolerance)
         return SimplexSolution(weights.reshape(*batch, size), gap.reshape(batch))
 
     return in_float64(solve)(matrices, linear)
 
 
-def minimize_each(
+def map_simplex_qp(
     program_fn: Callable[[PyTree], tuple[jax.Array, jax.Array]],
     inputs: PyTree,
     dtype: jnp.dtype | type,

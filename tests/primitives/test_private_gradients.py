@@ -14,7 +14,7 @@ from pfl_jax.networks.models import mlp
 from pfl_jax.primitives import private_gradients
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy, masked_mean, proximal
-from pfl_jax.primitives.private_gradients import clipped_sum, private_gradient
+from pfl_jax.primitives.private_gradients import clipped_gradient_sum, private_gradient
 
 ROWS, REAL, INPUTS, CLASSES = 21, 18, 4, 3
 MODEL = mlp((INPUTS,), CLASSES, hidden=(5,))
@@ -45,7 +45,7 @@ def program(closed_form):
             patch.setattr(private_gradients, "MICROBATCH", 8)
             if not closed_form:
                 patch.setattr(private_gradients, "_leaves_of_operations", lambda *_: None)
-            return clipped_sum(regularized, params, batch, clip)
+            return clipped_gradient_sum(regularized, params, batch, clip)
 
     return jax.jit(sums)
 
@@ -226,7 +226,7 @@ def test_parameters_of_half_precision_keep_their_type(kind):
         chex.assert_trees_all_close(
             jax.tree.map(lambda leaf: leaf.astype(jnp.float32), got), gradient(rounded, noise), rtol=0.05, atol=0.02
         )
-    sums, free = clipped_sum(loss, params, batch, 0.5)
+    sums, free = clipped_gradient_sum(loss, params, batch, 0.5)
     assert {leaf.dtype for leaf in jax.tree.leaves((sums, free))} == {np.dtype("float32")}
     trained = LocalSGD(batch_size=8, epochs=1, dp_clip=0.5, dp_noise=0.1).fit(jax.random.key(0), params, batch, loss)
     chex.assert_trees_all_equal_dtypes(trained, params)
