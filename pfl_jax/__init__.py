@@ -24,12 +24,9 @@ Names that most programs use:
 
 All other names are in modules. `pfl_jax.engine` runs single runs (`pfl_jax.simulate`) and many runs as one program
 (`pfl_jax.sweep`); `pfl_jax.data` has data sets and partitions, `pfl_jax.networks` the networks (`pfl_jax.models`).
-Methods are built from `pfl_jax.primitives`: `pfl_jax.primitives.local_sgd`, `pfl_jax.primitives.losses`,
-`pfl_jax.primitives.features`, `pfl_jax.primitives.aggregation`, `pfl_jax.primitives.feature_statistics`,
-`pfl_jax.primitives.simplex_qp`, `pfl_jax.primitives.fisher`, `pfl_jax.primitives.ensembles`,
-`pfl_jax.primitives.holdout` and `pfl_jax.primitives.tree`. `pfl_jax.testing` checks your own methods in your own tests,
-and `pfl_jax.networks.from_flax` makes a `Model` from your own Flax module. Names are loaded on first use, so importing
-this package imports nothing else.
+Methods are built from `pfl_jax.primitives`, such as `pfl_jax.primitives.head_weights` (docs/primitives.md has all of
+them). `pfl_jax.testing` checks your own methods in your own tests; `pfl_jax.networks.from_flax` makes a `Model` from
+your own Flax module. Names are loaded on first use, so importing this package imports nothing else.
 
 `docs/tutorial.ipynb` is an introduction. Read `pfl_jax.base` before you write a method.
 """

@@ -117,6 +117,9 @@ Loss: TypeAlias = Callable[[PyTree, ClientData], jax.Array | tuple[jax.Array, Py
 """(params, mini-batch of B examples) -> scalar, the mean over the real examples of the mini-batch; or (scalar, new
 running statistics), which a model with batch normalization needs."""
 
+ScalarLoss: TypeAlias = Callable[[PyTree, ClientData], jax.Array]
+"""`Loss` without running statistics."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)

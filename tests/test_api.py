@@ -23,10 +23,10 @@ INTERNAL = {
     "streams",
     "testing.comparison",
     "wrappers",
-    *(f"engine.{name}" for name in ("checks", "cohort", "disk_state", "mapping", "means")),
-    *(f"engine.{name}" for name in ("placement", "rounds", "rows_file", "shared_checkpoint", "store")),
-    *(f"primitives.{name}" for name in ("active_set", "affinity", "frank_wolfe", "interior_point")),
-    *(f"primitives.{name}" for name in ("jaxopt_solvers", "per_example")),
+    *(f"engine.{name}" for name in ("checks", "cohort", "disk_state", "mapping", "means", "placement")),
+    "engine.rounds",
+    "engine.store",
+    *(f"primitives.{name}" for name in ("affinity", "per_example", "simplex_solvers", "updates")),
 }
 """Modules that are imported by others here, and promise nothing to users."""
 
@@ -43,7 +43,7 @@ PUBLIC = [
     *(f"networks.{name}" for name in ("module_checks", "nnx_modules", "resnet", "text")),
     *(f"testing.{name}" for name in ("conformance", "problems", "subject")),
     *(f"primitives.{name}" for name in ("aggregation", "compressors", "ensembles", "feature_statistics", "features")),
-    *(f"primitives.{name}" for name in ("fingerprint", "robust_means", "updates")),
+    *(f"primitives.{name}" for name in ("fingerprints", "robust_means")),
     *(
         f"wrappers.{name}"
         for name in ("client_privacy", "compression", "fine_tuning", "server_mean", "server_optimizer")
@@ -54,6 +54,7 @@ PUBLIC = [
             "examples",
             "fisher",
             "float64",
+            "head_combination",
             "holdout",
             "local_sgd",
             "losses",
@@ -105,6 +106,16 @@ def test_every_module_is_public_or_named_as_internal():
     names |= {f"{folder}.{path.stem}" for folder in folders for path in (ROOT / folder).glob("*.py")}
     names -= {"__init__", *(f"{folder}.__init__" for folder in folders)}
     assert names == (INTERNAL | set(PUBLIC)) - {"simulate", "sweep", "models"}
+
+
+def test_every_public_primitive_is_a_name_of_the_package():
+    """And no module has the name of one, which would hide it."""
+    flat = {name for name, thing in vars(pfl_jax.primitives).items() if name[0] != "_" and hasattr(thing, "__module__")}
+    modules = [importlib.import_module(f"pfl_jax.{name}") for name in PUBLIC if name.startswith("primitives.")]
+    public = {name for module in modules for name, _ in own_members(module) if "." not in name}
+    # For dataclasses of the library.
+    assert flat == public - {"register_unchecked"}
+    assert not flat & {path.stem for path in (ROOT / "primitives").glob("*.py")}
 
 
 def test_a_module_and_what_it_holds_have_different_names():

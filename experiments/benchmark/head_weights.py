@@ -10,8 +10,8 @@ import numpy as np
 from experiments.benchmark import measure, workload
 from experiments.benchmark.records import Row, Section
 from experiments.benchmark.workload import QUICK, Setup
-from pfl_jax.methods.fedpac import head_weights as solve
 from pfl_jax.methods.fedpac_proto import prototype_weights
+from pfl_jax.primitives.head_combination import head_weights as solve
 from pfl_jax.primitives.simplex_qp import Solver, solve_simplex_qp
 
 COHORTS = (20, 100, 300, 1000)

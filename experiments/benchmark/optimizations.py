@@ -19,9 +19,9 @@ from pfl_jax.networks.convolution import conv2d
 from pfl_jax.networks.pooling import max_pool
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.feature_statistics import class_centroids
-from pfl_jax.primitives.fisher import MICROBATCH, fisher_trace, squared_gradient_norms
+from pfl_jax.primitives.fisher import MICROBATCH, fisher_trace
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import cross_entropy, feature_alignment, supervised_loss
+from pfl_jax.primitives.losses import cross_entropy, deployed_loss, feature_alignment
 
 Ways: TypeAlias = tuple[Callable[[], PyTree], Callable[[], PyTree]]
 """The plain way to compute something, and ours; both are compiled."""
@@ -153,20 +153,19 @@ def _fedas_targets(scale: Scale) -> Ways:
 
 def _fisher(scale: Scale) -> Ways:
     model = workload.network()
-    loss = supervised_loss(model)
-
-    def value(params, batch):
-        return loss(params, batch)[0]
+    loss = deployed_loss(model)
 
     def one_by_one(params, data):
         def norms(rows):
-            x, y = rows
-            return squared_gradient_norms(value, params, ClientData(x, y, jnp.ones(y.shape, bool)))
+            return jax.vmap(lambda row: squared_norm(params, row))(jax.tree.map(lambda leaf: leaf[:, None], rows))
 
-        return jnp.mean(map_examples(norms, (data.x, data.y), data.mask, batch_size=MICROBATCH))
+        return jnp.mean(map_examples(norms, data, data.mask, batch_size=MICROBATCH))
+
+    def squared_norm(params, row):
+        return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(jax.grad(loss)(params, row)))
 
     arguments = model.init(jax.random.key(0)), _client(scale)
-    return _compiled(one_by_one, *arguments), _compiled(functools.partial(fisher_trace, model), *arguments)
+    return _compiled(one_by_one, *arguments), _compiled(functools.partial(fisher_trace, loss), *arguments)
 
 
 def _gram(scale: Scale) -> Ways:

@@ -18,7 +18,7 @@ import scipy.optimize
 from experiments.benchmark.workload import Scale
 from pfl_jax.base import Params
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.methods.fedpac import NEGLIGIBLE_WEIGHT
+from pfl_jax.primitives.head_combination import NEGLIGIBLE_WEIGHT
 
 # By name, so that the type checker asks for nothing that may not be installed.
 torch: Any = importlib.import_module("torch")

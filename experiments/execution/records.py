@@ -138,15 +138,14 @@ def unused_shares(experiment: Experiment, cohort: np.ndarray | None = None) -> U
     if cohort is None:
         sizes = chunking.typical_cohort(counts, settings.cohort_size(len(counts), 0))
     else:
+        cohort = cohort[np.argsort(-counts[cohort], kind="stable")]
         sizes = counts[cohort]
-    data, owners = experiment.data, None
-    if data.mesh is not None and cohort is not None:
-        owners = np.asarray(data.owner)[cohort]
+    used = len(devices(experiment.request.options))
     schedule: dict[str, Any] = {
-        "owners": owners,
+        "places": None if cohort is None else np.asarray(experiment.data.places(cohort, used)),
         "batch_size": experiment.request.hyper_parameters.get("batch_size", 1),
         "chunk": settings.chunk,
-        "devices": len(devices(experiment.request.options)),
+        "devices": used,
         "drop_last": experiment.request.options.drop_last,
     }
     return Unused(chunking.wasted_step_share(sizes, **schedule), chunking.idle_device_share(sizes, **schedule))

@@ -9,7 +9,8 @@ from jax.flatten_util import ravel_pytree
 
 from pfl_jax.base import Model, Params, PRNGKey, PyTree
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.primitives.fisher import fisher_diagonal
+from pfl_jax.primitives.fisher import diagonal_fisher
+from pfl_jax.primitives.losses import deployed_loss
 from pfl_jax.primitives.metrics import score
 from pfl_jax.primitives.tree import gather
 
@@ -50,11 +51,13 @@ def accuracies_after_replacement(
       Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Fig. 3a.
     """
 
+    loss = deployed_loss(model)
+
     @jax.jit
     def one(data, client, params):
         fresh_key, random_key = jax.random.split(jax.random.fold_in(key, client))
         fresh = model.init(fresh_key)
-        fisher = fisher_diagonal(model, params, client_data(data, client, "train"))
+        fisher = diagonal_fisher(loss, params, client_data(data, client, "train"))
         flat, rebuild = ravel_pytree(params)
         random = rebuild(jax.random.uniform(random_key, flat.shape))
         test = client_data(data, client, "test")

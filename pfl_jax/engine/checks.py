@@ -235,6 +235,7 @@ def _first(data: Federation) -> FederatedData:
 
     if data.train_count.ndim == 1:
         return jax.eval_shape(lambda data: data.on_device(), data)
+    data = cast(FederatedData, data)
     own = {name: getattr(data, name) for name in PER_CLIENT}
     return data._replace(**jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), own))
 

@@ -21,7 +21,7 @@ def wasted_step_share(
     batch_size: int,
     chunk: int | None,
     devices: int = 1,
-    owners: np.ndarray | None = None,
+    places: np.ndarray | None = None,
     drop_last: bool = False,
 ) -> float:
     """Share of a round's gradient steps spent on clients that have already finished.
@@ -37,7 +37,8 @@ def wasted_step_share(
       batch_size: examples of a mini-batch.
       chunk: clients under one vmap on each device; None for all at once.
       devices: number D of devices that share the clients.
-      owners: [M], the device of each client if that is fixed (`pfl_jax.engine.placement`).
+      places: [D, W], positions in `counts` of the clients that each device trains, in this order; M in free places.
+        None spreads clients of all sizes evenly. See `pfl_jax.engine.placement` for another one.
       drop_last: whether incomplete last batches are left out.
 
     Returns:
@@ -49,7 +50,7 @@ def wasted_step_share(
       >>> chunking.wasted_step_share(np.array([100, 50]), batch_size=10, chunk=2)  # (10 + 5) of 2 * 10 steps
       0.25
     """
-    steps = _steps(counts, batch_size, devices, owners, drop_last)
+    steps = _steps(counts, batch_size, devices, places, drop_last)
     return 1 - float(np.sum(steps) / np.sum(_executed(steps, _width(counts, chunk, devices), steps > 0)))
 
 
@@ -59,7 +60,7 @@ def idle_device_share(
     batch_size: int,
     chunk: int | None,
     devices: int = 1,
-    owners: np.ndarray | None = None,
+    places: np.ndarray | None = None,
     drop_last: bool = False,
 ) -> float:
     """Share of the devices' time in which they wait for the device that trains longest.
@@ -67,7 +68,7 @@ def idle_device_share(
         1 - sum_d t_d / (D max_d t_d),   t_d the steps that device d runs, those of finished clients included
 
     Args:
-      counts, batch_size, chunk, devices, owners, drop_last: see `wasted_step_share`.
+      counts, batch_size, chunk, devices, places, drop_last: see `wasted_step_share`.
 
     Returns:
       Share in [0, 1); 0 on one device.
@@ -79,7 +80,7 @@ def idle_device_share(
       >>> print(f"{share:.2f}")  # the devices run 5 and 3 steps
       0.20
     """
-    steps = _steps(counts, batch_size, devices, owners, drop_last)
+    steps = _steps(counts, batch_size, devices, places, drop_last)
     busy = _executed(steps, _width(counts, chunk, devices), np.ones_like(steps))
     return 1 - float(busy.mean() / busy.max())
 
@@ -89,16 +90,11 @@ def _width(counts: np.ndarray, chunk: int | None, devices: int) -> int:
     return -(-len(counts) // devices) if chunk is None else chunk
 
 
-def _steps(counts: np.ndarray, batch_size: int, devices: int, owners: np.ndarray | None, drop_last: bool) -> np.ndarray:
+def _steps(counts: np.ndarray, batch_size: int, devices: int, places: np.ndarray | None, drop_last: bool) -> np.ndarray:
     """Steps [D, W] of the clients in the devices' places, the largest first; 0 in free places."""
     counts = np.asarray(counts, np.int64)
-    order, size = np.argsort(-counts, kind="stable"), len(counts)
-    places = np.append(order, size)[spread(size, devices)]
-    if owners is not None:
-        own = [order[owners[order] == device] for device in range(devices)]
-        places = np.full((devices, max(map(len, own))), size)
-        for row, clients in zip(places, own, strict=True):
-            row[: len(clients)] = clients
+    if places is None:
+        counts, places = np.sort(counts)[::-1], spread(len(counts), devices)
     return np.append(num_steps(counts, batch_size, drop_last=drop_last), 0)[places]
 
 

@@ -176,4 +176,8 @@ def _stacked(name: str, parts: dict[int, dict[str, np.ndarray]], mesh: Mesh) -> 
     """Array [D, ...] with row d on device d of the mesh, from the rows of this process, by device."""
     shape = (mesh.size, *next(iter(parts.values()))[name].shape)
     sharding = NamedSharding(mesh, PartitionSpec(AXIS))
-    return jax.make_array_from_callback(shape, sharding, lambda index: parts[index[0].start or 0][name][None])
+
+    def row(index):
+        return parts[index[0].start or 0][name][None]
+
+    return jax.make_array_from_callback(shape, sharding, row)

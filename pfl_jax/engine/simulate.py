@@ -153,7 +153,8 @@ def run(
         raise InvalidInput("mesh: the data is on another one already, that of placement.place; leave it out")
     mesh = data.mesh or mesh
     # Once, not at each evaluation; clients that belong to devices are there already.
-    data, newcomers = (one if one is None or one.mesh else replicate(one, mesh) for one in (data, newcomers))
+    data = data if data.mesh else replicate(data, mesh)
+    newcomers = newcomers if newcomers is None or newcomers.mesh else replicate(newcomers, mesh)
     devices = 1 if mesh is None else mesh.size
     settings = chunking.resolved(settings, method, np.asarray(data.train_count), devices=devices)
     stores: dict[StateOn, ClientStore] = {

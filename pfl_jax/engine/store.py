@@ -170,10 +170,10 @@ class OnHost:
 
     def write(self, data: Federation, clients: PyTree, ids: jax.Array, rows: PyTree) -> PyTree:
         """States with other rows, see `ClientStore`."""
-        own, ids = data.own_clients(), np.asarray(ids)
-        here = np.isin(ids, own)
+        own, cohort = data.own_clients(), np.asarray(ids)
+        here = np.isin(cohort, own)
         rows = jax.tree.map(lambda leaf: np.asarray(leaf)[here], rows)
-        return self._replaced(clients, np.searchsorted(own, ids[here]), rows)
+        return self._replaced(clients, np.searchsorted(own, cohort[here]), rows)
 
     def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
         """States from outside, see `ClientStore`."""

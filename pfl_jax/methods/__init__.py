@@ -1,7 +1,7 @@
 """Registry of all methods: `METHODS["fedpac"]` and `pfl_jax.methods.fedpac` are the same factory.
 
-A new method needs one file in this folder and one line in METHODS. Other names of such a file, for example FedPAC's
-head weights, are imported from it directly: `from pfl_jax.methods.fedpac import head_weights`.
+A new method needs one file in this folder and one line in METHODS. Other names of such a file, for example
+FedPAC's prototype weights, are imported from it directly: `from pfl_jax.methods.fedpac_proto import prototype_weights`.
 """
 
 from collections.abc import Callable, Sequence

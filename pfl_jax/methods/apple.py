@@ -10,7 +10,7 @@ from pfl_jax.base import Cohort, LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
 from pfl_jax.methods.factories import IDENTITY, checked
 from pfl_jax.primitives.aggregation import follow_mixture, weighted_mean
-from pfl_jax.primitives.fingerprint import WORDS, fingerprint, is_same, key_of
+from pfl_jax.primitives.fingerprints import WORDS, fingerprint, fingerprint_key, same_fingerprint
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import choose, gather
@@ -96,10 +96,10 @@ def download(
     """
     peers = client.peers
     others = cohort.present & (jnp.arange(cohort.present.shape[0]) != own)
-    known = is_same(peers.identities[:, None], messages.identity) & (peers.sizes > 0)[:, None] & others
+    known = same_fingerprint(peers.identities[:, None], messages.identity) & (peers.sizes > 0)[:, None] & others
     fresh = others & ~jnp.any(known, axis=0)
     # The k-th empty slot gets the k-th new client of a random order, so long as there are both.
-    priority = jax.vmap(lambda one: jax.random.uniform(key_of(key, one)))(messages.identity)
+    priority = jax.vmap(lambda one: jax.random.uniform(fingerprint_key(key, one)))(messages.identity)
     order = jnp.argsort(jnp.where(fresh, priority, 2.0))
     rank = jnp.cumsum(peers.sizes == 0) - 1
     filled = (peers.sizes == 0) & (rank < jnp.sum(fresh))
@@ -188,7 +188,7 @@ def apple(
 
     def aggregate(key, server, clients, messages, cohort):
         positions = jnp.arange(cohort.present.shape[0])
-        keys = jax.vmap(key_of, in_axes=(None, 0))(key, messages.identity)
+        keys = jax.vmap(fingerprint_key, in_axes=(None, 0))(key, messages.identity)
         info = {"relations": clients.relations}
         # One client after another: each takes in as many models as there are slots.
         clients = jax.lax.map(

@@ -10,7 +10,7 @@ from pfl_jax.base import Backbone, ClientData, Cohort, Head, LocalResult, Mean, 
 from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
 from pfl_jax.methods.factories import checked
 from pfl_jax.primitives import losses
-from pfl_jax.primitives.aggregation import mean_by_size, normalize, weighted_mean
+from pfl_jax.primitives.aggregation import mean_by_size, normalize_weights, weighted_mean
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.fisher import batch_fisher_trace, fisher_trace, trace_weights
@@ -292,7 +292,8 @@ class _Alignment:
         targets, has_target = self.targets(server, client, data)
 
         def value(backbone, features, batch):
-            return self.distance(features, *batch.y, batch.mask)
+            labels, aims = batch.y
+            return self.distance(features, labels, aims, batch.mask)
 
         loss = losses.loss_of_features(self.model, value, lambda backbone: backbone)
         return self.training.fit(key, server.backbone, data._replace(y=(data.y, targets), mask=has_target), loss)
@@ -330,8 +331,8 @@ class _Synchronization:
         if not self.enabled:
             return jnp.zeros(())
         if self.reduction == "batch_means":
-            return batch_fisher_trace(key, self.model, params, data, self.training)
-        return fisher_trace(self.model, params, data, reduction=self.reduction)
+            return batch_fisher_trace(key, losses.deployed_loss(self.model), params, data, self.training)
+        return fisher_trace(losses.deployed_loss(self.model), params, data, reduction=self.reduction)
 
     def backbone_part(self, backbone: Backbone, trace: jax.Array, data: ClientData) -> Mean | Backbone:
         """Backbone in a client's message: a `Mean` if the client's weight does not depend on other clients' traces."""
@@ -345,4 +346,4 @@ class _Synchronization:
         """Weights [M] of the cohort's clients, which sum to 1."""
         if self.enabled:
             return trace_weights(traces, self.normalization, cohort.present)
-        return normalize(cohort.counts.astype(jnp.float32))
+        return normalize_weights(cohort.counts.astype(jnp.float32))

@@ -11,9 +11,9 @@ from pfl_jax.hyper_parameters import Count, Fraction, NotNegative
 from pfl_jax.methods.factories import IDENTITY, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.affinity import Affinity, add_affinity, choose_peers, empty_affinity, look_up
-from pfl_jax.primitives.aggregation import normalize, weighted_mean
+from pfl_jax.primitives.aggregation import normalize_weights, weighted_mean
 from pfl_jax.primitives.ensembles import example_losses
-from pfl_jax.primitives.fingerprint import WORDS, fingerprint, key_of
+from pfl_jax.primitives.fingerprints import WORDS, fingerprint, fingerprint_key
 from pfl_jax.primitives.holdout import fixed_subset
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import masked_mean, proximal
@@ -78,7 +78,7 @@ def combine_models(
     weights = jnp.where(better, (losses[0] - losses[1:]) / jnp.where(better, distances, 1.0), 0.0)
     # If no model is better, the fallback model gets weight 1.
     position = jnp.where(client.received[0], 1, 0) if fallback == "trained" else 0
-    shares = normalize(jnp.append(0.0, weights).at[position].add(~jnp.any(better)))
+    shares = normalize_weights(jnp.append(0.0, weights).at[position].add(~jnp.any(better)))
     return weighted_mean(shares, models), shares
 
 
@@ -163,7 +163,7 @@ def fedfomo(
         excluded = own | ~cohort.present
         affinity = jax.vmap(look_up, in_axes=(0, None))(clients.affinity, identities)
         exploring = jnp.clip(epsilon - epsilon_decay * server.rounds, 0.0, 1.0)
-        keys = jax.vmap(key_of, in_axes=(None, 0))(key, identities)
+        keys = jax.vmap(fingerprint_key, in_axes=(None, 0))(key, identities)
         # Random choices go by rank of size, because they must not depend on the clients' numbers.
         ranked = jnp.argsort(-cohort.counts, stable=True)
         choose_all = jax.vmap(choose_peers, in_axes=(0, 0, 0, None, None))

@@ -11,7 +11,7 @@ from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, IDENTITY, checke
 from pfl_jax.methods.lg_fedavg import lg_fedavg
 from pfl_jax.primitives.feature_statistics import class_centroids
 from pfl_jax.primitives.features import extract_features, fit_head
-from pfl_jax.primitives.fingerprint import fingerprint, order_by_data
+from pfl_jax.primitives.fingerprints import fingerprint, order_by_fingerprint
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import gather, merge
@@ -88,7 +88,7 @@ def fedgh(
         return LocalResult(params["backbone"], FedGHMessage(centroids, counts, fingerprint(data)), params)
 
     def aggregate(key, server, clients, messages, cohort):
-        rows = gather(messages, order_by_data(messages.identity, cohort.present))
+        rows = gather(messages, order_by_fingerprint(messages.identity, cohort.present))
         means = rows.centroids.reshape(-1, model.num_features)
         labels = jnp.tile(jnp.arange(model.num_classes, dtype=jnp.int32), rows.counts.shape[0])
         # Absent clients have counts of zero.

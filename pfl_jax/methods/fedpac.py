@@ -1,10 +1,8 @@
 """Feature alignment and an optimal combination of classifier heads (Xu, Tong, Huang 2023)."""
 
-import functools
 from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -19,20 +17,13 @@ from pfl_jax.primitives.feature_statistics import (
     second_moment,
 )
 from pfl_jax.primitives.features import extract_features, fit_head
-from pfl_jax.primitives.float64 import in_float64
+from pfl_jax.primitives.head_combination import solve_head_weights
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy, feature_alignment, loss_of_features
-from pfl_jax.primitives.simplex_qp import SimplexSolution, Solver, minimize_each
+from pfl_jax.primitives.simplex_qp import Solver
 from pfl_jax.primitives.tree import merge
 
 Covariance: TypeAlias = Literal["identity", "empirical"]
-
-RIDGE = 1e-3
-"""Share of its mean eigenvalue that is added to an empirical covariance matrix, which has no inverse where a client has
-fewer examples than features, or features that are always zero."""
-
-NEGLIGIBLE_WEIGHT = 1e-3
-"""Head weights below this value are set to zero; the others are normalized to sum to 1."""
 
 
 class FedPACServer(NamedTuple):
@@ -67,97 +58,6 @@ class FedPACMessage(NamedTuple):
     head: Head
     centroids: Mean | tuple[jax.Array, jax.Array]
     statistics: PyTree
-
-
-def head_weights(mu: jax.Array, spread: jax.Array, counts: jax.Array, *, solver: Solver = "auto") -> jax.Array:
-    r"""Weights of all heads in each client's combined head: rows alpha_i that minimize an estimate of i's test loss.
-
-        alpha_i = argmin over the simplex of  sum_j alpha_j^2 V_j / n_j + ||mu_i - sum_j alpha_j mu_j||^2
-
-    Other clients' heads reduce the variance (first term) and add bias (second term). Given the clients' second moments
-    Lambda_j = E[f(x) f(x)^T], the norm is that of Lambda_i^-1, and V_j = tr(Lambda_i^-1 Lambda_j) - ||mu_j||^2 in this
-    norm. Weights below 1e-3 are set to zero, and the row is normalized to sum to 1.
-
-    Args:
-      mu: [M, K, d], P(k) E[f(x) | y = k] of each client.
-      spread: V [M], before division by n, or Lambda [M, d, d].
-      counts: n [M], examples of each client; clients without examples get weight zero.
-      solver: see `pfl_jax.primitives.simplex_qp.solve_simplex_qp`.
-
-    Returns:
-      alpha [M, M], float32, rows on the simplex.
-
-    Reference:
-      FedPAC, Eq. 11 and 46; with second moments Eq. 33, 35, 37 to 39. The threshold is from the released code.
-    """
-    return _drop_negligible(_solve_head_weights(mu, spread, counts, solver).weights)
-
-
-def _solve_head_weights(mu: jax.Array, spread: jax.Array, counts: jax.Array, solver: Solver) -> SimplexSolution:
-    """Minimizers of `head_weights` in float32, with their optimality gaps."""
-    chex.assert_rank([mu, spread, counts], [3, {1, 3}, 1])
-    solve = _head_weight_solver if spread.ndim == 1 else _covariance_head_weight_solver
-    return solve(solver)(mu, spread, counts)
-
-
-@functools.cache
-def _head_weight_solver(solver: Solver) -> Callable[..., SimplexSolution]:
-    # The variances on the diagonal are often 1e-5 times the squared distances, too small for float32.
-    def solve(mu: jax.Array, variance: jax.Array, counts: jax.Array) -> SimplexSolution:
-        means = mu.astype(jnp.float64).reshape(mu.shape[0], -1)
-        means = means - jnp.mean(means, axis=0)
-        gram = means @ means.T
-        norms = jnp.diagonal(gram)
-        noise = _noise(variance.astype(jnp.float64), counts, norms)
-
-        def program(row: tuple[jax.Array, jax.Array]) -> jax.Array:
-            # <mu_i - mu_j, mu_i - mu_k> for all j, k from one matrix product for all i; M matrices [M, M] never exist.
-            norm, products = row
-            return norm - products[:, None] - products + gram + jnp.diag(noise)
-
-        # A gap of 1e-7 means that the weights are accurate to about 1e-3.
-        return minimize_each(program, (norms, gram), jnp.float32, solver=solver, tolerance=1e-7)
-
-    return in_float64(solve)
-
-
-@functools.cache
-def _covariance_head_weight_solver(solver: Solver) -> Callable[..., SimplexSolution]:
-    def solve(mu: jax.Array, moments: jax.Array, counts: jax.Array) -> SimplexSolution:
-        mu, moments = mu.astype(jnp.float64), moments.astype(jnp.float64)
-        clients, _, features = mu.shape
-
-        def program(row: tuple[jax.Array, jax.Array]) -> jax.Array:
-            own_mu, own_moment = row
-            mean_eigenvalue = jnp.trace(own_moment) / features
-            ridge = jnp.where(mean_eigenvalue > 0, RIDGE * mean_eigenvalue, 1)
-            factor = jnp.linalg.cholesky(own_moment + ridge * jnp.eye(features))
-            whitener = jax.scipy.linalg.solve_triangular(factor, jnp.eye(features), lower=True)
-            white, apart = mu @ whitener.T, (own_mu - mu) @ whitener.T
-            apart = apart.reshape(clients, -1)
-            totals = jnp.sum(moments * (whitener.T @ whitener), axis=(1, 2))
-            variance = jnp.maximum(totals - jnp.sum(jnp.square(white), axis=(1, 2)), 0)
-            bias = apart @ apart.T
-            return bias + jnp.diag(_noise(variance, counts, jnp.diagonal(bias)))
-
-        return minimize_each(program, (mu, moments), jnp.float32, solver=solver, tolerance=1e-7)
-
-    return in_float64(solve)
-
-
-def _noise(variance: jax.Array, counts: jax.Array, norms: jax.Array) -> jax.Array:
-    """Diagonal V_j / n_j [M] of a program, larger than all else for clients without examples."""
-    sizes = counts.astype(jnp.float64)
-    noise = variance / jnp.maximum(sizes, 1)
-    largest = jnp.max(noise) + jnp.max(norms)
-    return jnp.where(sizes > 0, noise, jnp.where(largest > 0, 1e4 * largest, 1))
-
-
-def _drop_negligible(weights: jax.Array) -> jax.Array:
-    """Set weights below 1e-3 to zero and normalize the rows; rows with only such weights keep them."""
-    kept = jnp.where(weights < NEGLIGIBLE_WEIGHT, 0, weights)
-    kept = jnp.where(jnp.any(kept > 0, axis=-1, keepdims=True), kept, weights)
-    return kept / jnp.sum(kept, axis=-1, keepdims=True)
 
 
 @checked
@@ -225,8 +125,8 @@ def fedpac(
         if not collaboration:
             return jnp.eye(counts.shape[0]), {"gap": jnp.zeros(counts.shape[0])}
         mu, spread = messages.statistics
-        solution = _solve_head_weights(mu, spread, counts, solver)
-        return _drop_negligible(solution.weights), {"gap": solution.gap}
+        solution = solve_head_weights(mu, spread, counts, solver=solver)
+        return solution.weights, {"gap": solution.gap}
 
     return align_and_combine(
         model,

@@ -10,7 +10,7 @@ from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, Positive, ReadW
 from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, IDENTITY, checked
 from pfl_jax.methods.fedproto import Prototypes, local_step
 from pfl_jax.networks.layers import Dense
-from pfl_jax.primitives.fingerprint import fingerprint, order_by_data
+from pfl_jax.primitives.fingerprints import fingerprint, order_by_fingerprint
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy
 from pfl_jax.primitives.tree import gather
@@ -171,7 +171,7 @@ def fedtgp(
         return LocalResult(client=params, message=FedTGPMessage(own, fingerprint(data)), personal=personal)
 
     def aggregate(key, server, clients, messages, cohort):
-        own = gather(messages.prototypes, order_by_data(messages.identity, cohort.present))
+        own = gather(messages.prototypes, order_by_fingerprint(messages.identity, cohort.present))
         delta = adaptive_margin(own, margin)
         examples = ClientData(
             x=own.centroids.reshape(-1, model.num_features),

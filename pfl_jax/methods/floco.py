@@ -1,11 +1,10 @@
 """A simplex of heads under one backbone, in which each client has a region of its own (Grinwald et al. 2024)."""
 
-import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from pfl_jax.base import Backbone, Head, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.hyper_parameters import Count, NotNegative
@@ -13,7 +12,7 @@ from pfl_jax.methods.factories import OWN_GRADIENTS, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size, size_weights, weighted_mean
 from pfl_jax.primitives.ensembles import init_models
-from pfl_jax.primitives.fingerprint import fingerprint, key_of
+from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
 from pfl_jax.primitives.float64 import in_float64
 from pfl_jax.primitives.local_sgd import LocalSGD, descend
 from pfl_jax.primitives.losses import supervised_loss
@@ -98,12 +97,7 @@ def endpoints_flat(has_endpoints: Head, heads: Head) -> jax.Array:
 
 def on_simplex(scores: jax.Array, scale: jax.Array) -> jax.Array:
     """Nearest points of the simplex to scores [M, m] divided by a scale."""
-    # Not optax's projection: its derivative rule is lowered outside of the 64-bit mode.
-    targets = scores / scale
-    ordered = -jnp.sort(-targets, axis=1)
-    excess = (jnp.cumsum(ordered, axis=1) - 1) / jnp.arange(1, targets.shape[1] + 1)
-    last = jnp.sum(ordered > excess, axis=1, keepdims=True) - 1
-    return jnp.maximum(targets - jnp.take_along_axis(excess, last, axis=1), 0)
+    return jax.vmap(optax.projections.projection_simplex)(scores / scale)
 
 
 def spread_energy(points: jax.Array, present: jax.Array) -> jax.Array:
@@ -113,9 +107,17 @@ def spread_energy(points: jax.Array, present: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(pairs, 1 / jnp.maximum(squared, SMALLEST_DISTANCE**2), 0.0))
 
 
-@functools.cache
-def _fitter(size: int) -> Callable[[jax.Array, jax.Array], Projection]:
-    """Function (changes [M, P], present [M]) -> `Projection` onto a simplex of so many endpoints."""
+def fit_projection(changes: jax.Array, present: jax.Array, size: int) -> Projection:
+    """Projection of the clients' changes onto the simplex, by which their points spread best.
+
+    Scores kappa are those of the first m principal components. Of the scales z, the one is chosen for which the points
+    nearest to kappa / z have the smallest `spread_energy`.
+
+    Args:
+      changes: [M, P].
+      present: [M], bool.
+      size: number m of endpoints.
+    """
 
     def fit(changes: jax.Array, present: jax.Array) -> Projection:
         weights = present.astype(jnp.float64)
@@ -133,26 +135,10 @@ def _fitter(size: int) -> Callable[[jax.Array, jax.Array], Projection]:
         components = jnp.pad(jnp.where(turned, -components, components), ((0, size - count), (0, 0)))
         scores, scales = rows @ components.T, jnp.linspace(1e-4, 1, SCALES)
         energies = jax.lax.map(lambda scale: spread_energy(on_simplex(scores, scale), present), scales)
-        # The first of the best; argmin is lowered outside of the 64-bit mode.
-        scale = jnp.min(jnp.where(energies <= jnp.min(energies), scales, 1.0))
-        found = Projection(center, components, scale)
+        found = Projection(center, components, scales[jnp.argmin(energies)])
         return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), found)
 
-    return in_float64(fit, one_by_one=True)
-
-
-def fit_projection(changes: jax.Array, present: jax.Array, size: int) -> Projection:
-    """Projection of the clients' changes onto the simplex, by which their points spread best.
-
-    Scores kappa are those of the first m principal components. Of the scales z, the one is chosen for which the points
-    nearest to kappa / z have the smallest `spread_energy`.
-
-    Args:
-      changes: [M, P].
-      present: [M], bool.
-      size: number m of endpoints.
-    """
-    return _fitter(size)(changes, present)
+    return in_float64(fit, one_by_one=True)(changes, present)
 
 
 @in_float64
@@ -233,7 +219,7 @@ def floco(
 
     def train(key, server, client, data):
         # By the client's data, so that the points do not depend on how clients are numbered.
-        draws = key_of(jax.random.fold_in(jax.random.key(server.seed), server.rounds), fingerprint(data))
+        draws = fingerprint_key(jax.random.fold_in(jax.random.key(server.seed), server.rounds), fingerprint(data))
 
         def loss(params, batch, point):
             backbone, heads = params
@@ -243,8 +229,8 @@ def floco(
             params, opt_state, index = carry
             draw = jax.random.fold_in(draws, index)
             point = jnp.where(client.placed, nearby(draw, client.point, radius), anywhere(draw, endpoints))
-            gradient = jax.grad(loss, has_aux=True)(params, batch, point)
-            return *descend(optimizer, *gradient, params, opt_state), index + 1
+            gradient, statistics = jax.grad(loss, has_aux=True)(params, batch, point)
+            return *descend(optimizer, gradient, statistics, params, opt_state), index + 1
 
         start = (server.backbone, server.heads)
         (backbone, heads), *_ = training.fold(key, (start, optimizer.init(start), 0), data, step)

@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.hyper_parameters import MOMENTUM, Count, NotNegative
 from pfl_jax.methods.factories import IDENTITY, checked
-from pfl_jax.primitives.fingerprint import fingerprint, key_of
+from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.streams import EMBEDDINGS
@@ -135,7 +135,7 @@ def pfedhn(
 
     def init_client(key, server, data):
         # By the client's data, so that the embeddings do not depend on how clients are numbered.
-        return jax.random.normal(key_of(jax.random.key(server.seed), fingerprint(data)), (embedding_size,))
+        return jax.random.normal(fingerprint_key(jax.random.key(server.seed), fingerprint(data)), (embedding_size,))
 
     def receive(server: PFedHNServer, embedding: jax.Array) -> PyTree:
         return unravel(generate(server.hypernetwork, embedding))

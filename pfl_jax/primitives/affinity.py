@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import PRNGKey
-from pfl_jax.primitives.fingerprint import WORDS, is_same
+from pfl_jax.primitives.fingerprints import WORDS, same_fingerprint
 
 
 class Affinity(NamedTuple):
@@ -16,7 +16,7 @@ class Affinity(NamedTuple):
     clients nor their ids.
 
     Attributes:
-      peers: [R, WORDS], uint32; `pfl_jax.primitives.fingerprint` of each other client's data.
+      peers: [R, WORDS], uint32; `pfl_jax.primitives.fingerprints` of each other client's data.
       values: [R], p_ij; zero marks an unused entry.
     """
 
@@ -31,12 +31,12 @@ def empty_affinity(length: int) -> Affinity:
 
 def look_up(affinity: Affinity, peers: jax.Array) -> jax.Array:
     """Affinities p_ij [M] for the fingerprints `peers` [M, WORDS]; zero for those that are not in the table."""
-    return jnp.sum(jnp.where(is_same(affinity.peers, peers[:, None]), affinity.values, 0.0), axis=1)
+    return jnp.sum(jnp.where(same_fingerprint(affinity.peers, peers[:, None]), affinity.values, 0.0), axis=1)
 
 
 def add_affinity(affinity: Affinity, peers: jax.Array, weights: jax.Array) -> Affinity:
     """Add weights [M] >= 0 to p_ij for the fingerprints `peers` [M, WORDS]; a full table keeps the largest entries."""
-    known = is_same(affinity.peers[:, None], peers) & (affinity.values[:, None] > 0)
+    known = same_fingerprint(affinity.peers[:, None], peers) & (affinity.values[:, None] > 0)
     values = jnp.concatenate(
         [
             affinity.values + jnp.sum(jnp.where(known, weights, 0.0), axis=1),

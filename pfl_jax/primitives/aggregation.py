@@ -8,7 +8,7 @@ from pfl_jax.base import ClientData, Mean, PyTree
 from pfl_jax.primitives.tree import running_statistics
 
 
-def normalize(weights: jax.Array, present: jax.Array | None = None) -> jax.Array:
+def normalize_weights(weights: jax.Array, present: jax.Array | None = None) -> jax.Array:
     """Nonnegative weights [M] scaled to sum to one; equal weights where all of them are zero.
 
     Args:
@@ -18,7 +18,7 @@ def normalize(weights: jax.Array, present: jax.Array | None = None) -> jax.Array
     Example:
       >>> import jax.numpy as jnp
       >>> from pfl_jax.primitives import aggregation
-      >>> print(aggregation.normalize(jnp.array([1.0, 3.0])), aggregation.normalize(jnp.zeros(2)))
+      >>> print(aggregation.normalize_weights(jnp.array([1.0, 3.0])), aggregation.normalize_weights(jnp.zeros(2)))
       [0.25 0.75] [0.5 0.5]
     """
     present = jnp.ones(weights.shape, bool) if present is None else present
@@ -37,7 +37,7 @@ def size_weights(counts: jax.Array) -> jax.Array:
       [0.25 0.75]
     """
     chex.assert_rank(counts, 1)
-    return normalize(counts.astype(jnp.float32))
+    return normalize_weights(counts.astype(jnp.float32))
 
 
 def mean_by_size(value: PyTree, data: ClientData) -> Mean:

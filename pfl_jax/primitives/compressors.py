@@ -28,7 +28,7 @@ class Compressor(NamedTuple):
     encoded: Callable[[PyTree], PyTree]
 
 
-def topk(share: float) -> Compressor:
+def top_k_compressor(share: float) -> Compressor:
     """Keep the entries of largest magnitude of all arrays together, as they are; all others become zero.
 
     Sent are the kept entries and their positions, 32 bits each.
@@ -39,7 +39,7 @@ def topk(share: float) -> Compressor:
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from pfl_jax.primitives import compressors
-      >>> print(compressors.topk(0.5).decoded(jax.random.key(0), jnp.array([1.0, -3.0, 2.0, 0.5])))
+      >>> print(compressors.top_k_compressor(0.5).decoded(jax.random.key(0), jnp.array([1.0, -3.0, 2.0, 0.5])))
       [ 0. -3.  2.  0.]
     """
 
@@ -57,7 +57,7 @@ def topk(share: float) -> Compressor:
     return Compressor(decoded, encoded)
 
 
-def quantize(bits: int) -> Compressor:
+def quantizing_compressor(bits: int) -> Compressor:
     """Round every entry at random to one of evenly spaced levels, without bias (QSGD; Alistarh et al. 2017).
 
         Q(x) = scale / s (floor(s |x| / scale) + a bit) sign(x),   s = 2^(bits - 1) - 1,   scale = max |x|
@@ -84,7 +84,7 @@ def quantize(bits: int) -> Compressor:
     return Compressor(decoded, partial(_packed, bits))
 
 
-def sign() -> Compressor:
+def sign_compressor() -> Compressor:
     """Signs of the entries, times the mean magnitude of their array (Karimireddy et al. 2019, scaled sign).
 
     Sent are one bit for each entry, and the mean magnitudes as float32. The bit of a zero says that it is positive.
@@ -92,7 +92,7 @@ def sign() -> Compressor:
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from pfl_jax.primitives import compressors
-      >>> print(compressors.sign().decoded(jax.random.key(0), jnp.array([1.0, -4.0, 1.0])))
+      >>> print(compressors.sign_compressor().decoded(jax.random.key(0), jnp.array([1.0, -4.0, 1.0])))
       [ 2. -2.  2.]
     """
 

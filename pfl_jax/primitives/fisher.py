@@ -3,113 +3,102 @@
 The trace does not need individual gradients, only their squared norms; see `pfl_jax.primitives.per_example`.
 """
 
-from collections.abc import Callable
 from typing import Literal
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 
-from pfl_jax.base import ClientData, Loss, Model, Params, PRNGKey, PyTree
+from pfl_jax.base import ClientData, PRNGKey, PyTree, ScalarLoss
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import whole
-from pfl_jax.primitives.aggregation import normalize
+from pfl_jax.primitives.aggregation import normalize_weights
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import cross_entropy
-from pfl_jax.primitives.per_example import NORMS, add_norms, is_tapped, rows_agree
+from pfl_jax.primitives.per_example import FEW, Operation, add_norms, replace_operations, uses_of_parameters
 
 MICROBATCH = 16
 """Examples whose gradients are computed at once; 16 was the fastest of 8 to 64 on a CPU, for both papers' networks."""
 
 
-def _deployed_loss(model: Model) -> Callable[[Params, ClientData], jax.Array]:
-    """Cross entropy of a model out of training."""
-    return lambda params, batch: cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+def squared_gradient_norms(loss: ScalarLoss, params: PyTree, batch: ClientData) -> jax.Array:
+    """Squared norms [B] of the per-example gradients, ||grad_w loss(w, example b)||^2.
 
-
-def squared_gradient_norms(loss: Loss, params: PyTree, batch: ClientData) -> jax.Array:
-    """Squared norms [B] of the per-example gradients, for any loss.
+    They have a closed form if every parameter is used once, in a `pfl_jax.networks.layers.Layer`; otherwise each
+    example's gradient is computed.
 
     Args:
-      loss: (params, ClientData of one example) -> scalar.
+      loss: (params, ClientData) -> scalar: the mean over the examples of a term of each, as `cross_entropy`.
       params: any pytree; the norm is over all leaves.
-      batch: B examples.
+      batch: B examples; all count as real.
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from pfl_jax.primitives import fisher
-      >>> from pfl_jax.base import ClientData
+      >>> from pfl_jax import ClientData
+      >>> from pfl_jax.primitives import squared_gradient_norms
       >>> batch = ClientData(x=jnp.array([1.0, 2.0]), y=jnp.array([0.0, 0.0]), mask=jnp.array([True, True]))
-      >>> print(fisher.squared_gradient_norms(lambda w, b: jnp.sum(w * b.x - b.y), jnp.array(5.0), batch))
+      >>> print(squared_gradient_norms(lambda w, b: jnp.mean(w * b.x - b.y), jnp.array(5.0), batch))
       [1. 4.]
     """
+    batch = batch._replace(mask=jnp.ones_like(batch.mask))
+    return _norms(loss, params, batch, _closed_form(loss, params, batch, batch.mask.shape[0]))
 
-    def squared_norm(example):
+
+def _closed_form(loss: ScalarLoss, params: PyTree, batch: ClientData, rows: int) -> list[int | None] | None:
+    """Number of the leaf that each operation of a layer uses, or None for another array, in the order of the calls.
+
+    None if the norms have no closed form: a leaf is used in two operations, or elsewhere. This is examined for two
+    sizes of the mini-batch, `rows` and another: an operation could have as many rows by chance.
+    """
+    found = [uses_of_parameters(loss, params, batch, count) for count in (FEW, rows)]
+    closed = found[0] == found[1] and found[0].once and not found[0].elsewhere
+    return found[0].leaves if closed else None
+
+
+def _norms(loss: ScalarLoss, params: PyTree, batch: ClientData, leaves: list[int | None] | None) -> jax.Array:
+    """Squared norms [B], from one backward pass where they have a closed form."""
+    if leaves is None:
+        return _norms_one_by_one(loss, params, batch)
+    (examples,) = batch.mask.shape
+
+    def summed_loss(probe: jax.Array) -> jax.Array:
+        def with_norms(number: int, operation: Operation) -> jax.Array:
+            y = operation(operation.x, operation.parameter)
+            return y if leaves[number] is None else add_norms(operation.norms, operation.x, y, probe)
+
+        with replace_operations(examples, with_norms):
+            return examples * loss(params, batch)
+
+    return jax.grad(summed_loss)(jnp.zeros(examples))
+
+
+def _norms_one_by_one(loss: ScalarLoss, params: PyTree, batch: ClientData) -> jax.Array:
+    """Squared norms [B] from a gradient of each example."""
+
+    def squared_norm(example: ClientData) -> jax.Array:
         gradient = jax.grad(loss)(params, jax.tree.map(lambda leaf: leaf[None], example))
         return sum((jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient)), jnp.zeros(()))
 
     return jax.vmap(squared_norm)(batch)
 
 
-def _has_closed_form(model: Model, params: Params, inputs: jax.Array) -> bool:
-    """Whether each parameter is used once, in an operation of NORMS that is applied to the rows of the batch."""
-    used = []
-
-    def record(call, args, kwargs, context):
-        if is_tapped(context):
-            used.append(args[1] if rows_agree(context, args[0], inputs.shape[0]) else None)
-        return call(*args, **kwargs)
-
-    def agrees(params):
-        with nn.intercept_methods(record):
-            model.apply(params, inputs)
-        # Compared by identity: flax passes the same arrays on.
-        return sorted(map(id, used)) == sorted(map(id, jax.tree.leaves(params)))
-
-    answer = []
-    jax.eval_shape(lambda params: answer.append(agrees(params)), params)
-    return answer[0]
-
-
-def _closed_form_norms(model: Model, params: Params, batch: ClientData) -> jax.Array:
-    """Squared norms [B] of the gradients of log p(y|x), from one backward pass. Needs `_has_closed_form`."""
-
-    def summed_loss(probe):
-        def attach(call, args, kwargs, context):
-            y = call(*args, **kwargs)
-            if not is_tapped(context):
-                return y
-            x, *parameters = args
-            norms = NORMS[context.method_name]
-            return add_norms(lambda x, gradient: norms(x, gradient, *parameters), x, y, probe)
-
-        with nn.intercept_methods(attach):
-            logits = model.apply(params, batch.x)
-        return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(logits, batch.y))
-
-    return jax.grad(summed_loss)(jnp.zeros(batch.mask.shape))
-
-
 def fisher_trace(
-    model: Model,
-    params: Params,
+    loss: ScalarLoss,
+    params: PyTree,
     data: ClientData,
     *,
     microbatch: int = MICROBATCH,
     reduction: Literal["mean", "sum"] = "mean",
 ) -> jax.Array:
-    """Trace of the diagonal of the empirical Fisher information of a model on one client's examples.
+    """Trace of the diagonal of the empirical Fisher information on one client's examples.
 
         tr diag F = (1/n) sum_b || grad_w log p_w(y_b | x_b) ||^2
 
-    where w are all parameters of the model, backbone and head. The squared norms have a closed form if every parameter
-    belongs to a `pfl_jax.networks.layers.Layer`; otherwise each example's gradient is computed.
+    where -log p_w(y_b | x_b) is the loss of example b, and w are all parameters. See `squared_gradient_norms`.
 
     Args:
-      model: any model.
-      params: its parameters w.
+      loss: (params, ClientData) -> scalar: the mean over the examples of a term of each, for example
+        `deployed_loss(model)`.
+      params: w, any pytree.
       data: the client's examples [n, ...]; padding does not count.
       microbatch: examples processed at once; bounds the memory, not the result.
       reduction: mean over the real examples, or their sum; 0 without any.
@@ -123,14 +112,13 @@ def fisher_trace(
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from pfl_jax import ClientData, LocalSGD, models
-      >>> from pfl_jax.primitives import fisher
-      >>> model = models.mlp((3,), 2, hidden=(2,))
-      >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
-      >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)
+      >>> from pfl_jax import ClientData
+      >>> from pfl_jax.primitives import cross_entropy, fisher_trace
+      >>> def loss(w, batch):  # softmax regression
+      ...     return cross_entropy(batch.x @ w, batch.y, batch.mask)
       >>> one = ClientData(x=jnp.ones((1, 3)), y=jnp.array([0]), mask=jnp.array([True]))
-      >>> print(fisher.fisher_trace(model, params, one))  # only the head's bias has a gradient: (-1/2, 1/2)
-      0.5
+      >>> print(fisher_trace(loss, jnp.zeros((3, 2)), one))  # three rows (-1/2, 1/2)
+      1.5
 
     Reference:
       Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Eq. 5-6.
@@ -139,20 +127,19 @@ def fisher_trace(
         raise InvalidInput(f"reduction must be mean or sum, not {reduction!r}")
     whole("microbatch", microbatch)
 
-    loss = _deployed_loss(model)
-    closed_form = _has_closed_form(model, params, data.x[:2])
+    leaves = _closed_form(loss, params, data, min(microbatch, data.mask.shape[0]))
 
-    def norms(rows):
-        x, y = rows
-        batch = ClientData(x, y, jnp.ones(y.shape, bool))
-        return _closed_form_norms(model, params, batch) if closed_form else squared_gradient_norms(loss, params, batch)
+    def norms(rows: ClientData) -> jax.Array:
+        return _norms(loss, params, rows._replace(mask=jnp.ones_like(rows.mask)), leaves)
 
-    values = map_examples(norms, (data.x, data.y), data.mask, batch_size=microbatch)
+    values = map_examples(norms, data, data.mask, batch_size=microbatch)
     total = jnp.sum(jnp.where(data.mask, values, 0.0))
     return total if reduction == "sum" else total / jnp.maximum(jnp.sum(data.mask), 1)
 
 
-def batch_fisher_trace(key: PRNGKey, model: Model, params: Params, data: ClientData, training: LocalSGD) -> jax.Array:
+def batch_fisher_trace(
+    key: PRNGKey, loss: ScalarLoss, params: PyTree, data: ClientData, training: LocalSGD
+) -> jax.Array:
     """Sum over an epoch of the squared norms of mini-batch gradients.
 
         sum over batches B of || (1/|B|) sum_{b in B} grad_w log p_w(y_b | x_b) ||^2
@@ -162,8 +149,8 @@ def batch_fisher_trace(key: PRNGKey, model: Model, params: Params, data: ClientD
 
     Args:
       key: key of the order of the examples, if the training shuffles.
-      model: any model.
-      params: its parameters w.
+      loss: (params, ClientData) -> scalar, as in `fisher_trace`.
+      params: w, any pytree.
       data: the client's examples [n, ...], not augmented.
       training: recipe that defines the mini-batches.
 
@@ -173,21 +160,18 @@ def batch_fisher_trace(key: PRNGKey, model: Model, params: Params, data: ClientD
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from pfl_jax import ClientData, LocalSGD, models
-      >>> from pfl_jax.primitives import fisher
-      >>> model = models.mlp((3,), 2, hidden=(2,))
-      >>> shapes = jax.eval_shape(model.init, jax.random.key(0))
-      >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)
+      >>> from pfl_jax import ClientData, LocalSGD
+      >>> from pfl_jax.primitives import batch_fisher_trace, cross_entropy
+      >>> def loss(w, batch):
+      ...     return cross_entropy(batch.x @ w, batch.y, batch.mask)
       >>> two = ClientData(x=jnp.ones((2, 3)), y=jnp.array([0, 1]), mask=jnp.ones(2, bool))
       >>> # Opposite gradients:
-      >>> print(fisher.batch_fisher_trace(jax.random.key(0), model, params, two, LocalSGD(batch_size=2)))
+      >>> print(batch_fisher_trace(jax.random.key(0), loss, jnp.zeros((3, 2)), two, LocalSGD(batch_size=2)))
       0.0
 
     Reference:
       The released code of Yang, Huang, Ye. FedAS. CVPR 2024.
     """
-
-    loss = _deployed_loss(model)
 
     def add(total, batch):
         gradient = jax.grad(loss)(params, batch)
@@ -198,21 +182,29 @@ def batch_fisher_trace(key: PRNGKey, model: Model, params: Params, data: ClientD
     return one_epoch.fold(key, jnp.zeros(()), data, add)
 
 
-def fisher_diagonal(model: Model, params: Params, data: ClientData, *, microbatch: int = MICROBATCH) -> Params:
-    """Diagonal of the empirical Fisher information of a model on one client's examples.
+def diagonal_fisher(loss: ScalarLoss, params: PyTree, data: ClientData, *, microbatch: int = MICROBATCH) -> PyTree:
+    """Diagonal of the empirical Fisher information on one client's examples.
 
         diag F = (1/n) sum_b ( grad_w log p_w(y_b | x_b) )^2,  elementwise
 
     The sum of its entries is `fisher_trace`, which needs no individual gradients and is much faster.
 
     Args:
-      model: any model.
-      params: its parameters w.
+      loss: (params, ClientData) -> scalar, as in `fisher_trace`; of padding alone, it has no gradient.
+      params: w, any pytree.
       data: the client's examples [n, ...]; padding does not count.
       microbatch: examples whose gradients are held at once; bounds the memory, not the result.
 
     Returns:
       As params: the Fisher information of each entry, zero everywhere for a client without examples.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import ClientData
+      >>> from pfl_jax.primitives import diagonal_fisher, masked_mean
+      >>> batch = ClientData(x=jnp.array([[1.0, 0.0], [3.0, 2.0]]), y=jnp.zeros(2), mask=jnp.array([True, True]))
+      >>> print(diagonal_fisher(lambda w, b: masked_mean(b.x @ w, b.mask), jnp.zeros(2), batch))
+      [5. 2.]
 
     Raises:
       InvalidInput: if microbatch is not positive.
@@ -223,11 +215,9 @@ def fisher_diagonal(model: Model, params: Params, data: ClientData, *, microbatc
     whole("microbatch", microbatch)
 
     def gradient(example):
-        rows = jax.tree.map(lambda leaf: leaf[None], example)
-        return jax.grad(_deployed_loss(model))(params, rows)
+        return jax.grad(loss)(params, jax.tree.map(lambda leaf: leaf[None], example))
 
     def add(total, batch):
-        # The loss of a padding row has no gradient.
         return jax.tree.map(
             lambda sums, leaf: sums + jnp.sum(jnp.square(leaf), axis=0), total, jax.vmap(gradient)(batch)
         )
@@ -251,9 +241,9 @@ def trace_weights(
     """
     present = jnp.ones(traces.shape, bool) if present is None else present
     if normalization == "proportional":
-        return normalize(traces, present)
+        return normalize_weights(traces, present)
     if normalization == "softmax":
         return jax.nn.softmax(jnp.where(present, traces, -jnp.inf))
     if normalization == "min_max":
-        return normalize(traces - jnp.min(jnp.where(present, traces, jnp.inf)), present)
+        return normalize_weights(traces - jnp.min(jnp.where(present, traces, jnp.inf)), present)
     raise ValueError(f"normalization must be proportional, softmax or min_max, not {normalization!r}")

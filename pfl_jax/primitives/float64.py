@@ -1,42 +1,60 @@
 """float64 computations inside float32 programs."""
 
-import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import export
 
 from pfl_jax.base import PyTree
 
 
 def in_float64(function: Callable[..., PyTree], *, one_by_one: bool = False) -> Callable[..., PyTree]:
-    """Run a function of arrays in JAX's 64-bit mode, also under jit, vmap or scan.
+    """Run a function of arrays in JAX's 64-bit mode, also under jit, vmap, scan and grad.
 
-    `with jax.enable_x64(True)` alone is not enough: vmap rewrites code that was already traced (a jitted function, the
-    body of a scan) after the context has ended, and then every explicit float64 becomes float32. Here the function is
-    opaque to vmap, which instead uses a batched version that is traced in 64-bit mode as well.
+    `with jax.enable_x64(True)` around a part of a float32 program is not enough. JAX expands some operations (argmin,
+    top_k, derivative rules) only when it lowers the program, and vmap rewrites code that was already traced: both
+    happen after the context has ended, where 64-bit mode is off. Here the function enters the program as a whole:
+    `jax.export` traces and lowers it in 64-bit mode, and the float32 program calls the result. Its batched version
+    under vmap and its derivative enter in the same way. The function may therefore use everything that JAX has.
 
     Args:
-      function: arrays -> pytree of arrays. It must cast its arguments to float64 itself, and its results to float32
-        unless its caller works in 64-bit mode too.
+      function: arrays -> pytree of float arrays. It must cast its arguments to float64 itself, and its results to
+        float32 unless its caller works in 64-bit mode too.
       one_by_one: whether vmap calls it for one row after another. Batched factorizations wait for threads on a CPU, and
         two devices that run them at the same time can use up all threads and wait forever.
 
     Returns:
-      A function of the same positional arguments, without derivative. It caches its compiled programs: keep it and
-      call it again instead of wrapping the function anew.
+      A function of the same positional arguments, with reverse-mode derivatives. It keeps its compiled programs, as
+      jax.jit does.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives.float64 import in_float64
+      >>> @in_float64
+      ... def difference(x, y):
+      ...     return jnp.float32(jnp.float64(x) + 1e-12 - jnp.float64(y))
+      >>> print(difference(jnp.float32(1), jnp.float32(1)) > 0)
+      True
     """
-    compiled = jax.jit(function)
+    batched = jax.vmap(function)
+    if one_by_one:
+        batched = lambda *arguments: jax.lax.map(lambda row: function(*row), arguments)  # noqa: E731
 
-    def each(*arguments):
-        return jax.lax.map(lambda row: function(*row), arguments)
-
-    batched = functools.cache(lambda: in_float64(each if one_by_one else jax.vmap(function), one_by_one=one_by_one))
+    def derivative(arguments, cotangents):
+        _, pull_back = jax.vjp(function, *arguments)
+        # None stands for the derivative by integers.
+        return jax.tree.map(lambda leaf: None if leaf.dtype == jax.dtypes.float0 else leaf, pull_back(cotangents))
 
     @jax.custom_batching.custom_vmap
     def call(*arguments):
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), arguments)
+        # An array may lie on the CPU of a machine with an accelerator.
+        platforms = sorted({"cpu", export.default_export_platform()})
         with jax.enable_x64(True):
-            return compiled(*arguments)
+            lowered = export.export(jax.jit(function), platforms=platforms)(*shapes)
+        return lowered.call(*arguments)
 
     @call.def_vmap
     def _(axis_size, is_batched, *arguments):
@@ -45,7 +63,12 @@ def in_float64(function: Callable[..., PyTree], *, one_by_one: bool = False) -> 
             arguments,
             tuple(is_batched),
         )
-        outputs = batched()(*arguments)
+        outputs = in_float64(batched, one_by_one=one_by_one)(*arguments)
         return outputs, jax.tree.map(lambda _: True, outputs)
 
-    return call
+    differentiable = jax.custom_vjp(call)
+    differentiable.defvjp(
+        lambda *arguments: (call(*arguments), arguments),
+        lambda arguments, cotangents: in_float64(derivative, one_by_one=one_by_one)(arguments, cotangents),
+    )
+    return jax.jit(differentiable)

@@ -15,7 +15,7 @@ from pfl_jax import hyper_parameters
 from pfl_jax.base import ClientData, Loss, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import MOMENTUM, Count, Epochs, NotNegative, Positive
-from pfl_jax.primitives.optimizers import decay, sgd
+from pfl_jax.primitives.optimizers import add_weight_decay, sgd
 from pfl_jax.primitives.optimizers import descend as descend
 from pfl_jax.primitives.private_gradients import private_gradient
 from pfl_jax.primitives.tree import map_statistics, register_unchecked, running_statistics
@@ -161,7 +161,7 @@ class LocalSGD:
             steps = optax.adamw(self.lr, weight_decay=self.weight_decay)
         else:
             make = optax.adam if self.optimizer == "adam" else self.optimizer
-            steps = optax.chain(decay(self.weight_decay), make(self.lr))
+            steps = optax.chain(add_weight_decay(self.weight_decay), make(self.lr))
         return steps if self.clip_norm is None else optax.chain(optax.clip_by_global_norm(self.clip_norm), steps)
 
     def num_steps(self, count: Counts) -> Counts:

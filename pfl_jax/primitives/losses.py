@@ -91,6 +91,18 @@ def supervised_loss(
     return loss_of_features(model, value)
 
 
+def deployed_loss(model: Model) -> Callable[[Params, ClientData], jax.Array]:
+    """Cross entropy of a whole model as it would be deployed, not as it is in training.
+
+    Args:
+      model: the architecture.
+
+    Returns:
+      (params, ClientData of B examples) -> scalar.
+    """
+    return lambda params, batch: cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+
+
 def feature_alignment(features: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
     """Mean over examples of (1/d) ||f(x) - target||^2 for features and targets [B, d], mask [B].
 

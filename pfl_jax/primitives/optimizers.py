@@ -12,7 +12,7 @@ def _is_static_zero(value: float | jax.Array) -> bool:
     return isinstance(value, int | float) and value == 0
 
 
-def decay(weight_decay: float | jax.Array) -> optax.GradientTransformation:
+def add_weight_decay(weight_decay: float | jax.Array) -> optax.GradientTransformation:
     """Step that adds weight_decay times the parameters to a gradient."""
     # A Python zero leaves the step out; whether a traced number is zero is not known.
     return optax.identity() if _is_static_zero(weight_decay) else optax.add_decayed_weights(weight_decay)
@@ -42,7 +42,7 @@ def sgd(
       0.75
     """
     return optax.chain(
-        decay(weight_decay),
+        add_weight_decay(weight_decay),
         optax.identity() if _is_static_zero(momentum) else optax.trace(decay=momentum),
         optax.scale_by_learning_rate(lr),
     )

@@ -14,14 +14,22 @@ probe is then the vector of squared norms. A second kind of tap gives the weight
 backward pass computes the parameter's gradient from delta_b times the weight of example b, and passes delta_b on.
 """
 
+import itertools
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Literal, get_opaque_trace_state
 
+from pfl_jax.base import ClientData, PyTree, ScalarLoss
 from pfl_jax.networks.convolution import conv2d
 from pfl_jax.networks.layers import Layer
+
+FEW = 3
+"""Rows of a mini-batch on which a loss is examined, beside the number with which it is computed."""
 
 
 def _norms_of_multiply(x, gradient, kernel):
@@ -56,14 +64,108 @@ OPERATIONS: dict[str, Callable[..., jax.Array]] = {
 """Method of `Layer` by name -> the same as a function."""
 
 
-def is_tapped(context: Any) -> bool:
-    """Whether a flax interceptor's call is an operation of NORMS."""
-    return isinstance(context.module, Layer) and context.method_name in NORMS
+class Operation(NamedTuple):
+    """Operation of a layer on the rows of a mini-batch.
+
+    Attributes:
+      name: key of NORMS.
+      x: input [B, ...].
+      parameter: what it is multiplied with, or added.
+      options: further arguments.
+    """
+
+    name: str
+    x: jax.Array
+    parameter: jax.Array
+    options: tuple[Any, ...]
+
+    def __call__(self, x: jax.Array, parameter: jax.Array) -> jax.Array:
+        """Output of the operation for another input and parameter."""
+        return OPERATIONS[self.name](x, parameter, *self.options)
+
+    def norms(self, x: jax.Array, gradient: jax.Array) -> jax.Array:
+        """Squared norms [B] of the parameter's gradients, from those at the output [B, ...]."""
+        return NORMS[self.name](x, gradient, self.parameter, *self.options)
 
 
-def rows_agree(context: Any, x: jax.Array, examples: int) -> bool:
-    """Whether the rows of an operation's input x are the examples of the mini-batch, one each."""
-    return x.shape[0] == examples and (context.method_name != "multiply" or x.ndim == 2)
+def replace_operations(rows: int, replacement: Callable[[int, Operation], jax.Array]) -> AbstractContextManager[None]:
+    """Context in which layers compute operations on `rows` rows by a function.
+
+    Layers inside of another transformation (jit, remat, scan) are left alone: what they compute is kept for later
+    calls.
+
+    Args:
+      rows: examples of the mini-batch.
+      replacement: (number of the operation in the order of the calls, operation) -> its output.
+    """
+    numbers, trace = itertools.count(), get_opaque_trace_state(convention="flax")
+
+    def intercept(call, args, kwargs, context):
+        if not isinstance(context.module, Layer) or context.method_name not in NORMS:
+            return call(*args, **kwargs)
+        if get_opaque_trace_state(convention="flax") != trace:
+            return call(*args, **kwargs)
+        x, parameter, *options = args
+        if x.shape[0] != rows or (context.method_name == "multiply" and x.ndim != 2):
+            return call(*args, **kwargs)
+        return replacement(next(numbers), Operation(context.method_name, x, parameter, tuple(options)))
+
+    return nn.intercept_methods(intercept)
+
+
+class Uses(NamedTuple):
+    """Where a loss uses its parameters.
+
+    Attributes:
+      leaves: for each operation of a layer, in the order of the calls, the number of the leaf that is its parameter;
+        None for another array.
+      elsewhere: whether a leaf is used outside of these operations too.
+    """
+
+    leaves: list[int | None]
+    elsewhere: bool
+
+    @property
+    def once(self) -> bool:
+        """Whether no leaf is the parameter of two operations."""
+        own = [leaf for leaf in self.leaves if leaf is not None]
+        return len(set(own)) == len(own)
+
+
+def uses_of_parameters(loss: ScalarLoss, params: PyTree, batch: ClientData, rows: int) -> Uses:
+    """Where a loss uses its parameters, read off its jaxpr for so many rows.
+
+    Args:
+      loss: (params, ClientData) -> scalar.
+      params: any pytree of arrays.
+      batch: a mini-batch, of which only shapes and types count.
+      rows: examples of the mini-batch to examine.
+
+    Returns:
+      The uses; layers inside of another transformation count as elsewhere.
+    """
+
+    def observed(params: PyTree, batch: ClientData) -> tuple[jax.Array, list[jax.Array]]:
+        parameters = []
+
+        def replacement(_: int, operation: Operation) -> jax.Array:
+            parameters.append(operation.parameter)
+            # The loss then depends on the parameter only where other code uses it.
+            return operation(operation.x, jnp.zeros_like(operation.parameter))
+
+        with replace_operations(rows, replacement):
+            return loss(params, batch), parameters
+
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), batch)
+    jaxpr = jax.make_jaxpr(observed)(params, shapes).jaxpr
+    leaves = {variable: number for number, variable in enumerate(jaxpr.invars[: len(jax.tree.leaves(params))])}
+
+    def numbers(variables: list[Any]) -> list[int | None]:
+        return [None if isinstance(variable, Literal) else leaves.get(variable) for variable in variables]
+
+    result, *parameters = jaxpr.outvars
+    others = [result, *(variable for equation in jaxpr.eqns for variable in equation.invars)]
+    return Uses(numbers(parameters), any(number is not None for number in numbers(others)))
 
 
 def add_norms(

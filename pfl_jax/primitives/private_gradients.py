@@ -5,27 +5,31 @@ regularizers). Only the first part depends on the data: only it is clipped and n
 part is added as it is.
 """
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Literal
 
-from pfl_jax.base import ClientData, Loss, PRNGKey, PyTree
-from pfl_jax.primitives.per_example import NORMS, OPERATIONS, add_norms, is_tapped, rows_agree, weigh_gradient
+from pfl_jax.base import ClientData, PRNGKey, PyTree, ScalarLoss
+from pfl_jax.primitives.per_example import (
+    FEW,
+    Operation,
+    add_norms,
+    replace_operations,
+    uses_of_parameters,
+    weigh_gradient,
+)
 
 MICROBATCH = 64
 """Examples whose gradients are clipped at once: it bounds the memory, not the result. Batches of 50 took two thirds of
 the time that they take in parts of 16 (the papers' network on one CPU core)."""
 
-FEW = 3
-"""Rows of a mini-batch on which a loss is examined."""
-
 
 def private_gradient(
     key: PRNGKey,
-    loss: Loss,
+    loss: ScalarLoss,
     params: PyTree,
     batch: ClientData,
     *,
@@ -57,7 +61,7 @@ def private_gradient(
       Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang. Deep Learning with Differential Privacy. CCS 2016.
       Algorithm 1. The fixed divisor is that of Ponomareva et al. How to DP-fy ML. JAIR 2023. Section 4.1.
     """
-    total, free = clipped_sum(loss, params, batch, clip)
+    total, free = clipped_gradient_sum(loss, params, batch, clip)
     if not (isinstance(noise, int | float) and noise == 0):
         leaves, structure = jax.tree.flatten(total)
         keys = jax.random.split(key, len(leaves))
@@ -68,7 +72,9 @@ def private_gradient(
     return jax.tree.map(lambda leaf, data, own: (data / size + own).astype(leaf.dtype), params, total, free)
 
 
-def clipped_sum(loss: Loss, params: PyTree, batch: ClientData, clip: float | jax.Array) -> tuple[PyTree, PyTree]:
+def clipped_gradient_sum(
+    loss: ScalarLoss, params: PyTree, batch: ClientData, clip: float | jax.Array
+) -> tuple[PyTree, PyTree]:
     """Sum over the real examples of their clipped gradients, and the gradient of the terms without examples.
 
     Both are in float32 at least. The norms of the gradients have a closed form, see `pfl_jax.primitives.per_example`,
@@ -85,16 +91,19 @@ def clipped_sum(loss: Loss, params: PyTree, batch: ClientData, clip: float | jax
       >>> batch = ClientData(x=jnp.array([3.0, 0.5, 9.0]), y=jnp.zeros(3), mask=jnp.array([True, True, False]))
       >>> def loss(w, batch):
       ...     return losses.masked_mean(w * batch.x, batch.mask) + 0.25 * w**2
-      >>> total, free = private_gradients.clipped_sum(loss, jnp.array(1.0), batch, 1.0)
+      >>> total, free = private_gradients.clipped_gradient_sum(loss, jnp.array(1.0), batch, 1.0)
       >>> print(total, free)  # min(3, 1) + 0.5, and the derivative of w^2 / 4
       1.5 0.5
     """
     loss, params = _with_single_precision(loss, params)
     examples = batch.mask.shape[0]
     few = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], FEW, axis=0), batch)
-    closed_form = _has_closed_form(loss, params, few, min(examples, MICROBATCH))
-    one_part = _sum_by_taps if closed_form else _sum_one_by_one
-    free = _data_free(loss, params, few) if closed_form else _without_examples(loss, params, few)
+    leaves = _leaves_of_operations(loss, params, few, min(examples, MICROBATCH))
+    if leaves is None:
+        one_part, free = _sum_one_by_one, _without_examples(loss, params, few)
+    else:
+        one_part = functools.partial(_sum_by_taps, leaves=leaves)
+        free = _data_free(loss, params, few, leaves)
     if examples <= MICROBATCH:
         return one_part(loss, params, batch, clip, free), free
     rows = -(-examples // MICROBATCH) * MICROBATCH
@@ -110,12 +119,11 @@ def clipped_sum(loss: Loss, params: PyTree, batch: ClientData, clip: float | jax
     return total, free
 
 
-def _with_single_precision(loss: Loss, params: PyTree) -> tuple[Loss, PyTree]:
+def _with_single_precision(loss: ScalarLoss, params: PyTree) -> tuple[ScalarLoss, PyTree]:
     """The loss as a function of parameters in float32 at least, and these parameters."""
     types = jax.tree.map(lambda leaf: leaf.dtype, params)
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), params)
     if jax.tree.map(lambda leaf: leaf.dtype, wide) == types:
-        # The arrays themselves, which the closed form tells apart.
         return loss, params
     return lambda wide, batch: loss(jax.tree.map(lambda leaf, kind: leaf.astype(kind), wide, types), batch), wide
 
@@ -125,7 +133,9 @@ def _factors(squares: jax.Array, mask: jax.Array, clip: float | jax.Array) -> ja
     return jnp.where(mask, clip / jnp.maximum(jnp.sqrt(squares), clip), 0.0)
 
 
-def _sum_one_by_one(loss: Loss, params: PyTree, batch: ClientData, clip: float | jax.Array, free: PyTree) -> PyTree:
+def _sum_one_by_one(
+    loss: ScalarLoss, params: PyTree, batch: ClientData, clip: float | jax.Array, free: PyTree
+) -> PyTree:
     def gradient(example):
         row = jax.tree.map(lambda leaf: leaf[None], example)
         row = row._replace(mask=jnp.ones_like(row.mask))
@@ -140,93 +150,91 @@ def _sum_one_by_one(loss: Loss, params: PyTree, batch: ClientData, clip: float |
     return jax.tree.map(lambda leaf: jnp.tensordot(factors, leaf, 1), gradients)
 
 
-def _without_examples(loss: Loss, params: PyTree, part: ClientData) -> PyTree:
+def _without_examples(loss: ScalarLoss, params: PyTree, part: ClientData) -> PyTree:
     """Gradient on a mini-batch without a real example, where the mean over examples is 0."""
     return jax.grad(loss)(params, part._replace(mask=jnp.zeros_like(part.mask)))
 
 
-def _sum_by_taps(loss: Loss, params: PyTree, batch: ClientData, clip: float | jax.Array, free: PyTree) -> PyTree:
-    leaves, structure = jax.tree.flatten(params)
+def _sum_by_taps(
+    loss: ScalarLoss,
+    params: PyTree,
+    batch: ClientData,
+    clip: float | jax.Array,
+    free: PyTree,
+    *,
+    leaves: list[int | None],
+) -> PyTree:
+    """Sum without individual gradients, for a loss whose operations use these leaves: `_leaves_of_operations`."""
+    (examples,) = batch.mask.shape
     # The loss is a mean.
     count = jnp.maximum(jnp.sum(batch.mask), 1).astype(jnp.float32)
 
-    def tapped(tap: Callable[[str, int, jax.Array, jax.Array, tuple[Any, ...]], jax.Array]) -> jax.Array:
-        # New arrays, which no other argument of the loss can be identical with.
-        own = [jnp.copy(leaf) for leaf in leaves]
-        places = {id(leaf): index for index, leaf in enumerate(own)}
+    def with_norms(probe: jax.Array) -> jax.Array:
+        def tap(number: int, operation: Operation) -> jax.Array:
+            y = operation(operation.x, operation.parameter)
+            return y if leaves[number] is None else add_norms(operation.norms, operation.x, y, probe)
 
-        def attach(call, args, kwargs, context):
-            y = call(*args, **kwargs)
-            tapped = is_tapped(context) and rows_agree(context, args[0], batch.mask.shape[0])
-            if not tapped or id(args[1]) not in places:
-                return y
-            x, parameter, *further = args
-            return tap(context.method_name, places[id(parameter)], x, y, (parameter, *further))
+        with replace_operations(examples, tap):
+            return loss(params, batch)
 
-        with nn.intercept_methods(attach):
-            return loss(jax.tree.unflatten(structure, own), batch)
+    def with_weights(copies: list[jax.Array]) -> jax.Array:
+        def tap(number: int, operation: Operation) -> jax.Array:
+            y, leaf = operation(operation.x, operation.parameter), leaves[number]
+            return y if leaf is None else weigh_gradient(operation, weights, operation.x, y, copies[leaf])
 
-    def with_norms(probe):
-        return tapped(
-            lambda name, _, x, y, further: add_norms(lambda x, delta: NORMS[name](x, delta, *further), x, y, probe)
-        )
+        with replace_operations(examples, tap):
+            return loss(params, batch)
 
-    def with_weights(copies):
-        def tap(name, place, x, y, further):
-            return weigh_gradient(
-                lambda x, parameter: OPERATIONS[name](x, parameter, *further[1:]), weights, x, y, copies[place]
-            )
-
-        return tapped(tap)
-
-    squares = jnp.square(count) * jax.grad(with_norms)(jnp.zeros(batch.mask.shape))
+    squares = jnp.square(count) * jax.grad(with_norms)(jnp.zeros(examples))
     weights = count * _factors(squares, batch.mask, clip)
-    return jax.tree.unflatten(structure, jax.grad(with_weights)(leaves))
+    copies, structure = jax.tree.flatten(params)
+    return jax.tree.unflatten(structure, jax.grad(with_weights)(copies))
 
 
-def _data_free(loss: Loss, params: PyTree, batch: ClientData, used: list[int] | None = None) -> PyTree:
-    """Gradient of the parameters' uses outside of layers; collects the numbers of the leaves that layers use."""
+def _data_free(loss: ScalarLoss, params: PyTree, batch: ClientData, leaves: list[int | None]) -> PyTree:
+    """Gradient of the parameters' uses outside of the operations that use these leaves."""
 
-    def outside(params):
-        places = {id(leaf): index for index, leaf in enumerate(jax.tree.leaves(params))}
+    def tap(number: int, operation: Operation) -> jax.Array:
+        parameter = operation.parameter
+        return operation(operation.x, parameter if leaves[number] is None else jax.lax.stop_gradient(parameter))
 
-        def attach(call, args, kwargs, context):
-            tapped = is_tapped(context) and rows_agree(context, args[0], batch.mask.shape[0])
-            if not tapped or id(args[1]) not in places:
-                return call(*args, **kwargs)
-            if used is not None:
-                used.append(places[id(args[1])])
-            x, parameter, *further = args
-            return call(x, jax.lax.stop_gradient(parameter), *further, **kwargs)
-
-        with nn.intercept_methods(attach):
+    def outside(params: PyTree) -> jax.Array:
+        with replace_operations(batch.mask.shape[0], tap):
             return loss(params, batch)
 
     return jax.grad(outside)(params)
 
 
-def _has_closed_form(loss: Loss, params: PyTree, batch: ClientData, examples: int) -> bool:
-    """Whether each leaf is used in at most one layer's operation, and its other uses do not depend on the examples.
+def _leaves_of_operations(
+    loss: ScalarLoss, params: PyTree, batch: ClientData, examples: int
+) -> list[int | None] | None:
+    """Number of the leaf that each operation of a layer uses, or None for another array, in the order of the calls.
 
-    Both for the rows of `batch` and for `examples` rows, the number with which the gradients are computed: an operation
-    could have as many rows by chance.
+    None if the sum has no closed form: a leaf is used in two operations, or other uses depend on the examples. Both are
+    examined for the rows of `batch` and for `examples` rows, the number with which the gradients are computed: an
+    operation could have as many rows by chance.
     """
-    found = [_operations(loss, params, batch, rows) for rows in (batch.mask.shape[0], examples)]
-    return found[0] is not None and found[0] == found[1] and len(set(found[0])) == len(found[0])
+    counts = batch.mask.shape[0], examples
+    found = [uses_of_parameters(loss, params, batch, rows) for rows in counts]
+    if found[0].leaves != found[1].leaves or not found[0].once:
+        return None
+    leaves = found[0].leaves
+    depends = found[0].elsewhere and any(_depends_on_examples(loss, params, batch, rows, leaves) for rows in counts)
+    return None if depends else leaves
 
 
-def _operations(loss: Loss, params: PyTree, batch: ClientData, rows: int) -> list[int] | None:
-    """Numbers of the leaves that layers use; None if other uses depend on the examples."""
+def _depends_on_examples(
+    loss: ScalarLoss, params: PyTree, batch: ClientData, rows: int, leaves: list[int | None]
+) -> bool:
+    """Whether `_data_free` depends on the examples of a mini-batch of so many rows."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), batch)
-    used: list[int] = []
-    jaxpr = jax.make_jaxpr(lambda params, batch: _data_free(loss, params, batch, used))(params, shapes).jaxpr
+    jaxpr = jax.make_jaxpr(lambda params, batch: _data_free(loss, params, batch, leaves))(params, shapes).jaxpr
     depends = {*jaxpr.invars[len(jax.tree.leaves(params)) :]}
 
     def any_depends(variables: list[Any]) -> bool:
-        # Literals, which cannot be hashed, have a value.
-        return any(one in depends for one in variables if not hasattr(one, "val"))
+        return any(variable in depends for variable in variables if not isinstance(variable, Literal))
 
     for equation in jaxpr.eqns:
         if any_depends(equation.invars):
             depends.update(equation.outvars)
-    return None if any_depends(jaxpr.outvars) else used
+    return any_depends(jaxpr.outvars)

@@ -25,7 +25,7 @@ TOLERANCE = 1e-6
 """Share of the total weight that counts as rounding."""
 
 
-def median(x: jax.Array, w: jax.Array) -> jax.Array:
+def coordinate_median(x: jax.Array, w: jax.Array) -> jax.Array:
     """Weighted median of every coordinate; for equal weights the usual one (Yin et al. 2018, Definition 1).
 
     It is the value at which the sorted clients reach half of the total weight; where they reach it exactly, the mean of
@@ -37,9 +37,9 @@ def median(x: jax.Array, w: jax.Array) -> jax.Array:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from pfl_jax.primitives import robust_means
+      >>> from pfl_jax.primitives import coordinate_median
       >>> x = jnp.array([[1.0], [2.0], [90.0]])
-      >>> print(robust_means.median(x, jnp.ones(3)), robust_means.median(x, jnp.array([1.0, 1.0, 0.0])))
+      >>> print(coordinate_median(x, jnp.ones(3)), coordinate_median(x, jnp.array([1.0, 1.0, 0.0])))
       [2.] [1.5]
     """
     x, _, ends = _sorted(x, w)

@@ -164,9 +164,9 @@ def _choose(flags: PyTree, left: PyTree, right: PyTree) -> PyTree:
 def _compressor(name: str, number: float | None) -> compressors.Compressor | None:
     """Encoding of a name and its number; None for no compression."""
     if name == "sign":
-        return compressors.sign()
+        return compressors.sign_compressor()
     if name == "topk" and number is not None:
-        return compressors.topk(number)
+        return compressors.top_k_compressor(number)
     if name == "quantize" and number is not None and number < BITS:
-        return compressors.quantize(int(number))
+        return compressors.quantizing_compressor(int(number))
     return None

@@ -74,4 +74,4 @@ def _statistic(name: str, number: float | None) -> Statistic | None:
     if name in ("krum", "multi_krum"):
         share = ATTACKING if number is None else number
         return partial(robust_means.krum, share=share, several=name == "multi_krum")
-    return {"median": robust_means.median, "geometric_median": robust_means.geometric_median}.get(name)
+    return {"median": robust_means.coordinate_median, "geometric_median": robust_means.geometric_median}.get(name)

@@ -12,6 +12,7 @@ from pfl_jax.engine.mapping import client_mesh
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks import models
 from pfl_jax.primitives import fisher
+from pfl_jax.primitives.losses import deployed_loss
 from pfl_jax.primitives.tree import gather
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
@@ -101,7 +102,8 @@ def test_integers_do_not_overflow_in_a_network():
     x = jnp.full((5, 3), 200, jnp.uint8)
     np.testing.assert_array_equal(model.apply(params, x), model.apply(params, x.astype(jnp.float32)))
     batches = [ClientData(inputs, y, jnp.ones(len(y), bool)) for inputs in (x, x.astype(jnp.float32))]
-    traces = [fisher.fisher_trace(model, params, batch) for batch in batches]
+    loss = deployed_loss(model)
+    traces = [fisher.fisher_trace(loss, params, batch) for batch in batches]
     np.testing.assert_array_equal(*traces)
     assert traces[0] > 0
 

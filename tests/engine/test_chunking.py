@@ -96,14 +96,14 @@ def test_a_typical_cohort_spans_the_sizes():
 
 
 def test_wasted_steps_of_devices_that_own_their_clients():
-    counts, owners = np.array([40, 10, 30, 20, 10]), np.array([0, 1, 0, 0, 1])
+    counts, places = np.array([40, 10, 30, 20, 10]), np.array([[0, 2, 3, 5], [1, 4, 5, 5]])
     # Steps 4, 3, 2 on the first device and 1, 1 on the second, in chunks of two: 4 + 4 + 2 and 1 + 1 are taken.
-    share = wasted_step_share(counts, batch_size=10, chunk=2, devices=2, owners=owners)
+    share = wasted_step_share(counts, batch_size=10, chunk=2, devices=2, places=places)
     np.testing.assert_allclose(share, 1 - 11 / 12)
     # All at once is at most ceil(5 / 2) = 3 on a device.
-    share = wasted_step_share(counts, batch_size=10, chunk=None, devices=2, owners=owners)
+    share = wasted_step_share(counts, batch_size=10, chunk=None, devices=2, places=places)
     np.testing.assert_allclose(share, 1 - 11 / 14)
-    assert wasted_step_share(counts, batch_size=10, chunk=1, devices=2, owners=owners) == 0
+    assert wasted_step_share(counts, batch_size=10, chunk=1, devices=2, places=places) == 0
 
 
 @settings(deadline=None, max_examples=25)
@@ -127,8 +127,8 @@ def test_devices_wait_for_the_one_that_trains_longest():
     # 9 + 1 and 1 + 1 steps; two under one vmap, 9 + 9 and 1 + 1 if the first device has the largest two.
     assert idle_device_share(counts, batch_size=10, chunk=1, devices=2) == pytest.approx(1 - 12 / 20)
     assert idle_device_share(counts, batch_size=10, chunk=2, devices=2) == pytest.approx(1 - 20 / 36)
-    owners = np.array([0, 1, 1, 1])
-    assert idle_device_share(counts, batch_size=10, chunk=1, devices=2, owners=owners) == pytest.approx(1 - 12 / 18)
+    places = np.array([[0, 4, 4], [1, 2, 3]])
+    assert idle_device_share(counts, batch_size=10, chunk=1, devices=2, places=places) == pytest.approx(1 - 12 / 18)
     assert idle_device_share(counts, batch_size=10, chunk=1, devices=1) == 0
 
 

@@ -27,7 +27,7 @@ from experiments.benchmark.__main__ import SECTIONS, main
 from experiments.benchmark.jax_rounds import Rounds, convolutions, local_training
 from pfl_jax import simulate
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods.fedpac import head_weights
+from pfl_jax.primitives.head_combination import head_weights
 
 ROOT = Path(__file__).parents[2]
 

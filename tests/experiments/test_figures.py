@@ -368,7 +368,7 @@ def test_replace_first_takes_the_highest_scores():
 
 def test_the_parameters_with_most_information_are_replaced_first(monkeypatch):
     """Each accuracy is whether the scores of the parameters are their Fisher information, here the parameters."""
-    monkeypatch.setattr(substitution, "fisher_diagonal", lambda model, params, data: params)
+    monkeypatch.setattr(substitution, "diagonal_fisher", lambda loss, params, data: params)
     monkeypatch.setattr(substitution, "replace_first", lambda params, fresh, scores, share: (params, scores))
     monkeypatch.setattr(substitution, "score", lambda apply, both, test: SimpleNamespace(accuracy=equal(*both)))
     model, clients = tiny_model(), np.array([2, 0])

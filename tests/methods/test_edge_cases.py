@@ -15,7 +15,6 @@ from pfl_jax.methods.apple import AppleMessage
 from pfl_jax.methods.fedcac import collaborators
 from pfl_jax.methods.fedfomo import FedFomoMessage
 from pfl_jax.methods.fedgh import FedGHMessage
-from pfl_jax.methods.fedpac import head_weights
 from pfl_jax.methods.fedproto import Prototypes
 from pfl_jax.methods.fedtgp import FedTGPMessage
 from pfl_jax.methods.floco import fit_projection
@@ -23,6 +22,7 @@ from pfl_jax.methods.knn_per import Datastore, neighbor_probabilities
 from pfl_jax.methods.pfedfda import at_least, shrunk
 from pfl_jax.methods.pfedgraph import collaboration_graph
 from pfl_jax.methods.scaffold import effective_steps
+from pfl_jax.primitives.head_combination import head_weights
 
 pytestmark = pytest.mark.without_f1_auc
 

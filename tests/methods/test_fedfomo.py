@@ -20,7 +20,7 @@ from pfl_jax.methods.fedfomo import fedfomo
 from pfl_jax.methods.local import local
 from pfl_jax.primitives.affinity import Affinity, add_affinity, choose_peers, empty_affinity, look_up
 from pfl_jax.primitives.ensembles import init_models
-from pfl_jax.primitives.fingerprint import fingerprint
+from pfl_jax.primitives.fingerprints import fingerprint
 from pfl_jax.primitives.holdout import fixed_subset
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.

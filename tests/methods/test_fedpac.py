@@ -11,17 +11,10 @@ from scipy.optimize import nnls
 
 from pfl_jax.base import ClientData, Cohort, Mean
 from pfl_jax.methods import make_method
-from pfl_jax.methods.fedpac import (
-    FedPACMessage,
-    FedPACServer,
-    _drop_negligible,
-    _head_weight_solver,
-    _solve_head_weights,
-    fedpac,
-    head_weights,
-)
+from pfl_jax.methods.fedpac import FedPACMessage, FedPACServer, fedpac
 from pfl_jax.methods.fedpac_proto import fedpac_proto, prototype_weights
-from pfl_jax.primitives import interior_point
+from pfl_jax.primitives import simplex_solvers
+from pfl_jax.primitives.head_combination import _drop_negligible, head_weights, solve_head_weights
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -83,18 +76,18 @@ def test_head_weights_agree_with_a_float64_solve(classes, sizes, solver):
 
 @pytest.mark.parametrize("clients", [12, 20, 30])
 def test_jaxopt_solves_the_programs_of_every_client(clients, monkeypatch):
-    _head_weight_solver.cache_clear()
-    monkeypatch.setattr(interior_point, "minimize_on_simplex", lambda matrix, **_: jnp.full(clients, jnp.nan))
+    solve_head_weights.clear_cache()
+    monkeypatch.setattr(simplex_solvers, "interior_point", lambda *_, **__: jnp.full(clients, jnp.nan))
     for sizes in ([600], [300, 600, 1200]):
-        gap = _solve_head_weights(*float32(*groups_of_clients(clients, 10, sizes)), "auto").gap
+        gap = solve_head_weights(*float32(*groups_of_clients(clients, 10, sizes))).gap
         assert (gap <= 1e-7).all(), "a row that jaxopt misses is not a number here"
-    _head_weight_solver.cache_clear()
+    solve_head_weights.clear_cache()
 
 
 @pytest.mark.slow
 def test_head_weights_of_a_cohort_of_three_hundred_are_optimal():
     mu, variance, counts = float32(*groups_of_clients(300, 10, [300, 600, 1200]))
-    solution = jax.jit(lambda *statistics: _solve_head_weights(*statistics, "auto"))(mu, variance, counts)
+    solution = solve_head_weights(mu, variance, counts)
     assert float(solution.gap.max()) < 1e-6
     weights, means = np.float64(solution.weights), np.float64(mu).reshape(300, -1)
     np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-5)
@@ -106,6 +99,31 @@ def test_head_weights_of_a_cohort_of_three_hundred_are_optimal():
         gradient = row * noise + differences @ (row @ differences)
         objective = row @ gradient
         assert (objective - gradient.min()) / objective < 1e-3
+
+
+def test_derivatives_of_head_weights():
+    """By the differences of a float64 solve; weights that stay below the threshold have none."""
+    mu, variance, counts = groups_of_clients(6, 10, [600])
+    toward = np.random.default_rng(1).normal(size=(6, 6))
+
+    def total(mu, variance):
+        return jnp.sum(toward * head_weights(mu, variance, jnp.asarray(counts)))
+
+    of_mu, of_variance = jax.jit(jax.grad(total, (0, 1)))(*float32(mu, variance))
+
+    def difference(which, place, step):
+        ends = []
+        for sign in (1, -1):
+            moved = [mu.copy(), variance.copy()]
+            moved[which][place] += sign * step
+            ends.append(np.sum(toward * reference_head_weights(*moved, counts)))
+        return (ends[0] - ends[1]) / (2 * step)
+
+    want = [difference(1, client, 1e-4) for client in range(6)]
+    assert np.abs(want).max() > 1e-3
+    np.testing.assert_allclose(of_variance, want, rtol=2e-3, atol=1e-5)
+    for place in ((0, 1, 2), (3, 5, 0), (5, 0, 7)):
+        np.testing.assert_allclose(of_mu[place], difference(0, place, 1e-6), rtol=2e-3, atol=1e-3)
 
 
 def test_head_weights_survive_large_common_means():

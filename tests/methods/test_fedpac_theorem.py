@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pfl_jax.methods.fedpac import RIDGE, head_weights
 from pfl_jax.primitives.feature_statistics import label_feature_statistics, second_moment
+from pfl_jax.primitives.head_combination import RIDGE, head_weights
 
 INPUTS, LABELS, FEATURES, CLIENTS = 12, 3, 4, 5
 COUNTS = np.array([20, 40, 80, 30, 160])

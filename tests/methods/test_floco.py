@@ -21,7 +21,7 @@ from pfl_jax.methods.floco import (
     nearby,
     place,
 )
-from pfl_jax.primitives.fingerprint import fingerprint, key_of
+from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -113,7 +113,7 @@ def trained(w, x, y, points):
 def draws(seed, round_index, client, place, placed):
     """The points that a client draws in a round."""
     data = client_data(tiny_federation(full.SIZES), client, "train")
-    key = key_of(jax.random.fold_in(jax.random.key(seed), round_index), fingerprint(data))
+    key = fingerprint_key(jax.random.fold_in(jax.random.key(seed), round_index), fingerprint(data))
     for step in range(full.EPOCHS):
         draw = jax.random.fold_in(key, step)
         yield np.float64(nearby(draw, jnp.float32(place), RADIUS) if placed else anywhere(draw, SIZE))

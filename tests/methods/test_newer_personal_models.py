@@ -22,7 +22,7 @@ from pfl_jax.methods.fedbn import is_normalization
 from pfl_jax.methods.fedgh import FedGHMessage, fedgh
 from pfl_jax.methods.local import local
 from pfl_jax.networks.resnet import resnet8
-from pfl_jax.primitives.fingerprint import fingerprint
+from pfl_jax.primitives.fingerprints import fingerprint
 from pfl_jax.primitives.tree import gather
 
 pytestmark = pytest.mark.without_f1_auc

@@ -16,19 +16,19 @@ KEY = jax.random.key(3)
 
 
 def test_topk_keeps_the_largest_of_all_arrays_together():
-    got = compressors.topk(0.3).decoded(KEY, TREE)
+    got = compressors.top_k_compressor(0.3).decoded(KEY, TREE)
     np.testing.assert_array_equal(got["w"], [[0, -3, 0], [0, 2, 0]])
     np.testing.assert_array_equal(got["b"], [-2.5, 0, 0, 0])
     # Three of ten values with their positions.
-    assert byte_count(compressors.topk(0.3).encoded(TREE)) == 3 * (4 + 4)
+    assert byte_count(compressors.top_k_compressor(0.3).encoded(TREE)) == 3 * (4 + 4)
     # At least one, and of equal ones no more than asked for.
-    assert np.count_nonzero(compressors.topk(1e-6).decoded(KEY, jnp.ones(5))) == 1
-    np.testing.assert_array_equal(compressors.topk(1.0).decoded(KEY, TREE)["w"], TREE["w"])
+    assert np.count_nonzero(compressors.top_k_compressor(1e-6).decoded(KEY, jnp.ones(5))) == 1
+    np.testing.assert_array_equal(compressors.top_k_compressor(1.0).decoded(KEY, TREE)["w"], TREE["w"])
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_quantize_rounds_to_neighboring_levels_without_bias(bits):
-    levels, encoding = 2 ** (bits - 1) - 1, compressors.quantize(bits)
+    levels, encoding = 2 ** (bits - 1) - 1, compressors.quantizing_compressor(bits)
     draws = jax.vmap(lambda key: encoding.decoded(key, TREE))(jax.random.split(KEY, 4000))
     for name, value in TREE.items():
         scale = np.abs(np.float64(value)).max()
@@ -44,20 +44,20 @@ def test_quantize_rounds_to_neighboring_levels_without_bias(bits):
 
 
 def test_quantized_extremes():
-    assert not compressors.quantize(4).decoded(KEY, jnp.zeros(3)).any()
+    assert not compressors.quantizing_compressor(4).decoded(KEY, jnp.zeros(3)).any()
     # The largest entry is a level itself.
-    assert float(compressors.quantize(2).decoded(KEY, jnp.array([0.0, -7.0]))[1]) == -7
-    assert compressors.quantize(8).decoded(KEY, {}) == {}
-    other = compressors.quantize(2).decoded(jax.random.key(4), TREE)["w"]
-    assert not np.array_equal(other, compressors.quantize(2).decoded(KEY, TREE)["w"])
+    assert float(compressors.quantizing_compressor(2).decoded(KEY, jnp.array([0.0, -7.0]))[1]) == -7
+    assert compressors.quantizing_compressor(8).decoded(KEY, {}) == {}
+    other = compressors.quantizing_compressor(2).decoded(jax.random.key(4), TREE)["w"]
+    assert not np.array_equal(other, compressors.quantizing_compressor(2).decoded(KEY, TREE)["w"])
     # Nor are equal arrays rounded alike.
-    alike = compressors.quantize(2).decoded(KEY, {name: jnp.linspace(-1, 1, 20) for name in "ab"})
+    alike = compressors.quantizing_compressor(2).decoded(KEY, {name: jnp.linspace(-1, 1, 20) for name in "ab"})
     assert not np.array_equal(alike["a"], alike["b"])
 
 
 def test_sign_has_the_mean_magnitude_of_each_array():
-    got = compressors.sign().decoded(KEY, TREE)
+    got = compressors.sign_compressor().decoded(KEY, TREE)
     for name, value in TREE.items():
         want = np.where(value < 0, -1, 1) * np.abs(np.float64(value)).mean()
         np.testing.assert_allclose(got[name], want, rtol=1e-6)
-    assert byte_count(compressors.sign().encoded(TREE)) == 1 + 1 + 2 * 4
+    assert byte_count(compressors.sign_compressor().encoded(TREE)) == 1 + 1 + 2 * 4

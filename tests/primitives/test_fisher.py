@@ -10,7 +10,13 @@ from pfl_jax.base import ClientData, Model
 from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.models import fedavg_cnn, fedpac_cnn, mlp
-from pfl_jax.primitives.fisher import batch_fisher_trace, fisher_diagonal, fisher_trace, squared_gradient_norms
+from pfl_jax.primitives.fisher import (
+    _closed_form,
+    batch_fisher_trace,
+    diagonal_fisher,
+    fisher_trace,
+    squared_gradient_norms,
+)
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy
 
@@ -88,7 +94,7 @@ def test_equals_gradients_one_by_one(name):
     data = client(shape, 3, size=5, padded=8)
     norms = one_by_one(model, params, data)
     # Not a multiple of the microbatch, so that the last one is partly padding.
-    trace = jax.jit(lambda params, data: fisher_trace(model, params, data, microbatch=3))(params, data)
+    trace = jax.jit(lambda params, data: fisher_trace(loss_of(model), params, data, microbatch=3))(params, data)
     np.testing.assert_allclose(trace, norms.mean(), rtol=1e-5)
     per_example = jax.jit(lambda params, data: squared_gradient_norms(loss_of(model), params, data))(
         params, data._replace(mask=jnp.ones(8, bool))
@@ -112,8 +118,8 @@ def test_softmax_regression_by_hand():
         error[label] -= 1
         below = (weights["head"]["kernel"] @ error) * (before > 0)
         total += error @ error * (hidden @ hidden + 1) + below @ below * (example @ example + 1)
-    np.testing.assert_allclose(fisher_trace(model, params, data, reduction="sum"), total, rtol=1e-5)
-    np.testing.assert_allclose(fisher_trace(model, params, data), total / 6, rtol=1e-5)
+    np.testing.assert_allclose(fisher_trace(loss_of(model), params, data, reduction="sum"), total, rtol=1e-5)
+    np.testing.assert_allclose(fisher_trace(loss_of(model), params, data), total / 6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["mlp", pytest.param("fedpac_color", marks=pytest.mark.slow), "shared"])
@@ -127,13 +133,13 @@ def test_the_diagonal_is_the_mean_of_squared_gradients(name):
     expected = jax.tree.map(lambda *leaves: sum(leaves) / 5, *squares)
     noise = jnp.where(data.mask.reshape(-1, *[1] * len(shape)), data.x, 1e3)
     for microbatch in (2, 5, 9):
-        diagonal = fisher_diagonal(model, params, data._replace(x=noise), microbatch=microbatch)
+        diagonal = diagonal_fisher(loss_of(model), params, data._replace(x=noise), microbatch=microbatch)
         assert jax.tree.structure(diagonal) == jax.tree.structure(params)
         jax.tree.map(
             lambda got, wanted: np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-9), diagonal, expected
         )
     np.testing.assert_allclose(
-        sum(jnp.sum(leaf) for leaf in jax.tree.leaves(diagonal)), fisher_trace(model, params, data), rtol=1e-4
+        sum(jnp.sum(leaf) for leaf in jax.tree.leaves(diagonal)), fisher_trace(loss_of(model), params, data), rtol=1e-4
     )
 
 
@@ -141,10 +147,10 @@ def test_padding_and_microbatch_change_nothing():
     model, shape = build("mlp")
     params = model.init(jax.random.key(0))
     data = client(shape, 3, size=7, padded=12)
-    expected = fisher_trace(model, params, jax.tree.map(lambda leaf: leaf[:7], data), microbatch=7)
+    expected = fisher_trace(loss_of(model), params, jax.tree.map(lambda leaf: leaf[:7], data), microbatch=7)
     noise = jnp.where(data.mask[:, None, None, None], data.x, 1e6)
     for microbatch in (1, 4, 50):
-        trace = fisher_trace(model, params, data._replace(x=noise), microbatch=microbatch)
+        trace = fisher_trace(loss_of(model), params, data._replace(x=noise), microbatch=microbatch)
         np.testing.assert_allclose(trace, expected, rtol=1e-5)
 
 
@@ -154,7 +160,7 @@ def test_batch_traces():
     params = model.init(jax.random.key(0))
     data = client(shape, 3, size=7, padded=9)
     traces = jax.jit(
-        lambda params, data, training: batch_fisher_trace(jax.random.key(1), model, params, data, training),
+        lambda params, data, training: batch_fisher_trace(jax.random.key(1), loss_of(model), params, data, training),
         static_argnums=2,
     )
     mean = jax.tree.leaves(jax.jit(jax.grad(loss_of(model)))(params, data))
@@ -180,7 +186,9 @@ def test_under_vmap_over_clients():
     model, shape = build("fedpac_gray")
     params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 2))
     data = jax.tree.map(lambda *leaves: jnp.stack(leaves), client(shape, 3, 3, 4), client(shape, 3, 4, 4, seed=1))
-    traces = jax.jit(jax.vmap(lambda params, data: fisher_trace(model, params, data, microbatch=2)))(params, data)
+    traces = jax.jit(jax.vmap(lambda params, data: fisher_trace(loss_of(model), params, data, microbatch=2)))(
+        params, data
+    )
     for index in range(2):
         one_params, one_data = jax.tree.map(lambda leaf: leaf[index], (params, data))  # noqa: B023
         np.testing.assert_allclose(traces[index], one_by_one(model, one_params, one_data).mean(), rtol=1e-5)
@@ -190,26 +198,66 @@ def test_a_client_without_examples_has_no_information():
     model, shape = build("mlp")
     params = model.init(jax.random.key(0))
     nobody = client(shape, 3, size=0, padded=4)
-    assert fisher_trace(model, params, nobody) == 0
-    assert all(jnp.all(leaf == 0) for leaf in jax.tree.leaves(fisher_diagonal(model, params, nobody)))
+    assert fisher_trace(loss_of(model), params, nobody) == 0
+    assert all(jnp.all(leaf == 0) for leaf in jax.tree.leaves(diagonal_fisher(loss_of(model), params, nobody)))
 
 
 def test_closed_form_holds_no_gradient_per_example():
     """The closed form of the dense layers never builds an array of microbatch x parameters."""
     model = mlp((30,), 3, hidden=(40,))
     params = model.init(jax.random.key(0))
-    program = jax.jit(lambda params, data: fisher_trace(model, params, data, microbatch=7))
+    program = jax.jit(lambda params, data: fisher_trace(loss_of(model), params, data, microbatch=7))
     text = program.lower(params, client((30,), 3, size=9, padded=9)).as_text()
     assert "7x30x40" not in text
     assert "7x40x30" not in text
     assert "7x30x" in text or "7x40x" in text
 
 
+def test_the_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer():
+    model, other = mlp((4,), 3, hidden=(5,)), mlp((4,), 3, hidden=(5,)).init(jax.random.key(2))
+    params, data, plain = model.init(jax.random.key(1)), client((4,), 3, size=5, padded=5), loss_of(model)
+
+    def both(params, batch):
+        # The parameters of another model are no leaves.
+        logits = model.apply(params, batch.x) + model.apply(other, batch.x)
+        return cross_entropy(logits, batch.y, batch.mask)
+
+    def head_alone(params, batch):
+        return plain({"backbone": other["backbone"], "head": params["head"]}, batch)
+
+    def twice(params, batch):
+        return plain(params, batch) + plain(params, batch._replace(x=-batch.x))
+
+    def regularized(params, batch):
+        return plain(params, batch) + jnp.sum(jnp.square(params["head"]["bias"]))
+
+    def copied(params, batch):
+        return plain(jax.tree.map(lambda leaf: 1.5 * leaf, params), batch)
+
+    losses = {plain: True, both: True, head_alone: True, twice: False, regularized: False, copied: False}
+    # Layers inside another transformation are not observed.
+    jitted, checkpointed = jax.jit(plain), jax.checkpoint(plain)
+    losses |= {jitted: False, checkpointed: False}
+
+    def norms_of(loss):
+        gradients = [jax.grad(loss)(params, jax.tree.map(lambda leaf: leaf[row][None], data)) for row in range(5)]  # noqa: B023
+        return [sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradient)) for gradient in gradients]
+
+    for loss, closed in losses.items():
+        want = norms_of(loss)
+        assert (_closed_form(loss, params, data, 5) is not None) == closed
+        got = jax.jit(squared_gradient_norms, static_argnums=0)(loss, params, data)
+        np.testing.assert_allclose(got, want, rtol=1e-4)
+        if loss in (jitted, checkpointed):
+            # JAX keeps what it traced while the loss was examined.
+            np.testing.assert_allclose(loss(params, data), plain(params, data), rtol=1e-6)
+
+
 def test_unknown_options_are_refused():
     model, shape = build("mlp")
     params = model.init(jax.random.key(0))
     with pytest.raises(InvalidInput, match="mean or sum"):
-        fisher_trace(model, params, client(shape, 3, 2, 2), reduction="max")
-    for primitive in (fisher_trace, fisher_diagonal):
+        fisher_trace(loss_of(model), params, client(shape, 3, 2, 2), reduction="max")
+    for primitive in (fisher_trace, diagonal_fisher):
         with pytest.raises(InvalidInput, match="at least 1"):
-            primitive(model, params, client(shape, 3, 2, 2), microbatch=0)
+            primitive(loss_of(model), params, client(shape, 3, 2, 2), microbatch=0)

@@ -63,7 +63,7 @@ def test_weighted_mean_and_mix():
 
 def test_size_weights():
     np.testing.assert_allclose(aggregation.size_weights(jnp.array([300, 600, 1100])), [0.15, 0.3, 0.55], rtol=1e-6)
-    np.testing.assert_allclose(aggregation.normalize(jnp.zeros(4)), [0.25] * 4)
+    np.testing.assert_allclose(aggregation.normalize_weights(jnp.zeros(4)), [0.25] * 4)
 
 
 def test_gather_scatter_merge_split():

@@ -14,7 +14,7 @@ from pfl_jax.networks.models import mlp
 from pfl_jax.primitives import private_gradients
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy, masked_mean, proximal
-from pfl_jax.primitives.private_gradients import clipped_sum, private_gradient
+from pfl_jax.primitives.private_gradients import clipped_gradient_sum, private_gradient
 
 ROWS, REAL, INPUTS, CLASSES = 21, 18, 4, 3
 MODEL = mlp((INPUTS,), CLASSES, hidden=(5,))
@@ -44,8 +44,8 @@ def program(closed_form):
             # The examples come in parts, the last of them incomplete.
             patch.setattr(private_gradients, "MICROBATCH", 8)
             if not closed_form:
-                patch.setattr(private_gradients, "_has_closed_form", lambda *_: False)
-            return clipped_sum(regularized, params, batch, clip)
+                patch.setattr(private_gradients, "_leaves_of_operations", lambda *_: None)
+            return clipped_gradient_sum(regularized, params, batch, clip)
 
     return jax.jit(sums)
 
@@ -133,7 +133,7 @@ def test_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer():
     batch = jax.tree.map(lambda leaf: leaf[:3], examples())
 
     def has(loss, params=PARAMS):
-        return private_gradients._has_closed_form(loss, params, batch, 16)
+        return private_gradients._leaves_of_operations(loss, params, batch, 16) is not None
 
     def plain(params, batch):
         return cross_entropy(MODEL.apply(params, batch.x), batch.y, batch.mask)
@@ -155,6 +155,8 @@ def test_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer():
     assert has(regularized)
     assert has(fixed_backbone, PARAMS["head"])
     assert not any(has(loss) for loss in (twice, copied, weighted))
+    # Inside jit, layers cannot be observed.
+    assert not has(jax.jit(plain))
 
 
 def client(count=24):
@@ -224,7 +226,7 @@ def test_parameters_of_half_precision_keep_their_type(kind):
         chex.assert_trees_all_close(
             jax.tree.map(lambda leaf: leaf.astype(jnp.float32), got), gradient(rounded, noise), rtol=0.05, atol=0.02
         )
-    sums, free = clipped_sum(loss, params, batch, 0.5)
+    sums, free = clipped_gradient_sum(loss, params, batch, 0.5)
     assert {leaf.dtype for leaf in jax.tree.leaves((sums, free))} == {np.dtype("float32")}
     trained = LocalSGD(batch_size=8, epochs=1, dp_clip=0.5, dp_noise=0.1).fit(jax.random.key(0), params, batch, loss)
     chex.assert_trees_all_equal_dtypes(trained, params)

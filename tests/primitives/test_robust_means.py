@@ -59,7 +59,7 @@ def numpy_geometric(x, w):
 
 
 STATISTICS = {
-    "median": (jax.jit(robust_means.median), numpy_median),
+    "median": (jax.jit(robust_means.coordinate_median), numpy_median),
     "trimmed": (jax.jit(partial(robust_means.trimmed_mean, share=0.2)), partial(numpy_trimmed, share=0.2)),
     "krum": (jax.jit(partial(robust_means.krum, share=0.3)), partial(numpy_krum, share=0.3, several=False)),
     "multi_krum": (
@@ -85,7 +85,7 @@ def test_statistics(name):
 
 
 def test_median_of_ties():
-    x, median = np.float32([[1], [2], [4], [9]]), jax.jit(robust_means.median)
+    x, median = np.float32([[1], [2], [4], [9]]), jax.jit(robust_means.coordinate_median)
     # The last are weights that are no integers, whose sums are rounded.
     for w, want in (([1, 1, 1, 1], 3), ([1, 2, 1, 2], 3), ([1, 2, 1, 1], 2), ([0.1, 0.2, 0.1, 0.2], 3)):
         assert median(x, np.float32(w)).tolist() == [want]
@@ -93,7 +93,7 @@ def test_median_of_ties():
 
 def test_median_with_sums_of_weights_that_are_rounded():
     # In float32 the sum of the lower half is a little less than half of the total.
-    assert robust_means.median(jnp.arange(10.0)[:, None], jnp.full(10, 0.1)).tolist() == [4.5]
+    assert robust_means.coordinate_median(jnp.arange(10.0)[:, None], jnp.full(10, 0.1)).tolist() == [4.5]
 
 
 def test_krum_counts_the_nearest_alone():
@@ -141,7 +141,7 @@ def test_a_value_of_several_arrays_is_one_vector():
         whole = np.concatenate([np.asarray(got.value["w"]).reshape(-1), np.asarray(got.value["b"]).reshape(-1)])
         np.testing.assert_allclose(whole, ours(jnp.asarray(x), jnp.float32(UNEQUAL)), rtol=1e-5, atol=1e-6)
         assert got.weight == UNEQUAL.sum()
-    assert robust_means.robust_mean(robust_means.median, {}, jnp.ones(3)).value == {}
+    assert robust_means.robust_mean(robust_means.coordinate_median, {}, jnp.ones(3)).value == {}
 
 
 def test_classes_with_weights_of_their_own():

@@ -10,10 +10,9 @@ from hypothesis.extra import numpy as hnp
 from scipy.optimize import nnls
 
 from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives import active_set, interior_point, jaxopt_solvers, simplex_qp
-from pfl_jax.primitives.float64 import in_float64
-from pfl_jax.primitives.frank_wolfe import frank_wolfe_gap
+from pfl_jax.primitives import simplex_qp
 from pfl_jax.primitives.simplex_qp import solve_simplex_qp
+from pfl_jax.primitives.simplex_solvers import frank_wolfe_gap
 
 SOLVERS = ["auto", "projected_gradient", "osqp", "interior_point"]
 
@@ -130,6 +129,59 @@ def test_the_interior_point_chooses_the_analytic_centre():
     np.testing.assert_allclose(weights, candidates[np.log(candidates).sum(1).argmax()], atol=0.03)
 
 
+def exact_with_linear(matrix, linear):
+    """The minimizer of x.Px + q.x: with (q 1' + 1 q') / 2 added to P, the objective on the simplex is x.Px alone.
+
+    A multiple of 1 1' is a constant there, and makes the sum positive definite.
+    """
+    ones = np.ones(len(linear))
+    return exact(matrix + (np.outer(linear, ones) + np.outer(ones, linear)) / 2 + 1e3 * np.outer(ones, ones))
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_linear_term(solver):
+    matrices, linear = random_matrices(4, 6), np.random.default_rng(5).normal(size=(4, 6))
+    want = [exact_with_linear(*program) for program in zip(matrices, linear, strict=True)]
+    assert min(map(min, want)) == 0
+    solution = solve_simplex_qp(jnp.float32(matrices), jnp.float32(linear), solver=solver)
+    assert_on_simplex(solution.weights)
+    assert float(solution.gap.max()) < 1e-4
+    np.testing.assert_allclose(solution.weights, want, atol=2e-3)
+    # Without a quadratic term, all weight is on the smallest entry.
+    weights = solve_simplex_qp(jnp.zeros((3, 3)), jnp.array([5.0, 3.0, 4.0]), solver=solver).weights
+    np.testing.assert_allclose(weights, [0, 1, 0], atol=1e-4)
+
+
+@pytest.mark.parametrize("solver", ["auto", "osqp", "interior_point"])
+def test_derivatives_are_those_of_the_minimizer(solver):
+    matrix, linear = random_matrices(1, 6)[0], np.random.default_rng(7).normal(size=6) / 3
+    toward = np.arange(6.0)
+    support = exact_with_linear(matrix, linear) > 0
+    assert 2 < support.sum() < 6
+
+    def objective(matrix, linear):
+        solution = solve_simplex_qp(matrix, linear, solver=solver, tolerance=1e-9)
+        return jnp.float32(toward) @ solution.weights + 100 * solution.gap
+
+    got = jax.jit(jax.grad(objective, (0, 1)))(jnp.float32(matrix), jnp.float32(linear))
+    # vmap of grad: the derivative of the batched programs.
+    many = jax.vmap(jax.grad(objective, (0, 1)))(jnp.float32([matrix] * 2), jnp.float32([linear] * 2))
+    jax.tree.map(lambda one, both: np.testing.assert_allclose(both, [one, one], rtol=1e-4, atol=1e-5), got, many)
+
+    def difference(where, step=1e-5):
+        up, down = ([matrix.copy(), linear.copy()] for _ in range(2))
+        up[where[0]][where[1:]] += step
+        down[where[0]][where[1:]] -= step
+        # Both triangles of P count alike.
+        parts = [exact_with_linear((part[0] + part[0].T) / 2, part[1]) for part in (up, down)]
+        return toward @ (parts[0] - parts[1]) / (2 * step)
+
+    want = [[difference((0, i, j)) for j in range(6)] for i in range(6)], [difference((1, i)) for i in range(6)]
+    assert np.abs(want[0]).max() > 0.1
+    np.testing.assert_allclose(got[0], want[0], atol=1e-3)
+    np.testing.assert_allclose(got[1], want[1], atol=1e-3)
+
+
 def test_only_the_symmetric_part_counts():
     matrices = jnp.asarray(random_matrices(2, 6), jnp.float32)
     upper = jnp.triu(matrices, 1)
@@ -204,58 +256,9 @@ def test_an_accelerator_solves_batch_after_batch(size, batch):
     np.testing.assert_array_equal(corners, matrices[:, 0, 0])
 
 
-def test_auto_hands_only_the_missed_rows_to_the_interior_point(monkeypatch):
-    marked = jnp.arange(6.0)
-    monkeypatch.setattr(simplex_qp, "FEW", 3)
-    monkeypatch.setattr(simplex_qp, "SMALL", 5)
-    monkeypatch.setattr(active_set, "minimize_with_few", lambda matrix, **_: (marked, jnp.bool_(False)))
-    monkeypatch.setattr(interior_point, "minimize_on_simplex", lambda matrix, **_: marked)
-    easy, hard = np.eye(6), groups_of_clients(6)[0]
-    both = simplex_qp._solve_batch(jnp.asarray(np.stack([easy, hard]), jnp.float32), "auto", 1e-4, 1e-7)
-    np.testing.assert_allclose(both, [np.full(6, 1 / 6), marked], atol=1e-6)
-
-
-def test_auto_gives_small_programs_to_jaxopt_and_the_rows_it_misses_to_the_interior_point(monkeypatch):
-    equal, marked = jnp.full(6, 1 / 6), jnp.arange(6.0)
-    monkeypatch.setattr(jaxopt_solvers, "minimize_on_support", lambda matrix, **_: equal)
-    monkeypatch.setattr(interior_point, "minimize_on_simplex", lambda matrix, **_: marked)
-    matrices = jnp.asarray(np.stack([np.eye(6), groups_of_clients(6)[0]]), jnp.float32)
-    np.testing.assert_array_equal(simplex_qp._solve_batch(matrices, "auto", 1e-4, 1e-7), [equal, marked])
-    monkeypatch.setattr(jaxopt_solvers, "minimize_on_support", lambda matrix, **_: equal / 0 * 0)
-    np.testing.assert_array_equal(simplex_qp._solve_batch(matrices, "auto", 1e-4, 1e-7), [marked, marked])
-
-
-@pytest.mark.parametrize("clients", [12, 20, 30])
-@pytest.mark.parametrize("population", [groups_of_clients, lambda clients: random_matrices(clients, clients)])
-def test_jaxopt_solves_every_program_of_a_cohort(population, clients):
-    @in_float64
-    def gaps(matrices):
-        matrices = matrices.astype(jnp.float64)
-
-        def gap(matrix):
-            return frank_wolfe_gap(matrix, jaxopt_solvers.minimize_on_support(matrix, floor=1e-7), 1e-7)
-
-        return jax.lax.map(gap, matrices).astype(jnp.float32)
-
-    matrices = population(clients)
-    assert np.max(gaps(jnp.asarray(matrices / matrices.max(axis=(1, 2), keepdims=True), jnp.float32))) < 1e-7
-
-
-def test_without_jaxopt_auto_is_the_interior_point(monkeypatch):
-    matrices = jnp.asarray(random_matrices(2, 3), jnp.float32)
-    want = solve_simplex_qp(matrices, solver="interior_point")
-    with_jaxopt = solve_simplex_qp(matrices)
-    simplex_qp._solver.cache_clear()
-    monkeypatch.setattr(jaxopt_solvers, "available", lambda: False)
-    monkeypatch.setattr(jaxopt_solvers, "_jaxopt", lambda: pytest.fail("jaxopt is not installed"))
-    got = solve_simplex_qp(matrices).weights
-    simplex_qp._solver.cache_clear()
-    np.testing.assert_array_equal(got, want.weights)
-    np.testing.assert_allclose(got, with_jaxopt.weights, atol=1e-4)
-    for solver in ("projected_gradient", "osqp"):
-        with pytest.raises(InvalidInput, match="jaxopt") as error:
-            solve_simplex_qp(matrices, solver=solver)
-        assert "\n" not in str(error.value)
+def test_a_linear_term_has_the_shape_of_the_weights():
+    with pytest.raises(InvalidInput, match=r"linear has shape \(3,\)"):
+        solve_simplex_qp(jnp.ones((2, 3, 3)), jnp.ones(3))
 
 
 @pytest.mark.parametrize(
@@ -276,7 +279,7 @@ def test_the_gap_is_the_relative_frank_wolfe_gap():
     # Far from the minimizers too.
     anywhere = np.random.default_rng(1).dirichlet(np.ones(4), 3)
     for matrix, weights in zip(matrices, anywhere, strict=True):
-        gap = frank_wolfe_gap(jnp.float32(matrix), jnp.float32(weights), 1e-7)
+        gap = frank_wolfe_gap(jnp.float32(matrix), jnp.zeros(4), jnp.float32(weights), 1e-7)
         np.testing.assert_allclose(gap, relative_gap(matrix, weights), rtol=1e-4)
         assert gap > 0.1
 

@@ -9,7 +9,7 @@ from problems import tiny_federation
 from pfl_jax import data as datasets
 from pfl_jax.base import ClientData
 from pfl_jax.data.federated import client_data
-from pfl_jax.primitives.fingerprint import fingerprint, key_of, order_by_data
+from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key, order_by_fingerprint
 
 fingerprint = jax.jit(fingerprint)  # one program for each shape
 
@@ -84,10 +84,10 @@ def test_no_two_of_many_small_clients_share_one():
 
 def test_keys_and_orders_by_fingerprint():
     identities = jnp.uint32([[1, 2], [1, 3], [2, 2], [1, 1]])
-    keys = jax.vmap(key_of, in_axes=(None, 0))(jax.random.key(0), identities)
+    keys = jax.vmap(fingerprint_key, in_axes=(None, 0))(jax.random.key(0), identities)
     assert len(np.unique(jax.random.key_data(keys), axis=0)) == 4
     present = jnp.array([True, True, False, True])
-    first = order_by_data(identities, present)
+    first = order_by_fingerprint(identities, present)
     assert first[-1] == 2
-    again = order_by_data(identities[::-1], present[::-1])
+    again = order_by_fingerprint(identities[::-1], present[::-1])
     np.testing.assert_array_equal(identities[first], identities[::-1][again])

@@ -49,7 +49,7 @@ def _mixed(words: jax.Array) -> jax.Array:
     return words ^ (words >> 16)
 
 
-def key_of(key: PRNGKey, identity: jax.Array) -> PRNGKey:
+def fingerprint_key(key: PRNGKey, identity: jax.Array) -> PRNGKey:
     """Key of a client's own random numbers.
 
     Args:
@@ -59,7 +59,7 @@ def key_of(key: PRNGKey, identity: jax.Array) -> PRNGKey:
     return jax.random.fold_in(jax.random.fold_in(key, identity[0]), identity[1])
 
 
-def is_same(identities: jax.Array, others: jax.Array) -> jax.Array:
+def same_fingerprint(identities: jax.Array, others: jax.Array) -> jax.Array:
     """Whether fingerprints are equal: bool [...].
 
     Args:
@@ -68,7 +68,7 @@ def is_same(identities: jax.Array, others: jax.Array) -> jax.Array:
     return jnp.all(identities == others, axis=-1)
 
 
-def order_by_data(identities: jax.Array, present: jax.Array) -> jax.Array:
+def order_by_fingerprint(identities: jax.Array, present: jax.Array) -> jax.Array:
     """Positions [M] of a cohort's clients in the order of their data, in which absent clients come last.
 
     A server that visits clients one after another in this order does not depend on how they are numbered.
