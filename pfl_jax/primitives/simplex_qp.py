@@ -172,8 +172,9 @@ def _minimizers(matrices: jax.Array, linear: jax.Array, solver: Solver, toleranc
 
 @_minimizers.defjvp
 def _(solver, tolerance, floor, programs, changes):
-    weights = _minimizers(*programs, solver, tolerance, floor)
-    return weights, jax.vmap(_change_of_minimizer)(*programs, weights, *changes)
+    matrices, linear = programs
+    weights = _minimizers(matrices, linear, solver, tolerance, floor)
+    return weights, jax.vmap(_change_of_minimizer)(matrices, linear, weights, *changes)
 
 
 def _change_of_minimizer(
