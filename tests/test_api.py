@@ -36,7 +36,7 @@ PUBLIC = [
     *(name for name in pfl_jax.__all__ if isinstance(getattr(pfl_jax, name), types.ModuleType)),
     "primitives.optimizers",
     "primitives.private_gradients",
-    *(f"engine.{name}" for name in ("attacks", "checkpoint", "chunking", "communication", "final_state", "simulate")),
+    *(f"engine.{name}" for name in ("attacks", "checkpoint", "chunking", "communication", "simulate")),
     "engine.build",
     "engine.sweep",
     *(f"networks.{name}" for name in ("batch_norm", "convolution", "flax_modules", "layers", "models", "pooling")),

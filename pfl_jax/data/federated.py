@@ -12,6 +12,7 @@ from pfl_jax.base import ClientData
 from pfl_jax.data import checks
 from pfl_jax.data import shift as shifts
 from pfl_jax.data.partition import Partition
+from pfl_jax.data.places import spread
 from pfl_jax.data.rows import Rows, concatenate, take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
@@ -85,44 +86,15 @@ class FederatedData(NamedTuple):
         return self
 
     def places(self, clients: jax.Array | np.ndarray, devices: int) -> np.ndarray:
-        """Table of which device trains which client, see `spread`.
+        """Positions in `clients` [M], which are sorted by size, of those that each device trains: int32 [D, W].
 
-        Args:
-          clients: client numbers [M], those with most examples first.
-          devices: D.
-
-        Returns:
-          [D, ceil(M / D)], int32: positions in `clients`; M in free places, which are the last ones of a device.
+        See `pfl_jax.data.places.spread`, and `pfl_jax.engine.placement.PlacedData.places` for the arguments.
         """
         return spread(len(clients), devices)
 
     def own_clients(self) -> np.ndarray:
         """Sorted numbers of the clients whose states this process stores: all."""
         return np.arange(self.num_clients, dtype=np.int32)
-
-
-def spread(size: int, devices: int) -> np.ndarray:
-    """Spread clients over devices that can each train any client, without looking at their sizes.
-
-    Clients are sorted by size. The D largest go to the devices in turn, the next D in the reverse order, and so on:
-    loads are balanced, clients of a device that follow each other are of similar size, and no device gets more than
-    ceil(M / D).
-
-    Args:
-      size: M.
-      devices: D.
-
-    Returns:
-      [D, ceil(M / D)], int32: ranks of the clients of each device; M in free places, which are the last ones.
-
-    Example:
-      >>> from pfl_jax.data import federated
-      >>> federated.spread(5, 2).tolist()
-      [[0, 3, 4], [1, 2, 5]]
-    """
-    ranks = np.arange(-(-size // devices) * devices, dtype=np.int32).reshape(-1, devices)
-    ranks[1::2] = ranks[1::2, ::-1]
-    return np.minimum(ranks, size).T
 
 
 PER_CLIENT = (

@@ -66,8 +66,8 @@ def build(
     Args:
       method, mesh: see `pfl_jax.run`.
       settings: those of a run, or only what a round depends on.
-      num_labels: number of classes that the labels need (`FederatedData.num_labels`), which is checked while tracing; 0
-        for no check.
+      num_labels: number of classes that the labels need, that of the federation, which is checked while tracing; 0 for
+        no check.
       store: place of the clients' states between rounds; None for the device. With another one the functions are
         compiled already and cannot be traced.
       donate: whether `round` may write into the buffers of its input state, for stores that are not on the device; see

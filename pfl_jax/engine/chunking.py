@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from pfl_jax.base import Method, MethodSchedule, at_round
-from pfl_jax.data.federated import spread
+from pfl_jax.data.places import spread
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.networks.models import is_convolutional
 from pfl_jax.primitives.local_sgd import num_steps
@@ -29,7 +29,7 @@ def wasted_step_share(
         1 - sum_i s_i / sum_i s_{longest client of i's chunk},   s_i of `pfl_jax.primitives.local_sgd.num_steps`
 
     Clients under one vmap run as many steps as the largest of them; the surplus steps of the others are discarded.
-    Clients, sorted by size, are spread over the devices by `pfl_jax.data.federated.spread`, and each device takes its
+    Clients, sorted by size, are spread over the devices by `pfl_jax.data.places.spread`, and each device takes its
     clients in chunks. Copies that fill a device's last chunk do not count as waste.
 
     Args:

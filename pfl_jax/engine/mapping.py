@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import PyTree
-from pfl_jax.data.federated import spread
+from pfl_jax.data.places import spread
 from pfl_jax.primitives.tree import choose, gather
 
 AXIS = "clients"

@@ -209,10 +209,12 @@ def _results(
 
 
 class Step(NamedTuple):
-    """One round of `play`: fields as in `RoundResult`, with a leading axis of runs for the engine of a sweep.
+    """One round of `play`.
 
     Attributes:
       outcome: of the round, on the device.
+      round, state, trained, received, newcomers, before_aggregation, seconds: as in `RoundResult`, with a leading axis
+        of runs for the engine of a sweep.
     """
 
     round: int

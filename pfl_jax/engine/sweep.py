@@ -98,11 +98,11 @@ def build(
             if mesh is not None and mesh.size > 1:
                 by_run = PartitionSpec(AXIS)
                 map_on_device = jax.shard_map(
-                    # As in `mapping.map_places`: the loops of `fit` carry unsharded values into sharded results.
                     map_on_device,
                     mesh=mesh,
                     in_specs=(PartitionSpec(), by_run),
                     out_specs=by_run,
+                    # As for clients that share a mesh, see `pfl_jax.engine.mapping.map_places`.
                     check_vma=False,
                 )
             return map_on_device(pool, (own, values, rest))

@@ -3,6 +3,7 @@
 docs/primitives.md shows all of them, with formulas and examples.
 """
 
+from pfl_jax.primitives.aggregation import follow_mixture as follow_mixture
 from pfl_jax.primitives.aggregation import mean_by_class as mean_by_class
 from pfl_jax.primitives.aggregation import mean_by_size as mean_by_size
 from pfl_jax.primitives.aggregation import mix as mix
@@ -31,6 +32,7 @@ from pfl_jax.primitives.fisher import batch_fisher_trace as batch_fisher_trace
 from pfl_jax.primitives.fisher import diagonal_fisher as diagonal_fisher
 from pfl_jax.primitives.fisher import fisher_trace as fisher_trace
 from pfl_jax.primitives.fisher import squared_gradient_norms as squared_gradient_norms
+from pfl_jax.primitives.fisher import trace_weights as trace_weights
 from pfl_jax.primitives.float64 import in_float64 as in_float64
 from pfl_jax.primitives.head_combination import head_weights as head_weights
 from pfl_jax.primitives.head_combination import solve_head_weights as solve_head_weights
@@ -76,5 +78,7 @@ from pfl_jax.primitives.tree import gather as gather
 from pfl_jax.primitives.tree import interpolate as interpolate
 from pfl_jax.primitives.tree import map_statistics as map_statistics
 from pfl_jax.primitives.tree import merge as merge
+from pfl_jax.primitives.tree import running_statistics as running_statistics
 from pfl_jax.primitives.tree import scatter as scatter
 from pfl_jax.primitives.tree import split as split
+from pfl_jax.primitives.tree import with_statistics as with_statistics

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from problems import tiny_federation, tiny_model
 
 from pfl_jax import methods, models, simulate, sweep
-from pfl_jax.data.federated import spread
+from pfl_jax.data.places import spread
 from pfl_jax.engine import rounds
 from pfl_jax.engine.chunking import (
     MAX_WASTE,
