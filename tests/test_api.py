@@ -24,7 +24,7 @@ INTERNAL = {
     "testing.comparison",
     "wrappers",
     *(f"engine.{name}" for name in ("checks", "cohort", "disk_state", "host_state", "mapping", "means")),
-    *(f"engine.{name}" for name in ("placement", "programs", "rounds", "rows_file", "shared_checkpoint", "sharding")),
+    *(f"engine.{name}" for name in ("placement", "programs", "rounds", "sharding")),
     *(f"primitives.{name}" for name in ("active_set", "affinity", "frank_wolfe", "interior_point")),
     *(f"primitives.{name}" for name in ("jaxopt_solvers", "per_example")),
 }
@@ -36,7 +36,7 @@ PUBLIC = [
     *(name for name in pfl_jax.__all__ if isinstance(getattr(pfl_jax, name), types.ModuleType)),
     "primitives.optimizers",
     "primitives.private_gradients",
-    *(f"engine.{name}" for name in ("attacks", "checkpoint", "chunking", "communication", "final_state", "simulate")),
+    *(f"engine.{name}" for name in ("attacks", "checkpoint", "chunking", "communication", "simulate")),
     "engine.sweep",
     *(f"networks.{name}" for name in ("batch_norm", "convolution", "flax_modules", "layers", "models", "pooling")),
     *(f"networks.{name}" for name in ("module_checks", "nnx_modules", "resnet", "text")),
