@@ -24,7 +24,7 @@ INTERNAL = {
     "testing.comparison",
     "wrappers",
     *(f"engine.{name}" for name in ("checks", "cohort", "disk_state", "host_state", "mapping", "means")),
-    *(f"engine.{name}" for name in ("placement", "programs", "rounds", "sharding")),
+    *(f"engine.{name}" for name in ("checkpoint_manager", "placement", "programs", "rounds", "sharding")),
     *(f"primitives.{name}" for name in ("active_set", "affinity", "frank_wolfe", "interior_point")),
     *(f"primitives.{name}" for name in ("jaxopt_solvers", "per_example")),
 }

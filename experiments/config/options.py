@@ -211,8 +211,8 @@ class Options:
     accept_other_code: bool = False
     """With --resume: also resume a run that other sources of this project began."""
     keep_state: Literal["auto", "always", "never"] = "auto"
-    """Write a checkpoint of the final state of server and clients, for experiments.export, load_run and more rounds; auto
-    writes up to 256 MiB, and nothing in commands with many runs."""
+    """Write a checkpoint of the final state of server and clients, for experiments.export, load_run and more rounds;
+    auto writes up to 256 MiB, and nothing in commands with many runs."""
     tensorboard: bool = False
     """Also write the evaluations for TensorBoard, into tensorboard/ in the run's folder."""
     wandb: bool = False
