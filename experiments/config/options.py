@@ -202,7 +202,7 @@ class Options:
     out: str | None = None
     """New folder for the results; None creates one under runs/."""
     checkpoint_every: int | None = None
-    """Rounds between two checkpoints, one of them after the last; None writes one only if the run is interrupted."""
+    """Rounds between two checkpoints, one after the last; None writes one at an interruption or for --keep-state."""
     keep_checkpoints: int = 2
     """Number of checkpoints to keep, the newest ones."""
     resume: str | None = None
@@ -211,8 +211,8 @@ class Options:
     accept_other_code: bool = False
     """With --resume: also resume a run that other sources of this project began."""
     keep_state: Literal["auto", "always", "never"] = "auto"
-    """Write the final state of server and clients to state.msgpack in the run's folder, for experiments.export and
-    load_run; auto writes up to 256 MiB, and nothing in commands with many runs."""
+    """Write a checkpoint of the final state of server and clients, for experiments.export, load_run and more rounds;
+    auto writes up to 256 MiB, and nothing in commands with many runs."""
     tensorboard: bool = False
     """Also write the evaluations for TensorBoard, into tensorboard/ in the run's folder."""
     wandb: bool = False

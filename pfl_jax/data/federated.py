@@ -22,9 +22,7 @@ Split = Literal["train", "test", "validation"]
 
 
 class FederatedData(NamedTuple):
-    """Pool of examples, and index tables with one row per client; a pytree of arrays.
-
-    Clients differ in size: row i of a table has `count[i]` indices into the pool, padded with zeros.
+    """Pool of examples, and index tables whose row i has `count[i]` indices of client i into it, padded with zeros.
 
     Attributes:
       x: [P, ...], the inputs of the pool: training examples, then test examples. uint8 [P, H, W, C] for images,

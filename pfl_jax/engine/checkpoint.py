@@ -12,12 +12,9 @@ run's folder, are not copied into a checkpoint, see `pfl_jax.engine.disk_state`.
 
 import collections
 import contextlib
-import errno
 import hashlib
 import itertools
 import json
-import logging
-import math
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pfl_jax.atomic_write import DISK_FULL
 from pfl_jax.base import State
 from pfl_jax.engine import disk_state
 from pfl_jax.errors import CannotWrite, InvalidInput, first_line
@@ -84,14 +82,15 @@ class Checkpoints:
         Raises:
           CannotWrite: the part cannot be written; earlier checkpoints are kept.
         """
-        # Imported here because the import takes time.
-        import orbax.checkpoint as ocp
+        # Imported here because orbax takes time.
+        from pfl_jax.engine import checkpoint_manager
 
         number = int(np.ravel(state.round)[0])
         content = self._content(state, arrays, clients)
-        listed, packed = _pack(content)
+        stored = {name: leaf for name, leaf in content.items() if not isinstance(leaf, disk_state.DiskLeaf)}
+        listed = [[name, list(leaf.shape), str(leaf.dtype)] for name, leaf in content.items()]
         about: dict[str, Any] = {"arrays": listed, "record": record}
-        about["digest"] = _digest(json.dumps(about).encode())
+        about["digest"] = _digest(about)
         part, table = self.folder / f"{self._process}-of-{self._processes}", disk_state.table_of(state.clients)
         try:
             for later in self.folder.glob(f"{self._process}-of-*/*"):
@@ -99,12 +98,7 @@ class Checkpoints:
                 if later.name.isdecimal() and int(later.name) >= number:
                     shutil.rmtree(later)
             part.mkdir(parents=True, exist_ok=True)
-            if shutil.disk_usage(part).free < packed.nbytes:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            with self._manager(part) as manager:
-                items = {"state": ocp.args.StandardSave({"packed": packed}), "record": ocp.args.JsonSave(about)}
-                manager.save(number, args=ocp.args.Composite(**items), force=True)
-                is_full = len(manager.all_steps()) >= self._keep
+            count = checkpoint_manager.save(part, self._keep, number, stored, about)
         except (OSError, ValueError, RuntimeError) as error:
             for partial in part.glob("*-tmp"):
                 shutil.rmtree(partial, ignore_errors=True)
@@ -117,7 +111,7 @@ class Checkpoints:
             ) from None
         if table is not None and _KEPT in content:
             table.kept[:] = table.keep(self._keep)
-        if is_full and self._process == 0:
+        if count >= self._keep and self._process == 0:
             for other in self.folder.glob("*-of-*"):
                 if not other.name.endswith(f"-of-{self._processes}"):
                     shutil.rmtree(other, ignore_errors=True)
@@ -170,25 +164,6 @@ class Checkpoints:
                 parts[int(path.name), int(count)] += 1
         return sorted(found for found, count in parts.items() if count == found[1])
 
-    def _manager(self, part: Path, *, write: bool = True) -> Any:
-        """Orbax's manager of a part, for this process alone."""
-        import orbax.checkpoint as ocp
-
-        # All errors are raised. Its threads may log them after that.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
-        me = jax.process_index()
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=self._keep,
-            create=False,
-            cleanup_tmp_directories=write,
-            read_only=not write,
-            enable_async_checkpointing=False,
-            # It does not read the descriptions of other rounds, which may be damaged.
-            lightweight_initialize=True,
-            multiprocessing_options=ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me}),
-        )
-        return ocp.CheckpointManager(part, options=options)
-
     def _content(self, state: State, arrays: dict[str, np.ndarray], clients: np.ndarray | None) -> dict[str, Any]:
         """Arrays of this process's part by name."""
         table = disk_state.table_of(state.clients)
@@ -210,15 +185,17 @@ class Checkpoints:
 
     def _read(self, number: int, part: str, clients: np.ndarray | None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arrays of a part with the rows of some clients, and its record."""
-        import orbax.checkpoint as ocp
+        from pfl_jax.engine import checkpoint_manager
 
-        with self._manager(self.folder / part, write=False) as manager:
-            items = ocp.args.Composite(state=ocp.args.StandardRestore(), record=ocp.args.JsonRestore())
-            found = manager.restore(number, args=items)
-        about = dict(found.record)
-        if about.pop("digest") != _digest(json.dumps(about).encode()):
+        stored, about = checkpoint_manager.restore(self.folder / part, number)
+        about = dict(about)
+        if about.pop("digest") != _digest(about):
             raise ValueError("its record is not as it was written")
-        arrays = _unpack(about["arrays"], np.asarray(found.state["packed"]))
+        # NumPy's format has only the size of JAX's own types. Those on disk have no array.
+        arrays: dict[str, Any] = {
+            name: stored[name].view(dtype) if name in stored else jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
+            for name, shape, dtype in about["arrays"]
+        }
         names = [name for name in arrays if name.startswith(_OF_CLIENTS)]
         if _KEPT in arrays:
             path, shapes = self.folder.parent / disk_state.NAME, [arrays[name] for name in names]
@@ -258,46 +235,15 @@ class Checkpoints:
         return Checkpoint(state, further, record)
 
 
-def _pack(arrays: dict[str, Any]) -> tuple[list[list[Any]], np.ndarray]:
-    """Name, shape, type and digest of each array, and the arrays one after another as bytes.
-
-    One array is written and read for all of them: of several, tensorstore's threads go on after one has failed, and
-    print to the terminal. Arrays on disk are only listed.
-    """
-    listed, packed = [], []
-    for name, leaf in arrays.items():
-        content = np.zeros(0, np.uint8)
-        if not isinstance(leaf, disk_state.DiskLeaf):
-            content = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
-        listed.append([name, list(leaf.shape), str(leaf.dtype), _digest(content.data)])
-        packed.append(content)
-    return listed, np.concatenate(packed)
-
-
-def _unpack(listed: Sequence[Sequence[Any]], packed: np.ndarray) -> dict[str, Any]:
-    """Arrays from the results of `_pack`; of those on disk shape and type. ValueError if one is not as it was."""
-    arrays: dict[str, Any] = {}
-    on_disk = _KEPT in [name for name, *_ in listed]
-    for name, shape, dtype, digest in listed:
-        arrays[name] = jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
-        if on_disk and name.startswith(_OF_CLIENTS):
-            continue
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        content, packed = packed[:size].copy(), packed[size:]
-        if _digest(content.data) != digest:
-            raise ValueError(f"{name} is not as it was written")
-        arrays[name] = content.view(dtype).reshape(shape)
-    return arrays
-
-
-def _digest(content: bytes | memoryview) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _digest(about: dict[str, Any]) -> str:
+    """SHA-256 digest of what is stored as JSON."""
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 
 def _reason(error: Exception) -> str:
-    """First line of an error, without tensorstore's source location."""
+    """First line of an error."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    if any(phrase in text for phrase in ("RESOURCE_EXHAUSTED", "No space left", "File too large")):
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         return "no space is left there; make room"
     return first_line(text) or type(error).__name__
 

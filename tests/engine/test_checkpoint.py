@@ -47,10 +47,10 @@ def test_a_run_from_a_checkpoint_is_the_uninterrupted_one(name, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, plain(play(name, state=found.state)), plain(play(name)))
 
 
-def cut(folder, name):
-    """Cuts the last byte off a part's largest file of this name."""
+def cut(folder, name="state/arrays.npz"):
+    """Cuts a part's largest file of this name in half."""
     largest = max(folder.rglob(name), key=lambda path: path.stat().st_size)
-    largest.write_bytes(largest.read_bytes()[:-1])
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
 
 
 def test_the_newest_readable_checkpoint_is_read_and_old_ones_are_deleted(tmp_path):
@@ -60,12 +60,12 @@ def test_the_newest_readable_checkpoint_is_read_and_old_ones_are_deleted(tmp_pat
         checkpoints.save(state._replace(round=np.int32(number)), {}, {"number": number})
     assert checkpoints.rounds() == [2, 3]
     assert checkpoints.newest(state).record == {"number": 3}
-    cut(tmp_path / "0-of-1/3", "d/*")
+    cut(tmp_path / "0-of-1/3")
     assert checkpoints.newest(state).record == {"number": 2}
     # The run goes on from there, whatever is left of a later end.
     checkpoints.save(state._replace(round=np.int32(3)), {}, {"number": 4})
     assert checkpoints.newest(state).record == {"number": 4}
-    cut(tmp_path / "0-of-1/3", "d/*")
+    cut(tmp_path / "0-of-1/3")
     cut(tmp_path / "0-of-1/2", "record/metadata")
     with pytest.raises(InvalidInput, match=r"no checkpoint in .* can be read \(round 3: .*; round 2: .*\): start"):
         checkpoints.newest(state)
@@ -180,7 +180,7 @@ def test_a_round_counts_if_all_parts_are_intact(tmp_path):
     for number in (3, 4, 5):
         wanted = save_as_two(tmp_path, number, whole=False)
     assert Checkpoints(tmp_path, 2, 1, 2).rounds() == [4, 5]
-    cut(tmp_path / "1-of-2/5", "d/*")
+    cut(tmp_path / "1-of-2/5")
     assert Checkpoints(tmp_path, 2, 0, 2).newest(wanted).record == {"number": 4}
     # As if the process had been killed before it wrote its part.
     shutil.rmtree(tmp_path / "1-of-2/5")

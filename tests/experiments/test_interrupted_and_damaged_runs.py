@@ -198,7 +198,8 @@ def test_states_on_disk_go_where_no_checkpoint_needs_them(rounds, tmp_path, ends
         rounds[2] = fail(SHORTAGE)
     elif ends == "at once":
         rounds[1] = lambda: (rows.write_bytes(b"0"), fail(SHORTAGE)())
-    code = main("digits", [*RUN.split(), "--eval-every", "1", "--state-on", "disk", "--out", str(folder)])
+    words = [*RUN.split(), "--eval-every", "1", "--state-on", "disk", "--keep-state", "never"]
+    code = main("digits", [*words, "--out", str(folder)])
     assert code == (2 if "error" in ends or ends == "at once" else 0)
     assert not rows.exists()
     assert folder.exists() == (ends != "at once")

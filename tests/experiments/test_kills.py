@@ -8,7 +8,10 @@ from pathlib import Path
 
 import kills
 import moments
+import numpy as np
 import pytest
+
+STORED = "checkpoints/0-of-1/3/state/arrays.npz"
 
 
 @pytest.mark.slow
@@ -26,15 +29,13 @@ def test_a_few_kills_of_each_command(tmp_path):
 def test_what_differs_is_found(tmp_path):
     """The comparison that the figures rest on."""
     for name, loss, second in (("one", 0.5, 1.0), ("same", 0.5, 2.0), ("other", 0.50001, 1.0)):
-        (tmp_path / name / "checkpoints/0-of-1/3/record").mkdir(parents=True)
-        arrays = [["state.server", [3], "float32", "0f"], ["further.since", [3], "float64", str(second)]]
-        (tmp_path / name / "checkpoints/0-of-1/3/record/metadata").write_text(json.dumps({"arrays": arrays}))
+        (tmp_path / name / "checkpoints/0-of-1/3/state").mkdir(parents=True)
+        np.savez(tmp_path / name / STORED, **{"state.server": np.ones(3), "further.since": np.array(second)})
         (tmp_path / name / "metrics.jsonl").write_text(json.dumps({"loss": loss, "seconds": second}) + "\n")
     one, same, other = (kills.results(tmp_path / name) for name in ("one", "same", "other"))
     assert one == same
     assert [name for name in one if one[name] != other[name]] == ["metrics.jsonl"]
-    metadata = tmp_path / "same/checkpoints/0-of-1/3/record/metadata"
-    metadata.write_text(metadata.read_text().replace("0f", "1f"))
+    np.savez(tmp_path / "same" / STORED, **{"state.server": np.zeros(3)})
     (tmp_path / "same" / ".summary.json.17").write_text("half")
     assert kills.results(tmp_path / "same").keys() - one.keys() == {".summary.json.17"}
     assert kills.results(tmp_path / "same")["checkpoints"] != one["checkpoints"]

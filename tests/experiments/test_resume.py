@@ -208,7 +208,7 @@ def test_added_rounds_are_those_of_the_longer_run(longer):
 
 
 def test_added_rounds_count_in_the_privacy_budget(tmp_path):
-    words = ["--method", "fedavg", *SMALL, "--rounds", "1", "--checkpoint-every", "1"]
+    words = ["--method", "fedavg", *SMALL, "--rounds", "1"]
     assert main("digits", [*words, "--dp-clip", "1", "--dp-noise", "1", "--out", str(tmp_path / "run")]) == 0
 
     def epsilon():
