@@ -23,9 +23,8 @@ INTERNAL = {
     "streams",
     "testing.comparison",
     "wrappers",
-    *(f"engine.{name}" for name in ("checks", "cohort", "disk_state", "mapping", "means", "placement")),
-    "engine.rounds",
-    "engine.store",
+    *(f"engine.{name}" for name in ("checkpoint_manager", "checks", "cohort", "disk_state")),
+    *(f"engine.{name}" for name in ("mapping", "means", "placement", "rounds", "store")),
     *(f"primitives.{name}" for name in ("affinity", "per_example", "simplex_solvers", "updates")),
 }
 """Modules that are imported by others here, and promise nothing to users."""

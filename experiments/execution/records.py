@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.config.hyper_parameters import unread_by_method
@@ -142,7 +143,7 @@ def unused_shares(experiment: Experiment, cohort: np.ndarray | None = None) -> U
         sizes = counts[cohort]
     used = len(devices(experiment.request.options))
     schedule: dict[str, Any] = {
-        "places": None if cohort is None else np.asarray(experiment.data.places(cohort, used)),
+        "places": None if cohort is None else np.asarray(experiment.data.places(jnp.asarray(cohort), used)),
         "batch_size": experiment.request.hyper_parameters.get("batch_size", 1),
         "chunk": settings.chunk,
         "devices": used,
