@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Backbone, ClientData, Cohort, Head, LocalResult, Loss, Mean, Method, Model, Params, PRNGKey
+from pfl_jax.base import Backbone, ClientData, Cohort, Head, LocalResult, Mean, Method, Model, Params, PRNGKey
 from pfl_jax.methods.factories import checked
 from pfl_jax.primitives import losses
 from pfl_jax.primitives.aggregation import mean_by_size, normalize, weighted_mean
@@ -293,12 +293,13 @@ class _Alignment:
         targets, has_target = self.targets(server, client, data)
 
         def value(backbone, features, batch):
-            return self.distance(features, *batch.y, batch.mask)
+            labels, targets = batch.y
+            return self.distance(features, labels, targets, batch.mask)
 
         loss = losses.loss_of_features(self.model, value, lambda backbone: backbone)
         return self.training.fit(key, server.backbone, data._replace(y=(data.y, targets), mask=has_target), loss)
 
-    def joint_loss(self) -> Loss:
+    def joint_loss(self) -> losses.TrainingLoss:
         """Cross entropy plus lam times the distance, for examples with y = (labels, targets, has_target)."""
 
         def value(params, features, batch):

@@ -8,7 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Backbone, ClientData, Head, Info, LocalResult, Loss, Mean, Method, Model, PyTree
+from pfl_jax.base import Backbone, ClientData, Head, Info, LocalResult, Mean, Method, Model, PyTree, TrainingLoss
 from pfl_jax.methods.factories import checked
 from pfl_jax.primitives.aggregation import mean_by_class, mean_by_size, mix
 from pfl_jax.primitives.feature_statistics import (
@@ -302,7 +302,7 @@ def align_and_combine(
 
 def _alignment_loss(
     model: Model, lam: float | None, head: Head, server: FedPACServer, features: jax.Array, data: ClientData
-) -> Loss:
+) -> TrainingLoss:
     """Loss of the backbone with a fixed head (Eq. 3) and class centroids as targets.
 
     A class without a global centroid is aligned to the client's own centroid, from the features [n, d] of the received

@@ -243,8 +243,8 @@ def floco(
             params, opt_state, index = carry
             draw = jax.random.fold_in(draws, index)
             point = jnp.where(client.placed, nearby(draw, client.point, radius), anywhere(draw, endpoints))
-            gradient = jax.grad(loss, has_aux=True)(params, batch, point)
-            return *descend(optimizer, *gradient, params, opt_state), index + 1
+            gradient, statistics = jax.grad(loss, has_aux=True)(params, batch, point)
+            return *descend(optimizer, gradient, statistics, params, opt_state), index + 1
 
         start = (server.backbone, server.heads)
         (backbone, heads), *_ = training.fold(key, (start, optimizer.init(start), 0), data, step)

@@ -63,7 +63,8 @@ def pfedme(
 
             def inner(_, carry):
                 params, opt_state = carry
-                return descend(optimizer, *jax.grad(loss, has_aux=True)(params, batch), params, opt_state)
+                gradient, statistics = jax.grad(loss, has_aux=True)(params, batch)
+                return descend(optimizer, gradient, statistics, params, opt_state)
 
             personal, _ = jax.lax.fori_loop(0, inner_steps, inner, (personal, optimizer.init(personal)))
             return jax.tree.map(lambda w, t: w - training.lr * lam * (w - t), local, personal), personal
