@@ -113,12 +113,12 @@ class ClientData(NamedTuple):
     mask: jax.Array
 
 
-Loss: TypeAlias = Callable[[PyTree, ClientData], jax.Array | tuple[jax.Array, PyTree]]
-"""(params, mini-batch of B examples) -> scalar, the mean over the real examples of the mini-batch; or (scalar, new
-running statistics), which a model with batch normalization needs."""
+Loss: TypeAlias = Callable[[PyTree, ClientData], jax.Array]
+"""(params, mini-batch of B examples) -> scalar, the mean over the real examples of the mini-batch."""
 
-ScalarLoss: TypeAlias = Callable[[PyTree, ClientData], jax.Array]
-"""`Loss` without running statistics."""
+TrainingLoss: TypeAlias = Callable[[PyTree, ClientData], tuple[jax.Array, PyTree]]
+"""(params, mini-batch of B examples) -> (scalar as of `Loss`, new running statistics of batch normalization), for
+`has_aux=True` of `jax.grad`. Without batch normalization there are no statistics."""
 
 
 @jax.tree_util.register_dataclass

@@ -292,13 +292,13 @@ class _Alignment:
         targets, has_target = self.targets(server, client, data)
 
         def value(backbone, features, batch):
-            labels, aims = batch.y
-            return self.distance(features, labels, aims, batch.mask)
+            labels, targets = batch.y
+            return self.distance(features, labels, targets, batch.mask)
 
         loss = losses.loss_of_features(self.model, value, lambda backbone: backbone)
         return self.training.fit(key, server.backbone, data._replace(y=(data.y, targets), mask=has_target), loss)
 
-    def joint_loss(self):
+    def joint_loss(self) -> losses.TrainingLoss:
         """Cross entropy plus lam times the distance, for examples with y = (labels, targets, has_target)."""
 
         def value(params, features, batch):

@@ -6,7 +6,19 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Backbone, ClientData, Head, Info, LocalResult, Loss, Mean, Method, Model, Privacy, PyTree
+from pfl_jax.base import (
+    Backbone,
+    ClientData,
+    Head,
+    Info,
+    LocalResult,
+    Mean,
+    Method,
+    Model,
+    Privacy,
+    PyTree,
+    TrainingLoss,
+)
 from pfl_jax.hyper_parameters import Epochs, NotNegative, ReadWith
 from pfl_jax.methods.factories import CLASS_SIZES, SIZE, checked
 from pfl_jax.primitives.aggregation import mean_by_class, mean_by_size, mix
@@ -215,7 +227,7 @@ def align_and_combine(
 
 def _alignment_loss(
     model: Model, lam: float | None, head: Head, server: FedPACServer, features: jax.Array, data: ClientData
-) -> Loss:
+) -> TrainingLoss:
     """Loss of the backbone with a fixed head (Eq. 3) and class centroids as targets.
 
     A class without a global centroid is aligned to the client's own centroid, from the features [n, d] of the received

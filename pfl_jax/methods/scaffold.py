@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import ClientData, LocalResult, Loss, Mean, Method, Model, Params, Privacy
+from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, TrainingLoss
 from pfl_jax.hyper_parameters import NotNegative
 from pfl_jax.methods.factories import checked
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -60,7 +60,7 @@ def effective_steps(steps: jax.Array, momentum: jax.Array | float) -> jax.Array:
     return distance
 
 
-def mean_gradient(training: LocalSGD, loss: Loss, params: Params, data: ClientData) -> Params:
+def mean_gradient(training: LocalSGD, loss: TrainingLoss, params: Params, data: ClientData) -> Params:
     """Gradient of the mean loss over all examples of a client, computed in mini-batches; zero without examples."""
     count = jnp.maximum(jnp.sum(data.mask), 1)
 

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from pfl_jax import hyper_parameters
-from pfl_jax.base import ClientData, Loss, PRNGKey, PyTree
+from pfl_jax.base import ClientData, Loss, PRNGKey, PyTree, TrainingLoss
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import MOMENTUM, Count, Epochs, NotNegative, Positive
 from pfl_jax.primitives.optimizers import add_weight_decay, sgd
@@ -173,7 +173,7 @@ class LocalSGD:
         key: PRNGKey,
         params: PyTree,
         data: ClientData,
-        loss: Loss,
+        loss: Loss | TrainingLoss,
         *,
         transformation: optax.GradientTransformation | None = None,
     ) -> PyTree:
@@ -188,8 +188,8 @@ class LocalSGD:
           params: any pytree of float arrays.
           data: examples [n, ...] with their mask [n].
           loss: (params, ClientData of batch_size rows) -> scalar mean over the batch's mask; with dp_clip, of any
-            number of rows. One that trains a backbone with batch normalization returns (scalar, new statistics), as
-            `pfl_jax.primitives.losses.supervised_loss` does.
+            number of rows. A backbone with batch normalization needs a `TrainingLoss`, such as
+            `pfl_jax.primitives.losses.supervised_loss`.
           transformation: optimizer to use in place of `transformation()`.
 
         Raises:

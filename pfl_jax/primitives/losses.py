@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from pfl_jax.base import Backbone, ClientData, Model, Params, PyTree
+from pfl_jax.base import Backbone, ClientData, Model, Params, PyTree, TrainingLoss
 from pfl_jax.primitives.tree import map_statistics
 
 ABSENT_CLASS = -1e9
@@ -51,17 +51,13 @@ def loss_of_features(
     model: Model,
     value: Callable[[PyTree, jax.Array, ClientData], jax.Array],
     backbone: Callable[[PyTree], Backbone] = lambda params: params["backbone"],
-) -> Callable[[PyTree, ClientData], tuple[jax.Array, PyTree]]:
+) -> TrainingLoss:
     """Loss of local training as a function of the features, which the model computes as it does in training.
 
     Args:
       model: the architecture.
       value: (params, features [B, d], ClientData of B examples) -> scalar.
       backbone: params -> the backbone in them.
-
-    Returns:
-      (params, ClientData of B examples) -> (scalar, new running statistics of the backbone), for `has_aux=True` of
-      `jax.grad`. Without batch normalization there are no statistics.
     """
 
     def loss(params, batch):
@@ -71,17 +67,12 @@ def loss_of_features(
     return loss
 
 
-def supervised_loss(
-    model: Model, penalty: Callable[[Params], ArrayLike] | None = None
-) -> Callable[[Params, ClientData], tuple[jax.Array, PyTree]]:
+def supervised_loss(model: Model, penalty: Callable[[Params], ArrayLike] | None = None) -> TrainingLoss:
     """Loss of ordinary local training: cross entropy of a whole model on a mini-batch.
 
     Args:
       model: the architecture.
       penalty: params -> scalar that is added; None for none.
-
-    Returns:
-      As `loss_of_features`.
     """
 
     def value(params, features, batch):

@@ -59,7 +59,8 @@ def descend(
 ) -> tuple[PyTree, PyTree]:
     """One optimizer step for a gradient; returns the next params and the optimizer's next state `opt_state`.
 
-        params, opt_state = descend(optimizer, *jax.grad(loss, has_aux=True)(params, batch), params, opt_state)
+        gradient, statistics = jax.grad(loss, has_aux=True)(params, batch)
+        params, opt_state = descend(optimizer, gradient, statistics, params, opt_state)
 
     Args:
       optimizer, gradient, params, opt_state: as in optax.

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from pfl_jax.base import ClientData, PRNGKey, PyTree, ScalarLoss
+from pfl_jax.base import ClientData, Loss, PRNGKey, PyTree
 from pfl_jax.primitives.per_example import (
     FEW,
     Operation,
@@ -29,7 +29,7 @@ the time that they take in parts of 16 (the papers' network on one CPU core)."""
 
 def private_gradient(
     key: PRNGKey,
-    loss: ScalarLoss,
+    loss: Loss,
     params: PyTree,
     batch: ClientData,
     *,
@@ -73,7 +73,7 @@ def private_gradient(
 
 
 def clipped_gradient_sum(
-    loss: ScalarLoss, params: PyTree, batch: ClientData, clip: float | jax.Array
+    loss: Loss, params: PyTree, batch: ClientData, clip: float | jax.Array
 ) -> tuple[PyTree, PyTree]:
     """Sum over the real examples of their clipped gradients, and the gradient of the terms without examples.
 
@@ -119,7 +119,7 @@ def clipped_gradient_sum(
     return total, free
 
 
-def _with_single_precision(loss: ScalarLoss, params: PyTree) -> tuple[ScalarLoss, PyTree]:
+def _with_single_precision(loss: Loss, params: PyTree) -> tuple[Loss, PyTree]:
     """The loss as a function of parameters in float32 at least, and these parameters."""
     types = jax.tree.map(lambda leaf: leaf.dtype, params)
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), params)
@@ -133,9 +133,7 @@ def _factors(squares: jax.Array, mask: jax.Array, clip: float | jax.Array) -> ja
     return jnp.where(mask, clip / jnp.maximum(jnp.sqrt(squares), clip), 0.0)
 
 
-def _sum_one_by_one(
-    loss: ScalarLoss, params: PyTree, batch: ClientData, clip: float | jax.Array, free: PyTree
-) -> PyTree:
+def _sum_one_by_one(loss: Loss, params: PyTree, batch: ClientData, clip: float | jax.Array, free: PyTree) -> PyTree:
     def gradient(example):
         row = jax.tree.map(lambda leaf: leaf[None], example)
         row = row._replace(mask=jnp.ones_like(row.mask))
@@ -150,13 +148,13 @@ def _sum_one_by_one(
     return jax.tree.map(lambda leaf: jnp.tensordot(factors, leaf, 1), gradients)
 
 
-def _without_examples(loss: ScalarLoss, params: PyTree, part: ClientData) -> PyTree:
+def _without_examples(loss: Loss, params: PyTree, part: ClientData) -> PyTree:
     """Gradient on a mini-batch without a real example, where the mean over examples is 0."""
     return jax.grad(loss)(params, part._replace(mask=jnp.zeros_like(part.mask)))
 
 
 def _sum_by_taps(
-    loss: ScalarLoss,
+    loss: Loss,
     params: PyTree,
     batch: ClientData,
     clip: float | jax.Array,
@@ -191,7 +189,7 @@ def _sum_by_taps(
     return jax.tree.unflatten(structure, jax.grad(with_weights)(copies))
 
 
-def _data_free(loss: ScalarLoss, params: PyTree, batch: ClientData, leaves: list[int | None]) -> PyTree:
+def _data_free(loss: Loss, params: PyTree, batch: ClientData, leaves: list[int | None]) -> PyTree:
     """Gradient of the parameters' uses outside of the operations that use these leaves."""
 
     def tap(number: int, operation: Operation) -> jax.Array:
@@ -205,9 +203,7 @@ def _data_free(loss: ScalarLoss, params: PyTree, batch: ClientData, leaves: list
     return jax.grad(outside)(params)
 
 
-def _leaves_of_operations(
-    loss: ScalarLoss, params: PyTree, batch: ClientData, examples: int
-) -> list[int | None] | None:
+def _leaves_of_operations(loss: Loss, params: PyTree, batch: ClientData, examples: int) -> list[int | None] | None:
     """Number of the leaf that each operation of a layer uses, or None for another array, in the order of the calls.
 
     None if the sum has no closed form: a leaf is used in two operations, or other uses depend on the examples. Both are
@@ -223,9 +219,7 @@ def _leaves_of_operations(
     return None if depends else leaves
 
 
-def _depends_on_examples(
-    loss: ScalarLoss, params: PyTree, batch: ClientData, rows: int, leaves: list[int | None]
-) -> bool:
+def _depends_on_examples(loss: Loss, params: PyTree, batch: ClientData, rows: int, leaves: list[int | None]) -> bool:
     """Whether `_data_free` depends on the examples of a mini-batch of so many rows."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), batch)
     jaxpr = jax.make_jaxpr(lambda params, batch: _data_free(loss, params, batch, leaves))(params, shapes).jaxpr
