@@ -24,24 +24,31 @@ class Engine(NamedTuple):
       evaluate: (Federation, State) -> Scores [N] of the model that each client would deploy now (protocol `received`).
       evaluate_new: (Federation, State) -> (received, trained), Scores [N] of clients that never took part: of the model
         they would deploy given the server's state, and of that model after one round of local training.
+      method, settings, mesh, store: what the engine was built with.
     """
 
     init: Callable[[Federation, PRNGKey], State]
     round: Callable[[Federation, State, int], tuple[State, Outcome]]
     evaluate: Callable[[Federation, State], Scores]
     evaluate_new: Callable[[Federation, State], tuple[Scores, Scores]]
+    method: Method | MethodSchedule
+    settings: RoundSettings
+    mesh: Mesh | None
+    store: ClientStore
 
     def jit(self, mesh: Mesh | None = None, *, donate: bool = False) -> "Engine":
-        """Compiled engine, with one trace per cohort size.
+        """Compiled engine, with one trace per cohort size; an engine whose store is not on the device is compiled.
 
         Args:
-          mesh: see `pfl_jax.engine.simulate.run`.
+          mesh: of data that belongs to devices; None for that of `build`.
           donate: whether `round` takes over the buffers of its input state, which cannot be used afterwards.
         """
+        if not self.store.is_traced:
+            return self
         # Explicit output shardings: the compiler could otherwise choose a new layout of the state each round, and
         # every new layout of the inputs compiles the round again.
-        jit = partial(jax.jit, out_shardings=replicated(mesh))
-        return Engine(
+        jit = partial(jax.jit, out_shardings=replicated(mesh or self.mesh))
+        return self._replace(
             init=jit(self.init),
             round=jit(self.round, static_argnums=2, donate_argnums=(1,) if donate else ()),
             evaluate=jit(self.evaluate),
@@ -130,4 +137,4 @@ def build(
     def evaluate_new(data, state):
         return stages.evaluate_new(data, state.server, state.key, state.round)
 
-    return Engine(init, round_, evaluate, evaluate_new)
+    return Engine(init, round_, evaluate, evaluate_new, method, settings, mesh, store)

@@ -1,6 +1,7 @@
 """Checks of a run's arguments, on the host, before anything is compiled."""
 
 import contextlib
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,8 +15,8 @@ from jax.sharding import AxisType, Mesh
 
 from pfl_jax.base import Method, MethodSchedule, PyTree, State, at_round
 from pfl_jax.data.federated import PER_CLIENT, FederatedData, client_data
-from pfl_jax.engine.build import build
-from pfl_jax.engine.cohort import Settings
+from pfl_jax.engine.build import Engine, build
+from pfl_jax.engine.cohort import RoundSettings, Settings
 from pfl_jax.engine.mapping import AXIS
 from pfl_jax.engine.store import Federation
 from pfl_jax.errors import InvalidInput, first_line, word
@@ -71,6 +72,23 @@ def check_run(
     choice("on_nan", on_nan, ("stop", "skip-client"))
     if state is not None:
         check_state(cast(Method | MethodSchedule, method), data, settings, state)
+
+
+def check_engine(
+    engine: Any, method: Any, settings: Settings, mesh: Mesh | None, state_on: str, *, donate: bool
+) -> None:
+    """Raise InvalidInput unless an engine was built with the arguments of `pfl_jax.engine.simulate.run`."""
+    expect("engine", engine, isinstance(engine, Engine), "an Engine, of pfl_jax.build(method, settings).jit()")
+    if state_on != "device" or donate:
+        raise InvalidInput("state_on and donate are for a run without an engine: give them, or a store, to build")
+    for name, one, other in (("method", method, engine.method), ("mesh", mesh, engine.mesh)):
+        if one is not other and one != other:
+            raise InvalidInput(f"engine was built with another {name}")
+    for field in dataclasses.fields(RoundSettings):
+        one, other = getattr(settings, field.name), getattr(engine.settings, field.name)
+        # Results do not depend on chunks, which `run` chooses by the clients' sizes.
+        if field.name != "chunk" and one != other:
+            raise InvalidInput(f"engine was built with {field.name} {other}, and settings has {one}")
 
 
 def check_sweep(

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State
 from pfl_jax.engine import chunking
 from pfl_jax.engine.build import Engine, build
-from pfl_jax.engine.checks import check_run, explained
+from pfl_jax.engine.checks import check_engine, check_run, explained
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import client_mesh, map_clients, replicate
 from pfl_jax.engine.rounds import Outcome
@@ -131,8 +131,8 @@ def run(
         without it (median; 0.82 to 1.23), by `python -m experiments.benchmark.donation`.
 
       engine: compiled engine of this method and these settings, such as `pfl_jax.build(method, settings).jit()`, from a
-        caller who runs it more than once (with other keys, states or numbers of rounds) and wants it compiled once;
-        None builds one.
+        caller who runs it more than once (with other keys, states or numbers of rounds) and wants it compiled once. It
+        says where the states are: state_on, state_folder and donate are left out then. None builds one.
 
     Raises:
       InvalidInput: arguments of a wrong type or a state of another run, at once; a model that does not fit the data,
@@ -162,10 +162,12 @@ def run(
         "host": OnHost(donate=donate),
         "disk": OnDisk(None if state_folder is None else Path(state_folder)),
     }
-    store = stores[state_on]
     if engine is None:
-        engine = build(method, settings, mesh, num_labels=data.num_labels, store=store, donate=donate)
-        engine = engine.jit(mesh, donate=donate) if store.is_traced else engine
+        built = build(method, settings, mesh, num_labels=data.num_labels, store=stores[state_on], donate=donate)
+        engine = built.jit(donate=donate)
+    else:
+        check_engine(engine, method, settings, mesh, state_on, donate=donate)
+    store = engine.store
 
     def begin():
         if state is None:

@@ -22,6 +22,7 @@ from pfl_jax.engine.build import Engine
 from pfl_jax.engine.checks import check_sweep, explained, typed_keys
 from pfl_jax.engine.mapping import AXIS, map_clients
 from pfl_jax.engine.simulate import Settings
+from pfl_jax.engine.store import OnDevice
 from pfl_jax.primitives.tree import byte_count, gather
 
 MakeMethod: TypeAlias = Callable[..., Method | MethodSchedule]
@@ -121,6 +122,10 @@ def build(
         round=partial(jax.jit(round_, static_argnums=3, donate_argnums=(2,) if donate else ()), values),
         evaluate=partial(jax.jit(over_runs(lambda engine, data, state: engine.evaluate(data, state))), values),
         evaluate_new=partial(jax.jit(evaluate_new), values),
+        method=make_method(**{name: value[0] for name, value in values.items()}),
+        settings=settings,
+        mesh=mesh,
+        store=OnDevice(donate=donate),
     )
 
 

@@ -11,6 +11,7 @@ from pfl_jax import simulate
 from pfl_jax.engine import chunking
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
+from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 
 pytestmark = pytest.mark.without_f1_auc
@@ -37,13 +38,11 @@ def compilations():
 @pytest.mark.parametrize("state_on", ["device", pytest.param("host", marks=pytest.mark.slow)])
 def test_another_run_with_an_engine_compiles_nothing(state_on):
     method, common = make_method("fedper", tiny_model(), **HYPER_PARAMETERS), {"participation": 0.5, "chunk": 2}
-    engine = simulate.build(method, Settings(rounds=1, **common), store=None if state_on == "device" else OnHost())
-    engine = engine.jit() if state_on == "device" else engine
+    engine = simulate.build(method, Settings(rounds=1, **common), store=OnHost() if state_on == "host" else None).jit()
 
     def play(seed, state=None, **settings):
         settings = Settings(**common, **settings)
-        options = {"state": state, "state_on": state_on, "engine": engine}
-        return list(simulate.run(method, DATA, settings, jax.random.key(seed), **options))
+        return list(simulate.run(method, DATA, settings, jax.random.key(seed), state=state, engine=engine))
 
     with compilations() as first:
         *_, last = play(0, rounds=2)
@@ -55,6 +54,28 @@ def test_another_run_with_an_engine_compiles_nothing(state_on):
     assert set(later) <= {"init", "copy", "jit(copy)"}
     assert len(continued) == 1
     assert other[1].trained.loss.tolist() != last.trained.loss.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"state_on": "host"}, "state_on and donate are for a run without an engine"),
+        ({"donate": True}, "state_on and donate are for a run without an engine"),
+        ({"mesh": True}, "engine was built with another mesh"),
+        ({"drop_rate": 0.5}, "engine was built with drop_rate 0.0, and settings has 0.5"),
+        ({"method": True}, "engine was built with another method"),
+        ({"engine": 3}, "engine must be an Engine, of pfl_jax.build"),
+    ],
+)
+def test_an_engine_of_something_else_is_refused(options, message):
+    method, other = (make_method("local", tiny_model(), **HYPER_PARAMETERS) for _ in range(2))
+    settings = Settings(rounds=1, drop_rate=options.pop("drop_rate", 0.0))
+    used = other if options.pop("method", False) else method
+    if options.pop("mesh", False):
+        options["mesh"] = simulate.client_mesh()
+    options = {"engine": simulate.build(method, Settings(rounds=1))} | options
+    with pytest.raises(InvalidInput, match=message):
+        simulate.run(used, DATA, settings, jax.random.key(0), **options)
 
 
 def test_programs_do_not_depend_on_settings_of_the_loop():
