@@ -188,7 +188,7 @@ def test_a_damaged_checkpoint_is_passed_over(experiment, damaged, name, damage):
     harmless = (name, damage) == ("state/arrays.npz", "longer")
     assert int(verdict(newest).state.round) == (2 if harmless else 1)
     DAMAGES["cut off"](folder / "checkpoints/0-of-1/1/record/metadata")
-    assert "no checkpoint in" in verdict(newest)
+    assert harmless or "no checkpoint in" in verdict(newest)
 
 
 @pytest.fixture(scope="module")
