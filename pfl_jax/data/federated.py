@@ -86,7 +86,7 @@ class FederatedData(NamedTuple):
     def places(self, clients: jax.Array | np.ndarray, devices: int) -> np.ndarray:
         """Positions in `clients` [M], which are sorted by size, of those that each device trains: int32 [D, W].
 
-        See `pfl_jax.data.places.spread`, and `pfl_jax.engine.placement.PlacedData.places` for the arguments.
+        See `pfl_jax.data.places.spread`. devices: D.
         """
         return spread(len(clients), devices)
 

@@ -1,6 +1,6 @@
 """Participation in a round: settings, and random cohorts, stragglers and drop-outs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 import jax
@@ -13,13 +13,14 @@ from pfl_jax.hyper_parameters import FRACTION, POSITIVE, Range, choice, real, wh
 from pfl_jax.streams import COHORT, DROPOUTS, EVALUATED_CLIENTS, STRAGGLERS
 
 RANGES = {
+    "participation": Range(0, 1, above=True),
     "straggler_fraction": FRACTION,
     "straggler_rate": Range(0, 1, above=True),
     "drop_rate": Range(0, 1, below=True),
     "attackers": Range(0, 1, below=True),
     "attack_scale": POSITIVE,
 }
-"""Ranges of the real-valued settings of a round."""
+"""Ranges of the real-valued settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +59,9 @@ class RoundSettings:
             whole("eval_clients", self.eval_clients)
         if self.chunk not in (None, "auto"):
             whole("chunk", self.chunk)
-        for name, allowed in RANGES.items():
-            real(name, getattr(self, name), allowed)
+        for field in fields(self):
+            if field.name in RANGES:
+                real(field.name, getattr(self, field.name), RANGES[field.name])
         if self.attack is not None:
             choice("attack", self.attack, get_args(Attack))
         elif self.attackers:
@@ -99,7 +101,6 @@ class Settings(RoundSettings):
         super().__post_init__()
         for name in ("rounds", "eval_every"):
             whole(name, getattr(self, name))
-        real("participation", self.participation, Range(0, 1, above=True))
         if self.before_aggregation and self.eval_clients is not None:
             raise InvalidInput("eval_clients cannot be given with before_aggregation, which needs the scores of all")
 

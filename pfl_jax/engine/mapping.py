@@ -131,7 +131,7 @@ def in_client_order(places: jax.Array | np.ndarray, size: int, rows: PyTree, mes
     """
     rows = on_every_device(rows, mesh)
     order = jnp.zeros(size, jnp.int32).at[places.reshape(-1)].set(jnp.arange(places.size), mode="drop")
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[order], rows)
+    return jax.tree.map(lambda leaf: leaf.reshape(places.size, *leaf.shape[2:])[order], rows)
 
 
 def on_every_device(tree: PyTree, mesh: Mesh | None) -> PyTree:

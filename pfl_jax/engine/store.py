@@ -258,7 +258,7 @@ def _local(leaf: jax.Array) -> np.ndarray:
     """Rows of this process's devices, in their order, of a leaf [D, B, ...] that is sharded by device."""
     shards = sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     rows = np.concatenate([np.asarray(shard.data) for shard in shards])
-    return rows.reshape(-1, *leaf.shape[2:])
+    return rows.reshape(len(rows) * leaf.shape[1], *leaf.shape[2:])
 
 
 def _own_part(leaf: jax.Array | np.ndarray, data: Federation) -> np.ndarray:

@@ -28,6 +28,12 @@ def called(text):
     return set(re.findall(r"custom_call @(\S+?)\(", text))
 
 
+@pytest.fixture(autouse=True)
+def _on_a_machine_with_a_gpu(monkeypatch):
+    """Functions in 64-bit mode are lowered for the platform of the machine."""
+    monkeypatch.setattr(jax.export, "default_export_platform", lambda: "cuda")
+
+
 @pytest.mark.parametrize(
     "name", [name if name == "fedas" else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 )

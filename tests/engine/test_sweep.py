@@ -121,7 +121,7 @@ def test_runs_must_agree_in_number():
             sweep.run(make, tiny_federation(), SETTINGS, wrong)
     dataset = load("digits")
     parts = [partition.iid(dataset.train_y, dataset.test_y, clients, train_size=5, test_size=5) for clients in (2, 3)]
-    with pytest.raises(InvalidInput, match=r"runs of \[2, 3\] clients"):
+    with pytest.raises(InvalidInput, match="over the same number of clients"):
         federate_runs(dataset, parts)
 
 

@@ -101,7 +101,7 @@ def test_runs_with_different_validation_tables_are_padded():
     runs = pfl_data.federate_runs(dataset, several)
     assert runs.validation_index.shape == (2, 2, 6)
     assert runs.validation_count.tolist() == [[2, 2], [6, 6]]
-    with pytest.raises(InvalidInput, match="all runs or none"):
+    with pytest.raises(InvalidInput, match="all or none of them have validation examples"):
         pfl_data.federate_runs(dataset, [several[0], parts[1]])
     with pytest.raises(InvalidInput, match="has no validation examples"):
         client_data(pfl_data.federate(dataset, parts[0]), 0, "validation")

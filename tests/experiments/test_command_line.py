@@ -176,10 +176,10 @@ def test_the_same_seed_gives_the_same_result_and_another_another(tmp_path):
 
 def test_a_finished_run_is_never_overwritten(finished, capsys):
     folder, _, _ = finished
-    before = {entry.name: entry.read_bytes() for entry in folder.iterdir()}
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main("digits", ["--method", "local", "--rounds", "1", "--out", str(folder)]) == 2
     assert "holds a run already" in capsys.readouterr().err
-    assert {entry.name: entry.read_bytes() for entry in folder.iterdir()} == before
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.slow

@@ -82,13 +82,17 @@ def test_wasted_steps_leave_out_dropped_batches(counts, batch_size, chunk):
     executed = sum(part[0] * len(part) for part in chunks)
     share = wasted_step_share(np.array(counts), batch_size=batch_size, chunk=chunk, drop_last=True)
     assert share == pytest.approx(1 - sum(steps) / executed, abs=1e-12)
-    owners = np.arange(len(counts)) % 2
-    own = [sorted((max(count // batch_size, 1) for count in counts[device::2]), reverse=True) for device in (0, 1)]
+    # Clients that belong to two devices, the largest of each first.
+    order = [sorted(range(device, len(counts), 2), key=lambda client: -counts[client]) for device in (0, 1)]
+    own = [[max(counts[client] // batch_size, 1) for client in clients] for clients in order]
+    places = np.full((2, max(map(len, order))), len(counts))
+    for row, clients in zip(places, order, strict=True):
+        row[: len(clients)] = clients
     executed = sum(
         part[0] * len(part) for row in own for part in (row[i : i + chunk] for i in range(0, len(row), chunk))
     )
     share = wasted_step_share(
-        np.array(counts), batch_size=batch_size, chunk=chunk, devices=2, owners=owners, drop_last=True
+        np.array(counts), batch_size=batch_size, chunk=chunk, devices=2, places=places, drop_last=True
     )
     assert share == pytest.approx(1 - sum(steps) / executed, abs=1e-12)
 
