@@ -127,7 +127,7 @@ def _hide_fields(module: Any) -> None:
             # Annotations that name the class itself, which pdoc looks for outside its module.
             cls.__new__.__annotations__ = typing.get_type_hints(cls)
             for field in cls._fields:
-                cls.__dict__[field].__doc__ = "@private"
+                getattr(cls, field).__doc__ = "@private"
 
 
 if __name__ == "__main__":
