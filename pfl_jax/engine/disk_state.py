@@ -144,9 +144,9 @@ class Table:
             # Where the file is too short there are zeros.
             os.preadv(self.file.fileno(), [content], self._position(client))
             if zlib.crc32(content) != self.digests[client]:
+                place = self.path or "the temporary file"
                 raise InvalidInput(
-                    f"the state of client {client} in {self.path or 'the temporary file'} is not as it was written: "
-                    "the file is damaged, or a later round has replaced this state"
+                    f"the state of client {client} in {place} is damaged, or a later round has replaced it"
                 )
         return rows
 

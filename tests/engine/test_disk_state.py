@@ -86,7 +86,7 @@ def test_a_state_that_a_later_round_has_replaced_is_no_longer_read(tmp_path):
     after, want = changed(first, [2], numbers(1, 1))
     assert_equal(in_memory(after), want)
     np.testing.assert_array_equal(first["bias"][3], want["bias"][3])
-    with pytest.raises(InvalidInput, match=r"client 2 in .* not as it was .* or a later round has replaced this state"):
+    with pytest.raises(InvalidInput, match=r"client 2 in .* is damaged, or a later round has replaced it"):
         first["bias"][2]
 
 

@@ -169,7 +169,7 @@ def test_number_of_evaluations(settings, passes, monkeypatch):
         def __init__(self, engine):
             self._engine = engine
 
-        def jit(self, mesh, **options):
+        def jit(self, mesh=None, **options):
             engine = self._engine.jit(mesh, **options)
             return engine._replace(evaluate=lambda *words: made.append(1) or engine.evaluate(*words))
 
