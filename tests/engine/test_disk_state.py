@@ -140,7 +140,7 @@ def test_a_damaged_row_or_a_missing_file_is_noticed(tmp_path, monkeypatch):
     flip(tmp_path / NAME, table._position(5))
     # Only the second checkpoint has this row.
     assert checkpoints.newest(like).state.round == 1
-    with pytest.raises(InvalidInput, match=rf"the state of client 5 in .*{NAME} is not as it was written"):
+    with pytest.raises(InvalidInput, match=rf"the state of client 5 in .*{NAME} is damaged"):
         clients["bias"][5]
     np.testing.assert_array_equal(clients["bias"][4], wanted[2]["bias"][4])
     os.truncate(tmp_path / NAME, 3 * table.row.itemsize)
