@@ -50,11 +50,15 @@ def in_float64(function: Callable[..., PyTree], *, one_by_one: bool = False) -> 
     @jax.custom_batching.custom_vmap
     def call(*arguments):
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), arguments)
-        # An array may lie on the CPU of a machine with an accelerator.
-        platforms = sorted({"cpu", export.default_export_platform()})
-        with jax.enable_x64(True):
-            lowered = export.export(jax.jit(function), platforms=platforms)(*shapes)
-        return lowered.call(*arguments)
+
+        def lowered(platform):
+            with jax.enable_x64(True):
+                return export.export(jax.jit(function), platforms=[platform])(*shapes).call
+
+        # An array may lie on the CPU of a machine with an accelerator. One function for both would bring the CPU's
+        # factorizations into the accelerator's program.
+        branches = {platform: lowered(platform) for platform in {"cpu", export.default_export_platform()}}
+        return jax.lax.platform_dependent(*arguments, **branches)
 
     @call.def_vmap
     def _(axis_size, is_batched, *arguments):
