@@ -31,7 +31,8 @@ def write_binary(path: Path, write: Callable[[BinaryIO], object]) -> None:
     Raises:
       CannotWrite: the file cannot be written, or a folder, device or FIFO is there.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Of one name, so that the next write takes the place of what a killed process left.
+    temporary = path.with_name(f".{path.name}.partial")
     try:
         if path.exists() and not path.is_file():
             # A rename would put a file in the place of a device.

@@ -120,10 +120,10 @@ def test_a_disk_without_room_for_the_summary(rounds, tmp_path, capsys, monkeypat
     folder = tmp_path / "run"
     summary = recorded.summary
     monkeypatch.setattr(recorded, "summary", lambda *args: summary(*args) | {"filler": "x" * 10_000})
-    rounds[3] = lambda: (folder / f".summary.json.{os.getpid()}").mkdir()
+    rounds[3] = lambda: (folder / ".summary.json.partial").mkdir()
     assert main("digits", [*WORDS, "--out", str(folder)]) == 2
     assert re.search(r"cannot write .*summary.json: .*; --resume .* goes on after round 3", line(capsys))
-    (folder / f".summary.json.{os.getpid()}").rmdir()
+    (folder / ".summary.json.partial").rmdir()
     assert main("digits", ["--resume", str(folder)]) == 0
     assert logged(folder) == [1, 2, 3]
 
