@@ -9,6 +9,7 @@ import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
+from pfl_jax.data.places import spread
 from pfl_jax.engine import store
 from pfl_jax.engine.disk_state import NAME, DiskLeaf, in_memory
 from pfl_jax.methods import make_method
@@ -89,6 +90,15 @@ def test_initial_states_are_written_to_disk_in_blocks(tmp_path):
     assert want["count"].tolist() == [9, 20, 14, 5, 12]
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_no_more_clients_than_a_block_are_on_the_devices_at_once(devices):
+    ids = spread(7, devices)
+    blocks = list(store.OnHost(block=4).blocks(store.Places(ids, ids < 7, 7)))
+    assert {places.ids.shape for places in blocks} == {(devices, 4 // devices)}
+    found = np.concatenate([places.ids[places.is_real] for places in blocks])
+    assert sorted(found) == list(range(7))
+
+
 @pytest.mark.slow
 def test_a_run_continues_from_a_state_on_the_host_or_the_device():
     whole, state = play("ditto")
@@ -114,7 +124,10 @@ def test_a_round_writes_the_cohorts_rows_alone(tmp_path):
     before = jax.tree.map(np.array, state.clients)
     disk = store.OnDisk(tmp_path)
     on_disk = state._replace(clients=disk.adopt(DATA, None, state.clients))
+    held = state.clients
     state, outcome = engine.round(DATA, state, 3)
+    # Without donation the state before a round stays as it is.
+    jax.tree.map(np.testing.assert_array_equal, held, before)
     outside = np.setdiff1d(np.arange(5), np.asarray(outcome.cohort.clients))
     for was, now in zip(jax.tree.leaves(before), jax.tree.leaves(state.clients), strict=True):
         np.testing.assert_array_equal(was[outside], now[outside])
