@@ -171,10 +171,15 @@ def run(
 
     def begin():
         if state is None:
-            return engine.init(data, replicate(key, mesh))
-        # The caller's state is never donated.
-        rest = replicate(jax.tree.map(jnp.copy, state._replace(clients=())), mesh)
-        return rest._replace(clients=store.adopt(data, mesh, state.clients))
+            first = engine.init(data, replicate(key, mesh))
+        else:
+            # The caller's state is never donated.
+            rest = replicate(jax.tree.map(jnp.copy, state._replace(clients=())), mesh)
+            first = rest._replace(clients=store.adopt(data, mesh, state.clients))
+        if mesh is not None:
+            return first
+        clients = committed(first.clients) if store.is_traced else first.clients
+        return committed(first._replace(clients=()))._replace(clients=clients)
 
     return _results(engine, data, newcomers, settings, begin, on_nan, partial(explained, lambda: method, {}, data))
 
@@ -274,6 +279,15 @@ def play(
             new = _on_host(engine.evaluate_new(newcomers, state))
         yield Step(number, state, outcome, trained, received, new, before, time.perf_counter() - start)
         start = time.perf_counter()
+
+
+def committed(tree: PyTree) -> PyTree:
+    """The arrays of `tree`, bound to their device.
+
+    What a round returns is, if it calls exported functions (`pfl_jax.primitives.float64`); JAX would compile the second
+    round anew if the first state were not.
+    """
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding), tree)
 
 
 def _on_host(tree: PyTree) -> PyTree:

@@ -211,9 +211,10 @@ def _rounds(
     data, values, keys, states = _on_devices(mesh, number, data, values, keys, states)
     engine = build(make_method, settings, values, chunk=chunk, mesh=mesh, num_labels=labels, donate=donate)
     with explains():
-        states = engine.init(data, keys) if states is None else states
+        first = engine.init(data, keys) if states is None else states
+    first = simulate.committed(first) if mesh is None else first
     without_padding = partial(_first_rows, number)
-    for step in simulate.play(engine, data, settings, states, None, lambda *_: None, explains, may_skip=False):
+    for step in simulate.play(engine, data, settings, first, None, lambda *_: None, explains, may_skip=False):
         outcome = without_padding(step.outcome._replace(info=()))
         yield SweepResult(
             round=step.round,

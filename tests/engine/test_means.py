@@ -135,7 +135,8 @@ def test_devices_exchange_the_sums_of_means_and_each_clients_other_leaves(name):
     # Whether the client's work was finite and its four scores, and of fedpac what no mean stands for.
     expected = [(2, 4)] * 5
     if name == "scaffold":
-        expected += [(2, 4, *leaf.shape) for leaf in jax.tree.leaves(state.server.control)]
+        # The control variate that a client sends, and the one that it keeps.
+        expected += 2 * [(2, 4, *leaf.shape) for leaf in jax.tree.leaves(state.server.control)]
     if name == "fedpac":
         head = jax.tree.leaves(state.server.head)
         expected += [(2, 4, *leaf.shape) for leaf in (*head, *head)] + [(2, 4, CLASSES, FEATURES), (2, 4)]
