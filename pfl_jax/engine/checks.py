@@ -250,7 +250,6 @@ def _misfit(
 
 def _first(data: Federation) -> FederatedData:
     """Shapes of the federation of one device, or of one run."""
-
     if data.train_count.ndim == 1:
         return jax.eval_shape(lambda data: data.on_device(), data)
     data = cast(FederatedData, data)

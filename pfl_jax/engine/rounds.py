@@ -81,7 +81,8 @@ class Stages:
 
     def compiled(self, *, donate: bool) -> SimpleNamespace:
         """The stages, compiled one by one; `donate`: whether `train` takes over the server's state and the scores."""
-        # The rows come in anew for every round, but on a mesh they leave in another sharding.
+        # The cohort's rows come in anew for every round. On a mesh they leave in another sharding: nothing to reuse.
+        given = (*((1, 2) if donate else ()), *(() if self.mesh else (3,)))
         jit = partial(jax.jit, out_shardings=replicated(self.mesh))
         return SimpleNamespace(
             init_server=jit(self.init_server),
@@ -90,7 +91,7 @@ class Stages:
             everyone=jit(self.everyone),
             unscored=jit(self.unscored),
             sample=jit(self.sample, static_argnums=3),
-            train=jit(self.train, donate_argnums=(*((1, 2) if donate else ()), *(() if self.mesh else (3,)))),
+            train=jit(self.train, donate_argnums=given),
             evaluated=jit(self.evaluated),
             evaluate=jit(self.evaluate, donate_argnums=6),
             evaluate_new=jit(self.evaluate_new),

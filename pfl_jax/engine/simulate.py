@@ -141,7 +141,10 @@ def run(
         the round where it happened.
     """
     check_run(
-        *(method, data, settings, key),
+        method,
+        data,
+        settings,
+        key,
         state=state,
         mesh=mesh,
         newcomers=newcomers,
