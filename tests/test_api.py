@@ -35,7 +35,7 @@ PUBLIC = [
     *(name for name in pfl_jax.__all__ if isinstance(getattr(pfl_jax, name), types.ModuleType)),
     "primitives.optimizers",
     "primitives.private_gradients",
-    *(f"engine.{name}" for name in ("attacks", "checkpoint", "chunking", "communication", "simulate")),
+    *(f"engine.{name}" for name in ("checkpoint", "chunking", "communication", "simulate")),
     "engine.build",
     "engine.sweep",
     *(f"networks.{name}" for name in ("batch_norm", "convolution", "flax_modules", "layers", "models", "pooling")),
@@ -45,7 +45,7 @@ PUBLIC = [
     *(f"primitives.{name}" for name in ("fingerprints", "robust_means")),
     *(
         f"wrappers.{name}"
-        for name in ("client_privacy", "compression", "fine_tuning", "server_mean", "server_optimizer")
+        for name in ("attacks", "client_privacy", "compression", "fine_tuning", "server_mean", "server_optimizer")
     ),
     *(
         f"primitives.{name}"

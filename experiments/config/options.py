@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from experiments.config.measures import Protocol
 from pfl_jax.data.specs import SPECS, PixelNormalization
-from pfl_jax.engine.attacks import Attack
+from pfl_jax.wrappers.attacks import Attack
 from pfl_jax.engine.cohort import RANGES
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import NOT_NEGATIVE, POSITIVE, real

@@ -12,7 +12,7 @@ from experiments.results.run_folder import Counts
 from pfl_jax import simulate
 from pfl_jax.base import Method, MethodSchedule
 from pfl_jax.data.sources import Dataset
-from pfl_jax.engine.attacks import draw
+from pfl_jax.engine.cohort import attackers
 from pfl_jax.engine.communication import Traffic, traffic
 from pfl_jax.engine.store import Federation
 from pfl_jax.privacy import Budget
@@ -53,9 +53,9 @@ class Experiment:
 
     def _attackers(self) -> np.ndarray | None:
         """Attackers, bool [N]; None if nobody attacks."""
-        settings, key = self.settings, jax.random.key(self.request.options.seed)
-        found = draw(key, self.data.num_clients, settings.attack, settings.attackers, settings.attack_scale, 0)
-        return None if found is None else np.asarray(found.clients)
+        key = jax.random.key(self.request.options.seed)
+        found = np.asarray(attackers(key, self.data.num_clients, self.settings.attackers))
+        return found if found.any() else None
 
     @functools.cached_property
     def traffic(self) -> Traffic:

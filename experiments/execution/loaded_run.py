@@ -20,11 +20,10 @@ from experiments.results.run_folder import CONFIG, SUMMARY
 from pfl_jax.base import ClientData, Method, MethodSchedule, Model, Params, Personal, State, at_round
 from pfl_jax.data.federated import FederatedData, Split, client_data
 from pfl_jax.data.sources import Dataset
-from pfl_jax.engine import attacks
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
+from pfl_jax.engine.rounds import Stages
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.tree import byte_count, gather
-from pfl_jax.streams import EVALUATION
 
 MOST_BYTES = 2**28
 """Size up to which --keep-state auto keeps a state."""
@@ -86,20 +85,18 @@ class LoadedRun:
           client: its number, from 0.
         """
         self._check_client(client)
-        settings = self.settings
-        attackers = attacks.draw(
-            *(self.state.key, self.data.num_clients, settings.attack, settings.attackers, settings.attack_scale),
-            self.data.num_labels,
-        )
-        train = attacks.training_data(self.data, client, attackers)
-        key = jax.random.fold_in(jax.random.fold_in(self.state.key, EVALUATION), self.state.round)
-        own = gather(self.state.clients, client)
-        return self._personalize(jax.random.fold_in(key, client), self.state.server, own, train)
+        state, own = self.state, gather(self.state.clients, client)
+        return self._personalize(self.data, state.server, state.key, state.round, client, own)
 
     @functools.cached_property
     def _personalize(self) -> Callable[..., Personal]:
-        """What the method's clients do before they deploy, compiled."""
-        return jax.jit(at_round(self.method, max(int(self.state.round) - 1, 0)).personalize)
+        """What a client does before it deploys, compiled."""
+        stages = Stages(self.method, self.settings, num_labels=self.data.num_labels)
+
+        def personal(data, server, key, rounds, client, own):
+            return stages.personal(data, server, key, rounds, stages.attackers(data, key), client, own)
+
+        return jax.jit(personal)
 
     def predict(self, client: int, inputs: Any) -> jax.Array:
         """Logits or log-probabilities [B, K] of a client's model.

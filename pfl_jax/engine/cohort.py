@@ -1,4 +1,4 @@
-"""Participation in a round: settings, and random cohorts, stragglers and drop-outs."""
+"""Participation in a round: settings, and random cohorts, stragglers, drop-outs and attackers."""
 
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Cohort, PRNGKey
-from pfl_jax.engine.attacks import Attack, fixed_share
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import FRACTION, POSITIVE, Range, choice, real, whole
-from pfl_jax.streams import COHORT, DROPOUTS, EVALUATED_CLIENTS, STRAGGLERS
+from pfl_jax.streams import ATTACKERS, COHORT, DROPOUTS, EVALUATED_CLIENTS, STRAGGLERS
+from pfl_jax.wrappers.attacks import Attack
 
 RANGES = {
     "participation": Range(0, 1, above=True),
@@ -35,7 +35,7 @@ class RoundSettings:
       chunk: clients under one vmap on each device: 1 trains one after another, None all at once. "auto" lets
         `pfl_jax.engine.chunking` choose by model, backend and the clients' sizes: time and memory depend on it, results
         do not.
-      attack: what attackers do, see `pfl_jax.engine.attacks`: "labels" (train on label K - 1 - y, where K - 1 is the
+      attack: what attackers do, see `pfl_jax.wrappers.attacks`: "labels" (train on label K - 1 - y, where K - 1 is the
         federation's largest label), "signs" (send the update with the opposite sign) or "noise" (send Gaussian noise as
         long as the update); None for no attack. Without attackers, an attack is none.
       attackers: share of the clients that attack, the same ones in all rounds; in [0, 1).
@@ -131,7 +131,17 @@ def evaluated_clients(key: PRNGKey, num_clients: int, settings: RoundSettings) -
 
 def stragglers(key: PRNGKey, num_clients: int, share: float) -> jax.Array:
     """Fixed stragglers of a run: bool [N], round(share * N) of them."""
-    return fixed_share(key, STRAGGLERS, num_clients, share)
+    return _fixed_share(key, STRAGGLERS, num_clients, share)
+
+
+def attackers(key: PRNGKey, num_clients: int, share: float) -> jax.Array:
+    """Fixed attackers of a run: bool [N], round(share * N) of them."""
+    return _fixed_share(key, ATTACKERS, num_clients, share)
+
+
+def _fixed_share(key: PRNGKey, stream: int, num_clients: int, share: float) -> jax.Array:
+    ranks = jax.random.permutation(jax.random.fold_in(key, stream), num_clients)
+    return ranks < round(share * num_clients)
 
 
 def sample_cohort(

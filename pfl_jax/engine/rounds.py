@@ -19,15 +19,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import Cohort, Info, Method, MethodSchedule, Personal, PRNGKey, PyTree, Scores, at_round
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.engine import attacks, means
-from pfl_jax.engine.attacks import Attackers, training_data
-from pfl_jax.engine.cohort import RoundSettings, evaluated_clients, largest_first, sample_cohort
+from pfl_jax.engine import means
+from pfl_jax.engine.cohort import RoundSettings, attackers, evaluated_clients, largest_first, sample_cohort
 from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
 from pfl_jax.engine.store import Federation, Places
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import no_scores, score
 from pfl_jax.primitives.tree import all_finite, choose, gather, scatter
 from pfl_jax.streams import EVALUATION, INITIALIZATION, NEWCOMERS, SURVEY
+from pfl_jax.wrappers.attacks import attacked
 
 
 class Outcome(NamedTuple):
@@ -100,19 +100,20 @@ class Stages:
     def init_server(self, data: Federation, key: PRNGKey) -> PyTree:
         """The server's state before the first round."""
         method, num_clients = at_round(self.method, 0), data.num_clients
-        server, survey = method.init_server(fold_in(fold_in(key, INITIALIZATION), num_clients)), method.survey
-        if survey is None:
+        server = method.init_server(fold_in(fold_in(key, INITIALIZATION), num_clients))
+        if method.survey is None:
             return server
 
         def ask_one(shared, client):
-            data, server, key, attackers = shared
-            message = survey.local(fold_in(key, client), server, training_data(data, client, attackers))
+            data, server, key, attacks = shared
+            survey = self._of_client(method, attacks, data, client).survey
+            message = survey.local(fold_in(key, client), server, client_data(data, client, "train"))
             return means.split(message, jnp.ones((), bool), single=method.server_mean is not None)
 
-        shared, everyone = (server, fold_in(key, SURVEY), self._attackers(data, key)), self.everyone(data)
+        shared, everyone = (server, fold_in(key, SURVEY), self.attackers(data, key)), self.everyone(data)
         rows, sums = self._map(ask_one, data, shared, everyone)
         rows = in_client_order(everyone.ids, num_clients, rows, data.mesh or self.mesh)
-        return survey.aggregate(server, means.join(rows, sums, method.server_mean))
+        return method.survey.aggregate(server, means.join(rows, sums, method.server_mean))
 
     def everyone(self, data: Federation) -> Places:
         """Places of all clients."""
@@ -129,10 +130,11 @@ class Stages:
         method = at_round(self.method, 0)
 
         def init_one(shared, client):
-            data, server, key, attackers = shared
-            return method.init_client(fold_in(key, client), server, training_data(data, client, attackers)), ()
+            data, server, key, attacks = shared
+            own = self._of_client(method, attacks, data, client)
+            return own.init_client(fold_in(key, client), server, client_data(data, client, "train")), ()
 
-        shared = (server, fold_in(key, INITIALIZATION), self._attackers(data, key))
+        shared = (server, fold_in(key, INITIALIZATION), self.attackers(data, key))
         rows, _ = self._map(init_one, data, shared, places)
         return rows
 
@@ -165,18 +167,17 @@ class Stages:
         method, round_key = at_round(self.method, round_index), fold_in(key, round_index)
 
         def train_one(shared, client):
-            data, server, round_key, attackers = shared
+            data, server, round_key, attacks = shared
             index, present, state = client
-            own_key = fold_in(round_key, index)
-            result = method.local(own_key, server, state, training_data(data, index, attackers))
-            message = attacks.sent(own_key, result.message, attackers, index, method, server, state)
+            own = self._of_client(method, attacks, data, index)
+            result = own.local(fold_in(round_key, index), server, state, client_data(data, index, "train"))
             scores = score_client(self._checked(method), result.personal, data, index)
-            finite = all_finite((result.client, message))
-            messages, terms = means.split(message, present & finite, single=method.server_mean is not None)
+            finite = all_finite((result.client, result.message))
+            messages, terms = means.split(result.message, present & finite, single=method.server_mean is not None)
             return Training(choose(finite, result.client, state), messages, scores, finite), terms
 
         positions, places = self._places(data, cohort.clients)
-        shared = (server, round_key, self._attackers(data, key))
+        shared = (server, round_key, self.attackers(data, key))
         training, sums = self._map(train_one, data, shared, places, gather(cohort.present, positions), rows)
         training = in_client_order(positions, len(cohort.clients), training, data.mesh or self.mesh)
         present = cohort.present & training.finite
@@ -216,15 +217,37 @@ class Stages:
         method = self._last_method(rounds)
 
         def evaluate_one(shared, client):
-            data, server, key, attackers = shared
+            data, server, key, rounds, attacks = shared
             index, state = client
-            train = training_data(data, index, attackers)
-            personal = method.personalize(fold_in(key, index), server, state, train)
+            personal = self.personal(data, server, key, rounds, attacks, index, state)
             return score_client(self._checked(method), personal, data, index), ()
 
-        shared = (server, fold_in(fold_in(key, EVALUATION), rounds), self._attackers(data, key))
+        shared = (server, key, rounds, self.attackers(data, key))
         found, _ = self._map(evaluate_one, data, shared, places, rows)
         return self._written(data, scores, places, found)
+
+    def personal(
+        self,
+        data: FederatedData,
+        server: PyTree,
+        key: PRNGKey,
+        rounds: jax.Array,
+        attacks: jax.Array | None,
+        client: int | jax.Array,
+        state: PyTree,
+    ) -> Personal:
+        """Model that a client would deploy after `rounds` rounds.
+
+        Args:
+          data: the federation's data, or a device's part of it.
+          server, key, rounds: of the run.
+          attacks: its `attackers`.
+          client: its number.
+          state: its state.
+        """
+        own = self._of_client(self._last_method(rounds), attacks, data, client)
+        own_key = fold_in(fold_in(fold_in(key, EVALUATION), rounds), client)
+        return own.personalize(own_key, server, state, client_data(data, client, "train"))
 
     def evaluate_new(self, data: Federation, server: PyTree, key: PRNGKey, rounds: jax.Array) -> tuple[Scores, Scores]:
         """Scores (received, trained) of clients that never took part, see `pfl_jax.Engine.evaluate_new`."""
@@ -244,11 +267,24 @@ class Stages:
         rows, _ = self._map(evaluate_one, data, (server, fold_in(fold_in(key, NEWCOMERS), rounds)), everyone)
         return in_client_order(everyone.ids, data.num_clients, rows, data.mesh or self.mesh)
 
-    def _attackers(self, data: Federation, key: PRNGKey) -> Attackers | None:
-        """Attackers of the run with this key; None if nobody attacks."""
-        settings = self.settings
-        return attacks.draw(
-            key, data.train_count.shape[0], settings.attack, settings.attackers, settings.attack_scale, self.num_labels
+    def attackers(self, data: Federation, key: PRNGKey) -> jax.Array | None:
+        """Attackers of the run with this key, bool [N]; None if nobody attacks."""
+        share, num_clients = self.settings.attackers, data.train_count.shape[0]
+        return attackers(key, num_clients, share) if round(share * num_clients) else None
+
+    def _of_client(
+        self, method: Method, attacks: jax.Array | None, data: FederatedData, client: int | jax.Array
+    ) -> Method:
+        """Method as a client follows it, which is another one for an attacker."""
+        if attacks is None or self.settings.attack is None:
+            return method
+        labels = data.y if data.label_map is None else data.label_map
+        return attacked(
+            method,
+            self.settings.attack,
+            attacks[client],
+            scale=self.settings.attack_scale,
+            num_classes=self.num_labels or jnp.max(labels) + 1,
         )
 
     def _checked(self, method: Method) -> Method:

@@ -11,16 +11,17 @@ from full_batches import BETA, SGD, SIZES, assert_model, train, training_example
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
-from pfl_jax.base import ClientData, Mean
+from pfl_jax.base import ClientData, LocalResult, Mean, Survey
 from pfl_jax.data import federated
 from pfl_jax.engine import placement
-from pfl_jax.engine.attacks import attackers, flip_labels, perturb
+from pfl_jax.engine.cohort import attackers
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 from pfl_jax.testing.comparison import assert_close
 from pfl_jax.testing.conformance import play
+from pfl_jax.wrappers.attacks import attacked
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -33,10 +34,20 @@ def test_attackers_are_a_fixed_draw():
     assert len(draws) == 4
 
 
-def test_flipped_labels():
+def test_flipped_labels_are_all_that_the_method_sees():
     data = ClientData(jnp.zeros((3, 1)), jnp.array([0, 1, 2]), jnp.ones(3, bool))
-    assert flip_labels(data, jnp.array(True), 3).y.tolist() == [2, 1, 0]
-    assert flip_labels(data, jnp.array(False), 3).y.tolist() == [0, 1, 2]
+    sees_labels = make_method("fedavg", tiny_model())._replace(
+        init_client=lambda key, server, data: data.y,
+        local=lambda key, server, client, data: LocalResult((), data.y, ()),
+        personalize=lambda key, server, client, data: data.y,
+        survey=Survey(lambda key, server, data: data.y, lambda server, means: server),
+    )
+    for attacks, labels in ((True, [2, 1, 0]), (False, [0, 1, 2])):
+        method = attacked(sees_labels, "labels", jnp.array(attacks), scale=1.0, num_classes=3)
+        assert method.init_client(0, (), data).tolist() == labels
+        assert method.local(0, (), (), data).message.tolist() == labels
+        assert method.personalize(0, (), (), data).tolist() == labels
+        assert method.survey.local(0, (), data).tolist() == labels
 
 
 def message_of(attack, scale, attacks):
@@ -50,7 +61,8 @@ def message_of(attack, scale, attacks):
         "alike": Mean(jnp.array([1.0, -2.0]), jnp.ones(2)),
         "flag": jnp.ones(2),
     }
-    sent = perturb(jax.random.key(1), attack, scale, message, jnp.array(attacks), method, server, ())
+    honest = method._replace(local=lambda key, server, client, data: LocalResult((), message, ()))
+    sent = attacked(honest, attack, jnp.array(attacks), scale=scale, num_classes=0).local(key, server, (), None).message
     return server, message, sent
 
 

@@ -10,7 +10,7 @@ from pfl_jax import simulate
 from pfl_jax.base import LocalResult, Mean, Method, Survey
 from pfl_jax.data.federated import hold_out
 from pfl_jax.engine import cohort
-from pfl_jax.engine.attacks import attackers
+from pfl_jax.engine.cohort import attackers
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
 

@@ -1,0 +1,102 @@
+"""A client that attacks: labels flipped in its training data, or its update flipped or replaced by noise.
+
+An attacker trains as all others do and scores as all others do; it knows nothing of them. Which clients attack is said
+by `pfl_jax.Settings`: it is a property of the federation, so that every method is attacked by the same ones.
+"""
+
+import itertools
+from typing import Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.random import fold_in
+
+from pfl_jax.base import Client, Mean, Message, Method, PRNGKey, Server
+from pfl_jax.errors import InvalidInput
+from pfl_jax.primitives.updates import has_means, map_means, received, reference
+from pfl_jax.streams import ATTACK
+
+Attack: TypeAlias = Literal["labels", "signs", "noise"]
+"""Names of the attacks, see `attacked`."""
+
+
+def attacked(
+    method: Method, attack: Attack, attacks: jax.Array, *, scale: float | jax.Array, num_classes: int | jax.Array
+) -> Method:
+    """Method of one client, which attacks if `attacks` says so.
+
+    With "labels", the client trains on label K - 1 - y in place of y. With the others it sends, in place of the value v
+    of each `Mean`,
+
+        signs: r - scale (v - r);   noise: r + scale rms(v - r) z with standard normal z
+
+    where r are the received parameters that it trained to v, zero for values that have none, such as class means; see
+    `pfl_jax.primitives.updates.reference`. rms is the root mean square over an array, so that noise with scale 1 is as
+    long as the update that it replaces. Weights and other parts of its messages stay.
+
+    Args:
+      method: the method to derive from.
+      attack: what the client does.
+      attacks: bool scalar; without it the client is honest.
+      scale: factor of the update or noise.
+      num_classes: K, for "labels".
+
+    Returns:
+      A `Method` with the states of `method`; its `local` raises InvalidInput if the messages have no `Mean`, unless the
+      attack is "labels".
+    """
+    if attack == "labels":
+
+        def flipped(data):
+            return data._replace(y=jnp.where(attacks, num_classes - 1 - data.y, data.y))
+
+        survey = method.survey
+        if survey is not None:
+            ask = survey.local
+            survey = survey._replace(local=lambda key, server, data: ask(key, server, flipped(data)))
+        return method._replace(
+            init_client=lambda key, server, data: method.init_client(key, server, flipped(data)),
+            local=lambda key, server, client, data: method.local(key, server, client, flipped(data)),
+            personalize=lambda key, server, client, data: method.personalize(key, server, client, flipped(data)),
+            survey=survey,
+        )
+
+    def local(key, server, client, data):
+        result = method.local(key, server, client, data)
+        return result._replace(message=_perturbed(key, attack, scale, result.message, attacks, method, server, client))
+
+    return method._replace(local=local)
+
+
+def _perturbed(
+    key: PRNGKey,
+    attack: Attack,
+    scale: float | jax.Array,
+    message: Message,
+    attacks: jax.Array,
+    method: Method,
+    server: Server,
+    client: Client,
+) -> Message:
+    """Message of a client that flips signs or sends noise, see `attacked`."""
+    if not has_means(message):
+        raise InvalidInput(
+            f"attack {attack} is for methods that send a Mean, and the messages of this one have none: attack labels "
+            "is for all methods"
+        )
+    known, counter = received(method, server, client), itertools.count()
+
+    def of_array(value, base):
+        change = value - base
+        if attack == "signs":
+            return base - scale * change
+        length = jnp.sqrt(jnp.sum(jnp.square(change)) / max(1, change.size))
+        noise = jax.random.normal(fold_in(fold_in(key, ATTACK), next(counter)), change.shape, change.dtype)
+        return base + scale * length * noise
+
+    def of_mean(part):
+        base, _ = reference(part.value, known)
+        wrong = jax.tree.map(of_array, part.value, base)
+        return Mean(jax.tree.map(lambda a, b: jnp.where(attacks, a, b), wrong, part.value), part.weight)
+
+    return map_means(of_mean, message, rest=lambda leaf: leaf)
