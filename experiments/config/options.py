@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from experiments.config.measures import Protocol
 from pfl_jax.data.specs import SPECS, PixelNormalization
-from pfl_jax.wrappers.attacks import Attack
 from pfl_jax.engine.cohort import RANGES
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import NOT_NEGATIVE, POSITIVE, real
@@ -16,6 +15,7 @@ from pfl_jax.networks.models import MODELS
 from pfl_jax.networks.text import TEXT_MODELS
 from pfl_jax.primitives.local_sgd import Optimizer
 from pfl_jax.privacy import DELTA
+from pfl_jax.wrappers.attacks import Attack
 
 if TYPE_CHECKING:
     MethodName: TypeAlias = str

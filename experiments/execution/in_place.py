@@ -178,7 +178,7 @@ def rounds(experiment: Experiment) -> Iterator[simulate.RoundResult]:
             raise Diverged(number, sorted(broken.tolist()))
         received = jax.tree.map(np.asarray, evaluate(data, state, size)) if settings.is_evaluated(number) else None
         yield simulate.RoundResult(
-            *(number, state, info, clients, np.ones(size, bool), np.zeros(0, int), received, trained),
+            *(number, state, info, clients, np.ones(size, bool), np.ones(size, bool), received, trained),
             newcomers=None,
             examples=int(counts[clients].sum()),
             seconds=time.perf_counter() - began,

@@ -260,30 +260,20 @@ def _rounds(group: Group, states: State | None, used: Sequence[Any], console: Co
         mesh=simulate.client_mesh(list(used[: len(runs)])),
         donate=True,
     ):
-        for index in np.flatnonzero(~result.finite & ~reported).tolist():
+        diverged = ~result.finite.all(axis=1)
+        for index in np.flatnonzero(diverged & ~reported).tolist():
             where = runs[index].folder.path
             print_notice(console, f"round {result.round}: the run in {where} has diverged")
-        reported |= ~result.finite
-        yield Round([_of_run(result, index) for index in range(len(runs))], result.states, result.seconds)
+        reported |= diverged
+        yield Round([_of_run(result, index) for index in range(len(runs))], result.state, result.seconds)
 
 
-def _of_run(result: sweep.SweepResult, index: int) -> RoundResult:
-    """Result of one run, without its own state."""
-    received, trained, before = gather((result.received, result.trained, result.before_aggregation), index)
-    return RoundResult(
-        round=result.round,
-        state=result.states,
-        info={} if received is None else gather(result.infos, index),
-        cohort=result.cohorts[index],
-        arrived=result.arrived[index],
-        diverged=np.zeros(0, int),
-        received=received,
-        trained=trained,
-        newcomers=None,
-        examples=int(result.examples[index]),
-        seconds=result.seconds,
-        before_aggregation=before,
-    )
+def _of_run(result: RoundResult, index: int) -> RoundResult:
+    """Result of one run, with the state of all; a sweep leaves no client out."""
+    names = ("cohort", "arrived", "received", "trained", "before_aggregation")
+    own = {name: gather(getattr(result, name), index) for name in names}
+    info = {} if result.received is None else gather(result.info, index)
+    return result._replace(**own, info=info, finite=np.ones_like(own["arrived"]), examples=result.examples[index])
 
 
 def _save(group: Group, states: State) -> None:

@@ -132,7 +132,7 @@ def check_sweep(
             check({name: one}, kinds)
     if states is None:
         return
-    expect("states", states, isinstance(states, State), "a State of all runs, such as a result's .states")
+    expect("states", states, isinstance(states, State), "a State of all runs, such as a result's .state")
     rows, number, devices = int(np.size(states.round)), len(keys), 1 if mesh is None else mesh.size
     # The states of a result have rows that pad the devices' shares.
     if rows not in (number, -(-number // devices) * devices):

@@ -101,19 +101,20 @@ class Stages:
         """The server's state before the first round."""
         method, num_clients = at_round(self.method, 0), data.num_clients
         server = method.init_server(fold_in(fold_in(key, INITIALIZATION), num_clients))
-        if method.survey is None:
+        survey = method.survey
+        if survey is None:
             return server
 
         def ask_one(shared, client):
             data, server, key, attacks = shared
-            survey = self._of_client(method, attacks, data, client).survey
-            message = survey.local(fold_in(key, client), server, client_data(data, client, "train"))
+            own = self._of_client(method, attacks, data, client).survey or survey
+            message = own.local(fold_in(key, client), server, client_data(data, client, "train"))
             return means.split(message, jnp.ones((), bool), single=method.server_mean is not None)
 
         shared, everyone = (server, fold_in(key, SURVEY), self.attackers(data, key)), self.everyone(data)
         rows, sums = self._map(ask_one, data, shared, everyone)
         rows = in_client_order(everyone.ids, num_clients, rows, data.mesh or self.mesh)
-        return method.survey.aggregate(server, means.join(rows, sums, method.server_mean))
+        return survey.aggregate(server, means.join(rows, sums, method.server_mean))
 
     def everyone(self, data: Federation) -> Places:
         """Places of all clients."""

@@ -46,27 +46,28 @@ OnNaN: TypeAlias = Literal["stop", "skip-client"]
 
 
 class RoundResult(NamedTuple):
-    """Result of one round.
+    """Result of one round; of R runs at once (`pfl_jax.sweep`), arrays have a leading axis R.
 
     Attributes:
       round: number of the round, counted from 1.
       state: state after the round; with donate=True usable until the next round only. With state_on="host" the clients'
         leaves are NumPy arrays; with several processes, each process has only the rows of its own clients. With "disk"
         they are read where they are indexed or made an array of (`pfl_jax.engine.disk_state.DiskLeaf`), until the next
-        round.
+        round. Of a sweep, rows after the first R pad the devices' shares of the runs, here and in `info`.
       info: the method's `Info`, on the device. Rows of clients are those of `cohort`: row j of `info["head_weights"]`
         belongs to client `cohort[j]`. If all clients take part, row i is client i, as in `received` and `trained`.
       cohort: [M], the numbers of the clients that took part, ascending, as NumPy integers.
       arrived: [M], bool: whether the server received the client's message, see `Settings.drop_rate` and `run`'s
         on_nan. Rows of `info` for other clients are meaningless.
-      diverged: the clients of the cohort that were left out because they diverged.
+      finite: [M], bool: False for clients that were left out because they diverged. All are False in a run of a sweep
+        whose server diverged; such a run is continued all the same.
       received: Scores [N] of what every client would deploy now, NaN for clients that `Settings.eval_clients` leaves
         out; None if not evaluated.
       trained: Scores [N] of every client's model right after its own last local training, NaN before the first.
       newcomers: two Scores of clients that never took part: of the model they would deploy given the server's state,
         and of that model after one round of local training. None if there are no such clients or this round is not
         evaluated.
-      examples: training examples of the cohort, each counted once.
+      examples: training examples of the cohort, each counted once: int, or a list of R numbers.
       seconds: wall time of the round and its evaluation, including compilation if there was any.
       before_aggregation: Scores [N] of the model that every client had in the middle of this round, see
         `pfl_jax.primitives.metrics.before_aggregation`; None unless `Settings.before_aggregation` asks for it.
@@ -77,13 +78,18 @@ class RoundResult(NamedTuple):
     info: Info
     cohort: np.ndarray
     arrived: np.ndarray
-    diverged: np.ndarray
+    finite: np.ndarray
     received: Scores | None
     trained: Scores
     newcomers: tuple[Scores, Scores] | None
-    examples: int
+    examples: Any
     seconds: float
     before_aggregation: Scores | None = None
+
+    @property
+    def diverged(self) -> np.ndarray:
+        """Clients of the cohort of one run that were left out because they diverged."""
+        return self.cohort[~self.finite]
 
 
 def run(
@@ -184,80 +190,33 @@ def run(
         clients = committed(first.clients) if store.is_traced else first.clients
         return committed(first._replace(clients=()))._replace(clients=clients)
 
-    return _results(engine, data, newcomers, settings, begin, on_nan, partial(explained, lambda: method, {}, data))
-
-
-def _results(
-    engine: Engine,
-    data: Federation,
-    newcomers: Federation | None,
-    settings: Settings,
-    begin: Callable[[], State],
-    on_nan: OnNaN,
-    explains: Callable[[], Any],
-) -> Iterator[RoundResult]:
-    """Results of `run`, whose first state `begin` makes."""
-    with explains():
-        state = begin()
-    check = partial(_check_finite, on_nan=on_nan)
-    for step in play(engine, data, settings, state, newcomers, check, explains, may_skip=on_nan != "stop"):
-        cohort, clients = step.outcome.cohort, np.asarray(step.outcome.cohort.clients)
-        yield RoundResult(
-            round=step.round,
-            state=step.state,
-            info=step.outcome.info,
-            cohort=clients,
-            arrived=np.asarray(cohort.present),
-            diverged=clients[~np.asarray(step.outcome.finite)],
-            received=step.received,
-            trained=step.trained,
-            newcomers=step.newcomers,
-            examples=int(step.outcome.examples),
-            seconds=step.seconds,
-            before_aggregation=step.before_aggregation,
-        )
-
-
-class Step(NamedTuple):
-    """One round of `play`.
-
-    Attributes:
-      outcome: of the round, on the device.
-      round, state, trained, received, newcomers, before_aggregation, seconds: as in `RoundResult`, with a leading axis
-        of runs for the engine of a sweep.
-    """
-
-    round: int
-    state: State
-    outcome: Outcome
-    trained: Scores
-    received: Scores | None
-    newcomers: tuple[Scores, Scores] | None
-    before_aggregation: Scores | None
-    seconds: float
+    check, explains = partial(_check_finite, on_nan=on_nan), partial(explained, lambda: method, {}, data)
+    return play(engine, data, settings, begin, newcomers, check, explains, may_skip=on_nan != "stop")
 
 
 def play(
     engine: Engine,
     data: Federation,
     settings: Settings,
-    state: State,
+    begin: Callable[[], State],
     newcomers: Federation | None,
     check: Callable[[int, Outcome], None],
     explains: Callable[[], Any],
     *,
     may_skip: bool,
-) -> Iterator[Step]:
+) -> Iterator[RoundResult]:
     """Loop over rounds and their evaluations, of one run or of several whose arrays have a leading axis.
 
     Args:
       engine: compiled.
       data, settings, newcomers: see `run`.
-      state: before the first round.
+      begin: function that makes the first state.
       check: called with the number of each round and its outcome, before anything is evaluated; may end the run.
       explains: context in which a model that does not fit the data becomes an InvalidInput.
       may_skip: whether clients of a cohort may be left out because they diverged.
     """
+    with explains():
+        state = begin()
     num_clients = state.trained.accuracy.shape[-1]
     start, received = time.perf_counter(), None
     for index in range(int(np.ravel(state.round)[0]), settings.rounds):
@@ -280,7 +239,21 @@ def play(
         received = _on_host(engine.evaluate(data, state)) if evaluated else None
         if evaluated and newcomers is not None:
             new = _on_host(engine.evaluate_new(newcomers, state))
-        yield Step(number, state, outcome, trained, received, new, before, time.perf_counter() - start)
+        cohort, finite = outcome.cohort, np.asarray(outcome.finite)
+        yield RoundResult(
+            round=number,
+            state=state,
+            info=outcome.info,
+            cohort=np.asarray(cohort.clients),
+            arrived=np.asarray(cohort.present),
+            finite=finite & np.asarray(outcome.server_finite)[..., None],
+            received=received,
+            trained=trained,
+            newcomers=new,
+            examples=np.asarray(outcome.examples).tolist(),
+            seconds=time.perf_counter() - start,
+            before_aggregation=before,
+        )
         start = time.perf_counter()
 
 

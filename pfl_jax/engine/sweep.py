@@ -8,57 +8,25 @@ another device. The docstring of `run` has an example.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State
+from pfl_jax.base import Method, MethodSchedule, PRNGKey, PyTree, State
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import chunking, simulate
 from pfl_jax.engine.build import Engine
 from pfl_jax.engine.checks import check_sweep, explained, typed_keys
 from pfl_jax.engine.mapping import AXIS, map_clients
-from pfl_jax.engine.simulate import Settings
+from pfl_jax.engine.simulate import RoundResult, Settings
 from pfl_jax.engine.store import OnDevice
 from pfl_jax.primitives.tree import byte_count, gather
 
 MakeMethod: TypeAlias = Callable[..., Method | MethodSchedule]
 """Function of hyper-parameters, as keyword arguments that may be traced, to the method or schedule of `pfl_jax.run`."""
-
-
-class SweepResult(NamedTuple):
-    """Result of one round of all R runs: `pfl_jax.engine.simulate.RoundResult` with a leading axis R.
-
-    Attributes:
-      round: number of the round, counted from 1.
-      states: states after the round: leaves whose first R rows are the runs; rows after those pad the devices' shares
-        of the runs. With donate=True usable until the next round only.
-      infos: the method's `Info` of each run, with the same leading axis; rows of clients are those of `cohorts`.
-      cohorts: [R, M], the numbers of the clients that took part, ascending in each run, as NumPy integers.
-      arrived: [R, M], bool: whether the server received the client's message.
-      finite: [R], bool: whether neither a client nor the server of the run diverged in this round. Runs that diverged
-        are continued all the same.
-      received: Scores [R, N] of what every client would deploy now, or None if not evaluated.
-      trained: Scores [R, N] of every client's model right after its own last local training, NaN before the first.
-      examples: [R], training examples of each cohort, each counted once.
-      seconds: wall time of the round of all runs, including compilation if there was any.
-      before_aggregation: Scores [R, N], see `pfl_jax.simulate.RoundResult`.
-    """
-
-    round: int
-    states: State
-    infos: Info
-    cohorts: np.ndarray
-    arrived: np.ndarray
-    finite: np.ndarray
-    received: Scores | None
-    trained: Scores
-    examples: np.ndarray
-    seconds: float
-    before_aggregation: Scores | None = None
 
 
 def build(
@@ -140,8 +108,8 @@ def run(
     chunk: int | Literal["auto"] | None = "auto",
     mesh: Mesh | None = None,
     donate: bool = False,
-) -> Iterator[SweepResult]:
-    """Run R federations of equal shapes together and yield a `SweepResult` after each round.
+) -> Iterator[RoundResult]:
+    """Run R federations of equal shapes together and yield a `RoundResult` [R, ...] after each round.
 
     Each run equals that of `pfl_jax.engine.simulate.run` with its key, hyper-parameters and data, up to float32
     rounding.
@@ -184,56 +152,29 @@ def run(
     values = {name: jnp.asarray(value) for name, value in (hyper_parameters or {}).items()}
     keys = typed_keys(keys)
     check_sweep(make_method, data, settings, keys, values, states=states, chunk=chunk, mesh=mesh)
-    first = make_method(**{name: value[0] for name, value in values.items()})
+    one = {name: value[0] for name, value in values.items()}
+    first, number, labels = make_method(**one), len(keys), data.num_labels
+    explains = partial(explained, make_method, one, data)
     settings = chunking.resolved(settings, first, np.asarray(data.train_count))
     chunk = chunking.runs_at_once(first) if chunk == "auto" else chunk
-    return _rounds(make_method, data, settings, keys, values, states=states, chunk=chunk, mesh=mesh, donate=donate)
-
-
-def _rounds(
-    make_method: MakeMethod,
-    data: FederatedData,
-    settings: Settings,
-    keys: PRNGKey,
-    values: dict[str, jax.Array],
-    *,
-    states: State | None,
-    chunk: int | None,
-    mesh: Mesh | None,
-    donate: bool,
-) -> Iterator[SweepResult]:
-    """The rounds of `run`, whose arguments are checked."""
-    number = len(keys)
-    explains = partial(explained, make_method, {name: value[0] for name, value in values.items()}, data)
-    labels = data.num_labels
     # The caller's states are never donated.
     states = jax.tree.map(jnp.copy, states) if donate else states
     data, values, keys, states = _on_devices(mesh, number, data, values, keys, states)
     engine = build(make_method, settings, values, chunk=chunk, mesh=mesh, num_labels=labels, donate=donate)
-    with explains():
+
+    def begin():
         first = engine.init(data, keys) if states is None else states
-    first = simulate.committed(first) if mesh is None else first
-    without_padding = partial(_first_rows, number)
-    for step in simulate.play(engine, data, settings, first, None, lambda *_: None, explains, may_skip=False):
-        outcome = without_padding(step.outcome._replace(info=()))
-        yield SweepResult(
-            round=step.round,
-            states=step.state,
-            infos=step.outcome.info,
-            cohorts=outcome.cohort.clients,
-            arrived=outcome.cohort.present,
-            finite=outcome.finite.all(axis=1) & outcome.server_finite,
-            received=without_padding(step.received),
-            trained=without_padding(step.trained),
-            examples=outcome.examples,
-            seconds=step.seconds,
-            before_aggregation=without_padding(step.before_aggregation),
-        )
+        return simulate.committed(first) if mesh is None else first
+
+    rounds = simulate.play(engine, data, settings, begin, None, lambda *_: None, explains, may_skip=False)
+    return map(partial(_without_padding, number), rounds)
 
 
-def _first_rows(number: int, tree: PyTree) -> PyTree:
-    """Results of the runs on the host, without the rows that pad the devices' shares."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[:number], tree)
+def _without_padding(number: int, result: RoundResult) -> RoundResult:
+    """Result without the rows that pad the devices' shares of the runs, except in `state` and `info`."""
+    names = ("cohort", "arrived", "finite", "received", "trained", "before_aggregation")
+    own = {name: jax.tree.map(lambda leaf: leaf[:number], getattr(result, name)) for name in names}
+    return result._replace(**own, examples=result.examples[:number])
 
 
 def _on_devices(

@@ -63,7 +63,7 @@ def quick(built, tmp_path_factory):
             scores, everyone = Scores(*np.full((4, 4), 0.25 + number / 100, np.float32)), np.arange(4)
             after = state._replace(round=np.int32(number))
             yield simulate.RoundResult(
-                *(number, after, {}, everyone, everyone >= 0, everyone[:0], scores, scores, None, 80, 1.0)
+                *(number, after, {}, everyone, everyone >= 0, everyone >= 0, scores, scores, None, 80, 1.0)
             )
 
     with pytest.MonkeyPatch.context() as patch:

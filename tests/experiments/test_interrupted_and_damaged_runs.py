@@ -59,7 +59,7 @@ def rounds(monkeypatch, made):
             scores = Scores(*np.full((4, 4), 0.25 + number / 100, np.float32))
             everyone = np.arange(4)
             yield simulate.RoundResult(
-                *(number, made._replace(round=np.int32(number)), {}, everyone, everyone >= 0, everyone[:0]),
+                *(number, made._replace(round=np.int32(number)), {}, everyone, everyone >= 0, everyone >= 0),
                 *(scores, scores, None, 80, 1.0),
             )
 

@@ -52,8 +52,7 @@ def test_wasted_steps_are_those_of_the_cohort(experiment):
 def test_rounds_are_counted(experiment, tmp_path):
     def round_of(number, examples, seconds):
         cohort, some = np.array([0, 1]), scores([0.5, 0.7])
-        nobody = np.zeros(0, int)
-        result = RoundResult(number, None, {}, cohort, cohort == 1, nobody, some, some, None, examples, seconds)
+        result = RoundResult(number, None, {}, cohort, cohort == 1, cohort >= 0, some, some, None, examples, seconds)
         return Round([result], None, seconds)
 
     experiment = dataclasses.replace(experiment, data=experiment.data._replace(test_count=np.array([30, 10])))
