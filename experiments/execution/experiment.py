@@ -54,7 +54,7 @@ class Experiment:
     def _attackers(self) -> np.ndarray | None:
         """Attackers, bool [N]; None if nobody attacks."""
         settings, key = self.settings, jax.random.key(self.request.options.seed)
-        found = draw(key, self.data.num_clients, settings.attack, settings.attackers, settings.attack_scale, 0)
+        found = draw(key, self.data.num_clients, settings.attack, settings.attackers, settings.attack_scale)
         return None if found is None else np.asarray(found.clients)
 
     @functools.cached_property

@@ -86,11 +86,8 @@ class LoadedRun:
           client: its number, from 0.
         """
         self._check_client(client)
-        settings = self.settings
-        attackers = attacks.draw(
-            *(self.state.key, self.data.num_clients, settings.attack, settings.attackers, settings.attack_scale),
-            self.data.num_labels,
-        )
+        given, num_clients = self.settings, self.data.num_clients
+        attackers = attacks.draw(self.state.key, num_clients, given.attack, given.attackers, given.attack_scale)
         train = attacks.training_data(self.data, client, attackers)
         key = jax.random.fold_in(jax.random.fold_in(self.state.key, EVALUATION), self.state.round)
         own = gather(self.state.clients, client)

@@ -32,29 +32,25 @@ class Attackers:
       clients: bool [N].
       attack: what they do.
       scale: factor of the update or noise that they send.
-      num_labels: number of classes K of flipped labels; 0 for the largest label of the pool and 1 more.
     """
 
     clients: jax.Array
     attack: Attack = field(metadata={"static": True})
     scale: float = field(metadata={"static": True})
-    num_labels: int = field(metadata={"static": True})
 
 
-def draw(
-    key: PRNGKey, num_clients: int, attack: Attack | None, share: float, scale: float, num_labels: int
-) -> Attackers | None:
+def draw(key: PRNGKey, num_clients: int, attack: Attack | None, share: float, scale: float) -> Attackers | None:
     """Attackers of a run; None if nobody attacks.
 
     Args:
       key: the run's key.
       num_clients: N.
-      attack, scale, num_labels: see `Attackers`; None for no attack.
+      attack, scale: see `Attackers`; None for no attack.
       share: share of the clients that attack.
     """
     if attack is None or not round(share * num_clients):
         return None
-    return Attackers(attackers(key, num_clients, share), attack, scale, num_labels)
+    return Attackers(attackers(key, num_clients, share), attack, scale)
 
 
 def training_data(data: FederatedData, client: int | jax.Array, attackers: Attackers | None) -> ClientData:
@@ -68,8 +64,7 @@ def training_data(data: FederatedData, client: int | jax.Array, attackers: Attac
     train = client_data(data, client, "train")
     if attackers is None or attackers.attack != "labels":
         return train
-    labels = data.y if data.label_map is None else data.label_map
-    return flip_labels(train, attackers.clients[client], attackers.num_labels or jnp.max(labels) + 1)
+    return flip_labels(train, attackers.clients[client], data.num_classes)
 
 
 def sent(

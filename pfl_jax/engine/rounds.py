@@ -71,13 +71,12 @@ class Stages:
     """Stages of a round as pure functions of some clients' states, wherever the states are stored between rounds.
 
     Attributes:
-      method, settings, mesh, num_labels: see `pfl_jax.build`.
+      method, settings, mesh: see `pfl_jax.build`.
     """
 
     method: Method | MethodSchedule
     settings: RoundSettings
     mesh: Mesh | None = None
-    num_labels: int = 0
 
     def compiled(self, *, donate: bool) -> SimpleNamespace:
         """The stages, compiled one by one; `donate`: whether `train` takes over the server's state and the scores."""
@@ -170,7 +169,7 @@ class Stages:
             own_key = fold_in(round_key, index)
             result = method.local(own_key, server, state, training_data(data, index, attackers))
             message = attacks.sent(own_key, result.message, attackers, index, method, server, state)
-            scores = score_client(self._checked(method), result.personal, data, index)
+            scores = score_client(method, result.personal, data, index)
             finite = all_finite((result.client, message))
             messages, terms = means.split(message, present & finite, single=method.server_mean is not None)
             return Training(choose(finite, result.client, state), messages, scores, finite), terms
@@ -220,7 +219,7 @@ class Stages:
             index, state = client
             train = training_data(data, index, attackers)
             personal = method.personalize(fold_in(key, index), server, state, train)
-            return score_client(self._checked(method), personal, data, index), ()
+            return score_client(method, personal, data, index), ()
 
         shared = (server, fold_in(fold_in(key, EVALUATION), rounds), self._attackers(data, key))
         found, _ = self._map(evaluate_one, data, shared, places, rows)
@@ -237,7 +236,7 @@ class Stages:
             state = method.init_client(keys[0], server, train)
             received = method.personalize(keys[1], server, state, train)
             trained = method.local(keys[2], server, state, train).personal
-            predict = self._checked(method).predict
+            predict = checked_predict(method, data)
             return (score(predict, received, test), score(predict, trained, test)), ()
 
         everyone = self.everyone(data)
@@ -247,25 +246,8 @@ class Stages:
     def _attackers(self, data: Federation, key: PRNGKey) -> Attackers | None:
         """Attackers of the run with this key; None if nobody attacks."""
         settings = self.settings
-        return attacks.draw(
-            key, data.train_count.shape[0], settings.attack, settings.attackers, settings.attack_scale, self.num_labels
-        )
-
-    def _checked(self, method: Method) -> Method:
-        """Method that raises InvalidInput while it is traced if its model cannot tell all labels apart."""
-
-        def predict(personal, inputs):
-            logits = method.predict(personal, inputs)
-            if logits.ndim != 2:
-                raise InvalidInput(f"predictions must be logits [B, K], not {list(logits.shape)}")
-            if logits.shape[1] < self.num_labels:
-                raise InvalidInput(
-                    f"the model has {logits.shape[1]} classes, and a label is {self.num_labels - 1}: build it for "
-                    "dataset.num_classes"
-                )
-            return logits
-
-        return method._replace(predict=predict)
+        num_clients = data.train_count.shape[0]
+        return attacks.draw(key, num_clients, settings.attack, settings.attackers, settings.attack_scale)
 
     def _last_method(self, rounds: jax.Array) -> Method:
         """Method of the last of `rounds` completed rounds; of the first round if there are none."""
@@ -321,9 +303,27 @@ def replicated(mesh: Mesh | None) -> NamedSharding | None:
     return None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
 
+def checked_predict(method: Method, data: FederatedData) -> Callable[..., jax.Array]:
+    """A method's `predict` that raises InvalidInput while it is traced if the model cannot tell all classes apart."""
+
+    def predict(personal, inputs):
+        logits = method.predict(personal, inputs)
+        if logits.ndim != 2:
+            raise InvalidInput(f"predictions must be logits [B, K], not {list(logits.shape)}")
+        if logits.shape[1] < data.num_classes:
+            raise InvalidInput(
+                f"the model has {logits.shape[1]} classes, and the data {data.num_classes}: build it for "
+                "dataset.num_classes"
+            )
+        return logits
+
+    return predict
+
+
 def score_client(method: Method, personal: Personal, data: FederatedData, client: int | jax.Array) -> Scores:
     """Scores of a client's model on its test examples and, where the federation has them, validation examples."""
-    scores = score(method.predict, personal, client_data(data, client, "test"))
+    predict = checked_predict(method, data)
+    scores = score(predict, personal, client_data(data, client, "test"))
     if data.validation_count is None:
         return scores
-    return scores._replace(validation=score(method.predict, personal, client_data(data, client, "validation")))
+    return scores._replace(validation=score(predict, personal, client_data(data, client, "validation")))

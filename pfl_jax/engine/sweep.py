@@ -68,7 +68,6 @@ def build(
     *,
     chunk: int | None = 1,
     mesh: Mesh | None = None,
-    num_labels: int = 0,
     donate: bool = False,
 ) -> Engine:
     """Engine of R runs: that of `pfl_jax.build` under vmap, compiled; all its inputs and results have a leading axis R.
@@ -79,7 +78,6 @@ def build(
       make_method, settings, chunk, donate: see `run`.
       values: hyper-parameters [R].
       mesh: see `run`; here the number of devices must divide the number of runs.
-      num_labels: see `pfl_jax.build`.
     """
 
     def over_runs(one: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -90,7 +88,7 @@ def build(
 
             def map_one(pool, run):
                 own, values, rest = run
-                engine = simulate.build(make_method(**values), settings, num_labels=num_labels)
+                engine = simulate.build(make_method(**values), settings)
                 return one(engine, pool._replace(**own), rest)
 
             def map_on_device(pool, runs):
@@ -205,11 +203,10 @@ def _rounds(
     """The rounds of `run`, whose arguments are checked."""
     number = len(keys)
     explains = partial(explained, make_method, {name: value[0] for name, value in values.items()}, data)
-    labels = data.num_labels
     # The caller's states are never donated.
     states = jax.tree.map(jnp.copy, states) if donate else states
     data, values, keys, states = _on_devices(mesh, number, data, values, keys, states)
-    engine = build(make_method, settings, values, chunk=chunk, mesh=mesh, num_labels=labels, donate=donate)
+    engine = build(make_method, settings, values, chunk=chunk, mesh=mesh, donate=donate)
     with explains():
         first = engine.init(data, keys) if states is None else states
     first = simulate.committed(first) if mesh is None else first
