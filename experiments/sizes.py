@@ -21,7 +21,7 @@ from experiments.config.exit_codes import exit_code, leave
 from experiments.config.own_data import CUSTOM
 from experiments.config.request import parse
 from experiments.runtime.console import print_line
-from pfl_jax.data.federated import FederatedData
+from pfl_jax.data.federated import FederatedData, NumClasses
 from pfl_jax.data.specs import SPECS, DatasetSpec
 from pfl_jax.engine import communication
 from pfl_jax.engine.build import build
@@ -105,6 +105,7 @@ def _shapes(spec: DatasetSpec, num_clients: int, train_size: int) -> FederatedDa
         train_count=of(num_clients),
         test_index=of(num_clients, 1),
         test_count=of(num_clients),
+        num_classes=NumClasses(spec.num_classes),
         mean=of(channels, dtype="float32"),
         std=of(channels, dtype="float32"),
     )

@@ -91,7 +91,7 @@ class LoadedRun:
     @functools.cached_property
     def _personalize(self) -> Callable[..., Personal]:
         """What a client does before it deploys, compiled."""
-        stages = Stages(self.method, self.settings, num_labels=self.data.num_labels)
+        stages = Stages(self.method, self.settings)
 
         def personal(data, server, key, rounds, client, own):
             return stages.personal(data, server, key, rounds, stages.attackers(data, key), client, own)

@@ -63,11 +63,11 @@ def privacy_record(experiment: Experiment, rounds: int) -> dict[str, Any]:
 
 def _class_table(experiment: Experiment) -> list[list[int]] | None:
     """Training examples of each client under each label; None if too large for a readable file."""
-    data, classes = experiment.data, experiment.dataset.num_classes
+    data = experiment.data
     # In a distributed run no process has the labels of all clients.
-    if data.mesh is not None or data.num_clients * classes > MOST_TABLE_ENTRIES:
+    if data.mesh is not None or data.num_clients * data.num_classes > MOST_TABLE_ENTRIES:
         return None
-    return class_table(data, "train", classes).tolist()
+    return class_table(data).tolist()
 
 
 def _data_record(dataset: Dataset) -> dict[str, Any]:

@@ -21,6 +21,11 @@ from pfl_jax.hyper_parameters import choice
 Split = Literal["train", "test", "validation"]
 
 
+@jax.tree_util.register_static
+class NumClasses(int):
+    """Number of classes; part of a federation's structure and no leaf, so that it is known while tracing."""
+
+
 class FederatedData(NamedTuple):
     """Pool of examples, and index tables whose row i has `count[i]` indices of client i into it, padded with zeros.
 
@@ -33,6 +38,7 @@ class FederatedData(NamedTuple):
       train_count: int32 [N].
       test_index: int32 [N, t_max].
       test_count: int32 [N].
+      num_classes: K of the dataset.
       mean: float32 [C], mean of uint8 pixels divided by 255; None for inputs that are not rescaled.
       std: float32 [C], standard deviation of the same pixels; None together with the mean.
       label_map: int32 [N, K], the label that each client has for class k; None for the dataset's labels.
@@ -49,6 +55,7 @@ class FederatedData(NamedTuple):
     train_count: jax.Array
     test_index: jax.Array
     test_count: jax.Array
+    num_classes: NumClasses
     mean: jax.Array | None = None
     std: jax.Array | None = None
     label_map: jax.Array | None = None
@@ -61,11 +68,6 @@ class FederatedData(NamedTuple):
     def num_clients(self) -> int:
         """Number of clients N."""
         return self.train_index.shape[0]
-
-    @property
-    def num_labels(self) -> int:
-        """Largest label of the pool, after the clients' shifts, and 1 more."""
-        return 1 + max(int(np.asarray(leaf).max()) for leaf in (self.y, self.label_map) if leaf is not None)
 
     # What follows is shared with `pfl_jax.engine.placement.PlacedData`, whose clients belong to devices.
 
@@ -246,6 +248,7 @@ def _pool(dataset: Dataset, used: np.ndarray) -> dict[str, Any]:
     return {
         "x": x if isinstance(x, Rows) else jnp.asarray(x),
         "y": jnp.asarray(np.concatenate([dataset.train_y[from_train], dataset.test_y[from_test]]), jnp.int32),
+        "num_classes": NumClasses(dataset.num_classes),
         "mean": None if dataset.mean is None else jnp.asarray(dataset.mean, jnp.float32),
         "std": None if dataset.std is None else jnp.asarray(dataset.std, jnp.float32),
     }
@@ -320,13 +323,12 @@ def _tables(data: FederatedData, split: Split) -> tuple[jax.Array, jax.Array]:
     return index, count
 
 
-def class_table(data: FederatedData, split: Split = "train", num_classes: int | None = None) -> np.ndarray:
+def class_table(data: FederatedData, split: Split = "train") -> np.ndarray:
     """Number of examples of each client and label, for reports and figures.
 
     Args:
       data: the federation's data.
       split: "train", "test" or "validation".
-      num_classes: K; by default up to the largest label in the pool, or the classes of the label map.
 
     Returns:
       int64 [N, K].
@@ -335,7 +337,7 @@ def class_table(data: FederatedData, split: Split = "train", num_classes: int | 
       >>> from pfl_jax import data
       >>> dataset = data.load("digits")
       >>> parts = data.partition.grouped(dataset.train_y, dataset.test_y, 2, s=0, train_size=30, test_size=10)
-      >>> print(data.class_table(data.federate(dataset, parts), num_classes=10))
+      >>> print(data.class_table(data.federate(dataset, parts)))
       [[10 10 10  0  0  0  0  0  0  0]
        [ 0  0 10 10 10  0  0  0  0  0]]
     """
@@ -343,8 +345,7 @@ def class_table(data: FederatedData, split: Split = "train", num_classes: int | 
     y = np.asarray(data.y)[index]
     if data.label_map is not None:
         y = np.take_along_axis(np.asarray(data.label_map), y, axis=1)
-    default = int(np.max(data.y)) + 1 if data.label_map is None else data.label_map.shape[1]
     client, place = np.nonzero(np.arange(y.shape[1]) < count[:, None])
-    table = np.zeros((len(count), num_classes or default), np.int64)
+    table = np.zeros((len(count), data.num_classes), np.int64)
     np.add.at(table, (client, y[client, place]), 1)
     return table

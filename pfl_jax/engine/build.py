@@ -61,7 +61,6 @@ def build(
     settings: RoundSettings,
     mesh: Mesh | None = None,
     *,
-    num_labels: int = 0,
     store: ClientStore | None = None,
     donate: bool = False,
 ) -> Engine:
@@ -73,8 +72,6 @@ def build(
     Args:
       method, mesh: see `pfl_jax.run`.
       settings: those of a run, or only what a round depends on.
-      num_labels: number of classes that the labels need, that of the federation, which is checked while tracing; 0 for
-        no check.
       store: place of the clients' states between rounds; None for the device. With another one the functions are
         compiled already and cannot be traced.
       donate: whether `round` may write into the buffers of its input state, for stores that are not on the device; see
@@ -96,7 +93,7 @@ def build(
       (2, (4,))
     """
     store = OnDevice() if store is None else store
-    stages: Any = Stages(method, settings, mesh, num_labels)
+    stages: Any = Stages(method, settings, mesh)
     if not store.is_traced:
         stages = stages.compiled(donate=donate)
     # The places of an evaluation are the same in all rounds of a run. To draw some of very many clients takes longer

@@ -35,8 +35,8 @@ class RoundSettings:
       chunk: clients under one vmap on each device: 1 trains one after another, None all at once. "auto" lets
         `pfl_jax.engine.chunking` choose by model, backend and the clients' sizes: time and memory depend on it, results
         do not.
-      attack: what attackers do, see `pfl_jax.wrappers.attacks`: "labels" (train on label K - 1 - y, where K - 1 is the
-        federation's largest label), "signs" (send the update with the opposite sign) or "noise" (send Gaussian noise as
+      attack: what attackers do, see `pfl_jax.wrappers.attacks`: "labels" (train on label K - 1 - y, of K
+        classes), "signs" (send the update with the opposite sign) or "noise" (send Gaussian noise as
         long as the update); None for no attack. Without attackers, an attack is none.
       attackers: share of the clients that attack, the same ones in all rounds; in [0, 1).
       attack_scale: factor of the update or noise that attackers send.

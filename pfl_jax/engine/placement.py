@@ -34,7 +34,6 @@ class PlacedData:
       row: int32 [N], row of each client in the tables of its owner, on every device.
       train_count, test_count: int32 [N], for all clients, on every device.
       validation_count: the same for validation examples; None for a federation without any.
-      num_labels: largest label of all clients, after their shift, and 1 more.
       mesh: mesh with the single axis "clients".
     """
 
@@ -44,7 +43,6 @@ class PlacedData:
     train_count: jax.Array
     test_count: jax.Array
     validation_count: jax.Array | None
-    num_labels: int = dataclasses.field(metadata={"static": True})
     mesh: Mesh = dataclasses.field(metadata={"static": True})
 
     @property
@@ -105,8 +103,7 @@ def place(data: FederatedData, mesh: Mesh) -> PlacedData:
     for device, dealt in enumerate(clients):
         owner[dealt], row[dealt] = device, np.arange(len(dealt))
     counts = replicate((owner, row, host.train_count, host.test_count, host.validation_count), mesh)
-    # Of all clients: a process has only the labels of its own ones later.
-    return PlacedData(own, *counts, num_labels=host.num_labels, mesh=mesh)
+    return PlacedData(own, *counts, mesh=mesh)
 
 
 def deal(counts: np.ndarray, devices: int) -> list[np.ndarray]:

@@ -70,14 +70,16 @@ class Training(NamedTuple):
 class Stages:
     """Stages of a round as pure functions of some clients' states, wherever the states are stored between rounds.
 
+    Their arguments are data, server, key and rounds (or round_index) of a run; places [D, W] of some clients, with
+    their states `rows`, leaves [D, W, ...]; and scores [N] of all clients, into which those of some are written.
+
     Attributes:
-      method, settings, mesh, num_labels: see `pfl_jax.build`.
+      method, settings, mesh: see `pfl_jax.build`.
     """
 
     method: Method | MethodSchedule
     settings: RoundSettings
     mesh: Mesh | None = None
-    num_labels: int = 0
 
     def compiled(self, *, donate: bool) -> SimpleNamespace:
         """The stages, compiled one by one; `donate`: whether `train` takes over the server's state and the scores."""
@@ -157,13 +159,9 @@ class Stages:
     ) -> tuple[PyTree, Scores, PyTree, Outcome]:
         """Body of every round: local training and aggregation.
 
-        Args:
-          data, server, key, round_index, cohort: inputs of the round.
-          trained: Scores [N] of each client's model right after its own last training.
-          rows: states of the clients in the places of the cohort, leaves [D, W, ...].
-
         Returns:
-          The next server state and scores, the cohort's next states, leaves [M, ...], and the outcome.
+          The next server state, the next scores of the clients' models right after their own last training, the
+          cohort's next states, leaves [M, ...], and the outcome.
         """
         method, round_key = at_round(self.method, round_index), fold_in(key, round_index)
 
@@ -172,7 +170,7 @@ class Stages:
             index, present, state = client
             own = self._of_client(method, attacks, data, index)
             result = own.local(fold_in(round_key, index), server, state, client_data(data, index, "train"))
-            scores = score_client(self._checked(method), result.personal, data, index)
+            scores = score_client(method, result.personal, data, index)
             finite = all_finite((result.client, result.message))
             messages, terms = means.split(result.message, present & finite, single=method.server_mean is not None)
             return Training(choose(finite, result.client, state), messages, scores, finite), terms
@@ -207,21 +205,14 @@ class Stages:
         rows: PyTree,
         scores: Scores,
     ) -> Scores:
-        """Scores of the models that clients would deploy after `rounds` rounds, written into `scores` [N].
-
-        Args:
-          data, server, key, rounds: of the run.
-          places: of the clients.
-          rows: their states, leaves [D, W, ...].
-          scores: of all clients.
-        """
+        """Scores of the models that clients would deploy after `rounds` rounds, written into `scores`."""
         method = self._last_method(rounds)
 
         def evaluate_one(shared, client):
             data, server, key, rounds, attacks = shared
             index, state = client
             personal = self.personal(data, server, key, rounds, attacks, index, state)
-            return score_client(self._checked(method), personal, data, index), ()
+            return score_client(method, personal, data, index), ()
 
         shared = (server, key, rounds, self.attackers(data, key))
         found, _ = self._map(evaluate_one, data, shared, places, rows)
@@ -237,15 +228,7 @@ class Stages:
         client: int | jax.Array,
         state: PyTree,
     ) -> Personal:
-        """Model that a client would deploy after `rounds` rounds.
-
-        Args:
-          data: the federation's data, or a device's part of it.
-          server, key, rounds: of the run.
-          attacks: its `attackers`.
-          client: its number.
-          state: its state.
-        """
+        """Model that a client would deploy after `rounds` rounds, given its state and the run's `attackers`."""
         own = self._of_client(self._last_method(rounds), attacks, data, client)
         own_key = fold_in(fold_in(fold_in(key, EVALUATION), rounds), client)
         return own.personalize(own_key, server, state, client_data(data, client, "train"))
@@ -261,7 +244,7 @@ class Stages:
             state = method.init_client(keys[0], server, train)
             received = method.personalize(keys[1], server, state, train)
             trained = method.local(keys[2], server, state, train).personal
-            predict = self._checked(method).predict
+            predict = checked_predict(method, data)
             return (score(predict, received, test), score(predict, trained, test)), ()
 
         everyone = self.everyone(data)
@@ -279,30 +262,8 @@ class Stages:
         """Method as a client follows it, which is another one for an attacker."""
         if attacks is None or self.settings.attack is None:
             return method
-        labels = data.y if data.label_map is None else data.label_map
-        return attacked(
-            method,
-            self.settings.attack,
-            attacks[client],
-            scale=self.settings.attack_scale,
-            num_classes=self.num_labels or jnp.max(labels) + 1,
-        )
-
-    def _checked(self, method: Method) -> Method:
-        """Method that raises InvalidInput while it is traced if its model cannot tell all labels apart."""
-
-        def predict(personal, inputs):
-            logits = method.predict(personal, inputs)
-            if logits.ndim != 2:
-                raise InvalidInput(f"predictions must be logits [B, K], not {list(logits.shape)}")
-            if logits.shape[1] < self.num_labels:
-                raise InvalidInput(
-                    f"the model has {logits.shape[1]} classes, and a label is {self.num_labels - 1}: build it for "
-                    "dataset.num_classes"
-                )
-            return logits
-
-        return method._replace(predict=predict)
+        kind, scale = self.settings.attack, self.settings.attack_scale
+        return attacked(method, kind, attacks[client], scale=scale, num_classes=data.num_classes)
 
     def _last_method(self, rounds: jax.Array) -> Method:
         """Method of the last of `rounds` completed rounds; of the first round if there are none."""
@@ -322,15 +283,7 @@ class Stages:
     def _map(
         self, fn: Callable[..., Any], data: Federation, shared: tuple[Any, ...], places: Places, *rows: PyTree
     ) -> tuple[Any, PyTree]:
-        """Rows [D, W, ...] and sums of fn((data, *shared), client) for the clients in some places.
-
-        Args:
-          fn: as for `pfl_jax.engine.mapping.map_places`; client is a number, or a tuple of it and its `rows`.
-          data: the federation.
-          shared: further arguments of all calls.
-          places: of the clients.
-          rows: leaves [D, W, ...].
-        """
+        """Rows [D, W, ...] and sums of fn((data, *shared), client), where client is a number, or it and its `rows`."""
         mesh, chunk = data.mesh or self.mesh, self.settings.chunk
         if chunk == "auto":
             # `run` has chosen by the clients' sizes, which are not known here.
@@ -358,9 +311,27 @@ def replicated(mesh: Mesh | None) -> NamedSharding | None:
     return None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
 
+def checked_predict(method: Method, data: FederatedData) -> Callable[..., jax.Array]:
+    """A method's `predict` that raises InvalidInput while it is traced if the model cannot tell all classes apart."""
+
+    def predict(personal, inputs):
+        logits = method.predict(personal, inputs)
+        if logits.ndim != 2:
+            raise InvalidInput(f"predictions must be logits [B, K], not {list(logits.shape)}")
+        if logits.shape[1] < data.num_classes:
+            raise InvalidInput(
+                f"the model has {logits.shape[1]} classes, and the data {data.num_classes}: build it for "
+                "dataset.num_classes"
+            )
+        return logits
+
+    return predict
+
+
 def score_client(method: Method, personal: Personal, data: FederatedData, client: int | jax.Array) -> Scores:
     """Scores of a client's model on its test examples and, where the federation has them, validation examples."""
-    scores = score(method.predict, personal, client_data(data, client, "test"))
+    predict = checked_predict(method, data)
+    scores = score(predict, personal, client_data(data, client, "test"))
     if data.validation_count is None:
         return scores
-    return scores._replace(validation=score(method.predict, personal, client_data(data, client, "validation")))
+    return scores._replace(validation=score(predict, personal, client_data(data, client, "validation")))

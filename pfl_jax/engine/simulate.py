@@ -172,7 +172,7 @@ def run(
         "disk": OnDisk(None if state_folder is None else Path(state_folder)),
     }
     if engine is None:
-        built = build(method, settings, mesh, num_labels=data.num_labels, store=stores[state_on], donate=donate)
+        built = build(method, settings, mesh, store=stores[state_on], donate=donate)
         engine = built.jit(donate=donate)
     else:
         check_engine(engine, method, settings, mesh, state_on, donate=donate)

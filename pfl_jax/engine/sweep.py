@@ -36,7 +36,6 @@ def build(
     *,
     chunk: int | None = 1,
     mesh: Mesh | None = None,
-    num_labels: int = 0,
     donate: bool = False,
 ) -> Engine:
     """Engine of R runs: that of `pfl_jax.build` under vmap, compiled; all its inputs and results have a leading axis R.
@@ -47,7 +46,6 @@ def build(
       make_method, settings, chunk, donate: see `run`.
       values: hyper-parameters [R].
       mesh: see `run`; here the number of devices must divide the number of runs.
-      num_labels: see `pfl_jax.build`.
     """
 
     def over_runs(one: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -58,7 +56,7 @@ def build(
 
             def map_one(pool, run):
                 own, values, rest = run
-                engine = simulate.build(make_method(**values), settings, num_labels=num_labels)
+                engine = simulate.build(make_method(**values), settings)
                 return one(engine, pool._replace(**own), rest)
 
             def map_on_device(pool, runs):
@@ -153,14 +151,14 @@ def run(
     keys = typed_keys(keys)
     check_sweep(make_method, data, settings, keys, values, states=states, chunk=chunk, mesh=mesh)
     one = {name: value[0] for name, value in values.items()}
-    first, number, labels = make_method(**one), len(keys), data.num_labels
+    first, number = make_method(**one), len(keys)
     explains = partial(explained, make_method, one, data)
     settings = chunking.resolved(settings, first, np.asarray(data.train_count))
     chunk = chunking.runs_at_once(first) if chunk == "auto" else chunk
     # The caller's states are never donated.
     states = jax.tree.map(jnp.copy, states) if donate else states
     data, values, keys, states = _on_devices(mesh, number, data, values, keys, states)
-    engine = build(make_method, settings, values, chunk=chunk, mesh=mesh, num_labels=labels, donate=donate)
+    engine = build(make_method, settings, values, chunk=chunk, mesh=mesh, donate=donate)
 
     def begin():
         first = engine.init(data, keys) if states is None else states

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfl_jax.base import Model
-from pfl_jax.data.federated import PER_CLIENT, FederatedData
+from pfl_jax.data.federated import PER_CLIENT, FederatedData, NumClasses
 
 CLASSES, FEATURES, SHAPE = 3, 4, (2, 3, 1)
 """Of the federation and the model: K, d and the shape of one input."""
@@ -70,6 +70,7 @@ def tiny_federation(
         train_count=jnp.asarray([len(row) for row in tables["train"]], jnp.int32),
         test_index=table(tables["test"]),
         test_count=jnp.asarray([len(row) for row in tables["test"]], jnp.int32),
+        num_classes=NumClasses(CLASSES),
         mean=jnp.asarray(np.full(1, 0.5, np.float32)),
         std=jnp.asarray(np.full(1, 0.25, np.float32)),
     )

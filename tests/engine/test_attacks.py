@@ -117,7 +117,7 @@ SHARE = 1 / 3
 @pytest.mark.parametrize("attack", ["signs", pytest.param("labels", marks=pytest.mark.slow)])
 def test_a_round_with_one_attacker_of_three(attack):
     method = make_method("fedavg", tiny_model(), **SGD, batch_size=32, epochs=3)
-    engine = simulate.build(method, Settings(rounds=1, attack=attack, attackers=SHARE), num_labels=3)
+    engine = simulate.build(method, Settings(rounds=1, attack=attack, attackers=SHARE))
     data, key = tiny_federation(SIZES), jax.random.key(4)
     init, round_ = jax.jit(engine.init), jax.jit(engine.round, static_argnums=2)
     state = init(data, key)
@@ -159,16 +159,16 @@ def test_attacks_drop_outs_and_stragglers_on_every_engine(name, attack):
     wrapped = {"compress": "topk:0.3", "server_mean": "median"}
     method, data = make_method(name, tiny_model(), **HYPER_PARAMETERS, **wrapped), tiny_federation()
     settings = functools.partial(Settings, rounds=3, attack=attack, **TOGETHER)
-    want = play(simulate.build(method, settings(), num_labels=3).jit(), data)
-    assert_close(play(simulate.build(method, settings(chunk=3), num_labels=3).jit(), data), want)
-    on_host = simulate.build(method, settings(), num_labels=3, store=OnHost())
+    want = play(simulate.build(method, settings()).jit(), data)
+    assert_close(play(simulate.build(method, settings(chunk=3)).jit(), data), want)
+    on_host = simulate.build(method, settings(), store=OnHost())
     state = on_host.init(data, jax.random.key(0))
     for _ in range(3):
         state, _ = on_host.round(data, state, 3)
     assert_close(state, want)
     mesh = simulate.client_mesh()
     placed = placement.place(data, mesh)
-    assert_close(play(simulate.build(method, settings(), num_labels=3).jit(mesh), placed), want)
+    assert_close(play(simulate.build(method, settings()).jit(mesh), placed), want)
     honest = play(simulate.build(method, Settings(rounds=3, drop_rate=0.4)).jit(), data)
     # FedProto's server also has the clients' initial model, which is the same in every run.
     apart = jax.tree.map(

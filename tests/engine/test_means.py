@@ -167,6 +167,7 @@ def test_a_round_of_three_hundred_models_takes_the_memory_of_one(capsys):
         data = federated.FederatedData(
             x=np.zeros((10 * clients, 32, 32, 3), np.uint8),
             y=np.zeros(10 * clients, np.int32),
+            num_classes=federated.NumClasses(10),
             mean=np.zeros(3, np.float32),
             std=np.ones(3, np.float32),
             train_index=np.zeros((clients, 5), np.int32),

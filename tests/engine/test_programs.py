@@ -8,7 +8,7 @@ import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
-from pfl_jax.engine import chunking
+from pfl_jax.engine import chunking, placement
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
 from pfl_jax.errors import InvalidInput
@@ -76,6 +76,20 @@ def test_an_engine_of_something_else_is_refused(options, message):
     options = {"engine": simulate.build(method, Settings(rounds=1))} | options
     with pytest.raises(InvalidInput, match=message):
         simulate.run(used, DATA, settings, jax.random.key(0), **options)
+
+
+@pytest.mark.parametrize("own_engine", [True, False])
+@pytest.mark.parametrize("placed", [True, False])
+def test_a_model_of_too_few_classes_is_refused(own_engine, placed):
+    def two_classes(head, features):
+        return tiny_model().classify(head, features)[:, :2]
+
+    method, settings = make_method("local", tiny_model()._replace(classify=two_classes)), Settings(rounds=1)
+    data = placement.place(DATA, simulate.client_mesh()) if placed else DATA
+    engine = simulate.build(method, settings, data.mesh).jit() if own_engine else None
+    results = simulate.run(method, data, settings, jax.random.key(0), mesh=data.mesh, engine=engine)
+    with pytest.raises(InvalidInput, match="the model has 2 classes, and the data 3"):
+        next(results)
 
 
 def test_programs_do_not_depend_on_settings_of_the_loop():

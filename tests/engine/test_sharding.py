@@ -1,6 +1,5 @@
 """Clients that belong to devices: the same results as with all examples on every device."""
 
-import dataclasses
 import functools
 from functools import partial
 
@@ -144,19 +143,6 @@ def test_replication_over_processes_is_compiled_once(monkeypatch):
         jax.monitoring.unregister_event_duration_listener(count)
     assert "/jax/core/compile/backend_compile_duration" not in compiled
     jax.tree.map(np.testing.assert_array_equal, again, tree)
-
-
-def test_labels_of_other_processes_count():
-    placed = placement.place(DATA, simulate.client_mesh())
-    assert placed.num_labels == DATA.num_labels == int(DATA.y.max()) + 1
-    # As in a process whose own clients have only small labels.
-    few = dataclasses.replace(placed, own=placed.own._replace(y=jnp.zeros_like(placed.own.y)))
-    assert few.num_labels == DATA.num_labels
-
-
-def test_labels_after_a_shift_count():
-    shifted = DATA._replace(label_map=DATA.label_map + 4)
-    assert shifted.num_labels == placement.place(shifted, simulate.client_mesh()).num_labels == 7
 
 
 def test_data_that_is_on_a_mesh_is_run_on_no_other():

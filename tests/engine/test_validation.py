@@ -88,7 +88,7 @@ def test_a_federation_from_a_partition_has_validation_examples():
         np.testing.assert_array_equal(np.asarray(found.y)[mask], federation.label_map[client][dataset.train_y[row]])
         pixels = np.asarray(federation.x)[np.asarray(federation.validation_index)[client][: len(row)]]
         np.testing.assert_array_equal(pixels, dataset.train_x[row])
-    table = pfl_data.class_table(federation, "validation", 10)
+    table = pfl_data.class_table(federation, "validation")
     assert table.sum(axis=1).tolist() == [4, 6, 8]
     remaining, others = pfl_data.hold_out(federation, 1)
     assert (remaining.validation_count.tolist(), others.validation_count.tolist()) == ([4, 6], [8])

@@ -234,7 +234,7 @@ def _labels() -> Iterator[tuple[str, Call, str]]:
 
 def _models() -> Iterator[tuple[str, Call, str]]:
     of = lambda shape, classes: lambda: run(method=make_method("fedavg", model(shape, classes), **FAST))  # noqa: E731
-    yield "a model of fewer classes", of(SHAPE, 2), "the model has 2 classes, and a label is 2"
+    yield "a model of fewer classes", of(SHAPE, 2), "the model has 2 classes, and the data 3"
     yield "a model of other inputs", of((5, 5, 1), CLASSES), r"does not take .*\[4, 4, 1\]"
     yield "the name of a model", lambda: make_method("fedavg", "mlp"), "model must be a Model"
     yield "a class for a model", lambda: methods.fedavg(models.mlp), "model must be a Model"
