@@ -19,13 +19,14 @@ ROOT = Path(pfl_jax.__file__).parent
 
 INTERNAL = {
     "atomic_write",
+    "messages",
     "safe_read",
     "streams",
     "testing.comparison",
     "wrappers",
     *(f"engine.{name}" for name in ("checkpoint_manager", "checks", "cohort", "disk_state")),
-    *(f"engine.{name}" for name in ("mapping", "means", "placement", "rounds", "store")),
-    *(f"primitives.{name}" for name in ("affinity", "per_example", "simplex_solvers", "updates")),
+    *(f"engine.{name}" for name in ("mapping", "placement", "rounds", "store")),
+    *(f"primitives.{name}" for name in ("affinity", "per_example", "simplex_solvers")),
 }
 """Modules that are imported by others here, and promise nothing to users."""
 

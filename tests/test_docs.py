@@ -16,7 +16,7 @@ from experiments.config.options import Options, flag
 from experiments.config.presets import DEFAULT_PRESET
 from experiments.config.request import parse
 from pfl_jax.base import Mean
-from pfl_jax.engine.means import split
+from pfl_jax.messages import split
 from pfl_jax.methods import METHODS
 
 ROOT = Path(__file__).parents[1]

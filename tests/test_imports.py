@@ -15,6 +15,7 @@ FLOORS = [
     {*(f"pfl_jax.{name}" for name in ("atomic_write", "base", "hyper_parameters", "safe_read", "streams"))},
     {"pfl_jax.data", "pfl_jax.networks"},
     {"pfl_jax.primitives"},
+    {"pfl_jax.messages"},
     {"pfl_jax.wrappers"},
     {"pfl_jax.engine", "pfl_jax.methods"},
     {"pfl_jax.privacy", "pfl_jax.testing"},

@@ -24,11 +24,11 @@ from experiments.execution.experiment import Experiment
 from pfl_jax import simulate
 from pfl_jax.base import ClientData, Cohort, Info, Method, PRNGKey, PyTree, Scores, State, at_round
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.engine import means
 from pfl_jax.engine.cohort import Settings, largest_first
 from pfl_jax.engine.mapping import add_up
 from pfl_jax.engine.rounds import score_client
 from pfl_jax.errors import Diverged, InvalidInput
+from pfl_jax.messages import join, split
 from pfl_jax.primitives.tree import all_finite, gather, scatter
 from pfl_jax.streams import EVALUATION
 
@@ -89,10 +89,10 @@ def procedure(aligned: Method, plain: Method, settings: Settings) -> Procedure:
             backbone = _received(aligned, align_key, state.server, backbone, kept, train)["backbone"]
             result = plain.local(key, state.server._replace(backbone=backbone), kept, train)
             trained = score_client(plain, result.personal, data, client)
-            return backbone, (result.client, means.split(result.message, jnp.ones((), bool)), trained)
+            return backbone, (result.client, split(result.message, jnp.ones((), bool)), trained)
 
         _, (rows, (messages, terms), trained) = jax.lax.scan(one, state.server.backbone, cohort.clients)
-        messages = means.join(messages, add_up(terms))
+        messages = join(messages, add_up(terms))
         server, rows, info = plain.aggregate(round_key, state.server, rows, messages, cohort)
         clients, trained = scatter((state.clients, state.trained), cohort.clients, (rows, trained))
         return State(server, clients, trained, state.key, state.round + 1), cohort, info

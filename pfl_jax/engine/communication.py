@@ -9,8 +9,8 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.engine.build import build
 from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.store import Federation
+from pfl_jax.messages import is_mean, received
 from pfl_jax.primitives.tree import byte_count, gather
-from pfl_jax.primitives.updates import is_mean, received
 
 
 class Traffic(NamedTuple):

@@ -14,9 +14,9 @@ import numpy as np
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine import simulate
 from pfl_jax.engine.simulate import Settings
+from pfl_jax.messages import is_mean
 from pfl_jax.methods.factories import hyper_parameters
 from pfl_jax.primitives.tree import choose, gather
-from pfl_jax.primitives.updates import is_mean
 from pfl_jax.testing.comparison import LOOSE, TOLERANCE, assert_close, kinds, rows
 from pfl_jax.testing.problems import CLASSES, permute_clients, tiny_federation
 from pfl_jax.testing.subject import Subject, play

@@ -13,7 +13,7 @@ from jax.random import fold_in
 
 from pfl_jax.base import Client, Mean, Message, Method, PRNGKey, Server
 from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives.updates import has_means, map_means, received, reference
+from pfl_jax.messages import has_means, map_means, received, reference
 from pfl_jax.streams import ATTACK
 
 Attack: TypeAlias = Literal["labels", "signs", "noise"]
@@ -31,7 +31,7 @@ def attacked(
         signs: r - scale (v - r);   noise: r + scale rms(v - r) z with standard normal z
 
     where r are the received parameters that it trained to v, zero for values that have none, such as class means; see
-    `pfl_jax.primitives.updates.reference`. rms is the root mean square over an array, so that noise with scale 1 is as
+    `pfl_jax.messages.reference`. rms is the root mean square over an array, so that noise with scale 1 is as
     long as the update that it replaces. Weights and other parts of its messages stay.
 
     Args:

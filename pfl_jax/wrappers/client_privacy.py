@@ -10,7 +10,7 @@ import optax
 from pfl_jax.base import Mean, Message, Method, PyTree, Server
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
-from pfl_jax.primitives.updates import received
+from pfl_jax.messages import received
 from pfl_jax.streams import CLIENT_NOISE
 
 

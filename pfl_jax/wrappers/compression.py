@@ -11,8 +11,8 @@ from jax.random import fold_in
 from pfl_jax.base import Client, LocalResult, Mean, Method, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Range, Words, check
+from pfl_jax.messages import has_means, map_means, received, reference
 from pfl_jax.primitives import compressors
-from pfl_jax.primitives.updates import has_means, map_means, received, reference
 from pfl_jax.streams import COMPRESSION
 
 BITS = 32
@@ -63,7 +63,7 @@ def compressed(method: Method, recipe: Compression) -> Method:
 
         c = C(v - h);   h <- h + c;   the server has h
 
-    Received are the parts that `pfl_jax.primitives.updates.reference` finds. Weights, parts of the message that are no
+    Received are the parts that `pfl_jax.messages.reference` finds. Weights, parts of the message that are no
     `Mean`, and what the server sends are not compressed.
 
     Args:

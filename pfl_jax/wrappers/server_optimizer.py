@@ -11,9 +11,9 @@ import optax
 from pfl_jax.base import Mean, Method, Params, PyTree, Survey
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import MOMENTUM, NotNegative, Positive, ReadWith
+from pfl_jax.messages import received
 from pfl_jax.primitives.optimizers import sgd
 from pfl_jax.primitives.tree import map_statistics
-from pfl_jax.primitives.updates import received
 
 ServerRule: TypeAlias = Literal["sgd", "adam", "yogi", "adagrad"]
 """Names of the server's optimizers, see `ServerOptimizer`."""

@@ -14,11 +14,11 @@ from pfl_jax.base import LocalResult, Mean, Method
 from pfl_jax.data import federated
 from pfl_jax.data.federated import client_data, spread
 from pfl_jax.engine.mapping import in_client_order, map_places
+from pfl_jax.messages import is_mean
 from pfl_jax.methods import make_method
 from pfl_jax.networks import models as networks
 from pfl_jax.primitives.aggregation import mean_by_class, size_weights, weighted_mean
 from pfl_jax.primitives.tree import byte_count
-from pfl_jax.primitives.updates import is_mean
 
 pytestmark = pytest.mark.without_f1_auc
 

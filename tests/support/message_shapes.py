@@ -6,8 +6,8 @@ import jax
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax.data.federated import client_data
+from pfl_jax.messages import received
 from pfl_jax.methods import make_method
-from pfl_jax.primitives.updates import received
 
 
 @functools.cache

@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.engine import mapping, means
+from pfl_jax.engine import mapping
+from pfl_jax.messages import join, split
 from pfl_jax.testing.problems import (
     CLASSES,
     FEATURES,
@@ -29,5 +30,5 @@ __all__ = [
 def received(messages, present=None):
     """What the server gets of the clients' messages, stacked along M."""
     (clients,) = {leaf.shape[0] for leaf in jax.tree.leaves(messages)}
-    rows, terms = jax.vmap(means.split)(messages, jnp.ones(clients, bool) if present is None else present)
-    return means.join(rows, mapping.add_up(terms))
+    rows, terms = jax.vmap(split)(messages, jnp.ones(clients, bool) if present is None else present)
+    return join(rows, mapping.add_up(terms))

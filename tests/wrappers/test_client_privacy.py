@@ -9,8 +9,9 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax.base import Cohort, LocalResult, Mean, Method
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine import mapping, means
+from pfl_jax.engine import mapping
 from pfl_jax.errors import InvalidInput
+from pfl_jax.messages import join, split
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.factories import recipes_of
 from pfl_jax.testing import conformance
@@ -45,9 +46,9 @@ def echo(weight=1.0):
 def one_round(seed, clip, noise, changes, present, weight):
     method, server = private_clients(echo(weight), ClientPrivacy(clip, noise)), jax.tree.map(jnp.float32, START)
     messages = jax.vmap(lambda change: method.local(KEY, server, change, None).message)(changes)
-    rows, terms = jax.vmap(means.split)(messages, present)
+    rows, terms = jax.vmap(split)(messages, present)
     cohort = Cohort(jnp.arange(3), 5 * present, present, 10)
-    server, _, _ = method.aggregate(jax.random.key(seed), server, (), means.join(rows, mapping.add_up(terms)), cohort)
+    server, _, _ = method.aggregate(jax.random.key(seed), server, (), join(rows, mapping.add_up(terms)), cohort)
     return jnp.concatenate([jnp.ravel(leaf) for leaf in (server["a"], server["b"])])
 
 
@@ -111,9 +112,9 @@ def test_clients_send_clipped_updates_of_what_they_received(names):
             client = method.init_client(KEY, server, data)
             message = method.local(KEY, server, client, data).message
             ones = jax.tree.map(lambda leaf: leaf[None], (client, message))
-            rows, terms = jax.vmap(means.split, in_axes=(0, None))(ones[1], jnp.ones((), bool))
+            rows, terms = jax.vmap(split, in_axes=(0, None))(ones[1], jnp.ones((), bool))
             cohort = Cohort(jnp.zeros(1, jnp.int32), jnp.array([20]), jnp.ones(1, bool), 4)
-            joined = means.join(rows, mapping.add_up(terms))
+            joined = join(rows, mapping.add_up(terms))
             return message, method.aggregate(KEY, server, ones[0], joined, cohort)
 
         # Shapes and structure are those of the plain method, throughout.

@@ -11,9 +11,9 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
 from pfl_jax.base import Mean
-from pfl_jax.engine.means import join, split
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
+from pfl_jax.messages import join, split
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedpac import FedPACMessage

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 from message_shapes import message_shapes
 
+from pfl_jax.messages import has_means, is_mean, reference
 from pfl_jax.methods import METHODS
-from pfl_jax.primitives.updates import has_means, is_mean, reference
 
 WHOLE = {
     *("fedavg", "fedavg_ft", "fedprox", "fedprox_ft", "moon", "feddyn", "per_fedavg", "fedper", "fedbn", "lg_fedavg"),
