@@ -178,8 +178,8 @@ def waste(setup: Setup) -> Section:
         counts = workload.dirichlet_sizes(clients)
         row: Row = {"clients": clients, "fewest examples": int(counts.min()), "most": int(counts.max())}
         for chunk in (1, 2, 3, 5, 10, None):
-            share = chunking.wasted_step_share(counts, batch_size=batch, chunk=chunk, devices=devices)
-            row[f"chunk {chunk or 'all'}, %"] = 100 * share
+            unused = chunking.unused_shares(counts, batch_size=batch, chunk=chunk, devices=devices)
+            row[f"chunk {chunk or 'all'}, %"] = 100 * unused.steps
         for kind, number in (("cpu", devices), ("gpu", 1)):
             chosen = chunking.choose_chunk(counts, batch_size=batch, devices=number, backend=kind)
             row[f"auto: {number} {kind}"] = chosen or "all"

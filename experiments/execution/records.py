@@ -5,7 +5,7 @@ import platform
 import statistics
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -116,19 +116,7 @@ def _device(options: Options) -> str:
     return kind if processes == 1 else f"{kind} in {processes} processes"
 
 
-class Unused(NamedTuple):
-    """Parts of a round's work or time that train no model.
-
-    Attributes:
-      steps: share of the gradient steps spent on clients that have already finished.
-      devices: share of the devices' time in which they wait for the device that trains longest.
-    """
-
-    steps: float
-    devices: float
-
-
-def unused_shares(experiment: Experiment, cohort: np.ndarray | None = None) -> Unused:
+def unused_shares(experiment: Experiment, cohort: np.ndarray | None = None) -> chunking.Unused:
     """Parts of a round's work and time that train no model, counted in gradient steps.
 
     Args:
@@ -142,14 +130,14 @@ def unused_shares(experiment: Experiment, cohort: np.ndarray | None = None) -> U
         cohort = cohort[np.argsort(-counts[cohort], kind="stable")]
         sizes = counts[cohort]
     used = len(devices(experiment.request.options))
-    schedule: dict[str, Any] = {
-        "places": None if cohort is None else np.asarray(experiment.data.places(jnp.asarray(cohort), used)),
-        "batch_size": experiment.request.hyper_parameters.get("batch_size", 1),
-        "chunk": settings.chunk,
-        "devices": used,
-        "drop_last": experiment.request.options.drop_last,
-    }
-    return Unused(chunking.wasted_step_share(sizes, **schedule), chunking.idle_device_share(sizes, **schedule))
+    return chunking.unused_shares(
+        sizes,
+        places=None if cohort is None else np.asarray(experiment.data.places(jnp.asarray(cohort), used)),
+        batch_size=experiment.request.hyper_parameters.get("batch_size", 1),
+        chunk=settings.chunk,
+        devices=used,
+        drop_last=experiment.request.options.drop_last,
+    )
 
 
 MOST_INFO_ENTRIES = 10_000
@@ -228,7 +216,7 @@ _REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up
 
 
 def summary(
-    experiment: Experiment, evaluations: Sequence[Evaluation], unused: Unused, speeds: Sequence[float]
+    experiment: Experiment, evaluations: Sequence[Evaluation], unused: chunking.Unused, speeds: Sequence[float]
 ) -> dict[str, Any]:
     """Summary of a finished run; accuracies are in percent, means over clients unless they are called pooled.
 

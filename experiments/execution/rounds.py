@@ -11,13 +11,14 @@ from rich.console import Console
 
 from experiments.execution.experiment import Experiment
 from experiments.execution.history import History
-from experiments.execution.records import Unused, info_record, summary, unused_shares
+from experiments.execution.records import info_record, summary, unused_shares
 from experiments.results.run_folder import METRICS, Evaluation, RunFolder
 from experiments.runtime.console import print_notice
 from experiments.runtime.distributed import Processes
 from experiments.runtime.progress import RoundProgress
 from experiments.runtime.signals import Stop, writing
 from pfl_jax.base import State
+from pfl_jax.engine.chunking import Unused
 from pfl_jax.engine.simulate import RoundResult
 
 Observe: TypeAlias = Callable[[Experiment, RoundResult], None]

@@ -1,6 +1,7 @@
 """Choice of the number of clients under one vmap, and what is lost when clients differ in size."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -15,7 +16,21 @@ MAX_WASTE = 0.1
 """Share of wasted gradient steps up to which `choose_chunk` takes a larger chunk."""
 
 
-def wasted_step_share(
+class Unused(NamedTuple):
+    """Shares in [0, 1) of a round's work and time that train no model.
+
+    Attributes:
+      steps: of the gradient steps, those spent on clients that have already finished: 1 - sum_i s_i / sum_i s_{longest
+        client of i's chunk}, with s_i of `pfl_jax.primitives.local_sgd.num_steps`. 0 if clients run one after another.
+      devices: of the devices' time, what they wait for the one that trains longest: 1 - sum_d t_d / (D max_d t_d), with
+        t_d the steps that device d runs, those of finished clients included. 0 on one device.
+    """
+
+    steps: float
+    devices: float
+
+
+def unused_shares(
     counts: np.ndarray,
     *,
     batch_size: int,
@@ -23,10 +38,8 @@ def wasted_step_share(
     devices: int = 1,
     places: np.ndarray | None = None,
     drop_last: bool = False,
-) -> float:
-    """Share of a round's gradient steps spent on clients that have already finished.
-
-        1 - sum_i s_i / sum_i s_{longest client of i's chunk},   s_i of `pfl_jax.primitives.local_sgd.num_steps`
+) -> Unused:
+    """Work and time of a round that train no model, counted in gradient steps.
 
     Clients under one vmap run as many steps as the largest of them; the surplus steps of the others are discarded.
     Clients, sorted by size, are spread over the devices by `pfl_jax.data.places.spread`, and each device takes its
@@ -41,53 +54,19 @@ def wasted_step_share(
         None spreads clients of all sizes evenly. See `pfl_jax.engine.placement` for another one.
       drop_last: whether incomplete last batches are left out.
 
-    Returns:
-      Share in [0, 1); 0 if clients run one after another.
-
     Example:
       >>> import numpy as np
-      >>> from pfl_jax.engine import chunking
-      >>> chunking.wasted_step_share(np.array([100, 50]), batch_size=10, chunk=2)  # (10 + 5) of 2 * 10 steps
-      0.25
+      >>> from pfl_jax.engine.chunking import unused_shares
+      >>> print(unused_shares(np.array([100, 50]), batch_size=10, chunk=2))  # (10 + 5) of 2 * 10 steps
+      Unused(steps=0.25, devices=0.0)
+      >>> print(unused_shares(np.array([40, 20]), batch_size=10, chunk=1, devices=2))  # the devices run 4 and 2 steps
+      Unused(steps=0.0, devices=0.25)
     """
     steps = _steps(counts, batch_size, devices, places, drop_last)
-    return 1 - float(np.sum(steps) / np.sum(_executed(steps, _width(counts, chunk, devices), steps > 0)))
-
-
-def idle_device_share(
-    counts: np.ndarray,
-    *,
-    batch_size: int,
-    chunk: int | None,
-    devices: int = 1,
-    places: np.ndarray | None = None,
-    drop_last: bool = False,
-) -> float:
-    """Share of the devices' time in which they wait for the device that trains longest.
-
-        1 - sum_d t_d / (D max_d t_d),   t_d the steps that device d runs, those of finished clients included
-
-    Args:
-      counts, batch_size, chunk, devices, places, drop_last: see `wasted_step_share`.
-
-    Returns:
-      Share in [0, 1); 0 on one device.
-
-    Example:
-      >>> import numpy as np
-      >>> from pfl_jax.engine import chunking
-      >>> share = chunking.idle_device_share(np.array([40, 20, 10, 10]), batch_size=10, chunk=1, devices=2)
-      >>> print(f"{share:.2f}")  # the devices run 5 and 3 steps
-      0.20
-    """
-    steps = _steps(counts, batch_size, devices, places, drop_last)
-    busy = _executed(steps, _width(counts, chunk, devices), np.ones_like(steps))
-    return 1 - float(busy.mean() / busy.max())
-
-
-def _width(counts: np.ndarray, chunk: int | None, devices: int) -> int:
-    """Clients under one vmap."""
-    return -(-len(counts) // devices) if chunk is None else chunk
+    width = -(-len(counts) // devices) if chunk is None else chunk
+    busy = _executed(steps, width, np.ones_like(steps))
+    wasted = 1 - float(np.sum(steps) / np.sum(_executed(steps, width, steps > 0)))
+    return Unused(wasted, 1 - float(busy.mean() / busy.max()))
 
 
 def _steps(counts: np.ndarray, batch_size: int, devices: int, places: np.ndarray | None, drop_last: bool) -> np.ndarray:

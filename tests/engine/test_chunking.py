@@ -16,11 +16,10 @@ from pfl_jax.engine import rounds
 from pfl_jax.engine.chunking import (
     MAX_WASTE,
     choose_chunk,
-    idle_device_share,
     resolved,
     runs_at_once,
     typical_cohort,
-    wasted_step_share,
+    unused_shares,
 )
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -53,18 +52,18 @@ def counted(counts, batch_size, chunk, devices):
     devices=st.integers(1, 4),
 )
 def test_wasted_steps_are_those_counted_one_by_one(counts, batch_size, chunk, devices):
-    share = wasted_step_share(np.array(counts), batch_size=batch_size, chunk=chunk, devices=devices)
+    share = unused_shares(np.array(counts), batch_size=batch_size, chunk=chunk, devices=devices).steps
     assert share == pytest.approx(counted(counts, batch_size, chunk, devices), abs=1e-12)
     assert chunk != 1 or share == 0
 
 
 def test_equal_clients_waste_nothing():
-    assert wasted_step_share(np.full(7, 600), batch_size=50, chunk=None, devices=2) == 0
+    assert unused_shares(np.full(7, 600), batch_size=50, chunk=None, devices=2).steps == 0
 
 
 def test_wasted_steps_by_hand():
     # Steps 3 and 1 under one vmap: two of six for a finished client.
-    assert wasted_step_share(np.array([50, 150]), batch_size=50, chunk=2) == pytest.approx(2 / 6)
+    assert unused_shares(np.array([50, 150]), batch_size=50, chunk=2).steps == pytest.approx(2 / 6)
 
 
 @pytest.mark.parametrize(("devices", "want"), [(1, 20), (2, 10), (3, 7)])
@@ -82,7 +81,7 @@ def test_the_largest_chunk_with_little_waste(counts, devices, drop_last):
     chunk = choose_chunk(np.array(counts), backend="gpu", **options)
 
     def waste(chunk):
-        return wasted_step_share(np.array(counts), chunk=chunk, **options)
+        return unused_shares(np.array(counts), chunk=chunk, **options).steps
 
     assert chunk == 1 or waste(chunk) < MAX_WASTE
     assert all(waste(larger) >= MAX_WASTE for larger in range(chunk + 1, -(-len(counts) // devices) + 1))
@@ -98,12 +97,12 @@ def test_a_typical_cohort_spans_the_sizes():
 def test_wasted_steps_of_devices_that_own_their_clients():
     counts, places = np.array([40, 10, 30, 20, 10]), np.array([[0, 2, 3, 5], [1, 4, 5, 5]])
     # Steps 4, 3, 2 on the first device and 1, 1 on the second, in chunks of two: 4 + 4 + 2 and 1 + 1 are taken.
-    share = wasted_step_share(counts, batch_size=10, chunk=2, devices=2, places=places)
+    share = unused_shares(counts, batch_size=10, chunk=2, devices=2, places=places).steps
     np.testing.assert_allclose(share, 1 - 11 / 12)
     # All at once is at most ceil(5 / 2) = 3 on a device.
-    share = wasted_step_share(counts, batch_size=10, chunk=None, devices=2, places=places)
+    share = unused_shares(counts, batch_size=10, chunk=None, devices=2, places=places).steps
     np.testing.assert_allclose(share, 1 - 11 / 14)
-    assert wasted_step_share(counts, batch_size=10, chunk=1, devices=2, places=places) == 0
+    assert unused_shares(counts, batch_size=10, chunk=1, devices=2, places=places).steps == 0
 
 
 @settings(deadline=None, max_examples=25)
@@ -118,18 +117,18 @@ def test_devices_get_equal_numbers_and_similar_loads(loads, devices):
     assert np.ptp(numbers) <= 1
     # In any two turns that follow each other the devices' loads differ by less than the first turn's.
     assert np.ptp(totals) <= loads[0]
-    share = idle_device_share(loads, batch_size=1, chunk=1, devices=devices)
+    share = unused_shares(loads, batch_size=1, chunk=1, devices=devices).devices
     assert share == pytest.approx(1 - sum(loads) / devices / max(totals))
 
 
 def test_devices_wait_for_the_one_that_trains_longest():
     counts = np.array([90, 10, 10, 10])
     # 9 + 1 and 1 + 1 steps; two under one vmap, 9 + 9 and 1 + 1 if the first device has the largest two.
-    assert idle_device_share(counts, batch_size=10, chunk=1, devices=2) == pytest.approx(1 - 12 / 20)
-    assert idle_device_share(counts, batch_size=10, chunk=2, devices=2) == pytest.approx(1 - 20 / 36)
+    assert unused_shares(counts, batch_size=10, chunk=1, devices=2).devices == pytest.approx(1 - 12 / 20)
+    assert unused_shares(counts, batch_size=10, chunk=2, devices=2).devices == pytest.approx(1 - 20 / 36)
     places = np.array([[0, 4, 4], [1, 2, 3]])
-    assert idle_device_share(counts, batch_size=10, chunk=1, devices=2, places=places) == pytest.approx(1 - 12 / 18)
-    assert idle_device_share(counts, batch_size=10, chunk=1, devices=1) == 0
+    assert unused_shares(counts, batch_size=10, chunk=1, devices=2, places=places).devices == pytest.approx(1 - 12 / 18)
+    assert unused_shares(counts, batch_size=10, chunk=1, devices=1).devices == 0
 
 
 CNN, MLP = models.fedpac_cnn((28, 28, 1), 10), models.mlp((8, 8, 1), 10)

@@ -106,10 +106,9 @@ def test_programs_do_not_depend_on_settings_of_the_loop():
     assert programs(Settings(rounds=5)) == programs(Settings(**loop))
 
 
-@pytest.mark.parametrize("share", [chunking.wasted_step_share, chunking.idle_device_share])
-def test_the_unused_time_of_a_later_round_compiles_nothing(share):
+def test_the_unused_time_of_a_later_round_compiles_nothing():
     def play(counts):
-        return share(np.array(counts), batch_size=10, chunk=1, devices=2)
+        return chunking.unused_shares(np.array(counts), batch_size=10, chunk=1, devices=2)
 
     play([30, 20, 10])
     with compilations() as later:

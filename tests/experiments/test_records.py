@@ -13,11 +13,12 @@ from test_run_folder import evaluation, scores
 from experiments.config.request import parse
 from experiments.execution import build
 from experiments.execution.history import History
-from experiments.execution.records import Unused, summary, unused_shares
+from experiments.execution.records import summary, unused_shares
 from experiments.execution.rounds import Round, Run, run_rounds
 from experiments.results.run_folder import METRICS, SUMMARY, Counts, RunFolder
 from experiments.runtime.distributed import Processes
 from experiments.runtime.signals import Stop
+from pfl_jax.engine.chunking import Unused
 from pfl_jax.engine.communication import Traffic
 from pfl_jax.engine.simulate import RoundResult
 

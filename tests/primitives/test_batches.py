@@ -16,7 +16,7 @@ from experiments.config.request import assignments, parse
 from pfl_jax import simulate
 from pfl_jax.base import ClientData
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine.chunking import choose_chunk, wasted_step_share
+from pfl_jax.engine.chunking import choose_chunk, unused_shares
 from pfl_jax.methods import make_method
 from pfl_jax.primitives.local_sgd import LocalSGD
 
@@ -80,7 +80,7 @@ def test_wasted_steps_leave_out_dropped_batches(counts, batch_size, chunk):
     steps = sorted((max(count // batch_size, 1) for count in counts), reverse=True)
     chunks = [steps[start : start + chunk] for start in range(0, len(steps), chunk)]
     executed = sum(part[0] * len(part) for part in chunks)
-    share = wasted_step_share(np.array(counts), batch_size=batch_size, chunk=chunk, drop_last=True)
+    share = unused_shares(np.array(counts), batch_size=batch_size, chunk=chunk, drop_last=True).steps
     assert share == pytest.approx(1 - sum(steps) / executed, abs=1e-12)
     # Clients that belong to two devices, the largest of each first.
     order = [sorted(range(device, len(counts), 2), key=lambda client: -counts[client]) for device in (0, 1)]
@@ -91,9 +91,9 @@ def test_wasted_steps_leave_out_dropped_batches(counts, batch_size, chunk):
     executed = sum(
         part[0] * len(part) for row in own for part in (row[i : i + chunk] for i in range(0, len(row), chunk))
     )
-    share = wasted_step_share(
+    share = unused_shares(
         np.array(counts), batch_size=batch_size, chunk=chunk, devices=2, places=places, drop_last=True
-    )
+    ).steps
     assert share == pytest.approx(1 - sum(steps) / executed, abs=1e-12)
 
 
