@@ -130,6 +130,7 @@ def unused_shares(experiment: Experiment, cohort: np.ndarray | None = None) -> c
         cohort = cohort[np.argsort(-counts[cohort], kind="stable")]
         sizes = counts[cohort]
     used = len(devices(experiment.request.options))
+    assert settings.chunk != "auto"
     return chunking.unused_shares(
         sizes,
         places=None if cohort is None else np.asarray(experiment.data.places(jnp.asarray(cohort), used)),
