@@ -252,7 +252,6 @@ class _Functions(NamedTuple):
     predict: Callable[[Personal, jax.Array], jax.Array]
     download: Callable[[Server, Client], PyTree] | None = None
     survey: Survey | None = None
-    server_mean: Callable[[PyTree, jax.Array], Mean] | None = None
     encoded: Callable[[PyTree], PyTree] | None = None
     averaged: bool = False
     privacy: Privacy | None = None
@@ -277,9 +276,6 @@ class Method(_Functions):
         client privacy take the update of a client as the difference to it, and communication counts its bytes. None
         means the whole server state.
       survey: what the server asks of all clients once, before their states are initialized; None for nothing.
-      server_mean: (values [M, ...], weights [M, ...]) -> Mean. Statistic of the clients' values that takes the place
-        of the weighted mean for each `Mean` of a message; weights of absent clients are zero. The server then sees
-        the values of single clients. None sums the values as clients finish.
       encoded: value of a `Mean` -> arrays that are sent for it; only their shapes are used, to count bytes. None means
         the value itself.
       averaged: whether the server keeps nothing but parameters, which a round takes from the one `Mean` that clients

@@ -111,12 +111,12 @@ class Stages:
             data, server, key, attacks = shared
             own = self._of_client(method, attacks, data, client).survey or survey
             message = own.local(fold_in(key, client), server, client_data(data, client, "train"))
-            return split(message, jnp.ones((), bool), single=method.server_mean is not None)
+            return split(message, jnp.ones((), bool))
 
         shared, everyone = (server, fold_in(key, SURVEY), self.attackers(data, key)), self.everyone(data)
         rows, sums = self._map(ask_one, data, shared, everyone)
         rows = in_client_order(everyone.ids, num_clients, rows, data.mesh or self.mesh)
-        return survey.aggregate(server, join(rows, sums, method.server_mean))
+        return survey.aggregate(server, join(rows, sums))
 
     def everyone(self, data: Federation) -> Places:
         """Places of all clients."""
@@ -172,7 +172,7 @@ class Stages:
             result = own.local(fold_in(round_key, index), server, state, client_data(data, index, "train"))
             scores = score_client(method, result.personal, data, index)
             finite = all_finite((result.client, result.message))
-            messages, terms = split(result.message, present & finite, single=method.server_mean is not None)
+            messages, terms = split(result.message, present & finite)
             return Training(choose(finite, result.client, state), messages, scores, finite), terms
 
         positions, places = self._places(data, cohort.clients)
@@ -182,7 +182,7 @@ class Stages:
         present = cohort.present & training.finite
         examples = jnp.sum(data.train_count[cohort.clients])
         cohort = dataclasses.replace(cohort, counts=jnp.where(present, cohort.counts, 0), present=present)
-        messages = join(training.messages, sums, method.server_mean)
+        messages = join(training.messages, sums)
         aggregation_key = fold_in(round_key, cohort.num_clients)
         server, rows, info = method.aggregate(aggregation_key, server, training.rows, messages, cohort)
         rows = choose(present, rows, training.rows)

@@ -14,7 +14,7 @@ import numpy as np
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine import simulate
 from pfl_jax.engine.simulate import Settings
-from pfl_jax.messages import is_mean
+from pfl_jax.messages import is_mean, is_summed
 from pfl_jax.methods.factories import hyper_parameters
 from pfl_jax.primitives.tree import choose, gather
 from pfl_jax.testing.comparison import LOOSE, TOLERANCE, assert_close, kinds, rows
@@ -169,7 +169,9 @@ def check_absent(subject: Subject) -> None:
 
         (present,) = jnp.nonzero(cohort.present, size=2)
         others = choose(cohort.present, clients, jax.tree.map(jnp.ones_like, clients))
-        arrived = jax.tree.map(lambda part: part if is_mean(part) else part[present], messages, is_leaf=is_mean)
+        arrived = jax.tree.map(
+            lambda part: part if is_summed(part) else gather(part, present), messages, is_leaf=is_mean
+        )
         usual, changed = (outcome(present, rows, messages, cohort) for rows in (clients, others))
         alone = outcome(jnp.arange(2), gather(clients, present), arrived, gather(cohort, present))
         return server, clients, {"usual": usual, "changed": changed, "alone": alone}

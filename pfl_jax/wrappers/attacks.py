@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.random import fold_in
 
-from pfl_jax.base import Client, Mean, Message, Method, PRNGKey, Server
+from pfl_jax.base import Client, Message, Method, PRNGKey, Server
 from pfl_jax.errors import InvalidInput
 from pfl_jax.messages import has_means, map_means, received, reference
 from pfl_jax.streams import ATTACK
@@ -97,6 +97,6 @@ def _perturbed(
     def of_mean(part):
         base, _ = reference(part.value, known)
         wrong = jax.tree.map(of_array, part.value, base)
-        return Mean(jax.tree.map(lambda a, b: jnp.where(attacks, a, b), wrong, part.value), part.weight)
+        return part._replace(value=jax.tree.map(lambda a, b: jnp.where(attacks, a, b), wrong, part.value))
 
     return map_means(of_mean, message, rest=lambda leaf: leaf)

@@ -153,7 +153,7 @@ def _send(encoding: compressors.Compressor, key: PRNGKey, part: Mean, memory: Py
     sent = encoding.decoded(key, change)
     arrived = jax.tree.map(jnp.add, base, sent)
     left = _choose(is_received, jax.tree.map(jnp.subtract, change, sent), arrived)
-    return _Sent(Mean(arrived, part.weight), left)
+    return _Sent(part._replace(value=arrived), left)
 
 
 def _choose(flags: PyTree, left: PyTree, right: PyTree) -> PyTree:

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from pfl_jax.base import Method
+from pfl_jax.base import Method, Survey
+from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Range, Words, check
+from pfl_jax.messages import Unsummed, has_means, map_means
 from pfl_jax.primitives import robust_means
 from pfl_jax.primitives.robust_means import Statistic
 
@@ -64,7 +66,31 @@ def robust(method: Method, recipe: ServerMean) -> Method:
     """
     check({"server_mean": recipe.server_mean}, {"server_mean": Annotated[str, MEANS]})
     statistic = _statistic(*MEANS.parse(recipe.server_mean))
-    return method if statistic is None else method._replace(server_mean=partial(robust_means.robust_mean, statistic))
+    if statistic is None:
+        return method
+
+    def unsummed(message):
+        if not has_means(message):
+            raise InvalidInput("server_mean is for methods that send a Mean, and the messages of this one have none")
+        return map_means(lambda part: Unsummed(*part), message, rest=lambda leaf: leaf)
+
+    def means(messages):
+        return map_means(lambda part: robust_means.robust_mean(statistic, *part), messages, rest=lambda leaf: leaf)
+
+    def local(key, server, client, data):
+        result = method.local(key, server, client, data)
+        return result._replace(message=unsummed(result.message))
+
+    def aggregate(key, server, clients, messages, cohort):
+        return method.aggregate(key, server, clients, means(messages), cohort)
+
+    survey = method.survey
+    if survey is not None:
+        survey = Survey(
+            lambda key, server, data, ask=survey.local: unsummed(ask(key, server, data)),
+            lambda server, messages, answer=survey.aggregate: answer(server, means(messages)),
+        )
+    return method._replace(local=local, aggregate=aggregate, survey=survey, privacy=method.privacy)
 
 
 def _statistic(name: str, number: float | None) -> Statistic | None:

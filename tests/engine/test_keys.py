@@ -7,12 +7,13 @@ import pytest
 from problems import CLASSES, tiny_federation
 
 from pfl_jax import simulate
-from pfl_jax.base import LocalResult, Mean, Method, Survey
+from pfl_jax.base import LocalResult, Method, Survey
 from pfl_jax.data.federated import hold_out
 from pfl_jax.engine import cohort
 from pfl_jax.engine.cohort import attackers
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
+from pfl_jax.messages import Unsummed
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -79,8 +80,7 @@ def test_every_key_of_a_run_is_another_one(store):
 def test_attackers_send_noise_of_their_own():
     """Two of three clients attack; the message of each is its noise, as long as the number 1."""
     method = drawing()._replace(
-        local=lambda key, server, client, data: LocalResult(client, Mean(jnp.ones(9), jnp.ones(())), jnp.zeros(())),
-        server_mean=lambda values, weights: Mean(values, weights),
+        local=lambda key, server, client, data: LocalResult(client, Unsummed(jnp.ones(9), jnp.ones(())), jnp.zeros(())),
         aggregate=lambda key, server, clients, messages, cohort: (server, clients, {"sent": messages.value}),
         survey=None,
     )
