@@ -24,6 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pfl_jax.tasks import CLASSIFICATION, Task
+
 STATISTICS = "batch_stats"
 """Key of the running statistics of batch normalization in a backbone, see `pfl_jax.networks.batch_norm`."""
 
@@ -64,7 +66,10 @@ in the order of the cohort, that of client numbers. A factory's docstring lists 
 
 
 class Model(NamedTuple):
-    """Classifier in two parts, backbone and head, as pure functions.
+    """Model in two parts, backbone and head, as pure functions: by default a classifier.
+
+    Of other tasks the outputs stand in the place of the logits, and their number in that of K. Where a task has outputs
+    for a sequence, [B, T, K], the features are [B, T, d].
 
     Attributes:
       init: key -> Params.
@@ -75,6 +80,7 @@ class Model(NamedTuple):
       batch_features: (Backbone, inputs [B, ...], mask [B]) -> (features [B, d] in training, with batch normalization by
         the mini-batch, and the backbone's new running statistics); None for a model that computes the same in training
         as otherwise.
+      task: what the outputs mean: the loss of training and the scores.
     """
 
     init: Callable[[PRNGKey], Params]
@@ -83,6 +89,7 @@ class Model(NamedTuple):
     num_features: int
     num_classes: int
     batch_features: Callable[[Backbone, jax.Array, jax.Array], tuple[jax.Array, PyTree]] | None = None
+    task: Task = CLASSIFICATION
 
     def apply(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Logits [B, K] of the whole model with parameters `params` for inputs [B, ...]."""
@@ -104,7 +111,7 @@ class ClientData(NamedTuple):
 
     Attributes:
       x: inputs [n, ...], float32, or the data's own integers.
-      y: labels [n], int32.
+      y: labels [n], int32; of other tasks numbers [n, ...], see `pfl_jax.tasks`.
       mask: [n], bool; True for real examples.
     """
 
@@ -174,22 +181,29 @@ class LocalResult(NamedTuple):
     personal: Personal
 
 
-class Scores(NamedTuple):
-    """Scores of clients' models on their own test examples; NaN for clients without model or examples.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Scores:
+    """Scores of clients' models on their own test examples, by name: `scores["accuracy"]`.
 
     Attributes:
-      accuracy: [N], float32, share of correctly classified examples, in [0, 1].
-      loss: [N], mean cross-entropy of the softmax of `Method.predict`, in nats.
-      macro_f1: [N], mean F1 over classes that occur among labels or predictions, in [0, 1].
-      auc: [N], mean area under the one-vs-rest ROC curves, in [0, 1]; NaN if all examples are of one class.
+      by_name: name of each of `Task.scores` -> [N], float32; NaN for clients without model or examples. Those of
+        CLASSIFICATION are accuracy, macro_f1 (over classes that occur among labels or predictions) and auc (of the
+        one-vs-rest ROC curves; NaN if all examples are of one class), all in [0, 1], and loss, the mean cross entropy
+        of the softmax of `Method.predict`, in nats.
       validation: the same scores on the clients' validation examples; None for a federation without any.
     """
 
-    accuracy: jax.Array | np.ndarray
-    loss: jax.Array | np.ndarray
-    macro_f1: jax.Array | np.ndarray
-    auc: jax.Array | np.ndarray
+    by_name: dict[str, jax.Array | np.ndarray]
     validation: "Scores | None" = None
+
+    def __getitem__(self, name: str) -> jax.Array | np.ndarray:
+        return self.by_name[name]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of every score: [N], () for one client, with a leading axis of runs in sweeps."""
+        return next(iter(self.by_name.values())).shape
 
 
 class Survey(NamedTuple):
@@ -272,7 +286,7 @@ class Method(_Functions):
         heads); results for absent clients are not used.
       personalize: (key, Server, Client, ClientData) -> Personal. Model that the client would deploy now, given the
         server's state and its own; fine-tuning belongs here. Evaluation protocol `received`.
-      predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K].
+      predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K]; outputs of the model's task.
       download: (Server, Client) -> message of the server to one client before local training. Attacks, compression and
         client privacy take the update of a client as the difference to it, and communication counts its bytes. None
         means the whole server state.
@@ -292,6 +306,11 @@ class Method(_Functions):
     """
 
     __slots__: tuple[str, ...] = ()
+
+    @property
+    def task(self) -> Task:
+        """Task of the model that clients train; CLASSIFICATION where `work` is unknown."""
+        return CLASSIFICATION if self.work is None else self.work.model.task
 
     # Type checkers take it for final; it keeps what NamedTuple promises.
     def _replace(self, **changes: Any) -> "Method":  # pyright: ignore[reportIncompatibleMethodOverride]

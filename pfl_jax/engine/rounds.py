@@ -24,7 +24,6 @@ from pfl_jax.engine.attacks import Attackers, training_data
 from pfl_jax.engine.cohort import RoundSettings, evaluated_clients, largest_first, sample_cohort
 from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
 from pfl_jax.engine.store import Federation, Places
-from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import no_scores, score
 from pfl_jax.primitives.tree import all_finite, choose, gather, scatter
 from pfl_jax.streams import EVALUATION, INITIALIZATION, NEWCOMERS, SURVEY
@@ -121,7 +120,8 @@ class Stages:
 
     def unscored(self, data: Federation) -> Scores:
         """Scores [N] of clients that were never scored."""
-        nobody = no_scores(data.num_clients, validation=data.validation_count is not None)
+        task, validated = at_round(self.method, 0).task, data.validation_count is not None
+        nobody = no_scores(data.num_clients, task, validation=validated)
         return jax.tree.map(jnp.array, nobody)
 
     def init_clients(self, data: Federation, server: PyTree, key: PRNGKey, places: Places) -> PyTree:
@@ -238,7 +238,7 @@ class Stages:
             received = method.personalize(keys[1], server, state, train)
             trained = method.local(keys[2], server, state, train).personal
             predict = self._checked(method).predict
-            return (score(predict, received, test), score(predict, trained, test)), ()
+            return tuple(score(predict, personal, test, method.task) for personal in (received, trained)), ()
 
         everyone = self.everyone(data)
         rows, _ = self._map(evaluate_one, data, (server, fold_in(fold_in(key, NEWCOMERS), rounds)), everyone)
@@ -252,18 +252,12 @@ class Stages:
         )
 
     def _checked(self, method: Method) -> Method:
-        """Method that raises InvalidInput while it is traced if its model cannot tell all labels apart."""
+        """Method that raises InvalidInput while it is traced if its model's outputs do not fit task and labels."""
 
         def predict(personal, inputs):
-            logits = method.predict(personal, inputs)
-            if logits.ndim != 2:
-                raise InvalidInput(f"predictions must be logits [B, K], not {list(logits.shape)}")
-            if logits.shape[1] < self.num_labels:
-                raise InvalidInput(
-                    f"the model has {logits.shape[1]} classes, and a label is {self.num_labels - 1}: build it for "
-                    "dataset.num_classes"
-                )
-            return logits
+            outputs = method.predict(personal, inputs)
+            method.task.check(outputs.shape, self.num_labels)
+            return outputs
 
         return method._replace(predict=predict)
 
@@ -323,7 +317,8 @@ def replicated(mesh: Mesh | None) -> NamedSharding | None:
 
 def score_client(method: Method, personal: Personal, data: FederatedData, client: int | jax.Array) -> Scores:
     """Scores of a client's model on its test examples and, where the federation has them, validation examples."""
-    scores = score(method.predict, personal, client_data(data, client, "test"))
+    scores = score(method.predict, personal, client_data(data, client, "test"), method.task)
     if data.validation_count is None:
         return scores
-    return scores._replace(validation=score(method.predict, personal, client_data(data, client, "validation")))
+    validation = score(method.predict, personal, client_data(data, client, "validation"), method.task)
+    return dataclasses.replace(scores, validation=validation)

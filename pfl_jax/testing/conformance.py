@@ -75,7 +75,7 @@ def check_chunks_and_padding(subject: Subject) -> None:
     engine, data, want = subject.compiled(chunk=3), tiny_federation(pad=11), subject.reference
     got = play(engine, data, state=subject.start)
     assert_close(got, want)
-    losses = engine.evaluate(data, got).loss, subject.compiled().evaluate(tiny_federation(), want).loss
+    losses = engine.evaluate(data, got)["loss"], subject.compiled().evaluate(tiny_federation(), want)["loss"]
     np.testing.assert_allclose(*losses, **TOLERANCE)
 
 
@@ -91,7 +91,7 @@ def check_devices(subject: Subject) -> None:
     # A cohort of three does not divide by two devices, nor by eight.
     got, want = play(shared), play(alone)
     assert_close(got, want)
-    np.testing.assert_allclose(shared.evaluate(data, got).loss, alone.evaluate(data, want).loss, **TOLERANCE)
+    np.testing.assert_allclose(shared.evaluate(data, got)["loss"], alone.evaluate(data, want)["loss"], **TOLERANCE)
 
 
 def check_order_of_clients(subject: Subject) -> None:
@@ -107,10 +107,10 @@ def check_order_of_clients(subject: Subject) -> None:
     engine, order, seed = subject.compiled(), np.array([0, 2, 3, 1]), 4
     permuted = permute_clients(data, order)
     got, want = play(engine, permuted, seed), play(engine, data, seed)
-    np.testing.assert_array_equal(np.isnan(want.trained.loss), [True, False, False, False])
-    losses = engine.evaluate(permuted, got).loss, engine.evaluate(data, want).loss[order]
+    np.testing.assert_array_equal(np.isnan(want.trained["loss"]), [True, False, False, False])
+    losses = engine.evaluate(permuted, got)["loss"], engine.evaluate(data, want)["loss"][order]
     np.testing.assert_allclose(*losses, **LOOSE)
-    np.testing.assert_allclose(got.trained.loss, want.trained.loss[order], **LOOSE)
+    np.testing.assert_allclose(got.trained["loss"], want.trained["loss"][order], **LOOSE)
     chex.assert_trees_all_close(got.server, want.server, **LOOSE)
     chex.assert_trees_all_close(got.clients, rows(want.clients, order), **LOOSE)
 
@@ -226,7 +226,7 @@ def check_vmap(subject: Subject) -> None:
         engine = simulate.build(subject.build(**others, lr=lr), settings)
         state = engine.init(data, jax.random.key(seed))
         state = jax.lax.fori_loop(0, 2, lambda _, state: engine.round(data, state, 3)[0], state)
-        return (state.server, state.clients), state.trained.loss
+        return (state.server, state.clients), state.trained["loss"]
 
     every = hyper_parameters(subject.factory) | subject.values
     usual = every["lr"]
@@ -237,7 +237,7 @@ def check_vmap(subject: Subject) -> None:
     for index in range(2):
         alone = play(subject.compiled(), seed=index, rounds=2)
         chex.assert_trees_all_close(rows(states, index), (alone.server, alone.clients), **TOLERANCE)
-        np.testing.assert_allclose(losses[index], alone.trained.loss, **TOLERANCE)
+        np.testing.assert_allclose(losses[index], alone.trained["loss"], **TOLERANCE)
     chex.assert_tree_all_finite(states)
 
 
@@ -259,8 +259,8 @@ def check_learning(subject: Subject, accuracy: float = 0.85) -> None:
     logits = jax.eval_shape(predict, last.server, rows(last.clients, 1))
     assert (logits.shape, logits.dtype) == ((12, CLASSES), jnp.float32), f"predict gives {logits.dtype}{logits.shape}"
     scores = engine.evaluate(data, last)
-    assert np.isfinite(scores.loss).all(), "the loss of a client's predictions is not finite"
-    found = {"received": float(scores.accuracy.mean()), "trained": float(last.trained.accuracy.mean())}
+    assert np.isfinite(scores["loss"]).all(), "the loss of a client's predictions is not finite"
+    found = {"received": float(scores["accuracy"].mean()), "trained": float(last.trained["accuracy"].mean())}
     for protocol, mean in found.items():
         assert mean > accuracy, f"after 20 rounds the mean accuracy ({protocol}) is {mean:.3f}, not above {accuracy}"
 

@@ -37,7 +37,7 @@ def start_of(factory):
 def assert_losses(last, models):
     for client, w in enumerate(models):
         x, y = full.unseen_examples(client)
-        np.testing.assert_allclose(last.received.loss[client], batch_norm.loss(w, x, y, training=False), rtol=1e-3)
+        np.testing.assert_allclose(last.received["loss"][client], batch_norm.loss(w, x, y, training=False), rtol=1e-3)
 
 
 def test_fedbn():
@@ -200,7 +200,7 @@ def test_every_method_trains_a_model_with_batch_normalization(name):
     settings = Settings(rounds=8, participation=1.0, eval_every=8)
     method = make_method(with_batch_norm(METHODS[name]), tiny_model(), **HYPER_PARAMETERS)
     *_, last = simulate.run(method, data, settings, jax.random.key(0))
-    assert last.received.accuracy.mean() > 0.75
+    assert last.received["accuracy"].mean() > 0.75
     kept = {**flatten(last.state.server), **flatten(last.state.clients)}
     statistics = {name: value for name, value in kept.items() if "batch_stats" in name}
     for path, value in statistics.items():
