@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from pfl_jax.base import Backbone, ClientData, Model, Params, PyTree, TrainingLoss
+from pfl_jax.base import Backbone, ClientData, KeylessLoss, Model, Params, PyTree, TrainingLoss
 from pfl_jax.primitives.tree import map_statistics
 
 ABSENT_CLASS = -1e9
@@ -60,8 +60,8 @@ def loss_of_features(
       backbone: params -> the backbone in them.
     """
 
-    def loss(params, batch):
-        features, statistics = model.training_features(backbone(params), batch)
+    def loss(params, batch, key):
+        features, statistics = model.training_features(backbone(params), batch, key)
         return value(params, features, batch), statistics
 
     return loss
@@ -82,7 +82,7 @@ def supervised_loss(model: Model, penalty: Callable[[Params], ArrayLike] | None 
     return loss_of_features(model, value)
 
 
-def deployed_loss(model: Model) -> Callable[[Params, ClientData], jax.Array]:
+def deployed_loss(model: Model) -> KeylessLoss:
     """Cross entropy of a whole model as it would be deployed, not as it is in training.
 
     Args:
