@@ -77,9 +77,9 @@ class Model(NamedTuple):
       classify: (Head, features [B, d]) -> logits [B, K].
       num_features: number of features d.
       num_classes: number of classes K.
-      batch_features: (Backbone, inputs [B, ...], mask [B]) -> (features [B, d] in training, with batch normalization by
-        the mini-batch, and the backbone's new running statistics); None for a model that computes the same in training
-        as otherwise.
+      batch_features: (Backbone, inputs [B, ...], mask [B], key) -> (features [B, d] in training, with batch
+        normalization by the mini-batch and dropout by the key, and the backbone's new running statistics); None for a
+        model that computes the same in training as otherwise.
       task: what the outputs mean: the loss of training and the scores.
     """
 
@@ -88,18 +88,21 @@ class Model(NamedTuple):
     classify: Callable[[Head, jax.Array], jax.Array]
     num_features: int
     num_classes: int
-    batch_features: Callable[[Backbone, jax.Array, jax.Array], tuple[jax.Array, PyTree]] | None = None
+    batch_features: Callable[[Backbone, jax.Array, jax.Array, PRNGKey], tuple[jax.Array, PyTree]] | None = None
     task: Task = CLASSIFICATION
 
     def apply(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Logits [B, K] of the whole model with parameters `params` for inputs [B, ...]."""
         return self.classify(params["head"], self.features(params["backbone"], inputs))
 
-    def training_features(self, backbone: Backbone, batch: "ClientData") -> tuple[jax.Array, PyTree]:
-        """Features [B, d] of a mini-batch `batch` in training, and the new running statistics of `backbone`."""
+    def training_features(self, backbone: Backbone, batch: "ClientData", key: PRNGKey) -> tuple[jax.Array, PyTree]:
+        """Features [B, d] of a mini-batch `batch` in training, and the new running statistics of `backbone`.
+
+        `key` is that of the step's dropout.
+        """
         if self.batch_features is None:
             return self.features(backbone, batch.x), ()
-        return self.batch_features(backbone, batch.x, batch.mask)
+        return self.batch_features(backbone, batch.x, batch.mask, key)
 
 
 class ClientData(NamedTuple):
@@ -120,12 +123,16 @@ class ClientData(NamedTuple):
     mask: jax.Array
 
 
-Loss: TypeAlias = Callable[[PyTree, ClientData], jax.Array]
-"""(params, mini-batch of B examples) -> scalar, the mean over the real examples of the mini-batch."""
+Loss: TypeAlias = Callable[[PyTree, ClientData, PRNGKey], jax.Array]
+"""(params, mini-batch of B examples, key) -> scalar, the mean over the real examples of the mini-batch. The key, which
+differs in every step, is of what is random in the loss, such as dropout."""
 
-TrainingLoss: TypeAlias = Callable[[PyTree, ClientData], tuple[jax.Array, PyTree]]
-"""(params, mini-batch of B examples) -> (scalar as of `Loss`, new running statistics of batch normalization), for
+TrainingLoss: TypeAlias = Callable[[PyTree, ClientData, PRNGKey], tuple[jax.Array, PyTree]]
+"""(params, mini-batch of B examples, key) -> (scalar as of `Loss`, new running statistics of batch normalization), for
 `has_aux=True` of `jax.grad`. Without batch normalization there are no statistics."""
+
+KeylessLoss: TypeAlias = Callable[[PyTree, ClientData], jax.Array]
+"""(params, mini-batch of B examples) -> scalar as of `Loss`, of a model as it is deployed, or with a fixed key."""
 
 
 @jax.tree_util.register_dataclass

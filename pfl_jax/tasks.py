@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import chex
 import jax
@@ -32,7 +32,7 @@ class Score(NamedTuple):
     """
 
     name: str
-    value: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+    value: Callable[[Any, jax.Array, jax.Array], jax.Array]
     higher_is_better: bool = True
     percent: bool = False
 

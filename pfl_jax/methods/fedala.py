@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PyTree
+from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Count, Epochs, Fraction, NotNegative, ReadWith
 from pfl_jax.methods.factories import SIZE, checked
@@ -72,8 +72,8 @@ class _InterpolationLoss(NamedTuple):
     received: Params
     own: Params
 
-    def batch_loss(self, weights: list[jax.Array], batch: ClientData) -> jax.Array:
-        """Loss on a mini-batch."""
+    def batch_loss(self, weights: list[jax.Array], batch: ClientData, key: PRNGKey) -> jax.Array:
+        """Loss on a mini-batch, of the model as it is deployed."""
         params = mix_layers(weights, self.received, self.own)
         return cross_entropy(self.model.apply(params, batch.x), batch.y, batch.mask)
 

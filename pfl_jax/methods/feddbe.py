@@ -73,8 +73,8 @@ def feddbe(
     def fit(key: PRNGKey, start: FedDBEModel, data: ClientData, consensus: jax.Array | None):
         """Trained parts and the last running mean m; without a consensus, b_i is neither used nor trained."""
 
-        def loss(parts, batch, mean):
-            features, statistics = model.training_features(parts.params["backbone"], batch)
+        def loss(parts, batch, mean, key):
+            features, statistics = model.training_features(parts.params["backbone"], batch, key)
             count = jnp.maximum(jnp.sum(batch.mask), 1)
             now = jnp.sum(jnp.where(batch.mask[:, None], features, 0), axis=0) / count
             mean = (1 - mean_rate) * mean + mean_rate * now
@@ -84,9 +84,9 @@ def feddbe(
                 return risk, (statistics, mean)
             return risk + kappa * jnp.mean(0.5 * jnp.square(mean - consensus)), (statistics, mean)
 
-        def step(carry, batch):
+        def step(carry, batch, key):
             parts, opt_state, mean = carry
-            gradient, (statistics, mean) = jax.grad(loss, has_aux=True)(parts, batch, mean)
+            gradient, (statistics, mean) = jax.grad(loss, has_aux=True)(parts, batch, mean, key)
             return *descend(optimizer, gradient, statistics, parts, opt_state), mean
 
         parts, _, mean = training.fold(key, (start, optimizer.init(start), jnp.zeros(model.num_features)), data, step)

@@ -60,16 +60,17 @@ def fedem(
       of a cohort sum to 1.
     """
 
-    def loss(models, batch):
+    def loss(models, batch, key):
         labels, responsibilities = batch.y
 
-        def one(params, responsibility):
-            features, statistics = model.training_features(params["backbone"], batch)
+        def one(params, responsibility, key):
+            features, statistics = model.training_features(params["backbone"], batch, key)
             logits = model.classify(params["head"], features)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             return masked_mean(responsibility * losses, batch.mask), statistics
 
-        losses, statistics = jax.vmap(one, in_axes=(0, 1))(models, responsibilities)
+        keys = jax.random.split(key, responsibilities.shape[1])
+        losses, statistics = jax.vmap(one, in_axes=(0, 1, 0))(models, responsibilities, keys)
         # A sum, so that the gradient of each model is independent of the others.
         return jnp.sum(losses), statistics
 

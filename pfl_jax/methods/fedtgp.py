@@ -179,13 +179,13 @@ def fedtgp(
             mask=own.counts.reshape(-1) > 0,
         )
 
-        def loss(generator, batch):
+        def loss(generator, batch, key):
             scores = distances(batch.x, generate(generator)) + delta * jax.nn.one_hot(batch.y, num_classes)
             return cross_entropy(-scores, batch.y, batch.mask)
 
         generator = server_training.fit(key, server.generator, examples, loss)
         ready = server.ready | jnp.any(examples.mask)
-        info = {"margin": delta, "server_loss": loss(generator, examples)}
+        info = {"margin": delta, "server_loss": loss(generator, examples, key)}
         return FedTGPServer(server.initial, generator, generate(generator), ready), clients, info
 
     def init_server(key):

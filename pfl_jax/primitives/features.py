@@ -33,7 +33,7 @@ def fit_head(key: PRNGKey, model: Model, head: Head, features: jax.Array, data: 
       training: recipe of the head's training.
     """
 
-    def loss(head, batch):
+    def loss(head, batch, key):
         return model.task.loss(model.classify(head, batch.x), batch.y, batch.mask)
 
     return training.fit(key, head, data._replace(x=features), loss)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from pfl_jax.base import Backbone, ClientData, Model, Params, PyTree, TrainingLoss
+from pfl_jax.base import Backbone, ClientData, KeylessLoss, Model, Params, PyTree, TrainingLoss
 from pfl_jax.outputs import cross_entropy, masked_mean
 from pfl_jax.primitives.tree import map_statistics
 
@@ -28,8 +28,8 @@ def loss_of_features(
       backbone: params -> the backbone in them.
     """
 
-    def loss(params, batch):
-        features, statistics = model.training_features(backbone(params), batch)
+    def loss(params, batch, key):
+        features, statistics = model.training_features(backbone(params), batch, key)
         return value(params, features, batch), statistics
 
     return loss
@@ -50,7 +50,7 @@ def supervised_loss(model: Model, penalty: Callable[[Params], ArrayLike] | None 
     return loss_of_features(model, value)
 
 
-def deployed_loss(model: Model) -> Callable[[Params, ClientData], jax.Array]:
+def deployed_loss(model: Model) -> KeylessLoss:
     """Loss of a whole model as it would be deployed, not as it is in training.
 
     Args:
@@ -62,7 +62,7 @@ def deployed_loss(model: Model) -> Callable[[Params, ClientData], jax.Array]:
     return lambda params, batch: model.task.loss(model.apply(params, batch.x), batch.y, batch.mask)
 
 
-def negative_log_likelihood(model: Model) -> Callable[[Params, ClientData], jax.Array]:
+def negative_log_likelihood(model: Model) -> KeylessLoss:
     """Mean of -log p(y | x) of a whole model as it would be deployed, up to a constant; see `Task.likelihood`.
 
     Args:

@@ -46,7 +46,9 @@ def no_scores(num_clients: int, task: Task = CLASSIFICATION, *, validation: bool
       task: says which scores.
       validation: whether there are scores on validation examples too.
     """
-    by_name = {one.name: np.full(num_clients, np.nan, np.float32) for one in task.scores}
+    by_name: dict[str, jax.Array | np.ndarray] = {
+        one.name: np.full(num_clients, np.nan, np.float32) for one in task.scores
+    }
     return Scores(by_name, no_scores(num_clients, task) if validation else None)
 
 

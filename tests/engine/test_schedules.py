@@ -93,7 +93,7 @@ def test_control_variates_with_adam_are_gradients(steps):
     server = adam.init_server(KEY)
     control = jax.tree.map(lambda leaf: leaf + 0.1, server.control)
     result = jax.jit(adam.local)(KEY, server, ScaffoldClient(control, control), data)
-    want, _ = jax.jit(jax.grad(supervised_loss(model), has_aux=True))(server.params, data)
+    want, _ = jax.jit(jax.grad(supervised_loss(model), has_aux=True))(server.params, data, jax.random.key(0))
     chex.assert_trees_all_close(result.client.trained, want, rtol=1e-4, atol=1e-6)
     change = jax.tree.map(jnp.subtract, want, control)
     chex.assert_trees_all_close(result.message.value.control_change, change, rtol=1e-4, atol=1e-6)

@@ -99,7 +99,7 @@ def batches_of(data, client, batch_size):
     start = (jnp.full((9, batch_size), -1), jnp.zeros((), jnp.int32))
     numbered = examples._replace(x=jnp.arange(examples.mask.shape[0]))
 
-    def step(carry, batch):
+    def step(carry, batch, key):
         rows, index = carry
         return rows.at[index].set(batch.x), index + 1
 
