@@ -22,9 +22,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from pfl_jax.tasks import CLASSIFICATION, Task
+from pfl_jax.tasks import CLASSIFICATION, Scores, Task
 
 STATISTICS = "batch_stats"
 """Key of the running statistics of batch normalization in a backbone, see `pfl_jax.networks.batch_norm`."""
@@ -186,31 +185,6 @@ class LocalResult(NamedTuple):
     client: Client
     message: Message
     personal: Personal
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Scores:
-    """Scores of clients' models on their own test examples, by name: `scores["accuracy"]`.
-
-    Attributes:
-      by_name: name of each of `Task.scores` -> [N], float32; NaN for clients without model or examples. Those of
-        CLASSIFICATION are accuracy, macro_f1 (over classes that occur among labels or predictions) and auc (of the
-        one-vs-rest ROC curves; NaN if all examples are of one class), all in [0, 1], and loss, the mean cross entropy
-        of the softmax of `Method.predict`, in nats.
-      validation: the same scores on the clients' validation examples; None for a federation without any.
-    """
-
-    by_name: dict[str, jax.Array | np.ndarray]
-    validation: "Scores | None" = None
-
-    def __getitem__(self, name: str) -> jax.Array | np.ndarray:
-        return self.by_name[name]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of every score: [N], () for one client, with a leading axis of runs in sweeps."""
-        return next(iter(self.by_name.values())).shape
 
 
 class Survey(NamedTuple):

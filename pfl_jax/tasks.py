@@ -5,11 +5,13 @@
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from pfl_jax.errors import InvalidInput
@@ -35,6 +37,31 @@ class Score(NamedTuple):
     value: Callable[[Any, jax.Array, jax.Array], jax.Array]
     higher_is_better: bool = True
     percent: bool = False
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Scores:
+    """Scores of clients' models on their own test examples, by name: `scores["accuracy"]`.
+
+    Attributes:
+      by_name: name of each of `Task.scores` -> [N], float32; NaN for clients without model or examples. Those of
+        CLASSIFICATION are accuracy, macro_f1 (over classes that occur among labels or predictions) and auc (of the
+        one-vs-rest ROC curves; NaN if all examples are of one class), all in [0, 1], and loss, the mean cross entropy
+        of the softmax of `Method.predict`, in nats.
+      validation: the same scores on the clients' validation examples; None for a federation without any.
+    """
+
+    by_name: dict[str, jax.Array | np.ndarray]
+    validation: "Scores | None" = None
+
+    def __getitem__(self, name: str) -> jax.Array | np.ndarray:
+        return self.by_name[name]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of every score: [N], () for one client, with a leading axis of runs in sweeps."""
+        return next(iter(self.by_name.values())).shape
 
 
 class Task(NamedTuple):

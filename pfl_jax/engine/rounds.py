@@ -24,6 +24,7 @@ from pfl_jax.engine.attacks import Attackers, training_data
 from pfl_jax.engine.cohort import RoundSettings, evaluated_clients, largest_first, sample_cohort
 from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
 from pfl_jax.engine.store import Federation, Places
+from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import no_scores, score
 from pfl_jax.primitives.tree import all_finite, choose, gather, scatter
 from pfl_jax.streams import EVALUATION, INITIALIZATION, NEWCOMERS, SURVEY
@@ -246,7 +247,9 @@ class Stages:
 
     def _attackers(self, data: Federation, key: PRNGKey) -> Attackers | None:
         """Attackers of the run with this key; None if nobody attacks."""
-        settings = self.settings
+        settings, task = self.settings, at_round(self.method, 0).task
+        if settings.attack == "labels" and task.kind != "classes":
+            raise InvalidInput(f"attack labels is for classification, and the model's task is {task.name}")
         return attacks.draw(
             key, data.train_count.shape[0], settings.attack, settings.attackers, settings.attack_scale, self.num_labels
         )

@@ -9,7 +9,7 @@ import optax
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.hyper_parameters import Epochs, Fraction, NotNegative
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, checked, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import masked_mean, supervised_loss
@@ -125,6 +125,7 @@ def cd2pfed(
       temperature. Left out: the paper's moving average of the weights over time (here the weights after training are
       taken as they are), and a moving average in the teacher.
     """
+    needs_classes(model, "cd2pfed", "its two paths learn each other's probabilities of classes")
     return decouple_channels(
         model,
         training,
