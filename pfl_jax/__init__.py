@@ -9,7 +9,7 @@
 >>> model = models.mlp(dataset.input_shape, dataset.num_classes)
 >>> method = methods.fedper(model, pfl_jax.LocalSGD(lr=0.1, batch_size=10))
 >>> for result in pfl_jax.run(method, federation, pfl_jax.Settings(rounds=2), jax.random.key(0)):
-...     accuracy = result.received.accuracy  # each client's, after aggregation
+...     accuracy = result.received["accuracy"]  # each client's, after aggregation
 ...     print(result.round, accuracy.shape, accuracy.mean() > 0.6)
 1 (5,) True
 2 (5,) True

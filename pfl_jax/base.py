@@ -22,7 +22,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+
+from pfl_jax.tasks import CLASSIFICATION, Scores, Task
 
 STATISTICS = "batch_stats"
 """Key of the running statistics of batch normalization in a backbone, see `pfl_jax.networks.batch_norm`."""
@@ -64,7 +65,10 @@ in the order of the cohort, that of client numbers. A factory's docstring lists 
 
 
 class Model(NamedTuple):
-    """Classifier in two parts, backbone and head, as pure functions.
+    """Model in two parts, backbone and head, as pure functions: by default a classifier.
+
+    Of other tasks the outputs stand in the place of the logits, and their number in that of K. Where a task has outputs
+    for a sequence, [B, T, K], the features are [B, T, d].
 
     Attributes:
       init: key -> Params.
@@ -72,9 +76,10 @@ class Model(NamedTuple):
       classify: (Head, features [B, d]) -> logits [B, K].
       num_features: number of features d.
       num_classes: number of classes K.
-      batch_features: (Backbone, inputs [B, ...], mask [B]) -> (features [B, d] in training, with batch normalization by
-        the mini-batch, and the backbone's new running statistics); None for a model that computes the same in training
-        as otherwise.
+      batch_features: (Backbone, inputs [B, ...], mask [B], key) -> (features [B, d] in training, with batch
+        normalization by the mini-batch and dropout by the key, and the backbone's new running statistics); None for a
+        model that computes the same in training as otherwise.
+      task: what the outputs mean: the loss of training and the scores.
     """
 
     init: Callable[[PRNGKey], Params]
@@ -82,17 +87,21 @@ class Model(NamedTuple):
     classify: Callable[[Head, jax.Array], jax.Array]
     num_features: int
     num_classes: int
-    batch_features: Callable[[Backbone, jax.Array, jax.Array], tuple[jax.Array, PyTree]] | None = None
+    batch_features: Callable[[Backbone, jax.Array, jax.Array, PRNGKey], tuple[jax.Array, PyTree]] | None = None
+    task: Task = CLASSIFICATION
 
     def apply(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Logits [B, K] of the whole model with parameters `params` for inputs [B, ...]."""
         return self.classify(params["head"], self.features(params["backbone"], inputs))
 
-    def training_features(self, backbone: Backbone, batch: "ClientData") -> tuple[jax.Array, PyTree]:
-        """Features [B, d] of a mini-batch `batch` in training, and the new running statistics of `backbone`."""
+    def training_features(self, backbone: Backbone, batch: "ClientData", key: PRNGKey) -> tuple[jax.Array, PyTree]:
+        """Features [B, d] of a mini-batch `batch` in training, and the new running statistics of `backbone`.
+
+        `key` is that of the step's dropout.
+        """
         if self.batch_features is None:
             return self.features(backbone, batch.x), ()
-        return self.batch_features(backbone, batch.x, batch.mask)
+        return self.batch_features(backbone, batch.x, batch.mask, key)
 
 
 class ClientData(NamedTuple):
@@ -104,7 +113,7 @@ class ClientData(NamedTuple):
 
     Attributes:
       x: inputs [n, ...], float32, or the data's own integers.
-      y: labels [n], int32.
+      y: labels [n], int32; of other tasks numbers [n, ...], see `pfl_jax.tasks`.
       mask: [n], bool; True for real examples.
     """
 
@@ -113,12 +122,16 @@ class ClientData(NamedTuple):
     mask: jax.Array
 
 
-Loss: TypeAlias = Callable[[PyTree, ClientData], jax.Array]
-"""(params, mini-batch of B examples) -> scalar, the mean over the real examples of the mini-batch."""
+Loss: TypeAlias = Callable[[PyTree, ClientData, PRNGKey], jax.Array]
+"""(params, mini-batch of B examples, key) -> scalar, the mean over the real examples of the mini-batch. The key, which
+differs in every step, is of what is random in the loss, such as dropout."""
 
-TrainingLoss: TypeAlias = Callable[[PyTree, ClientData], tuple[jax.Array, PyTree]]
-"""(params, mini-batch of B examples) -> (scalar as of `Loss`, new running statistics of batch normalization), for
+TrainingLoss: TypeAlias = Callable[[PyTree, ClientData, PRNGKey], tuple[jax.Array, PyTree]]
+"""(params, mini-batch of B examples, key) -> (scalar as of `Loss`, new running statistics of batch normalization), for
 `has_aux=True` of `jax.grad`. Without batch normalization there are no statistics."""
+
+KeylessLoss: TypeAlias = Callable[[PyTree, ClientData], jax.Array]
+"""(params, mini-batch of B examples) -> scalar as of `Loss`, of a model as it is deployed, or with a fixed key."""
 
 
 @jax.tree_util.register_dataclass
@@ -172,24 +185,6 @@ class LocalResult(NamedTuple):
     client: Client
     message: Message
     personal: Personal
-
-
-class Scores(NamedTuple):
-    """Scores of clients' models on their own test examples; NaN for clients without model or examples.
-
-    Attributes:
-      accuracy: [N], float32, share of correctly classified examples, in [0, 1].
-      loss: [N], mean cross-entropy of the softmax of `Method.predict`, in nats.
-      macro_f1: [N], mean F1 over classes that occur among labels or predictions, in [0, 1].
-      auc: [N], mean area under the one-vs-rest ROC curves, in [0, 1]; NaN if all examples are of one class.
-      validation: the same scores on the clients' validation examples; None for a federation without any.
-    """
-
-    accuracy: jax.Array | np.ndarray
-    loss: jax.Array | np.ndarray
-    macro_f1: jax.Array | np.ndarray
-    auc: jax.Array | np.ndarray
-    validation: "Scores | None" = None
 
 
 class Survey(NamedTuple):
@@ -271,7 +266,7 @@ class Method(_Functions):
         heads); results for absent clients are not used.
       personalize: (key, Server, Client, ClientData) -> Personal. Model that the client would deploy now, given the
         server's state and its own; fine-tuning belongs here. Evaluation protocol `received`.
-      predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K].
+      predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K]; outputs of the model's task.
       download: (Server, Client) -> message of the server to one client before local training. Attacks, compression and
         client privacy take the update of a client as the difference to it, and communication counts its bytes. None
         means the whole server state.
@@ -288,6 +283,11 @@ class Method(_Functions):
     """
 
     __slots__: tuple[str, ...] = ()
+
+    @property
+    def task(self) -> Task:
+        """Task of the model that clients train; CLASSIFICATION where `work` is unknown."""
+        return CLASSIFICATION if self.work is None else self.work.model.task
 
     # Type checkers take it for final; it keeps what NamedTuple promises.
     def _replace(self, **changes: Any) -> "Method":  # pyright: ignore[reportIncompatibleMethodOverride]

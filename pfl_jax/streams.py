@@ -30,6 +30,8 @@ AGGREGATION_WEIGHTS = LARGEST - 7
 COMPRESSION = LARGEST - 21
 ATTACK = LARGEST - 22
 EXAMPLE_NOISE = LARGEST - 9
+DROPOUT = LARGEST - 23
+FULL_GRADIENT = LARGEST - 24
 
 # Streams of the key of an aggregation.
 CLIENT_NOISE = LARGEST - 10
@@ -75,9 +77,17 @@ LOCAL = {
     "compression": COMPRESSION,
     "attack": ATTACK,
     "example_noise": EXAMPLE_NOISE,
+    "dropout": DROPOUT,
+    "full_gradient": FULL_GRADIENT,
 }
 """Name -> stream of the key of a client's local training: Ditto's personal model, augmentation, FedALA's weights,
-rounding of compressed messages, an attacker's noise, the noise on clipped gradients."""
+rounding of compressed messages, an attacker's noise, the noise on clipped gradients, the keys of losses (dropout) in
+the steps of training and in the gradient over all of a client's examples.
+
+A step's loss gets the key fold_in(fold_in(fold_in(key, DROPOUT), epoch), step of the epoch), where `key` is that of
+`LocalSGD.fit` or `LocalSGD.fold`, which depends on the round and the client; a private step folds DROPOUT into the key
+of its noise. Part i of `mean_gradient` gets
+fold_in(fold_in(key, FULL_GRADIENT), i)."""
 
 AGGREGATION = {"client_noise": CLIENT_NOISE}
 """Name -> stream of the key of an aggregation: the noise on the sum of the clients' clipped updates."""

@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pfl_jax.primitives import metrics
+from pfl_jax import tasks
 
 # Many tests compile the same program anew; each of pytest-xdist's workers keeps what it has compiled.
 _programs = Path(tempfile.gettempdir()) / f"pfl_jax_tests_{os.environ.setdefault('PFL_JAX_TESTS', str(os.getpid()))}"
@@ -78,7 +78,7 @@ def _without_f1_auc(scope):
         with pytest.MonkeyPatch.context() as patch:
             if request.node.get_closest_marker("without_f1_auc"):
                 for name in ("macro_f1", "macro_auc"):
-                    patch.setattr(metrics, name, _zero)
+                    patch.setattr(tasks, name, _zero)
             yield
 
     return patched

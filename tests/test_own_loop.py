@@ -30,4 +30,4 @@ def test_loops_of_ones_own_give_what_run_gives(capsys):
     assert_same(names["scanned"], names["state"])
     # The first of three seeds, by itself and beside the others.
     assert_same(jax.tree.map(lambda leaf: leaf[0], names["states"]), names["state"])
-    np.testing.assert_allclose(names["scores"].accuracy[0], names["by_hand"], atol=0.05)
+    np.testing.assert_allclose(names["scores"]["accuracy"][0], names["by_hand"], atol=0.05)

@@ -63,7 +63,7 @@ def test_the_method_example_is_a_method():
     exec(compile(block("def fedavg_median("), "README.md", "exec"), namespace)
     median, data = make_method(namespace["fedavg_median"], tiny_model(), **HYPER_PARAMETERS), tiny_federation()
     *_, last = simulate.run(median, data, Settings(rounds=6), jax.random.key(0))
-    assert last.received.accuracy.mean() > 0.6
+    assert last.received["accuracy"].mean() > 0.6
     # Its purpose: one client's nonsense does not reach the server.
     models = [median.init_server(jax.random.key(0))] * 4
     messages = jax.tree.map(lambda *leaves: jnp.stack(leaves).at[2].set(1e6), *models)

@@ -95,9 +95,9 @@ def many_clients(scale: Scale, method: str) -> Row:
     federated = workload.method(method, scale), data, settings, jax.random.key(0)
     for result in simulate.run(*federated, mesh=simulate.client_mesh(), state_on="host", donate=True):
         seconds.append(time.perf_counter() - began)
-        trained.append(100 * float(result.trained.accuracy[result.cohort].mean()))
+        trained.append(100 * float(result.trained["accuracy"][result.cohort].mean()))
         if result.received is not None:
-            received = 100 * float(result.received.accuracy.mean())
+            received = 100 * float(result.received["accuracy"].mean())
             state_bytes = byte_count(result.state.clients)
         began = time.perf_counter()
     usual = statistics.median(seconds[1:-1])

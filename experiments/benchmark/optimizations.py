@@ -13,7 +13,7 @@ from experiments.benchmark import measure, workload
 from experiments.benchmark.jax_rounds import convolutions
 from experiments.benchmark.records import Section
 from experiments.benchmark.workload import Scale, Setup
-from pfl_jax.base import ClientData, PyTree
+from pfl_jax.base import ClientData, Loss, PyTree
 from pfl_jax.data.federated import client_data
 from pfl_jax.networks.convolution import conv2d
 from pfl_jax.networks.pooling import max_pool
@@ -64,9 +64,9 @@ def _recipe(scale: Scale, lr: float) -> LocalSGD:
     return LocalSGD(lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs=1)
 
 
-def _classification(logits: Callable[[PyTree, jax.Array], jax.Array]) -> Callable[[PyTree, ClientData], jax.Array]:
+def _classification(logits: Callable[[PyTree, jax.Array], jax.Array]) -> Loss:
     """Cross-entropy of a batch under some way to compute logits."""
-    return lambda params, batch: cross_entropy(logits(params, batch.x), batch.y, batch.mask)
+    return lambda params, batch, key: cross_entropy(logits(params, batch.x), batch.y, batch.mask)
 
 
 def _trained_epoch(scale: Scale, features: Callable[[PyTree, jax.Array], jax.Array]) -> Callable[[], PyTree]:
@@ -134,7 +134,7 @@ def _fedas_targets(scale: Scale) -> Ways:
     model = workload.network()
 
     def epoch(backbone, data, target):
-        def loss(backbone, batch):
+        def loss(backbone, batch, key):
             return feature_alignment(model.features(backbone, batch.x), target(batch), batch.mask)
 
         # FedAS, Section 4.1.

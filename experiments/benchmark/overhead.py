@@ -4,11 +4,8 @@ import itertools
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmark import measure, workload
@@ -18,10 +15,8 @@ from experiments.benchmark.workload import Setup
 from experiments.execution.history import History
 from experiments.execution.records import info_record
 from experiments.results.run_folder import Evaluation
-from pfl_jax.base import ClientData, Scores
-from pfl_jax.engine import rounds as engine
 from pfl_jax.engine.checkpoint import Checkpoints
-from pfl_jax.primitives.examples import map_examples
+from pfl_jax.tasks import CLASSIFICATION, Task
 
 
 def overhead(setup: Setup) -> Section:
@@ -29,14 +24,14 @@ def overhead(setup: Setup) -> Section:
     scale = setup.scale
     data = workload.federation(scale.clients, scale.examples)
 
-    def rounds() -> Rounds:
+    def rounds(task: Task) -> Rounds:
         method = workload.method("fedpac", scale)
+        assert method.work is not None
+        method = method._replace(work=method.work._replace(model=method.work.model._replace(task=task)))
         return Rounds(method, data, participation=1.0, chunk=setup.chunk, mesh=setup.mesh)
 
     setup.notify("FedPAC rounds with accuracies alone and with all scores")
-    with mock.patch.object(engine, "score", _accuracy_alone):
-        plain = rounds()
-    full = rounds()
+    plain, full = rounds(CLASSIFICATION._replace(scores=CLASSIFICATION.scores[:1])), rounds(CLASSIFICATION)
     times = measure.medians(scale.repetitions[1], {"plain": plain.both, "full": full.both})
     setup.notify("lines of the log and checkpoints")
     written = _writing(full, np.asarray(data.test_count), scale.repetitions[0])
@@ -68,11 +63,3 @@ def _writing(rounds: Rounds, counts: np.ndarray, repetitions: int) -> dict[str, 
         line()
         save()
         return measure.medians(repetitions, {"a line of the log": line, "a checkpoint": save})
-
-
-def _accuracy_alone(predict: Any, personal: Any, data: ClientData) -> Scores:
-    """Scores of a client with the accuracy alone."""
-    predicted = map_examples(lambda x: jnp.argmax(predict(personal, x), axis=-1), data.x, data.mask)
-    count = jnp.sum(data.mask, dtype=jnp.float32)
-    none = jnp.zeros(())
-    return Scores(jnp.sum((predicted == data.y) & data.mask, dtype=jnp.float32) / count, none, none, none)

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.config.request import Request
 from experiments.results.run_folder import Counts
 from pfl_jax import simulate
-from pfl_jax.base import Method, MethodSchedule
+from pfl_jax.base import Method, MethodSchedule, at_round
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine.cohort import attackers
 from pfl_jax.engine.communication import Traffic, traffic
@@ -49,6 +49,7 @@ class Experiment:
             validation=None if validation is None else np.asarray(validation),
             newcomers=None if self.newcomers is None else np.asarray(self.newcomers.test_count),
             attackers=self._attackers(),
+            task=at_round(self.method, 0).task,
         )
 
     def _attackers(self) -> np.ndarray | None:

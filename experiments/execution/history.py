@@ -3,10 +3,10 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from experiments.results.intact import cut_log, digest
@@ -15,6 +15,7 @@ from pfl_jax.base import Scores, State
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.engine.communication import Traffic
 from pfl_jax.errors import InvalidInput
+from pfl_jax.tasks import Task
 
 
 @dataclass
@@ -102,6 +103,7 @@ class History:
             before_aggregation=before_aggregation,
             validation_counts=counts.validation,
             attackers=counts.attackers,
+            task=counts.task,
         )
         self.evaluations.append(evaluation)
         self.visits, self.seconds = 0.0, 0.0
@@ -138,8 +140,8 @@ class History:
             "starts": np.array(self.starts, np.int64),
         }
         for name in _STORED:
-            values = [getattr(evaluation, name) for evaluation in self.evaluations]
-            arrays[name] = np.array([_NOTHING.get(name) if value is None else _stored(value) for value in values])
+            values = [_stored(getattr(evaluation, name), evaluation.task) for evaluation in self.evaluations]
+            arrays[name] = np.array([np.zeros(0) if value is None else value for value in values])
         return arrays
 
     @classmethod
@@ -206,23 +208,27 @@ class History:
         return cls.from_arrays(found.arrays, counts, found.state)
 
 
-_STORED = [name for name in Evaluation._fields if not name.endswith("_counts") and name != "attackers"]
-"""What a checkpoint has of an evaluation; the numbers of the clients' examples and the attackers come with the run."""
-
-_NOTHING = {"newcomers": np.zeros((2, 4, 0)), "before_aggregation": np.zeros((4, 0))}
-"""Placeholder for scores that were not measured."""
+_STORED = [name for name in Evaluation._fields if not name.endswith("_counts") and name not in ("attackers", "task")]
+"""What a checkpoint has of an evaluation; numbers of the clients' examples, attackers and task come with the run."""
 
 
-def _stored(value: Any) -> Any:
-    """Scores as an array: [4, N], [8, N] with those on validation examples, or [2, 4, N'] for new clients."""
+def _stored(value: Any, task: Task) -> Any:
+    """The S scores of a task as an array: [S, N], [2 S, N] with validation examples, or [2, S, N'] for new clients."""
     if isinstance(value, Newcomers):
-        return np.array([_stored(value.received), _stored(value.trained)])
-    return np.array(jax.tree.leaves(value)) if isinstance(value, Scores) else value
+        return np.array([_stored(value.received, task), _stored(value.trained, task)])
+    if not isinstance(value, Scores):
+        return value
+    return np.array([part[one.name] for part in (value, value.validation) if part for one in task.scores])
 
 
-def _scores(stored: np.ndarray) -> Scores:
+def _scores(stored: np.ndarray, task: Task) -> Scores:
     """Scores from an array of `_stored`."""
-    return Scores(*stored[:4], validation=Scores(*stored[4:]) if len(stored) > 4 else None)
+    names = [one.name for one in task.scores]
+    test, validation = stored[: len(names)], stored[len(names) :]
+    return Scores(
+        dict(zip(names, test, strict=True)),
+        Scores(dict(zip(names, validation, strict=True))) if len(validation) else None,
+    )
 
 
 def _newcomers(scores: tuple[Scores, Scores] | None, counts: Counts) -> Newcomers | None:
@@ -231,20 +237,21 @@ def _newcomers(scores: tuple[Scores, Scores] | None, counts: Counts) -> Newcomer
 
 def _evaluation(row: dict[str, np.ndarray], counts: Counts) -> Evaluation:
     """Evaluation from stored arrays."""
-    newcomers, middle = row["newcomers"], row["before_aggregation"]
+    newcomers, middle, scores = row["newcomers"], row["before_aggregation"], partial(_scores, task=counts.task)
     return Evaluation(
         round=int(row["round"]),
-        received=_scores(row["received"]),
-        trained=_scores(row["trained"]),
+        received=scores(row["received"]),
+        trained=scores(row["trained"]),
         test_counts=counts.test,
         seconds=float(row["seconds"]),
         examples_per_second=float(row["examples_per_second"]),
         bytes_up=int(row["bytes_up"]),
         bytes_down=int(row["bytes_down"]),
-        newcomers=_newcomers((_scores(newcomers[0]), _scores(newcomers[1])), counts) if newcomers.size else None,
-        before_aggregation=_scores(middle) if middle.size else None,
+        newcomers=_newcomers((scores(newcomers[0]), scores(newcomers[1])), counts) if newcomers.size else None,
+        before_aggregation=scores(middle) if middle.size else None,
         validation_counts=counts.validation,
         attackers=counts.attackers,
+        task=counts.task,
     )
 
 

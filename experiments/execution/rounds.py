@@ -76,9 +76,11 @@ class Run:
     def warn(self, console: Console) -> None:
         """Name the clients of the latest evaluation whose test loss is not finite, once in a run."""
         latest = self.history.evaluations[-1]
-        for protocol in latest.protocols:
-            scores = getattr(latest, protocol)
-            clients = np.flatnonzero(np.isfinite(scores.accuracy) & ~np.isfinite(scores.loss))
+        losses = [one for one in latest.task.scores if not one.higher_is_better]
+        for protocol in latest.protocols if losses else ():
+            scores, loss = getattr(latest, protocol), losses[0].name
+            is_scored = np.any([~np.isnan(values) for values in scores.by_name.values()], axis=0)
+            clients = np.flatnonzero(is_scored & ~np.isfinite(scores[loss]))
             if clients.size and not self.has_warned:
                 self.has_warned = True
                 more = f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
@@ -95,7 +97,10 @@ class Run:
     def has_reached_target(self) -> bool:
         """Whether the latest evaluation has --target-accuracy, so that the run may stop early."""
         target = self.experiment.request.options.target_accuracy
-        return target is not None and self.accuracy is not None and self.accuracy >= target
+        if target is None or self.accuracy is None:
+            return False
+        is_high = self.experiment.counts.task.primary.higher_is_better
+        return self.accuracy >= target if is_high else self.accuracy <= target
 
     def write_summary(self, **further: Any) -> None:
         """Write the summary, which makes this a finished run."""

@@ -63,7 +63,7 @@ def accuracies_after_replacement(
         test = client_data(data, client, "test")
 
         def accuracy(scores, share):
-            return score(model.apply, replace_first(params, fresh, scores, share), test).accuracy
+            return score(model.apply, replace_first(params, fresh, scores, share), test)["accuracy"]
 
         points = jnp.asarray(shares, jnp.float32)
         return tuple(jax.lax.map(lambda share, s=scores: accuracy(s, share), points) for scores in (fisher, random))

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from experiments.config.measures import FIELD, PROTOCOLS, Average, Protocol
@@ -22,6 +21,7 @@ from pfl_jax.base import Scores
 from pfl_jax.engine import disk_state
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import Summary, summarize
+from pfl_jax.tasks import CLASSIFICATION, Score, Task
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 
@@ -45,12 +45,14 @@ class Counts(NamedTuple):
       validation: [N], their validation examples; None without --val-fraction.
       newcomers: [N'], test examples of the clients that never take part; None where all do.
       attackers: [N], bool; None where nobody attacks.
+      task: says what the scores are.
     """
 
     test: np.ndarray
     validation: np.ndarray | None = None
     newcomers: np.ndarray | None = None
     attackers: np.ndarray | None = None
+    task: Task = CLASSIFICATION
 
 
 class Newcomers(NamedTuple):
@@ -65,11 +67,11 @@ class Newcomers(NamedTuple):
     trained: Scores
     test_counts: np.ndarray
 
-    def summaries(self) -> dict[Protocol, Summary]:
-        """Summaries of the scores, by protocol."""
+    def summaries(self, task: Task = CLASSIFICATION) -> dict[Protocol, Summary]:
+        """Summaries of the scores, which are those of the task, by protocol."""
         return {
-            "received": summarize(self.received, self.test_counts),
-            "trained": summarize(self.trained, self.test_counts),
+            "received": summarize(self.received, self.test_counts, task),
+            "trained": summarize(self.trained, self.test_counts, task),
         }
 
 
@@ -88,6 +90,7 @@ class Evaluation(NamedTuple):
       before_aggregation: Scores [N] of what every client held in the middle of the round; None where not measured.
       validation_counts: [N], validation examples of each client; None where none are set apart.
       attackers: [N], bool; None where nobody attacks.
+      task: says what the scores are.
     """
 
     round: int
@@ -102,6 +105,7 @@ class Evaluation(NamedTuple):
     before_aggregation: Scores | None = None
     validation_counts: np.ndarray | None = None
     attackers: np.ndarray | None = None
+    task: Task = CLASSIFICATION
 
     @property
     def protocols(self) -> list[Protocol]:
@@ -110,29 +114,31 @@ class Evaluation(NamedTuple):
 
     def summary(self, protocol: Protocol) -> Summary:
         """Summary of all clients' scores on test examples."""
-        return summarize(getattr(self, protocol), self.test_counts)
+        return summarize(getattr(self, protocol), self.test_counts, self.task)
 
     def validation(self, protocol: Protocol) -> Summary | None:
         """Summary of all clients' scores on validation examples; None where none are set apart."""
         if self.validation_counts is None:
             return None
-        return summarize(getattr(self, protocol).validation, self.validation_counts)
+        return summarize(getattr(self, protocol).validation, self.validation_counts, self.task)
 
     def sides(self, protocol: Protocol) -> dict[str, Summary]:
         """Summaries of honest clients and of attackers by themselves; empty where nobody attacks."""
         if self.attackers is None:
             return {}
         sides = {HONEST: ~self.attackers, ATTACKERS: self.attackers}
-        scores = getattr(self, protocol)._replace(validation=None)
+        by_name = getattr(self, protocol).by_name
         return {
-            name: summarize(
-                jax.tree.map(lambda leaf, rows=rows: np.asarray(leaf)[rows], scores), self.test_counts[rows]
+            side: summarize(
+                Scores({name: np.asarray(values)[rows] for name, values in by_name.items()}),
+                self.test_counts[rows],
+                self.task,
             )
-            for name, rows in sides.items()
+            for side, rows in sides.items()
         }
 
     def record(self, *, clients: bool = True) -> dict[str, Any]:
-        """Evaluation as a line of the metrics log; all scores but losses in percent. `clients` adds those of each."""
+        """Evaluation as a line of the metrics log; shares in percent. `clients` adds those of each."""
         line: dict[str, Any] = {"round": self.round}
         for protocol in self.protocols:
             line[protocol] = summary_record(self.summary(protocol))
@@ -143,9 +149,9 @@ class Evaluation(NamedTuple):
             for name, summary in self.sides(protocol).items():
                 line.setdefault(name, {})[protocol] = summary_record(summary)
         if self.newcomers is not None:
-            line["new_clients"] = {name: summary_record(of) for name, of in self.newcomers.summaries().items()}
+            line["new_clients"] = {name: summary_record(of) for name, of in self.newcomers.summaries(self.task).items()}
         for protocol in self.protocols if clients else ():
-            line |= per_client(protocol, getattr(self, protocol))
+            line |= per_client(protocol, getattr(self, protocol), self.task)
         return line | {
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
@@ -155,31 +161,35 @@ class Evaluation(NamedTuple):
 
 
 def best(evaluations: Sequence[Evaluation], protocol: Protocol, average: Average = "clients") -> Evaluation:
-    """First evaluation with the highest mean accuracy over clients or examples, on validation examples if there are."""
-    return max(
-        evaluations,
+    """First evaluation with the best mean score over clients or examples, on validation examples if there are."""
+
+    def goodness(one: Evaluation) -> float:
         # As in the files, so that a tie is a tie for everything that reads them.
-        key=lambda one: or_lowest(rounded(getattr(one.validation(protocol) or one.summary(protocol), FIELD[average]))),
-    )
+        mean = rounded(getattr(one.validation(protocol) or one.summary(protocol), FIELD[average]))
+        return or_lowest(mean if one.task.primary.higher_is_better else -mean)
+
+    return max(evaluations, key=goodness)
 
 
 def summary_record(summary: Summary) -> dict[str, float]:
     """Summary for JSON."""
-    return {name: rounded(value) for name, value in summary._asdict().items()}
+    values = summary._asdict()
+    # The number of clients comes last.
+    others, clients = values.pop("others"), values.pop("clients")
+    return {name: rounded(value) for name, value in (values | others).items()} | {"clients": clients}
 
 
-def per_client(protocol: Protocol, scores: Scores) -> dict[str, list[float]]:
-    """Scores of every client, for JSON: accuracies as "received_per_client", others as "received_loss_per_client"."""
-    lines = {f"{protocol}_per_client": percentages(scores.accuracy)}
-    lines[f"{protocol}_loss_per_client"] = [rounded(float(loss)) for loss in scores.loss]
-    for name in ("macro_f1", "auc"):
-        lines[f"{protocol}_{name}_per_client"] = percentages(getattr(scores, name))
-    return lines
+def per_client(protocol: Protocol, scores: Scores, task: Task) -> dict[str, list[float]]:
+    """Scores of every client, for JSON: primary ones as "received_per_client", others as "received_loss_per_client"."""
+    primary, *others = task.scores
+    return {f"{protocol}_per_client": shown(primary, scores)} | {
+        f"{protocol}_{one.name}_per_client": shown(one, scores) for one in others
+    }
 
 
-def percentages(per_client: np.ndarray | jax.Array) -> list[float]:
-    """Accuracies [N] in [0, 1] as percentages; NaN stays NaN."""
-    return [rounded(100 * float(value)) for value in per_client]
+def shown(score: Score, scores: Scores) -> list[float]:
+    """Values [N] of a score as files have them; NaN stays NaN."""
+    return [rounded((100 if score.percent else 1) * float(value)) for value in scores[score.name]]
 
 
 class RunFolder:

@@ -89,7 +89,7 @@ def build(
       >>> state = engine.init(federation, jax.random.key(0))
       >>> for _ in range(2):
       ...     state, outcome = engine.round(federation, state, 4)
-      >>> int(state.round), engine.evaluate(federation, state).accuracy.shape
+      >>> int(state.round), engine.evaluate(federation, state)["accuracy"].shape
       (2, (4,))
     """
     store = OnDevice() if store is None else store

@@ -270,7 +270,7 @@ def check_state(method: Method | MethodSchedule, data: Federation, settings: Set
     """
     expect("state", state, isinstance(state, State), "a State, such as a result's .state")
     check_key(state.key, "the state's key")
-    clients, completed = state.trained.accuracy.shape[0], int(state.round)
+    clients, completed = state.trained.shape[0], int(state.round)
     if clients != data.num_clients:
         raise InvalidInput(f"state has {clients} clients, and this federation has {data.num_clients}")
     if completed > settings.rounds:
@@ -280,7 +280,7 @@ def check_state(method: Method | MethodSchedule, data: Federation, settings: Set
         words = ("without", "with") if state.trained.validation is None else ("with", "without")
         raise InvalidInput(f"state is of a federation {words[0]} validation examples, and this one is {words[1]} them")
     # A process may have only its own clients' rows.
-    for part, axes in (("server", 0), ("clients", 1)):
+    for part, axes in (("server", 0), ("clients", 1), ("trained", 1)):
         found, wanted = (_kinds(getattr(one, part), axes) for one in (state, like))
         if found != wanted:
             wrong = next(path for path in [*wanted, *found] if found.get(path) != wanted.get(path))

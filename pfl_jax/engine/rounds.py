@@ -125,7 +125,8 @@ class Stages:
 
     def unscored(self, data: Federation) -> Scores:
         """Scores [N] of clients that were never scored."""
-        nobody = no_scores(data.num_clients, validation=data.validation_count is not None)
+        task, validated = at_round(self.method, 0).task, data.validation_count is not None
+        nobody = no_scores(data.num_clients, task, validation=validated)
         return jax.tree.map(jnp.array, nobody)
 
     def init_clients(self, data: Federation, server: PyTree, key: PRNGKey, places: Places) -> PyTree:
@@ -245,7 +246,7 @@ class Stages:
             received = method.personalize(keys[1], server, state, train)
             trained = method.local(keys[2], server, state, train).personal
             predict = checked_predict(method, data)
-            return (score(predict, received, test), score(predict, trained, test)), ()
+            return tuple(score(predict, personal, test, method.task) for personal in (received, trained)), ()
 
         everyone = self.everyone(data)
         rows, _ = self._map(evaluate_one, data, (server, fold_in(fold_in(key, NEWCOMERS), rounds)), everyone)
@@ -263,6 +264,8 @@ class Stages:
         if attacks is None or self.settings.attack is None:
             return method
         kind, scale = self.settings.attack, self.settings.attack_scale
+        if kind == "labels" and method.task.kind != "classes":
+            raise InvalidInput(f"attack labels is for classification, and the model's task is {method.task.name}")
         return attacked(method, kind, attacks[client], scale=scale, num_classes=data.num_classes)
 
     def _last_method(self, rounds: jax.Array) -> Method:
@@ -312,18 +315,12 @@ def replicated(mesh: Mesh | None) -> NamedSharding | None:
 
 
 def checked_predict(method: Method, data: FederatedData) -> Callable[..., jax.Array]:
-    """A method's `predict` that raises InvalidInput while it is traced if the model cannot tell all classes apart."""
+    """A method's `predict` that raises InvalidInput while it is traced if outputs do not fit the task and the data."""
 
     def predict(personal, inputs):
-        logits = method.predict(personal, inputs)
-        if logits.ndim != 2:
-            raise InvalidInput(f"predictions must be logits [B, K], not {list(logits.shape)}")
-        if logits.shape[1] < data.num_classes:
-            raise InvalidInput(
-                f"the model has {logits.shape[1]} classes, and the data {data.num_classes}: build it for "
-                "dataset.num_classes"
-            )
-        return logits
+        outputs = method.predict(personal, inputs)
+        method.task.check(outputs.shape, data.num_classes)
+        return outputs
 
     return predict
 
@@ -331,7 +328,8 @@ def checked_predict(method: Method, data: FederatedData) -> Callable[..., jax.Ar
 def score_client(method: Method, personal: Personal, data: FederatedData, client: int | jax.Array) -> Scores:
     """Scores of a client's model on its test examples and, where the federation has them, validation examples."""
     predict = checked_predict(method, data)
-    scores = score(predict, personal, client_data(data, client, "test"))
+    scores = score(predict, personal, client_data(data, client, "test"), method.task)
     if data.validation_count is None:
         return scores
-    return scores._replace(validation=score(predict, personal, client_data(data, client, "validation")))
+    validation = score(predict, personal, client_data(data, client, "validation"), method.task)
+    return dataclasses.replace(scores, validation=validation)

@@ -217,7 +217,7 @@ def play(
     """
     with explains():
         state = begin()
-    num_clients = state.trained.accuracy.shape[-1]
+    num_clients = state.trained.shape[-1]
     start, received = time.perf_counter(), None
     for index in range(int(np.ravel(state.round)[0]), settings.rounds):
         number, size = index + 1, settings.cohort_size(num_clients, index)
@@ -233,7 +233,7 @@ def play(
         trained = jax.tree.map(np.array, state.trained)
         before = new = None
         if evaluated and settings.before_aggregation:
-            members = np.zeros(trained.accuracy.shape, bool)
+            members = np.zeros(trained.shape, bool)
             np.put_along_axis(members, np.asarray(outcome.cohort.clients), np.asarray(outcome.finite), axis=-1)
             before = before_aggregation(trained if received is None else received, trained, members)
         received = _on_host(engine.evaluate(data, state)) if evaluated else None

@@ -144,7 +144,7 @@ def run(
       >>> keys = jax.vmap(jax.random.key)(jnp.array([0, 1, 0]))
       >>> rates = {"lr": jnp.array([0.01, 0.01, 0.1])}
       >>> for result in sweep.run(local, federation, Settings(rounds=1), keys, rates):
-      ...     print(result.round, result.received.accuracy.shape, result.received.accuracy.mean(axis=1).argmax())
+      ...     print(result.round, result.received["accuracy"].shape, result.received["accuracy"].mean(axis=1).argmax())
       1 (3, 4) 2
     """
     values = {name: jnp.asarray(value) for name, value in (hyper_parameters or {}).items()}

@@ -66,20 +66,21 @@ def apfl(
 
     risk, optimizer = supervised_loss(model), training.transformation()
 
-    def loss(models, alpha, batch):
+    def loss(models, alpha, batch, key):
         own, shared = models
+        mixed_key, shared_key = jax.random.split(key)
         # The loss of the mixture does not train the shared model. Its gradient with respect to alpha is
         # <v - w, gradient at the mixture>.
         mixed = interpolate(alpha, own, jax.lax.stop_gradient(shared))
-        mixed_risk, mixed_statistics = risk(mixed, batch)
-        shared_risk, shared_statistics = risk(shared, batch)
+        mixed_risk, mixed_statistics = risk(mixed, batch, mixed_key)
+        shared_risk, shared_statistics = risk(shared, batch, shared_key)
         own_statistics = follow_mixture(alpha, own, mixed, mixed_statistics)
         return mixed_risk + shared_risk, (own_statistics, shared_statistics)
 
     def train(key, server, client, data):
-        def step(carry, batch):
+        def step(carry, batch, key):
             models, alpha, opt_state = carry
-            (gradient, slope), statistics = jax.grad(loss, argnums=(0, 1), has_aux=True)(models, alpha, batch)
+            (gradient, slope), statistics = jax.grad(loss, argnums=(0, 1), has_aux=True)(models, alpha, batch, key)
             models, opt_state = descend(optimizer, gradient, statistics, models, opt_state)
             if adaptive:
                 alpha = jnp.clip(alpha - training.lr * slope, 0, 1)

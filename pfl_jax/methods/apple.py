@@ -175,10 +175,10 @@ def apple(
         strength = jnp.where(server.rounds < relation_rounds, mu * SMALLEST_FACTOR**progress, 0.0)
         start = size_shares(client)
 
-        def loss(learned, batch):
+        def loss(learned, batch, key):
             deviation = jnp.sum(jnp.square(learned["relations"] - start))
             mixed = combine(client._replace(**learned))
-            value, statistics = risk(mixed, batch)
+            value, statistics = risk(mixed, batch, key)
             own_statistics = follow_mixture(learned["relations"][0], learned["core"], mixed, statistics)
             return value + strength * deviation, own_statistics
 

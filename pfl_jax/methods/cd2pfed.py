@@ -9,10 +9,10 @@ import optax
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.hyper_parameters import Epochs, Fraction, NotNegative
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, checked, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import cross_entropy, loss_of_features, masked_mean
+from pfl_jax.primitives.losses import masked_mean, supervised_loss
 
 Align = Callable[[PRNGKey, Params, PyTree, Params, ClientData, jax.Array], Params]
 """(key, received model, its personal entries, the client's previous model, data, whether the client was trained before)
@@ -61,17 +61,17 @@ def select_entries(mask: PyTree, where_true: PyTree, where_false: PyTree) -> PyT
     return jax.tree.map(jnp.where, mask, where_true, where_false)
 
 
-def distillation(model: Model, params: Params, personal: PyTree, batch: ClientData) -> jax.Array:
+def distillation(model: Model, params: Params, personal: PyTree, batch: ClientData, key: PRNGKey) -> jax.Array:
     """Distillation loss (1/2) (KL(p_shared || p_personal) + KL(p_personal || p_shared)) between the two paths.
 
     A path is the model with the entries of the other path set to zero; both use the head's bias. In each term only the
-    second distribution has a gradient: the first is the teacher.
+    second distribution has a gradient: the first is the teacher. Both have the same dropout, by the key of the step.
     """
     zeros = jax.tree.map(jnp.zeros_like, params)
     in_both = {**personal, "head": jax.tree.map(lambda p: p if p.ndim > 1 else jnp.ones_like(p), personal["head"])}
 
     def log_probabilities(path):
-        features, _ = model.training_features(path["backbone"], batch)
+        features, _ = model.training_features(path["backbone"], batch, key)
         return jax.nn.log_softmax(model.classify(path["head"], features))
 
     own = log_probabilities(select_entries(in_both, params, zeros))
@@ -125,6 +125,7 @@ def cd2pfed(
       temperature. Left out: the paper's moving average of the weights over time (here the weights after training are
       taken as they are), and a moving average in the teacher.
     """
+    needs_classes(model, "cd2pfed", "its two paths learn each other's probabilities of classes")
     return decouple_channels(
         model,
         training,
@@ -168,11 +169,13 @@ def decouple_channels(
         # Without personal channels there is no personal path, and no distillation.
         strength = jnp.where(current_share(server) > 0, lam, 0.0)
 
-        def value(params, features, batch):
-            risk = cross_entropy(model.classify(params["head"], features), batch.y, batch.mask)
-            return risk + strength * distillation(model, params, personal, batch)
+        risk = supervised_loss(model)
 
-        params = training.fit(train_key, start, data, loss_of_features(model, value))
+        def loss(params, batch, key):
+            value, statistics = risk(params, batch, key)
+            return value + strength * distillation(model, params, personal, batch, key), statistics
+
+        params = training.fit(train_key, start, data, loss)
         # Personal entries are never sent.
         shared = select_entries(personal, jax.tree.map(jnp.zeros_like, params), params)
         return LocalResult(CD2Client(params, jnp.ones((), bool)), mean_by_size(shared, data), params)

@@ -103,6 +103,28 @@ def check_model(model: Any) -> None:
         )
 
 
+def needs_classes(model: Model, method: str, why: str) -> None:
+    """Raise InvalidInput unless the model's task has classes.
+
+    Args:
+      model: what the method would train.
+      method: its name.
+      why: what the method's equations have of each class, and so would need of another task.
+    """
+    if model.task.kind != "classes":
+        raise InvalidInput(f"{method} is for classification, and the model's task is {model.task.name}: {why}")
+
+
+def needs_vectors(model: Model, method: str, why: str) -> None:
+    """Raise InvalidInput if examples have a sequence of features instead of one vector.
+
+    Args:
+      model, method, why: as for `needs_classes`.
+    """
+    if model.task.kind == "sequences":
+        raise InvalidInput(f"{method} is for tasks with one vector of features, not {model.task.name}: {why}")
+
+
 def check_values(factory: Callable[..., Method], values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
     """Raise InvalidInput for hyper-parameters with which a factory cannot make a method.
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PyTree
+from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Count, Epochs, Fraction, NotNegative, ReadWith
 from pfl_jax.methods.factories import SIZE, checked
@@ -14,7 +14,6 @@ from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.holdout import fixed_subset
 from pfl_jax.primitives.local_sgd import LocalSGD, sgd
-from pfl_jax.primitives.losses import cross_entropy
 from pfl_jax.primitives.tree import choose, interpolate
 from pfl_jax.streams import AGGREGATION_WEIGHTS
 
@@ -66,22 +65,22 @@ def _project(updates: PyTree, params: PyTree) -> PyTree:
 
 
 class _InterpolationLoss(NamedTuple):
-    """Cross entropy of the interpolated model as a function of the weights."""
+    """Loss of the interpolated model as a function of the weights."""
 
     model: Model
     received: Params
     own: Params
 
-    def batch_loss(self, weights: list[jax.Array], batch: ClientData) -> jax.Array:
-        """Loss on a mini-batch."""
+    def batch_loss(self, weights: list[jax.Array], batch: ClientData, key: PRNGKey) -> jax.Array:
+        """Loss on a mini-batch, of the model as it is deployed."""
         params = mix_layers(weights, self.received, self.own)
-        return cross_entropy(self.model.apply(params, batch.x), batch.y, batch.mask)
+        return self.model.task.loss(self.model.apply(params, batch.x), batch.y, batch.mask)
 
     def full_loss(self, weights: list[jax.Array], data: ClientData) -> jax.Array:
         """Loss on all examples of a client."""
         params = mix_layers(weights, self.received, self.own)
-        logits = map_examples(lambda x: self.model.apply(params, x), data.x, data.mask)
-        return cross_entropy(logits, data.y, data.mask)
+        outputs = map_examples(lambda x: self.model.apply(params, x), data.x, data.mask)
+        return self.model.task.loss(outputs, data.y, data.mask)
 
 
 @checked

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Backbone, ClientData, Cohort, Head, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey
 from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
-from pfl_jax.methods.factories import checked
+from pfl_jax.methods.factories import checked, needs_classes
 from pfl_jax.primitives import losses
 from pfl_jax.primitives.aggregation import mean_by_size, normalize_weights, weighted_mean
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
@@ -101,9 +101,9 @@ def fedas(
     A client that receives theta
       1. aligns it with its own previous backbone theta_i by SGD on (1/d) ||f(theta, x) - H_i(x)||^2, where
          H_i(x) = f(theta_i, x) is computed once (Eq. 2-4);
-      2. trains theta and phi_i together for E epochs on cross entropy;
-      3. sends theta_i and alpha_i = tr(diag F_i), the mean over its examples of the squared norm of the
-         gradient of log p(y|x) with respect to all parameters (Eq. 5-6).
+      2. trains theta and phi_i together for E epochs on the loss of the task;
+      3. sends theta_i and alpha_i = tr(diag F_i), the mean over its examples of the squared norm of the gradient of
+         log p(y|x), the likelihood of the model's task, with respect to all parameters (Eq. 5-6).
     The server adds sum_i alpha'_i (theta_i - theta) to theta, with alpha' = alpha / sum alpha (Eq. 7-8).
 
     Without alignment and synchronization this is FedPer.
@@ -155,10 +155,11 @@ def fedas(
       single clients; `python -m experiments.fedas_released` runs it.
       The paper gives no equations for the other alignments of Fig. 4b: here the parallel manner adds lam times the loss
       above to the cross entropy, and the global targets are those of FedPAC (Eq. 17, 19), without classes that have
-      occurred in no cohort yet. Its "6-layer CNN" is not described further: the experiments have the released code's
-      network, `pfl_jax.networks.models.fedavg_cnn`, two convolutions with pooling and two fully connected layers. The
-      "learning rate decay value" of 1e-3 in Section 4.1 is left out, because the paper does not say how it is applied.
+      occurred in no cohort yet. Its "6-layer CNN" is not described further: the experiments have that of the released
+      code, `fedavg_cnn`. The "learning rate decay value" of Section 4.1 is left out: its use is not said.
     """
+    if alignment and (target != "example" or align_loss == "class_sum"):
+        needs_classes(model, "fedas", "target and align_loss are given by classes; choose example and mean")
     # The targets are embeddings of the original images.
     align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)
     serial, parallel = (alignment and manner == name for name in ("serial", "parallel"))
@@ -299,11 +300,11 @@ class _Alignment:
         return self.training.fit(key, server.backbone, data._replace(y=(data.y, targets), mask=has_target), loss)
 
     def joint_loss(self) -> losses.TrainingLoss:
-        """Cross entropy plus lam times the distance, for examples with y = (labels, targets, has_target)."""
+        """Loss of the task plus lam times the distance, for examples with y = (labels, targets, has_target)."""
 
         def value(params, features, batch):
             labels, targets, has_target = batch.y
-            risk = losses.cross_entropy(self.model.classify(params["head"], features), labels, batch.mask)
+            risk = self.model.task.loss(self.model.classify(params["head"], features), labels, batch.mask)
             return risk + self.lam * self.distance(features, labels, targets, batch.mask & has_target)
 
         return losses.loss_of_features(self.model, value)
@@ -331,8 +332,8 @@ class _Synchronization:
         if not self.enabled:
             return jnp.zeros(())
         if self.reduction == "batch_means":
-            return batch_fisher_trace(key, losses.deployed_loss(self.model), params, data, self.training)
-        return fisher_trace(losses.deployed_loss(self.model), params, data, reduction=self.reduction)
+            return batch_fisher_trace(key, losses.negative_log_likelihood(self.model), params, data, self.training)
+        return fisher_trace(losses.negative_log_likelihood(self.model), params, data, reduction=self.reduction)
 
     def backbone_part(self, backbone: Backbone, trace: jax.Array, data: ClientData) -> Mean | Backbone:
         """Backbone in a client's message: a `Mean` if the client's weight does not depend on other clients' traces."""

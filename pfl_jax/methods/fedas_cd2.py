@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from pfl_jax.base import Method, Model, Privacy
 from pfl_jax.hyper_parameters import Count, Epochs, Fraction, NotNegative
 from pfl_jax.methods.cd2pfed import decouple_channels, select_entries
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, checked, needs_classes
 from pfl_jax.methods.fedas import FEDAS_TRAINING
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -59,6 +59,7 @@ def fedas_cd2(
       because the figure adds only the alignment. Clients that were never trained skip the alignment. The unverified
       choices of `cd2pfed` apply here too.
     """
+    needs_classes(model, "fedas_cd2", "its two paths learn each other's probabilities of classes")
     # The targets are embeddings of the original images.
     align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)
 

@@ -46,8 +46,8 @@ def fedbabu(
     risk = supervised_loss(model)
 
     def train(key, server, client, data):
-        def loss(backbone, batch):
-            return risk(merge(backbone, server["head"]), batch)
+        def loss(backbone, batch, key):
+            return risk(merge(backbone, server["head"]), batch, key)
 
         backbone = training.fit(key, server["backbone"], data, loss)
         return LocalResult(client=(), message=mean_by_size(backbone, data), personal=merge(backbone, server["head"]))

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Backbone, Head, LocalResult, Method, Model, Privacy, PyTree
 from pfl_jax.hyper_parameters import NotNegative
-from pfl_jax.methods.factories import WHOLE_BATCH, checked
+from pfl_jax.methods.factories import WHOLE_BATCH, checked, needs_vectors
 from pfl_jax.networks.layers import Dense
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import cross_entropy, loss_of_features
+from pfl_jax.primitives.losses import loss_of_features
 from pfl_jax.primitives.tree import interpolate
 from pfl_jax.streams import POLICY
 
@@ -114,6 +114,7 @@ def fedcp(model: Model, training: LocalSGD = LocalSGD(), *, lam: NotNegative = 5
       which is `LocalSGD(drop_last=True, shuffle=False)`. Compared with that code (commit 7110e97), without the noise:
       two rounds of full batches give the same models to 1e-5.
     """
+    needs_vectors(model, "fedcp", "it compares those vectors between two models")
 
     def logits(shared: FedCPServer, head: Head, vector: jax.Array, features: jax.Array) -> jax.Array:
         personal = cast(jax.Array, Policy().apply({"params": shared.policy}, features * vector))
@@ -131,7 +132,7 @@ def fedcp(model: Model, training: LocalSGD = LocalSGD(), *, lam: NotNegative = 5
             if targets is None:
                 targets = model.features(server.backbone, batch.x)
             scores = logits(FedCPServer(backbone, server.head, policy), head, vector, features)
-            return cross_entropy(scores, labels, batch.mask) + lam * discrepancy(features, targets, batch.mask)
+            return model.task.loss(scores, labels, batch.mask) + lam * discrepancy(features, targets, batch.mask)
 
         loss = loss_of_features(model, value, lambda params: params[0])
         start = server.backbone, client, server.policy

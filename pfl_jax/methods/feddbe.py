@@ -7,10 +7,9 @@ import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey, Survey
 from pfl_jax.hyper_parameters import NotNegative, Range
-from pfl_jax.methods.factories import OWN_GRADIENTS, checked
+from pfl_jax.methods.factories import OWN_GRADIENTS, checked, needs_vectors
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD, descend
-from pfl_jax.primitives.losses import cross_entropy
 
 
 class FedDBEServer(NamedTuple):
@@ -68,25 +67,26 @@ def feddbe(
       that joins later does not change g. Two full-batch rounds of three clients and the consensus agree with the
       released clients (github.com/TsingZ0/PFLlib, commit d832e76, whose FedDBE is the authors') to 1e-6.
     """
+    needs_vectors(model, "feddbe", "its bias is added to that vector")
     optimizer = training.transformation()
 
     def fit(key: PRNGKey, start: FedDBEModel, data: ClientData, consensus: jax.Array | None):
         """Trained parts and the last running mean m; without a consensus, b_i is neither used nor trained."""
 
-        def loss(parts, batch, mean):
-            features, statistics = model.training_features(parts.params["backbone"], batch)
+        def loss(parts, batch, mean, key):
+            features, statistics = model.training_features(parts.params["backbone"], batch, key)
             count = jnp.maximum(jnp.sum(batch.mask), 1)
             now = jnp.sum(jnp.where(batch.mask[:, None], features, 0), axis=0) / count
             mean = (1 - mean_rate) * mean + mean_rate * now
             shifted = features if consensus is None else features + parts.bias
-            risk = cross_entropy(model.classify(parts.params["head"], shifted), batch.y, batch.mask)
+            risk = model.task.loss(model.classify(parts.params["head"], shifted), batch.y, batch.mask)
             if consensus is None:
                 return risk, (statistics, mean)
             return risk + kappa * jnp.mean(0.5 * jnp.square(mean - consensus)), (statistics, mean)
 
-        def step(carry, batch):
+        def step(carry, batch, key):
             parts, opt_state, mean = carry
-            gradient, (statistics, mean) = jax.grad(loss, has_aux=True)(parts, batch, mean)
+            gradient, (statistics, mean) = jax.grad(loss, has_aux=True)(parts, batch, mean, key)
             return *descend(optimizer, gradient, statistics, parts, opt_state), mean
 
         parts, _, mean = training.fold(key, (start, optimizer.init(start), jnp.zeros(model.num_features)), data, step)

@@ -4,11 +4,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import Count
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, checked, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.ensembles import example_losses, init_models
 from pfl_jax.primitives.local_sgd import LocalSGD
@@ -59,17 +58,19 @@ def fedem(
       sum_i (n_i / n) (w_im - w_m) over the cohort to w_m, where n counts the examples of all clients; here the weights
       of a cohort sum to 1.
     """
+    needs_classes(model, "fedem", "its prediction mixes probabilities of classes")
 
-    def loss(models, batch):
+    def loss(models, batch, key):
         labels, responsibilities = batch.y
 
-        def one(params, responsibility):
-            features, statistics = model.training_features(params["backbone"], batch)
+        def one(params, responsibility, key):
+            features, statistics = model.training_features(params["backbone"], batch, key)
             logits = model.classify(params["head"], features)
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            losses = model.task.example_losses(logits, labels)
             return masked_mean(responsibility * losses, batch.mask), statistics
 
-        losses, statistics = jax.vmap(one, in_axes=(0, 1))(models, responsibilities)
+        keys = jax.random.split(key, responsibilities.shape[1])
+        losses, statistics = jax.vmap(one, in_axes=(0, 1, 0))(models, responsibilities, keys)
         # A sum, so that the gradient of each model is independent of the others.
         return jnp.sum(losses), statistics
 

@@ -2,7 +2,7 @@
 
 from pfl_jax.base import Method, Model
 from pfl_jax.hyper_parameters import Count, Epochs
-from pfl_jax.methods.factories import checked, unchecked
+from pfl_jax.methods.factories import checked, needs_classes, unchecked
 from pfl_jax.methods.fedem import fedem
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.wrappers.fine_tuning import fine_tuned
@@ -40,5 +40,6 @@ def fedem_ft(
     Deviations:
       FedPAC does not say what its fine-tuning trains; here it trains all L models with FedEM's weighted loss.
     """
+    needs_classes(model, "fedem_ft", "its prediction mixes probabilities of classes")
     tuning = training.replace(epochs=training.epochs if finetune_epochs is None else finetune_epochs)
     return fine_tuned(fedem(model, training, learners=learners), unchecked(fedem)(model, tuning, learners=learners))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Privacy
 from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
-from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, IDENTITY, checked
+from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, IDENTITY, checked, needs_classes
 from pfl_jax.methods.lg_fedavg import lg_fedavg
 from pfl_jax.primitives.feature_statistics import class_centroids
 from pfl_jax.primitives.features import extract_features, fit_head
@@ -69,6 +69,7 @@ def fedgh(
       server's head is the first client's own object, so that the server's steps move that client's head, and that
       client's training the server's; with a copy of it, two full-batch rounds of three clients agree to 1e-6.
     """
+    needs_classes(model, "fedgh", "its server trains on the mean feature of each class")
     server_training = training.plain(
         lr=server_lr,
         batch_size=server_batch_size,

@@ -20,7 +20,7 @@ from pfl_jax.base import (
     TrainingLoss,
 )
 from pfl_jax.hyper_parameters import Epochs, NotNegative, ReadWith
-from pfl_jax.methods.factories import CLASS_SIZES, SIZE, checked
+from pfl_jax.methods.factories import CLASS_SIZES, SIZE, checked, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_class, mean_by_size, mix
 from pfl_jax.primitives.feature_statistics import (
     class_centroids,
@@ -31,7 +31,7 @@ from pfl_jax.primitives.feature_statistics import (
 from pfl_jax.primitives.features import extract_features, fit_head
 from pfl_jax.primitives.head_combination import solve_head_weights
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import cross_entropy, feature_alignment, loss_of_features
+from pfl_jax.primitives.losses import feature_alignment, loss_of_features
 from pfl_jax.primitives.simplex_qp import Solver
 from pfl_jax.primitives.tree import merge
 
@@ -128,6 +128,11 @@ def fedpac(
       as in the released code; the paper has no such cut. The paper does not say how a singular empirical covariance
       matrix is inverted; here a thousandth of its mean eigenvalue is added to its diagonal.
     """
+    needs_classes(
+        model,
+        "fedpac",
+        "it needs a mean feature of each class to align with, and statistics of classes for its head weights",
+    )
 
     def statistics_fn(features, data):
         mu, variance = label_feature_statistics(features, data.y, data.mask, model.num_classes)
@@ -238,7 +243,7 @@ def _alignment_loss(
     targets = jnp.where(held[:, None], server.centroids, own_centroids)
 
     def value(backbone, features, batch):
-        risk = cross_entropy(model.classify(head, features), batch.y, batch.mask)
+        risk = model.task.loss(model.classify(head, features), batch.y, batch.mask)
         if lam is None:
             return risk
         strength = jnp.where(jnp.any(held), lam, 0.0)

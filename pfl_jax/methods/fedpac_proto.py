@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Head, Method, Model
 from pfl_jax.hyper_parameters import Epochs, NotNegative, ReadWith
-from pfl_jax.methods.factories import checked
+from pfl_jax.methods.factories import checked, needs_classes
 from pfl_jax.methods.fedpac import align_and_combine
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import cross_entropy
@@ -90,6 +90,7 @@ def fedpac_proto(
       exponents are a tenth of the sum's. The weight of a client with f_ij < 0 is to be zero; a cross entropy is never
       negative, so that rule is left out.
     """
+    needs_classes(model, "fedpac_proto", "it needs a mean feature for each class, to align with and to judge heads by")
     return align_and_combine(
         model,
         training,

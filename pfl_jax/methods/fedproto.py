@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey
 from pfl_jax.hyper_parameters import NotNegative
-from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, checked
+from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, checked, needs_classes
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import cross_entropy, feature_alignment, loss_of_features
+from pfl_jax.primitives.losses import feature_alignment, loss_of_features
 
 
 class Prototypes(NamedTuple):
@@ -53,7 +53,7 @@ def local_step(
             has_prototype = prototypes.counts[batch.y] > 0
             # Without a prototype the target is the feature itself: distance and gradient are zero.
             targets = jnp.where(has_prototype[:, None], prototypes.centroids[batch.y], features)
-            risk = cross_entropy(model.classify(params["head"], features), batch.y, batch.mask)
+            risk = model.task.loss(model.classify(params["head"], features), batch.y, batch.mask)
             return risk + lam * feature_alignment(features, targets, batch.mask)
 
         params = training.fit(key, params, data, loss_of_features(model, loss))
@@ -107,6 +107,7 @@ def fedproto_g(
       released code takes means of the features that occur in the last local epoch, while the model changes, and leaves
       out incomplete mini-batches. All clients have the same architecture and start from the same model.
     """
+    needs_classes(model, "fedproto_g", "its prototypes are mean features of classes")
     step = local_step(model, training, lam)
 
     def train(key, server, client, data):
@@ -158,6 +159,7 @@ def fedproto_l(
     Deviations:
       FedPAC does not say when local prototypes are computed; here after the client's previous local training.
     """
+    needs_classes(model, "fedproto_l", "its prototypes are mean features of classes")
     step = local_step(model, training, lam)
 
     def train(key, server, client, data):

@@ -57,8 +57,8 @@ def fedrep(
         features = extract_features(model, server["backbone"], data)
         head = fit_head(head_key, model, client, features, data, head_training)
 
-        def backbone_loss(backbone, batch):
-            return risk(merge(backbone, head), batch)
+        def backbone_loss(backbone, batch, key):
+            return risk(merge(backbone, head), batch, key)
 
         backbone = training.fit(backbone_key, server["backbone"], data, backbone_loss)
         return LocalResult(client=head, message=mean_by_size(backbone, data), personal=merge(backbone, head))

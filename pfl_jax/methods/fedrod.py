@@ -5,11 +5,11 @@ from typing import NamedTuple
 import jax
 
 from pfl_jax.base import Head, LocalResult, Method, Model, Params, Privacy
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, checked, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_counts
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import balanced_softmax, cross_entropy, loss_of_features
+from pfl_jax.primitives.losses import balanced_softmax, loss_of_features
 
 
 class FedRoDModel(NamedTuple):
@@ -50,6 +50,7 @@ def fedrod(model: Model, training: LocalSGD = LocalSGD()) -> Method:
       head. A class without examples on a client is left out of its balanced softmax (the limit of n_ik to 0), so the
       client does not train the generic head for this class.
     """
+    needs_classes(model, "fedrod", "its balanced softmax needs the number of examples of each class")
 
     def train(key, server, client, data):
         counts = class_counts(data.y, data.mask, model.num_classes)
@@ -59,7 +60,7 @@ def fedrod(model: Model, training: LocalSGD = LocalSGD()) -> Method:
             # The loss of the personal head has no gradient in the shared parameters.
             own = jax.lax.stop_gradient(generic) + model.classify(params.head, jax.lax.stop_gradient(features))
             balanced = balanced_softmax(generic, batch.y, batch.mask, counts)
-            return balanced + cross_entropy(own, batch.y, batch.mask)
+            return balanced + model.task.loss(own, batch.y, batch.mask)
 
         loss = loss_of_features(model, value, lambda params: params.generic["backbone"])
         params = training.fit(key, FedRoDModel(server, client), data, loss)

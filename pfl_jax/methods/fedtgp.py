@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey
 from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, Positive, ReadWith
-from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, IDENTITY, checked
+from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, IDENTITY, checked, needs_classes
 from pfl_jax.methods.fedproto import Prototypes, local_step
 from pfl_jax.networks.layers import Dense
 from pfl_jax.primitives.fingerprints import fingerprint, order_by_fingerprint
@@ -160,6 +160,7 @@ def fedtgp(
       its prototype, as the released code does. With the order of saving mended, two rounds of full batches of that code
       (commit c77cbbb) give the same models and prototypes to 1e-5.
     """
+    needs_classes(model, "fedtgp", "its prototypes are mean features of classes")
     step, num_classes = local_step(model, training, lam), model.num_classes
     # The server has its own recipe: options of the clients' optimizer and of augmentation do not apply.
     server_training = LocalSGD(server_lr, 0.0, 0.0, server_batch_size, server_epochs)
@@ -179,13 +180,13 @@ def fedtgp(
             mask=own.counts.reshape(-1) > 0,
         )
 
-        def loss(generator, batch):
+        def loss(generator, batch, key):
             scores = distances(batch.x, generate(generator)) + delta * jax.nn.one_hot(batch.y, num_classes)
             return cross_entropy(-scores, batch.y, batch.mask)
 
         generator = server_training.fit(key, server.generator, examples, loss)
         ready = server.ready | jnp.any(examples.mask)
-        info = {"margin": delta, "server_loss": loss(generator, examples)}
+        info = {"margin": delta, "server_loss": loss(generator, examples, key)}
         return FedTGPServer(server.initial, generator, generate(generator), ready), clients, info
 
     def init_server(key):

@@ -221,15 +221,15 @@ def floco(
         # By the client's data, so that the points do not depend on how clients are numbered.
         draws = fingerprint_key(jax.random.fold_in(jax.random.key(server.seed), server.rounds), fingerprint(data))
 
-        def loss(params, batch, point):
+        def loss(params, batch, point, key):
             backbone, heads = params
-            return risk(at(backbone, heads, point), batch)
+            return risk(at(backbone, heads, point), batch, key)
 
-        def step(carry, batch):
+        def step(carry, batch, key):
             params, opt_state, index = carry
             draw = jax.random.fold_in(draws, index)
             point = jnp.where(client.placed, nearby(draw, client.point, radius), anywhere(draw, endpoints))
-            gradient, statistics = jax.grad(loss, has_aux=True)(params, batch, point)
+            gradient, statistics = jax.grad(loss, has_aux=True)(params, batch, point, key)
             return *descend(optimizer, gradient, statistics, params, opt_state), index + 1
 
         start = (server.backbone, server.heads)

@@ -9,7 +9,7 @@ import optax
 
 from pfl_jax.base import Backbone, ClientData, Head, LocalResult, Method, Model, Privacy, PyTree
 from pfl_jax.hyper_parameters import NotNegative
-from pfl_jax.methods.factories import WHOLE_BATCH, checked
+from pfl_jax.methods.factories import WHOLE_BATCH, checked, needs_classes
 from pfl_jax.networks.layers import Dense
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_counts
@@ -128,6 +128,7 @@ def gpfl(model: Model, training: LocalSGD = LocalSGD(), *, lam: NotNegative = 0.
       weight decay. Compared with that code (commit ed7a7fe), given the conditions of the global embeddings: two rounds
       of full batches give the same models to 1e-5.
     """
+    needs_classes(model, "gpfl", "it learns an embedding of each class")
 
     def train(key, server, client, data):
         received, head = server.shared, client
@@ -141,7 +142,7 @@ def gpfl(model: Model, training: LocalSGD = LocalSGD(), *, lam: NotNegative = 0.
                 return nn.relu(features * scale + shift)
 
             common = route(generic)
-            risk = cross_entropy(model.classify(head, route(personal)), batch.y, batch.mask)
+            risk = model.task.loss(model.classify(head, route(personal)), batch.y, batch.mask)
             risk += cross_entropy(cosine_logits(common, shared.embeddings), batch.y, batch.mask)
             difference = (common - received.embeddings[batch.y]) * batch.mask[:, None]
             decay = proximal((shared.embeddings, shared.valve), jax.tree.map(jnp.zeros_like, shared[1:]))

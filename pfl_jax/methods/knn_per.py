@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import Count, Fraction, ReadWith
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, checked, needs_classes
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.features import extract_features
@@ -118,6 +118,7 @@ def knn_per(
       The paper's weights are exp(-r), the default here; its released code has exp(-r^2 / d), see `kernel`. The global
       model was trained on the held-out examples too.
     """
+    needs_classes(model, "knn_per", "its neighbors vote for classes")
 
     def probabilities(params: Params, store: Datastore, features: jax.Array) -> tuple[jax.Array, jax.Array]:
         knn = neighbor_probabilities(store, features, neighbors, model.num_classes, kernel)

@@ -8,11 +8,11 @@ import optax
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, checked, needs_vectors
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import cross_entropy, loss_of_features, masked_mean
+from pfl_jax.primitives.losses import loss_of_features, masked_mean
 
 
 class MoonClient(NamedTuple):
@@ -84,6 +84,7 @@ def moon(
       Three full-batch rounds of three clients agree with the released training function
       (github.com/QinbinLi/MOON, commit 8fcba3c) to 1e-6.
     """
+    needs_vectors(model, "moon", "it compares that vector under three models")
 
     def train(key, server, client, data):
         strength = mu * client.trained
@@ -92,7 +93,7 @@ def moon(
             near, far = (model.features(fixed["backbone"], batch.x) for fixed in (server, client.params))
             contrast = contrastive_loss(features, near, far, batch.mask, temperature)
             logits = model.classify(params["head"], features)
-            return cross_entropy(logits, batch.y, batch.mask) + strength * contrast
+            return model.task.loss(logits, batch.y, batch.mask) + strength * contrast
 
         params = training.fit(key, server, data, loss_of_features(model, loss))
         return LocalResult(MoonClient(params, jnp.ones((), bool)), mean_by_size(params, data), params)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, PyTree
+from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
 from pfl_jax.methods.factories import OWN_GRADIENTS, checked
 from pfl_jax.methods.fedavg import fedavg
@@ -97,31 +97,33 @@ def per_fedavg(
     def move(params: Params, distance: float | jax.Array, direction: Params) -> Params:
         return jax.tree.map(lambda leaf, step: leaf + distance * step, params, direction)
 
-    def gradient(params: Params, batches: list[ClientData]) -> tuple[Params, PyTree]:
-        inner, outer, *curvature = batches
-        adapted = move(params, -inner_lr, gradient_and_statistics(params, inner)[0])
-        meta, statistics = gradient_and_statistics(adapted, outer)
+    def gradient(params: Params, batches: list[ClientData], key: PRNGKey) -> tuple[Params, PyTree]:
+        (inner, outer, *curvature), (inner_key, outer_key, curvature_key) = batches, jax.random.split(key, 3)
+        adapted = move(params, -inner_lr, gradient_and_statistics(params, inner, inner_key)[0])
+        meta, statistics = gradient_and_statistics(adapted, outer, outer_key)
         for batch in curvature:
             moved = (move(params, sign * delta, meta) for sign in (1, -1))
-            ahead, behind = (gradient_and_statistics(one, batch)[0] for one in moved)
+            # One key: the difference is that of the parameters alone.
+            ahead, behind = (gradient_and_statistics(one, batch, curvature_key)[0] for one in moved)
             product = jax.tree.map(lambda a, b: (a - b) / (2 * delta), ahead, behind)
             meta = move(meta, -inner_lr, product)
         return meta, statistics
 
-    def adapt(params: Params, data: ClientData) -> Params:
-        return move(params, -inner_lr, mean_gradient(training, loss, params, data))
+    def adapt(key: PRNGKey, params: Params, data: ClientData) -> Params:
+        return move(params, -inner_lr, mean_gradient(key, training, loss, params, data))
 
     def train(key, server, client, data):
-        def step(carry, batch):
+        def step(carry, batch, key):
             params, opt_state, index = carry
-            return *descend(optimizer, *gradient(params, deal(batch, parts, index)), params, opt_state), index + 1
+            direction = gradient(params, deal(batch, parts, index), key)
+            return *descend(optimizer, *direction, params, opt_state), index + 1
 
         numbered = data._replace(y=(data.y, jnp.arange(data.mask.shape[0], dtype=jnp.int32)))
         params, *_ = sampling.fold(key, (server, optimizer.init(server), 0), numbered, step)
-        return LocalResult(client=(), message=Mean(params, jnp.ones(())), personal=adapt(params, data))
+        return LocalResult(client=(), message=Mean(params, jnp.ones(())), personal=adapt(key, params, data))
 
     return fedavg(model, training)._replace(
         local=train,
-        personalize=lambda key, server, client, data: adapt(server, data),
+        personalize=lambda key, server, client, data: adapt(key, server, data),
         privacy=Privacy(refused=OWN_GRADIENTS, clients=()),
     )

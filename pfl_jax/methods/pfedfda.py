@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Backbone, ClientData, LocalResult, Mean, Method, Model, Privacy
 from pfl_jax.hyper_parameters import Positive
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, checked, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_centroids, class_counts
 from pfl_jax.primitives.features import extract_features
@@ -262,6 +262,7 @@ def pfedfda(
       L-BFGS). Compared with that code (commit 73c7c40, without the 1e-4): on the same features, statistics, classifiers
       and the loss that chooses the coefficients agree to 1e-5, the coefficients to 1e-3.
     """
+    needs_classes(model, "pfedfda", "it needs a Gaussian of features for each class")
 
     def adapt(backbone: Backbone, known: Gaussians, data: ClientData) -> Gaussians:
         features = extract_features(model, backbone, data)

@@ -57,14 +57,14 @@ def pfedme(
     optimizer = training.replace(lr=training.lr if personal_lr is None else personal_lr).transformation()
 
     def train(key, server, client, data):
-        def step(models, batch):
+        def step(models, batch, key):
             local, personal = models
 
             loss = supervised_loss(model, lambda params: lam * proximal(params, local))
 
-            def inner(_, carry):
+            def inner(index, carry):
                 params, opt_state = carry
-                gradient, statistics = jax.grad(loss, has_aux=True)(params, batch)
+                gradient, statistics = jax.grad(loss, has_aux=True)(params, batch, jax.random.fold_in(key, index))
                 return descend(optimizer, gradient, statistics, params, opt_state)
 
             personal, _ = jax.lax.fori_loop(0, inner_steps, inner, (personal, optimizer.init(personal)))

@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, TrainingLoss
+from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, TrainingLoss
 from pfl_jax.hyper_parameters import NotNegative
 from pfl_jax.methods.factories import checked
 from pfl_jax.primitives.local_sgd import LocalSGD
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import interpolate
+from pfl_jax.streams import FULL_GRADIENT
 
 
 class ScaffoldServer(NamedTuple):
@@ -60,16 +61,23 @@ def effective_steps(steps: jax.Array, momentum: jax.Array | float) -> jax.Array:
     return distance
 
 
-def mean_gradient(training: LocalSGD, loss: TrainingLoss, params: Params, data: ClientData) -> Params:
-    """Gradient of the mean loss over all examples of a client, computed in mini-batches; zero without examples."""
+def mean_gradient(key: PRNGKey, training: LocalSGD, loss: TrainingLoss, params: Params, data: ClientData) -> Params:
+    """Gradient of the mean loss over all examples of a client, computed in mini-batches; zero without examples.
+
+    `key` is that of the client: each mini-batch has a key of its own for the loss.
+    """
     count = jnp.maximum(jnp.sum(data.mask), 1)
 
-    def add(total, batch):
+    def add(carry, batch, _):
+        total, index = carry
         share = jnp.sum(batch.mask) / count
-        return jax.tree.map(lambda sums, g: sums + share * g, total, jax.grad(loss, has_aux=True)(params, batch)[0])
+        loss_key = jax.random.fold_in(jax.random.fold_in(key, FULL_GRADIENT), index)
+        gradient, _ = jax.grad(loss, has_aux=True)(params, batch, loss_key)
+        return jax.tree.map(lambda sums, g: sums + share * g, total, gradient), index + 1
 
     one_pass = LocalSGD(batch_size=training.batch_size, epochs=1)
-    return one_pass.fold(jax.random.key(0), jax.tree.map(jnp.zeros_like, params), data, add)
+    # The order does not matter for a sum.
+    return one_pass.fold(jax.random.key(0), (jax.tree.map(jnp.zeros_like, params), 0), data, add)[0]
 
 
 def _change_by_steps(training: LocalSGD, server: ScaffoldServer, params: Params, data: ClientData) -> Params:
@@ -135,7 +143,8 @@ def scaffold(
         if by_steps:
             change = _change_by_steps(training, server, params, data)
         else:
-            change = jax.tree.map(jnp.subtract, mean_gradient(training, loss, server.params, data), client.control)
+            gradient = mean_gradient(key, training, loss, server.params, data)
+            change = jax.tree.map(jnp.subtract, gradient, client.control)
         trained = jax.tree.map(jnp.add, client.control, change)
         message = Mean(ScaffoldMessage(params, change), jnp.ones(()))
         return LocalResult(ScaffoldClient(client.control, trained), message, params)

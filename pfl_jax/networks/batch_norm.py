@@ -136,7 +136,11 @@ def to_backbone(variables: Any) -> Backbone:
 
 
 def apply_backbone(
-    module: nn.Module, backbone: Backbone, x: jax.Array, mask: jax.Array | None = None
+    module: nn.Module,
+    backbone: Backbone,
+    x: jax.Array,
+    mask: jax.Array | None = None,
+    key: PRNGKey | None = None,
 ) -> tuple[jax.Array, PyTree]:
     """Output of a Flax module, and its next running statistics.
 
@@ -145,9 +149,11 @@ def apply_backbone(
       backbone: from `init_backbone`.
       x: inputs [B, ...].
       mask: [B], the real examples, in training; None to use the running statistics, which then stay as they are.
+      key: of what is random in training; None otherwise.
     """
     params = dict(backbone)
     statistics = jax.lax.stop_gradient(params.pop(STATISTICS, {}))
     with nn.intercept_methods(normalizing(mask)):
-        output, changed = module.apply({"params": params, STATISTICS: statistics}, x, mutable=[STATISTICS])
+        variables = {"params": params, STATISTICS: statistics}
+        output, changed = module.apply(variables, x, rngs=key, mutable=[STATISTICS])
     return output, changed.get(STATISTICS, {})

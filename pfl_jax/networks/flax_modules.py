@@ -120,7 +120,7 @@ def _from_linen(module: nn.Module, inputs: jax.ShapeDtypeStruct, num_classes: in
         params = init_backbone(module, key, jnp.zeros((1, *inputs.shape[1:]), inputs.dtype))
         return {"backbone": _without(params, path), "head": _lookup(params, path)}
 
-    def batch_features(backbone, x, mask=None):
+    def batch_features(backbone, x, mask=None, key=None):
         seen = []
 
         def stop(call, args, kwargs, context):
@@ -130,7 +130,7 @@ def _from_linen(module: nn.Module, inputs: jax.ShapeDtypeStruct, num_classes: in
             return call(*args, **kwargs)
 
         with nn.intercept_methods(stop):
-            _, statistics = apply_backbone(module, backbone, x, mask)
+            _, statistics = apply_backbone(module, backbone, x, mask, key)
         return seen[0], statistics
 
     def features(backbone, x):

@@ -3,6 +3,11 @@
 docs/primitives.md shows all of them, with formulas and examples.
 """
 
+from pfl_jax.outputs import cross_entropy as cross_entropy
+from pfl_jax.outputs import macro_auc as macro_auc
+from pfl_jax.outputs import macro_f1 as macro_f1
+from pfl_jax.outputs import masked_mean as masked_mean
+from pfl_jax.outputs import mean_auc as mean_auc
 from pfl_jax.primitives.aggregation import follow_mixture as follow_mixture
 from pfl_jax.primitives.aggregation import mean_by_class as mean_by_class
 from pfl_jax.primitives.aggregation import mean_by_size as mean_by_size
@@ -42,17 +47,14 @@ from pfl_jax.primitives.local_sgd import LocalSGD as LocalSGD
 from pfl_jax.primitives.local_sgd import num_steps as num_steps
 from pfl_jax.primitives.losses import balanced_softmax as balanced_softmax
 from pfl_jax.primitives.losses import classwise_alignment as classwise_alignment
-from pfl_jax.primitives.losses import cross_entropy as cross_entropy
 from pfl_jax.primitives.losses import deployed_loss as deployed_loss
 from pfl_jax.primitives.losses import feature_alignment as feature_alignment
 from pfl_jax.primitives.losses import loss_of_features as loss_of_features
-from pfl_jax.primitives.losses import masked_mean as masked_mean
+from pfl_jax.primitives.losses import negative_log_likelihood as negative_log_likelihood
 from pfl_jax.primitives.losses import proximal as proximal
 from pfl_jax.primitives.losses import supervised_loss as supervised_loss
 from pfl_jax.primitives.metrics import Summary as Summary
 from pfl_jax.primitives.metrics import before_aggregation as before_aggregation
-from pfl_jax.primitives.metrics import macro_auc as macro_auc
-from pfl_jax.primitives.metrics import macro_f1 as macro_f1
 from pfl_jax.primitives.metrics import no_scores as no_scores
 from pfl_jax.primitives.metrics import pooled as pooled
 from pfl_jax.primitives.metrics import score as score

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from pfl_jax.base import ClientData, Model, Params, PRNGKey
 from pfl_jax.primitives.examples import map_examples
@@ -18,7 +17,7 @@ def init_models(model: Model, key: PRNGKey, count: int) -> Params:
 
 
 def example_losses(model: Model, models: Params, data: ClientData) -> jax.Array:
-    """Cross entropy -log p_m(y_l | x_l) of every example under every model.
+    """Loss of every example under every model; of classification the cross entropy -log p_m(y_l | x_l).
 
     Args:
       model: the architecture.
@@ -31,7 +30,7 @@ def example_losses(model: Model, models: Params, data: ClientData) -> jax.Array:
 
     def losses(rows):
         x, y = rows
-        logits = jax.vmap(model.apply, in_axes=(0, None))(models, x)
-        return jax.vmap(optax.softmax_cross_entropy_with_integer_labels, in_axes=(0, None), out_axes=1)(logits, y)
+        outputs = jax.vmap(model.apply, in_axes=(0, None))(models, x)
+        return jax.vmap(model.task.example_losses, in_axes=(0, None), out_axes=1)(outputs, y)
 
     return map_examples(losses, (data.x, data.y), data.mask)

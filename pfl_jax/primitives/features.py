@@ -5,7 +5,6 @@ import jax
 from pfl_jax.base import Backbone, ClientData, Head, Model, PRNGKey
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.local_sgd import LocalSGD
-from pfl_jax.primitives.losses import cross_entropy
 
 
 def extract_features(model: Model, backbone: Backbone, data: ClientData) -> jax.Array:
@@ -23,7 +22,7 @@ def extract_features(model: Model, backbone: Backbone, data: ClientData) -> jax.
 
 
 def fit_head(key: PRNGKey, model: Model, head: Head, features: jax.Array, data: ClientData, training: LocalSGD) -> Head:
-    """Train a head with cross entropy on precomputed features, so that all epochs share one forward pass.
+    """Train a head with the task's loss on precomputed features, so that all epochs share one forward pass.
 
     Args:
       key: key of the order of the examples.
@@ -34,7 +33,7 @@ def fit_head(key: PRNGKey, model: Model, head: Head, features: jax.Array, data: 
       training: recipe of the head's training.
     """
 
-    def loss(head, batch):
-        return cross_entropy(model.classify(head, batch.x), batch.y, batch.mask)
+    def loss(head, batch, key):
+        return model.task.loss(model.classify(head, batch.x), batch.y, batch.mask)
 
     return training.fit(key, head, data._replace(x=features), loss)

@@ -8,7 +8,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import ClientData, Loss, PRNGKey, PyTree
+from pfl_jax.base import ClientData, KeylessLoss, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import whole
 from pfl_jax.primitives.aggregation import normalize_weights
@@ -20,7 +20,7 @@ MICROBATCH = 16
 """Examples whose gradients are computed at once; 16 was the fastest of 8 to 64 on a CPU, for both papers' networks."""
 
 
-def squared_gradient_norms(loss: Loss, params: PyTree, batch: ClientData) -> jax.Array:
+def squared_gradient_norms(loss: KeylessLoss, params: PyTree, batch: ClientData) -> jax.Array:
     """Squared norms [B] of the per-example gradients, ||grad_w loss(w, example b)||^2.
 
     They have a closed form if every parameter is used once, in a `pfl_jax.networks.layers.Layer`; otherwise each
@@ -43,7 +43,7 @@ def squared_gradient_norms(loss: Loss, params: PyTree, batch: ClientData) -> jax
     return _norms(loss, params, batch, _closed_form(loss, params, batch, batch.mask.shape[0]))
 
 
-def _closed_form(loss: Loss, params: PyTree, batch: ClientData, rows: int) -> list[int | None] | None:
+def _closed_form(loss: KeylessLoss, params: PyTree, batch: ClientData, rows: int) -> list[int | None] | None:
     """Number of the leaf that each operation of a layer uses, or None for another array, in the order of the calls.
 
     None if the norms have no closed form: a leaf is used in two operations, or elsewhere. This is examined for two
@@ -54,7 +54,7 @@ def _closed_form(loss: Loss, params: PyTree, batch: ClientData, rows: int) -> li
     return found[0].leaves if closed else None
 
 
-def _norms(loss: Loss, params: PyTree, batch: ClientData, leaves: list[int | None] | None) -> jax.Array:
+def _norms(loss: KeylessLoss, params: PyTree, batch: ClientData, leaves: list[int | None] | None) -> jax.Array:
     """Squared norms [B], from one backward pass where they have a closed form."""
     if leaves is None:
         return _norms_one_by_one(loss, params, batch)
@@ -71,7 +71,7 @@ def _norms(loss: Loss, params: PyTree, batch: ClientData, leaves: list[int | Non
     return jax.grad(summed_loss)(jnp.zeros(examples))
 
 
-def _norms_one_by_one(loss: Loss, params: PyTree, batch: ClientData) -> jax.Array:
+def _norms_one_by_one(loss: KeylessLoss, params: PyTree, batch: ClientData) -> jax.Array:
     """Squared norms [B] from a gradient of each example."""
 
     def squared_norm(example: ClientData) -> jax.Array:
@@ -82,7 +82,7 @@ def _norms_one_by_one(loss: Loss, params: PyTree, batch: ClientData) -> jax.Arra
 
 
 def fisher_trace(
-    loss: Loss,
+    loss: KeylessLoss,
     params: PyTree,
     data: ClientData,
     *,
@@ -137,7 +137,9 @@ def fisher_trace(
     return total if reduction == "sum" else total / jnp.maximum(jnp.sum(data.mask), 1)
 
 
-def batch_fisher_trace(key: PRNGKey, loss: Loss, params: PyTree, data: ClientData, training: LocalSGD) -> jax.Array:
+def batch_fisher_trace(
+    key: PRNGKey, loss: KeylessLoss, params: PyTree, data: ClientData, training: LocalSGD
+) -> jax.Array:
     """Sum over an epoch of the squared norms of mini-batch gradients.
 
         sum over batches B of || (1/|B|) sum_{b in B} grad_w log p_w(y_b | x_b) ||^2
@@ -171,7 +173,7 @@ def batch_fisher_trace(key: PRNGKey, loss: Loss, params: PyTree, data: ClientDat
       The released code of Yang, Huang, Ye. FedAS. CVPR 2024.
     """
 
-    def add(total, batch):
+    def add(total, batch, _):
         gradient = jax.grad(loss)(params, batch)
         return total + sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient))
 
@@ -180,7 +182,7 @@ def batch_fisher_trace(key: PRNGKey, loss: Loss, params: PyTree, data: ClientDat
     return one_epoch.fold(key, jnp.zeros(()), data, add)
 
 
-def diagonal_fisher(loss: Loss, params: PyTree, data: ClientData, *, microbatch: int = MICROBATCH) -> PyTree:
+def diagonal_fisher(loss: KeylessLoss, params: PyTree, data: ClientData, *, microbatch: int = MICROBATCH) -> PyTree:
     """Diagonal of the empirical Fisher information on one client's examples.
 
         diag F = (1/n) sum_b ( grad_w log p_w(y_b | x_b) )^2,  elementwise
@@ -215,7 +217,7 @@ def diagonal_fisher(loss: Loss, params: PyTree, data: ClientData, *, microbatch:
     def gradient(example):
         return jax.grad(loss)(params, jax.tree.map(lambda leaf: leaf[None], example))
 
-    def add(total, batch):
+    def add(total, batch, _):
         return jax.tree.map(
             lambda sums, leaf: sums + jnp.sum(jnp.square(leaf), axis=0), total, jax.vmap(gradient)(batch)
         )

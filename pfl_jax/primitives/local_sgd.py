@@ -19,7 +19,7 @@ from pfl_jax.primitives.optimizers import add_weight_decay, sgd
 from pfl_jax.primitives.optimizers import descend as descend
 from pfl_jax.primitives.private_gradients import private_gradient
 from pfl_jax.primitives.tree import map_statistics, register_unchecked, running_statistics
-from pfl_jax.streams import AUGMENTATION, EXAMPLE_NOISE
+from pfl_jax.streams import AUGMENTATION, DROPOUT, EXAMPLE_NOISE
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 """Names of optimizers, see `LocalSGD.optimizer`."""
@@ -70,6 +70,9 @@ def _epoch_order(key: PRNGKey, mask: jax.Array, length: int) -> jax.Array:
 
 Carry = TypeVar("Carry")
 
+Step = Callable[[Carry, ClientData, PRNGKey], Carry]
+"""Step on a mini-batch: (carry, mini-batch, key of its loss) -> the next carry."""
+
 
 @register_unchecked
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class LocalSGD:
       >>> from pfl_jax.primitives import losses
       >>> x = jnp.array([1.0, 2.0, 3.0, 0.0])
       >>> data = ClientData(x=x, y=2 * x, mask=jnp.array([True, True, True, False]))
-      >>> def loss(w, batch):
+      >>> def loss(w, batch, key):
       ...     return losses.masked_mean(jnp.square(w * batch.x - batch.y), batch.mask)
       >>> training = LocalSGD(lr=0.05, momentum=0.0, weight_decay=0.0, batch_size=2, epochs=20)
       >>> print(f"{training.fit(jax.random.key(0), jnp.array(0.0), data, loss):.2f}")
@@ -181,15 +184,15 @@ class LocalSGD:
 
         To freeze a part of a model, close over it:
 
-            training.fit(key, head, data, lambda head, batch: loss(merge(backbone, head), batch))
+            training.fit(key, head, data, lambda head, batch, key: loss(merge(backbone, head), batch, key))
 
         Args:
-          key: key of the order of the examples, of the augmentation and of the noise.
+          key: key of the order of the examples, of the augmentation, of the noise and of the losses.
           params: any pytree of float arrays.
           data: examples [n, ...] with their mask [n].
-          loss: (params, ClientData of batch_size rows) -> scalar mean over the batch's mask; with dp_clip, of any
-            number of rows. A backbone with batch normalization needs a `TrainingLoss`, such as
-            `pfl_jax.primitives.losses.supervised_loss`.
+          loss: (params, ClientData of batch_size rows, key) -> scalar mean over the batch's mask; with dp_clip, of any
+            number of rows. The key is another one in every step. A backbone with batch normalization needs a
+            `TrainingLoss`, such as `pfl_jax.primitives.losses.supervised_loss`.
           transformation: optimizer to use in place of `transformation()`.
 
         Raises:
@@ -199,23 +202,23 @@ class LocalSGD:
 
         start, clip = (params, optimizer.init(params)), self.dp_clip
 
-        def value_and_statistics(params, batch):
+        def value_and_statistics(params, batch, key):
             # The old statistics have no gradient, also if a penalty is on all parameters.
-            result = loss(map_statistics(jax.lax.stop_gradient, params), batch)
+            result = loss(map_statistics(jax.lax.stop_gradient, params), batch, key)
             return result if isinstance(result, tuple) else (result, ())
 
-        def step(carry, batch):
+        def step(carry, batch, key):
             params, opt_state = carry
-            (value, statistics), gradient = jax.value_and_grad(value_and_statistics, has_aux=True)(params, batch)
+            (value, statistics), gradient = jax.value_and_grad(value_and_statistics, has_aux=True)(params, batch, key)
             return descend(optimizer, gradient, statistics, params, opt_state, value=value)
 
         if clip is None:
             return self._fold(key, start, data, step)[0]
 
-        def value(params, batch):
-            return value_and_statistics(params, batch)[0]
+        def value(params, batch, key):
+            return value_and_statistics(params, batch, key)[0]
 
-        def private_step(carry, batch):
+        def private_step(carry, batch, _):
             params, opt_state, index = carry
             noise_key = jax.random.fold_in(jax.random.fold_in(key, EXAMPLE_NOISE), index)
             gradient = private_gradient(
@@ -226,21 +229,21 @@ class LocalSGD:
 
         return self._fold(key, (*start, jnp.zeros((), jnp.int32)), data, private_step)[0]
 
-    def fold(self, key: PRNGKey, carry: Carry, data: ClientData, step: Callable[[Carry, ClientData], Carry]) -> Carry:
-        """Fold carry = step(carry, batch) over the mini-batches of all epochs.
+    def fold(self, key: PRNGKey, carry: Carry, data: ClientData, step: Step[Carry]) -> Carry:
+        """Fold carry = step(carry, batch, key) over the mini-batches of all epochs.
 
         The real examples are shuffled anew in every epoch. An epoch of a client with m real examples takes
         ceil(m / batch_size) steps, the last one on the remaining examples, so a small client costs less than a large
         one unless both run under one vmap. `drop_last`, `shuffle` and `augment` apply as described in `LocalSGD`;
-        augmentation has keys of its own and does not change the order of the examples; all that makes steps (`lr`,
-        `optimizer`, `clip_norm`) is the caller's. Trip counts are dynamic, so under jit the result cannot be
-        differentiated in reverse mode: use `jax.jvp`.
+        augmentation and losses have keys of their own, and do not change the order of the examples; all that makes
+        steps (`lr`, `optimizer`, `clip_norm`) is the caller's. Trip counts are dynamic, so under jit the result cannot
+        be differentiated in reverse mode: use `jax.jvp`.
 
         Args:
-          key: key of the order of the examples and of the augmentation.
+          key: key of the order of the examples, of the augmentation and of the steps' keys, see `pfl_jax.streams`.
           carry: any pytree of arrays.
           data: examples [n, ...] with their mask [n].
-          step: (carry, ClientData of batch_size rows) -> the next carry, of the same structure, shapes and types.
+          step: (carry, ClientData of batch_size rows, key) -> the next carry, of the same structure, shapes and types.
 
         Returns:
           The last carry; the initial one if there are no epochs.
@@ -253,7 +256,7 @@ class LocalSGD:
           >>> import jax.numpy as jnp
           >>> from pfl_jax import ClientData, LocalSGD
           >>> data = ClientData(x=jnp.arange(5.0), y=jnp.zeros(5), mask=jnp.array([True, True, True, False, False]))
-          >>> def step(carry, batch):
+          >>> def step(carry, batch, key):
           ...     return carry[0] + 1, carry[1] + jnp.sum(batch.x * batch.mask)
           >>> steps, total = LocalSGD(batch_size=2, epochs=2).fold(jax.random.key(0), (0, 0.0), data, step)
           >>> print(steps, total)  # two steps an epoch; each real example once an epoch
@@ -266,7 +269,7 @@ class LocalSGD:
             )
         return self._fold(key, carry, data, step)
 
-    def _fold(self, key: PRNGKey, carry: Carry, data: ClientData, step: Callable[[Carry, ClientData], Carry]) -> Carry:
+    def _fold(self, key: PRNGKey, carry: Carry, data: ClientData, step: Step[Carry]) -> Carry:
         (n,) = data.mask.shape
         size = self.batch_size
         count = jnp.sum(data.mask, dtype=jnp.int32)
@@ -282,10 +285,14 @@ class LocalSGD:
             def batch_step(index, carry):
                 rows = jax.lax.dynamic_slice(order, (index * size,), (size,))
                 batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
+
+                def step_key(stream):
+                    return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, stream), epoch_index), index)
+
                 if self.augment is not None:
-                    epoch_key = jax.random.fold_in(jax.random.fold_in(key, AUGMENTATION), epoch_index)
-                    batch = batch._replace(x=self.augment(jax.random.fold_in(epoch_key, index), batch.x))
-                return step(carry, batch._replace(mask=index * size + jnp.arange(size) < count))
+                    batch = batch._replace(x=self.augment(step_key(AUGMENTATION), batch.x))
+                batch = batch._replace(mask=index * size + jnp.arange(size) < count)
+                return step(carry, batch, step_key(DROPOUT))
 
             return jax.lax.fori_loop(0, steps, batch_step, carry)
 

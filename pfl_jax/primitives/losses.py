@@ -5,46 +5,14 @@ from collections.abc import Callable
 import chex
 import jax
 import jax.numpy as jnp
-import optax
 from jax.typing import ArrayLike
 
-from pfl_jax.base import Backbone, ClientData, Model, Params, PyTree, TrainingLoss
+from pfl_jax.base import Backbone, ClientData, KeylessLoss, Model, Params, PyTree, TrainingLoss
+from pfl_jax.outputs import cross_entropy, masked_mean
 from pfl_jax.primitives.tree import map_statistics
 
 ABSENT_CLASS = -1e9
 """Replacement of log 0 in `balanced_softmax`: finite, but below any logit."""
-
-
-def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean of values [B] where mask [B] is True; 0 if it is True nowhere.
-
-    Values outside the mask must be finite and get no gradient.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from pfl_jax.primitives import losses
-      >>> print(losses.masked_mean(jnp.array([3.0, 100.0]), jnp.array([True, False])))
-      3.0
-    """
-    chex.assert_equal_shape([values, mask])
-    weights = mask.astype(values.dtype)
-    return jnp.sum(values * weights) / jnp.maximum(jnp.sum(weights), 1.0)
-
-
-def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean cross entropy of logits [B, K] against labels [B] over the real examples of mask [B].
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from pfl_jax.primitives import losses
-      >>> logits, labels = jnp.array([[2.0, 0.0], [0.0, 2.0]]), jnp.array([0, 0])
-      >>> print(f"{losses.cross_entropy(logits, labels, jnp.array([True, True])):.3f}")  # (0.127 + 2.127) / 2
-      1.127
-      >>> print(f"{losses.cross_entropy(logits, labels, jnp.array([True, False])):.3f}")
-      0.127
-    """
-    chex.assert_rank([logits, labels, mask], [2, 1, 1])
-    return masked_mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels), mask)
 
 
 def loss_of_features(
@@ -60,15 +28,15 @@ def loss_of_features(
       backbone: params -> the backbone in them.
     """
 
-    def loss(params, batch):
-        features, statistics = model.training_features(backbone(params), batch)
+    def loss(params, batch, key):
+        features, statistics = model.training_features(backbone(params), batch, key)
         return value(params, features, batch), statistics
 
     return loss
 
 
 def supervised_loss(model: Model, penalty: Callable[[Params], ArrayLike] | None = None) -> TrainingLoss:
-    """Loss of ordinary local training: cross entropy of a whole model on a mini-batch.
+    """Loss of ordinary local training: that of the model's task, for a whole model on a mini-batch.
 
     Args:
       model: the architecture.
@@ -76,14 +44,14 @@ def supervised_loss(model: Model, penalty: Callable[[Params], ArrayLike] | None 
     """
 
     def value(params, features, batch):
-        risk = cross_entropy(model.classify(params["head"], features), batch.y, batch.mask)
+        risk = model.task.loss(model.classify(params["head"], features), batch.y, batch.mask)
         return risk if penalty is None else risk + penalty(params)
 
     return loss_of_features(model, value)
 
 
-def deployed_loss(model: Model) -> Callable[[Params, ClientData], jax.Array]:
-    """Cross entropy of a whole model as it would be deployed, not as it is in training.
+def deployed_loss(model: Model) -> KeylessLoss:
+    """Loss of a whole model as it would be deployed, not as it is in training.
 
     Args:
       model: the architecture.
@@ -91,14 +59,27 @@ def deployed_loss(model: Model) -> Callable[[Params, ClientData], jax.Array]:
     Returns:
       (params, ClientData of B examples) -> scalar.
     """
-    return lambda params, batch: cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+    return lambda params, batch: model.task.loss(model.apply(params, batch.x), batch.y, batch.mask)
+
+
+def negative_log_likelihood(model: Model) -> KeylessLoss:
+    """Mean of -log p(y | x) of a whole model as it would be deployed, up to a constant; see `Task.likelihood`.
+
+    Args:
+      model: the architecture.
+
+    Returns:
+      (params, ClientData of B examples) -> scalar.
+    """
+    likelihood = model.task.likelihood or model.task.loss
+    return lambda params, batch: likelihood(model.apply(params, batch.x), batch.y, batch.mask)
 
 
 def feature_alignment(features: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
     """Mean over examples of (1/d) ||f(x) - target||^2 for features and targets [B, d], mask [B].
 
     FedPAC, Eq. 3, with class centroids as targets; FedAS, Eq. 4, with the previous backbone's embeddings. No
-    gradient flows into the targets.
+    gradient flows into the targets. Features [B, T, d] of a sequence count as one vector of T d numbers.
 
     Example:
       >>> import jax.numpy as jnp
@@ -109,7 +90,7 @@ def feature_alignment(features: jax.Array, targets: jax.Array, mask: jax.Array) 
       1.0
     """
     chex.assert_equal_shape([features, targets])
-    distance = jnp.mean(jnp.square(features - jax.lax.stop_gradient(targets)), axis=-1)
+    distance = jnp.mean(jnp.square(features - jax.lax.stop_gradient(targets)), axis=range(1, features.ndim))
     return masked_mean(distance, mask)
 
 

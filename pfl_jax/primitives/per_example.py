@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal, get_opaque_trace_state
 
-from pfl_jax.base import ClientData, Loss, PyTree
+from pfl_jax.base import ClientData, KeylessLoss, PyTree
 from pfl_jax.networks.convolution import conv2d
 from pfl_jax.networks.layers import Layer
 
@@ -132,7 +132,7 @@ class Uses(NamedTuple):
         return len(set(own)) == len(own)
 
 
-def uses_of_parameters(loss: Loss, params: PyTree, batch: ClientData, rows: int) -> Uses:
+def uses_of_parameters(loss: KeylessLoss, params: PyTree, batch: ClientData, rows: int) -> Uses:
     """Where a loss uses its parameters, read off its jaxpr for so many rows.
 
     Args:

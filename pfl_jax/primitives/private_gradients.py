@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from pfl_jax.base import ClientData, Loss, PRNGKey, PyTree
+from pfl_jax.base import ClientData, KeylessLoss, Loss, PRNGKey, PyTree
 from pfl_jax.primitives.per_example import (
     FEW,
     Operation,
@@ -21,6 +21,7 @@ from pfl_jax.primitives.per_example import (
     uses_of_parameters,
     weigh_gradient,
 )
+from pfl_jax.streams import DROPOUT
 
 MICROBATCH = 64
 """Examples whose gradients are clipped at once: it bounds the memory, not the result. Batches of 50 took two thirds of
@@ -45,9 +46,9 @@ def private_gradient(
     how many examples are real, so that an example that is left out changes the sum and nothing else.
 
     Args:
-      key: key of the noise.
-      loss: (params, ClientData of any number of rows) -> scalar; the mean over the rows of a term of each, plus terms
-        without examples. For other losses the result is not private.
+      key: key of the noise; folded with `pfl_jax.streams.DROPOUT` that of the losses.
+      loss: (params, ClientData of any number of rows, key) -> scalar; the mean over the rows of a term of each, plus
+        terms without examples. For other losses the result is not private.
       params: any pytree of float arrays; sums and noise are in float32 at least.
       batch: examples [B, ...]; padding contributes nothing.
       clip: C, the largest norm of an example's gradient.
@@ -61,7 +62,7 @@ def private_gradient(
       Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang. Deep Learning with Differential Privacy. CCS 2016.
       Algorithm 1. The fixed divisor is that of Ponomareva et al. How to DP-fy ML. JAIR 2023. Section 4.1.
     """
-    total, free = clipped_gradient_sum(loss, params, batch, clip)
+    total, free = clipped_gradient_sum(jax.random.fold_in(key, DROPOUT), loss, params, batch, clip)
     if not (isinstance(noise, int | float) and noise == 0):
         leaves, structure = jax.tree.flatten(total)
         keys = jax.random.split(key, len(leaves))
@@ -73,7 +74,7 @@ def private_gradient(
 
 
 def clipped_gradient_sum(
-    loss: Loss, params: PyTree, batch: ClientData, clip: float | jax.Array
+    key: PRNGKey, loss: Loss, params: PyTree, batch: ClientData, clip: float | jax.Array
 ) -> tuple[PyTree, PyTree]:
     """Sum over the real examples of their clipped gradients, and the gradient of the terms without examples.
 
@@ -82,30 +83,35 @@ def clipped_gradient_sum(
     examples; otherwise each example's gradient is computed.
 
     Args:
+      key: key of the losses. Each example has its own, folded with its row. Those whose gradients have a closed form
+        share the key of the first row of their `MICROBATCH`; the loss draws one array for all of their rows.
       loss, params, batch, clip: see `private_gradient`.
 
     Example:
+      >>> import jax
       >>> import jax.numpy as jnp
       >>> from pfl_jax import ClientData
       >>> from pfl_jax.primitives import losses, private_gradients
       >>> batch = ClientData(x=jnp.array([3.0, 0.5, 9.0]), y=jnp.zeros(3), mask=jnp.array([True, True, False]))
-      >>> def loss(w, batch):
+      >>> def loss(w, batch, key):
       ...     return losses.masked_mean(w * batch.x, batch.mask) + 0.25 * w**2
-      >>> total, free = private_gradients.clipped_gradient_sum(loss, jnp.array(1.0), batch, 1.0)
+      >>> total, free = private_gradients.clipped_gradient_sum(jax.random.key(0), loss, jnp.array(1.0), batch, 1.0)
       >>> print(total, free)  # min(3, 1) + 0.5, and the derivative of w^2 / 4
       1.5 0.5
     """
-    loss, params = _with_single_precision(loss, params)
     examples = batch.mask.shape[0]
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(examples))
+    batch = batch._replace(y=(batch.y, keys))
+    keyless, params = _with_single_precision(functools.partial(_with_key_of_row, loss), params)
     few = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], FEW, axis=0), batch)
-    leaves = _leaves_of_operations(loss, params, few, min(examples, MICROBATCH))
+    leaves = _leaves_of_operations(keyless, params, few, min(examples, MICROBATCH))
     if leaves is None:
-        one_part, free = _sum_one_by_one, _without_examples(loss, params, few)
+        one_part, free = _sum_one_by_one, _without_examples(keyless, params, few)
     else:
         one_part = functools.partial(_sum_by_taps, leaves=leaves)
-        free = _data_free(loss, params, few, leaves)
+        free = _data_free(keyless, params, few, leaves)
     if examples <= MICROBATCH:
-        return one_part(loss, params, batch, clip, free), free
+        return one_part(keyless, params, batch, clip, free), free
     rows = -(-examples // MICROBATCH) * MICROBATCH
     # Copies of the first example that are not real.
     padded = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], rows - examples, 0)]), batch)
@@ -113,13 +119,19 @@ def clipped_gradient_sum(
     parts = jax.tree.map(lambda leaf: leaf.reshape(-1, MICROBATCH, *leaf.shape[1:]), padded)
 
     def add(total, part):
-        return jax.tree.map(jnp.add, total, one_part(loss, params, part, clip, free)), None
+        return jax.tree.map(jnp.add, total, one_part(keyless, params, part, clip, free)), None
 
     total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), parts)
     return total, free
 
 
-def _with_single_precision(loss: Loss, params: PyTree) -> tuple[Loss, PyTree]:
+def _with_key_of_row(loss: Loss, params: PyTree, batch: ClientData) -> jax.Array:
+    """Loss on rows with y = (labels, keys), of which the first key is used."""
+    y, keys = batch.y
+    return loss(params, batch._replace(y=y), keys[0])
+
+
+def _with_single_precision(loss: KeylessLoss, params: PyTree) -> tuple[KeylessLoss, PyTree]:
     """The loss as a function of parameters in float32 at least, and these parameters."""
     types = jax.tree.map(lambda leaf: leaf.dtype, params)
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), params)
@@ -133,7 +145,9 @@ def _factors(squares: jax.Array, mask: jax.Array, clip: float | jax.Array) -> ja
     return jnp.where(mask, clip / jnp.maximum(jnp.sqrt(squares), clip), 0.0)
 
 
-def _sum_one_by_one(loss: Loss, params: PyTree, batch: ClientData, clip: float | jax.Array, free: PyTree) -> PyTree:
+def _sum_one_by_one(
+    loss: KeylessLoss, params: PyTree, batch: ClientData, clip: float | jax.Array, free: PyTree
+) -> PyTree:
     def gradient(example):
         row = jax.tree.map(lambda leaf: leaf[None], example)
         row = row._replace(mask=jnp.ones_like(row.mask))
@@ -148,13 +162,13 @@ def _sum_one_by_one(loss: Loss, params: PyTree, batch: ClientData, clip: float |
     return jax.tree.map(lambda leaf: jnp.tensordot(factors, leaf, 1), gradients)
 
 
-def _without_examples(loss: Loss, params: PyTree, part: ClientData) -> PyTree:
+def _without_examples(loss: KeylessLoss, params: PyTree, part: ClientData) -> PyTree:
     """Gradient on a mini-batch without a real example, where the mean over examples is 0."""
     return jax.grad(loss)(params, part._replace(mask=jnp.zeros_like(part.mask)))
 
 
 def _sum_by_taps(
-    loss: Loss,
+    loss: KeylessLoss,
     params: PyTree,
     batch: ClientData,
     clip: float | jax.Array,
@@ -189,7 +203,7 @@ def _sum_by_taps(
     return jax.tree.unflatten(structure, jax.grad(with_weights)(copies))
 
 
-def _data_free(loss: Loss, params: PyTree, batch: ClientData, leaves: list[int | None]) -> PyTree:
+def _data_free(loss: KeylessLoss, params: PyTree, batch: ClientData, leaves: list[int | None]) -> PyTree:
     """Gradient of the parameters' uses outside of the operations that use these leaves."""
 
     def tap(number: int, operation: Operation) -> jax.Array:
@@ -203,7 +217,9 @@ def _data_free(loss: Loss, params: PyTree, batch: ClientData, leaves: list[int |
     return jax.grad(outside)(params)
 
 
-def _leaves_of_operations(loss: Loss, params: PyTree, batch: ClientData, examples: int) -> list[int | None] | None:
+def _leaves_of_operations(
+    loss: KeylessLoss, params: PyTree, batch: ClientData, examples: int
+) -> list[int | None] | None:
     """Number of the leaf that each operation of a layer uses, or None for another array, in the order of the calls.
 
     None if the sum has no closed form: a leaf is used in two operations, or other uses depend on the examples. Both are
@@ -219,7 +235,9 @@ def _leaves_of_operations(loss: Loss, params: PyTree, batch: ClientData, example
     return None if depends else leaves
 
 
-def _depends_on_examples(loss: Loss, params: PyTree, batch: ClientData, rows: int, leaves: list[int | None]) -> bool:
+def _depends_on_examples(
+    loss: KeylessLoss, params: PyTree, batch: ClientData, rows: int, leaves: list[int | None]
+) -> bool:
     """Whether `_data_free` depends on the examples of a mini-batch of so many rows."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), batch)
     jaxpr = jax.make_jaxpr(lambda params, batch: _data_free(loss, params, batch, leaves))(params, shapes).jaxpr

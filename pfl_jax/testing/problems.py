@@ -1,6 +1,7 @@
 """Tiny federation and model on which a method trains within a second, and all of its arrays can be looked at."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 
 from pfl_jax.base import Model
 from pfl_jax.data.federated import PER_CLIENT, FederatedData, NumClasses
+from pfl_jax.tasks import CLASSIFICATION, Task
 
 CLASSES, FEATURES, SHAPE = 3, 4, (2, 3, 1)
 """Of the federation and the model: K, d and the shape of one input."""
@@ -16,27 +18,52 @@ HYPER_PARAMETERS = {"lr": 0.1, "batch_size": 8, "epochs": 2}
 """What every method understands, for fast tests."""
 
 
-def tiny_model() -> Model:
-    """Six inputs, one tanh layer of four features, three classes: small enough for float64 checks by hand."""
+def tiny_model(task: Task = CLASSIFICATION) -> Model:
+    """Six inputs, one tanh layer of four features, three classes: small enough for float64 checks by hand.
+
+    Args:
+      task: of the outputs, one of TASKS; in a sequence each of the two rows of an input is one place.
+    """
+    outputs = {"regression": 2, "binary": 1}.get(task.name, CLASSES)
+    places = SHAPE[:1] if task.kind == "sequences" else ()
+    inputs_of_place = 6 // max(places, default=1)
 
     def init(key):
         keys = jax.random.split(key, 2)
         return {
-            "backbone": {"kernel": 0.5 * jax.random.normal(keys[0], (6, FEATURES)), "bias": jnp.zeros(FEATURES)},
-            "head": {"kernel": 0.5 * jax.random.normal(keys[1], (FEATURES, CLASSES)), "bias": jnp.zeros(CLASSES)},
+            "backbone": {
+                "kernel": 0.5 * jax.random.normal(keys[0], (inputs_of_place, FEATURES)),
+                "bias": jnp.zeros(FEATURES),
+            },
+            "head": {"kernel": 0.5 * jax.random.normal(keys[1], (FEATURES, outputs)), "bias": jnp.zeros(outputs)},
         }
 
     def features(backbone, inputs):
-        return jnp.tanh(inputs.reshape(inputs.shape[0], -1) @ backbone["kernel"] + backbone["bias"])
+        rows = inputs.reshape(inputs.shape[0], *places, -1)
+        return jnp.tanh(rows @ backbone["kernel"] + backbone["bias"])
 
     def classify(head, features):
         return features @ head["kernel"] + head["bias"]
 
-    return Model(init, features, classify, FEATURES, CLASSES)
+    return Model(init, features, classify, FEATURES, outputs, task=task)
+
+
+LABELS: dict[str, list[Any]] = {
+    "regression": [[0.5, -1.0], [-1.5, 0.0], [1.0, 2.0]],
+    "multi_label": [[1, 0, 1], [0, 1, 1], [0, 0, 0]],
+    "binary": [1, 0, 0],
+    "next_symbol": [[0, 1], [1, 2], [2, -1]],
+}
+"""Task -> y of the examples of each of the three patterns."""
 
 
 def tiny_federation(
-    train_sizes: Sequence[int] = (9, 20, 14, 5), test_size: int = 12, *, pad: int = 0, seed: int = 0
+    train_sizes: Sequence[int] = (9, 20, 14, 5),
+    test_size: int = 12,
+    *,
+    pad: int = 0,
+    seed: int = 0,
+    task: Task = CLASSIFICATION,
 ) -> FederatedData:
     """Clients that learn the same three noisy patterns, in different class proportions.
 
@@ -45,6 +72,7 @@ def tiny_federation(
       test_size: test examples of each client.
       pad: extra padding of every index table.
       seed: of everything.
+      task: one of TASKS; y of an example depends on its pattern, see LABELS.
     """
     generator = np.random.default_rng(seed)
     patterns = generator.integers(40, 216, (CLASSES, *SHAPE))
@@ -63,9 +91,10 @@ def tiny_federation(
         width = max(map(len, rows)) + pad
         return jnp.asarray(np.stack([np.pad(row, (0, width - len(row))) for row in rows]), jnp.int32)
 
+    y = np.concatenate(pool_y)
     return FederatedData(
         x=jnp.asarray(np.concatenate(pool_x)),
-        y=jnp.asarray(np.concatenate(pool_y)),
+        y=jnp.asarray(np.array(LABELS[task.name])[y] if task.name in LABELS else y),
         train_index=table(tables["train"]),
         train_count=jnp.asarray([len(row) for row in tables["train"]], jnp.int32),
         test_index=table(tables["test"]),

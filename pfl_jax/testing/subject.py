@@ -13,6 +13,7 @@ from pfl_jax.engine import simulate
 from pfl_jax.engine.build import Engine
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import make_method
+from pfl_jax.tasks import CLASSIFICATION, Task
 from pfl_jax.testing.problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 
@@ -21,17 +22,18 @@ class Subject:
 
     Args:
       factory: of the method, as those of `pfl_jax.METHODS`.
+      task: of the problem, one of `pfl_jax.tasks.TASKS`.
       **values: hyper-parameters in place of the problem's own and the factory's defaults.
     """
 
-    def __init__(self, factory: Callable[..., Method], **values: Any):
-        self.factory, self.values = factory, HYPER_PARAMETERS | values
+    def __init__(self, factory: Callable[..., Method], *, task: Task = CLASSIFICATION, **values: Any):
+        self.factory, self.task, self.values = factory, task, HYPER_PARAMETERS | values
         self.traces: int = 0
         self._engines: dict[tuple[int, bool], Engine] = {}
 
     def build(self, **changes: Any) -> Method:
         """The method, with changes of its hyper-parameters where some are given."""
-        return make_method(self.factory, tiny_model(), **self.values | changes)
+        return make_method(self.factory, tiny_model(self.task), **self.values | changes)
 
     def compiled(self, chunk: int = 1, *, shared: bool = False) -> Engine:
         """Compiled engine; it counts in `traces` how often a round is traced.
@@ -54,15 +56,24 @@ class Subject:
             self._engines[chunk, shared] = engine
         return self._engines[chunk, shared]
 
+    def data(self, *, pad: int = 0) -> FederatedData:
+        """The tiny federation, with extra padding."""
+        return tiny_federation(pad=pad, task=self.task)
+
+    @property
+    def loss(self) -> str:
+        """Name of a score that no rounding can move far: the task's first one that is no share."""
+        return next(one.name for one in self.task.scores if not one.higher_is_better)
+
     @functools.cached_property
     def start(self) -> State:
         """State before the first round."""
-        return self.compiled().init(tiny_federation(), jax.random.key(0))
+        return self.compiled().init(self.data(), jax.random.key(0))
 
     @functools.cached_property
     def reference(self) -> State:
         """State after three rounds, one client after another."""
-        return play(self.compiled(), state=self.start)
+        return play(self.compiled(), self.data(), state=self.start)
 
 
 _copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
@@ -70,7 +81,7 @@ _copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
 def play(
     engine: Engine,
-    data: FederatedData | None = None,
+    data: FederatedData,
     seed: int = 0,
     rounds: int = 3,
     size: int = 3,
@@ -80,13 +91,12 @@ def play(
 
     Args:
       engine: compiled.
-      data: by default the tiny federation.
+      data: the federation.
       seed: of the run.
       rounds: how many.
       size: of the cohort.
       state: to continue from; it stays as it is.
     """
-    data = tiny_federation() if data is None else data
     state = engine.init(data, jax.random.key(seed)) if state is None else _copy(state)
     for _ in range(rounds):
         state, _ = engine.round(data, state, size)

@@ -70,7 +70,7 @@ def batches(augment, epochs, x, key=0, padding=0, batch_size=4):
     )
     steps = epochs * -(-n // batch_size)
 
-    def step(carry, batch):
+    def step(carry, batch, key):
         seen, labels, index = carry
         real = batch.mask[:, None, None, None]
         return seen.at[index].set(jnp.where(real, batch.x, 0)), labels.at[index].set(batch.y * batch.mask), index + 1
@@ -106,7 +106,7 @@ def test_padding_and_vmap_change_nothing():
     training = LocalSGD(batch_size=4, epochs=2, augment=AUGMENT)
 
     def total(data):
-        return training.fold(jax.random.key(0), jnp.zeros(SHAPE), data, lambda c, b: c + b.x[0])
+        return training.fold(jax.random.key(0), jnp.zeros(SHAPE), data, lambda c, b, _: c + b.x[0])
 
     together = jax.vmap(total)(stacked)
     for index in range(2):

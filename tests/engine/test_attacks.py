@@ -186,5 +186,5 @@ def test_newcomers_are_honest_and_a_diverged_attacker_is_left_out():
     wrong = np.flatnonzero(attackers(jax.random.key(0), 3, 0.4))
     assert set(last.diverged.tolist()) <= set(wrong.tolist())
     received, trained = last.newcomers
-    assert np.isfinite(received.loss).all()
-    assert np.isfinite(trained.loss).all()
+    assert np.isfinite(received["loss"]).all()
+    assert np.isfinite(trained["loss"]).all()

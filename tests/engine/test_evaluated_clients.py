@@ -19,7 +19,7 @@ def received(seed=0, state_on="device", **settings):
     method = make_method("local", tiny_model(), **HYPER_PARAMETERS)
     given = Settings(rounds=2, participation=0.5, **settings)
     results = simulate.run(method, tiny_federation(), given, jax.random.key(seed), state_on=state_on)
-    return np.stack([result.received.loss for result in results])
+    return np.stack([result.received["loss"] for result in results])
 
 
 def test_a_sample_has_the_scores_of_a_full_evaluation():
@@ -48,7 +48,7 @@ def test_an_engine_evaluates_the_sample_of_each_run():
     engine = simulate.build(make_method("local", tiny_model(), **HYPER_PARAMETERS), settings, store=OnHost())
     data, more, keys = tiny_federation(), tiny_federation((9, 20, 14, 5, 8, 3)), [jax.random.key(0), jax.random.key(1)]
     for federation, key in ((data, keys[0]), (data, keys[1]), (more, keys[1])):
-        scored = np.flatnonzero(~np.isnan(engine.evaluate(federation, engine.init(federation, key)).loss))
+        scored = np.flatnonzero(~np.isnan(engine.evaluate(federation, engine.init(federation, key))["loss"]))
         drawn = evaluated_clients(key, federation.num_clients, settings)
         assert scored.tolist() == sorted(drawn.tolist())
 

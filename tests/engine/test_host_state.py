@@ -38,10 +38,10 @@ def assert_same(left, right):
     (results, state), (others, other) = left, right
     for one, two in zip(results, others, strict=True):
         np.testing.assert_array_equal(one.cohort, two.cohort)
-        np.testing.assert_allclose(one.trained.loss, two.trained.loss, rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(one.trained["loss"], two.trained["loss"], rtol=2e-4, atol=2e-5)
         assert (one.received is None) == (two.received is None)
         if one.received is not None:
-            np.testing.assert_allclose(one.received.loss, two.received.loss, rtol=2e-4, atol=2e-5)
+            np.testing.assert_allclose(one.received["loss"], two.received["loss"], rtol=2e-4, atol=2e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), state, other)
 
 
@@ -131,10 +131,10 @@ def test_a_round_writes_the_cohorts_rows_alone(tmp_path):
     outside = np.setdiff1d(np.arange(5), np.asarray(outcome.cohort.clients))
     for was, now in zip(jax.tree.leaves(before), jax.tree.leaves(state.clients), strict=True):
         np.testing.assert_array_equal(was[outside], now[outside])
-    changed = itertools.compress(range(5), np.isfinite(state.trained.accuracy))
+    changed = itertools.compress(range(5), np.isfinite(state.trained["accuracy"]))
     assert set(changed) == set(np.asarray(outcome.cohort.clients).tolist())
     scores = engine.evaluate(DATA, state)
-    assert np.isfinite(scores.accuracy).all()
+    assert np.isfinite(scores["accuracy"]).all()
     from_disk = simulate.build(make("fedper"), SETTINGS, store=disk)
     later, _ = from_disk.round(DATA, on_disk, 3)
     jax.tree.map(np.testing.assert_array_equal, in_memory(later.clients), state.clients)

@@ -60,12 +60,12 @@ def numbers(seed, store):
     engine = engine.jit() if store is None else engine
     state = engine.init(data, jax.random.key(seed))
     found = [state.server["first"], state.server["asked"], state.clients["first"]]
-    found.append(number_of(engine.evaluate(data, state).loss))
+    found.append(number_of(engine.evaluate(data, state)["loss"]))
     for _ in range(ROUNDS):
         state, _ = engine.round(data, state, 4)
-        np.testing.assert_allclose(number_of(state.trained.loss), state.clients["last"], atol=1e-4)
+        np.testing.assert_allclose(number_of(state.trained["loss"]), state.clients["last"], atol=1e-4)
         scores = [engine.evaluate(data, state), *engine.evaluate_new(newcomers, state)]
-        found += [state.server["last"], state.clients["last"], *(number_of(one.loss) for one in scores)]
+        found += [state.server["last"], state.clients["last"], *(number_of(one["loss"]) for one in scores)]
     return np.concatenate([np.ravel(part) for part in found])
 
 

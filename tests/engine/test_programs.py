@@ -53,7 +53,7 @@ def test_another_run_with_an_engine_compiles_nothing(state_on):
     # A state to continue from is copied, and its shapes are compared with a new one's, which is traced for it.
     assert set(later) <= {"init", "copy", "jit(copy)"}
     assert len(continued) == 1
-    assert other[1].trained.loss.tolist() != last.trained.loss.tolist()
+    assert other[1].trained["loss"].tolist() != last.trained["loss"].tolist()
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,8 @@ def test_before_aggregation_of_local_against_float64():
         for client in CLIENTS:
             x, y = examples(DATA, client, "test")
             got = row(result.before_aggregation, client)
-            np.testing.assert_allclose(got.loss, losses(models[client], x, y).mean(), rtol=2e-4)
-            np.testing.assert_allclose(got.accuracy, (logits(models[client], x).argmax(1) == y).mean(), atol=1e-6)
+            np.testing.assert_allclose(got["loss"], losses(models[client], x, y).mean(), rtol=2e-4)
+            np.testing.assert_allclose(got["accuracy"], (logits(models[client], x).argmax(1) == y).mean(), atol=1e-6)
     assert len(trained) < len(CLIENTS)
 
 
@@ -112,8 +112,8 @@ def test_before_aggregation_of_fedper_against_a_loop_over_clients():
     # The protocols differ: neither the new base for everyone, nor old scores of clients that are not drawn again.
     last = results[-1]
     outside = np.setdiff1d(np.arange(len(CLIENTS)), last.cohort)
-    assert (last.before_aggregation.loss[outside] != last.received.loss[outside]).all()
-    assert (last.before_aggregation.loss[last.cohort] != last.received.loss[last.cohort]).all()
+    assert (last.before_aggregation["loss"][outside] != last.received["loss"][outside]).all()
+    assert (last.before_aggregation["loss"][last.cohort] != last.received["loss"][last.cohort]).all()
 
 
 @pytest.mark.parametrize("name", ["fedper", pytest.param("fedpac", marks=pytest.mark.slow)])
@@ -208,4 +208,4 @@ def test_a_sweep_has_the_before_aggregation_of_each_run():
         assert (every.before_aggregation is None) == (one.before_aggregation is None)
         if one.before_aggregation is not None:
             assert_scores(row(every.before_aggregation, 1), one.before_aggregation)
-            assert not np.array_equal(every.before_aggregation.loss[0], every.before_aggregation.loss[1])
+            assert not np.array_equal(every.before_aggregation["loss"][0], every.before_aggregation["loss"][1])

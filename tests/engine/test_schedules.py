@@ -40,7 +40,7 @@ def test_each_round_has_its_own_rate():
     chex.assert_trees_all_close(last.state.server, want.server, rtol=1e-5, atol=1e-6)
     chex.assert_trees_all_close(last.state.clients, want.clients, rtol=1e-5, atol=1e-6)
     # The last rate is zero: the round before has the same server, which every client receives.
-    np.testing.assert_allclose(last.received.loss, before.received.loss, rtol=1e-5)
+    np.testing.assert_allclose(last.received["loss"], before.received["loss"], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_clients_fine_tune_as_in_the_last_round():
     )
     # The third round's rate is zero, those before are not.
     for index, same in enumerate((False, False, True)):
-        near = np.allclose(tuned[index].received.loss, untuned[index].received.loss, atol=1e-6)
+        near = np.allclose(tuned[index].received["loss"], untuned[index].received["loss"], atol=1e-6)
         assert near == same
 
 
@@ -78,7 +78,7 @@ def test_the_scale_of_a_schedule_can_be_swept():
     *_, together = sweep.run(make, data, settings, keys, {"lr": jnp.array([1.0, 0.5])})
     for index, scale in enumerate((1.0, 0.5)):
         *_, alone = simulate.run(lambda r: method(scale * RATES[r]), data, settings, KEY)  # noqa: B023
-        np.testing.assert_allclose(together.received.loss[index], alone.received.loss, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(together.received["loss"][index], alone.received["loss"], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [{"optimizer": "adam"}, {"clip_norm": 0.1}], ids=["adam", "clipped"])
@@ -93,7 +93,7 @@ def test_control_variates_with_adam_are_gradients(steps):
     server = adam.init_server(KEY)
     control = jax.tree.map(lambda leaf: leaf + 0.1, server.control)
     result = jax.jit(adam.local)(KEY, server, ScaffoldClient(control, control), data)
-    want, _ = jax.jit(jax.grad(supervised_loss(model), has_aux=True))(server.params, data)
+    want, _ = jax.jit(jax.grad(supervised_loss(model), has_aux=True))(server.params, data, jax.random.key(0))
     chex.assert_trees_all_close(result.client.trained, want, rtol=1e-4, atol=1e-6)
     change = jax.tree.map(jnp.subtract, want, control)
     chex.assert_trees_all_close(result.message.value.control_change, change, rtol=1e-4, atol=1e-6)

@@ -161,4 +161,4 @@ def test_newcomers_are_copied_to_the_devices_once():
     results = simulate.run(make("local"), placed, settings, jax.random.key(0), newcomers=newcomers)
     next(results)
     with jax.transfer_guard_device_to_device("disallow"):
-        assert np.isfinite(next(results).newcomers[1].loss).all()
+        assert np.isfinite(next(results).newcomers[1]["loss"]).all()

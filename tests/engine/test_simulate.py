@@ -155,7 +155,7 @@ def test_evaluation_rounds_and_results():
     trained_so_far = np.zeros(4, bool)
     for result in results:
         trained_so_far[result.cohort] = True
-        np.testing.assert_array_equal(~np.isnan(result.trained.accuracy), trained_so_far)
+        np.testing.assert_array_equal(~np.isnan(result.trained["accuracy"]), trained_so_far)
         assert result.examples == np.array([9, 20, 14, 5])[result.cohort].sum()
 
 
@@ -257,7 +257,7 @@ def test_all_results_of_a_run_stay_usable_unless_states_are_donated(state_on):
     # The state to start from stays usable either way.
     for donate in (False, True):
         _, last = simulate.run(method, data, settings, jax.random.key(0), state=kept[0].state, donate=donate)
-        np.testing.assert_array_equal(last.trained.loss, kept[-1].trained.loss)
+        np.testing.assert_array_equal(last.trained["loss"], kept[-1].trained["loss"])
     jax.tree.map(np.testing.assert_array_equal, one_by_one[0], read(kept[0]))
     first, *_ = play(donate=True)
     if state_on == "device":
@@ -272,8 +272,8 @@ def test_a_run_continues_from_a_state():
     assert (first.round, second.round) == (1, 2)
     continued = list(simulate.run(method, data, settings, jax.random.key(99), state=second.state))
     assert [result.round for result in continued] == [3, 4]
-    np.testing.assert_array_equal(continued[-1].received.loss, whole.received.loss)
-    np.testing.assert_array_equal(continued[-1].trained.loss, whole.trained.loss)
+    np.testing.assert_array_equal(continued[-1].received["loss"], whole.received["loss"])
+    np.testing.assert_array_equal(continued[-1].trained["loss"], whole.trained["loss"])
 
 
 def test_a_client_without_test_examples_has_not_diverged():
@@ -281,8 +281,8 @@ def test_a_client_without_test_examples_has_not_diverged():
     empty = data._replace(test_count=data.test_count.at[0].set(0))
     method = make_method("fedavg", tiny_model(), **HYPER_PARAMETERS)
     (result,) = simulate.run(method, empty, Settings(rounds=1), jax.random.key(0))
-    assert np.isnan(result.trained.loss[0])
-    assert np.isfinite(result.trained.loss[1:]).all()
+    assert np.isnan(result.trained["loss"][0])
+    assert np.isfinite(result.trained["loss"][1:]).all()
     assert result.arrived.all()
 
 
@@ -298,4 +298,4 @@ def test_a_federation_of_numpy_arrays_is_one():
     data, method = tiny_federation(), make_method("fedavg", tiny_model(), **HYPER_PARAMETERS)
     given = [data, jax.tree.map(np.asarray, data)]
     first, second = (list(simulate.run(method, one, Settings(rounds=1), jax.random.key(0))) for one in given)
-    np.testing.assert_array_equal(first[0].received.loss, second[0].received.loss)
+    np.testing.assert_array_equal(first[0].received["loss"], second[0].received["loss"])

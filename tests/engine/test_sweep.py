@@ -30,10 +30,10 @@ def assert_same_run(alone, together, index):
     for one, every in zip(alone, together, strict=True):
         assert (one.round, one.examples) == (every.round, every.examples[index])
         np.testing.assert_array_equal(one.cohort, every.cohort[index])
-        np.testing.assert_allclose(one.trained.loss, every.trained.loss[index], rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(one.trained["loss"], every.trained["loss"][index], rtol=2e-4, atol=2e-5)
         assert (one.received is None) == (every.received is None)
         if one.received is not None:
-            np.testing.assert_allclose(one.received.loss, every.received.loss[index], rtol=2e-4, atol=2e-5)
+            np.testing.assert_allclose(one.received["loss"], every.received["loss"][index], rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_each_run_equals_the_same_run_alone(name, chunk, devices):
     assert_same_run(alone, together, 2)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b[2], rtol=2e-4, atol=2e-5), server, last)
     for other in (0, 1):
-        assert not np.allclose(together[-1].trained.loss[2], together[-1].trained.loss[other])
+        assert not np.allclose(together[-1].trained["loss"][2], together[-1].trained["loss"][other])
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_raw_keys_are_the_keys_that_they_stand_for(wrap):
 
     settings, raw = simulate.Settings(rounds=1), wrap([jax.random.PRNGKey(0), jax.random.PRNGKey(1)])
     got, want = (next(sweep.run(make, tiny_federation(), settings, each)) for each in (raw, keys([0, 1])))
-    np.testing.assert_array_equal(got.received.loss, want.received.loss)
+    np.testing.assert_array_equal(got.received["loss"], want.received["loss"])
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -44,7 +44,7 @@ def play(data, **options):
 
 
 def assert_scores(got, want):
-    for one, other in zip((got.accuracy, got.loss), (want.accuracy, want.loss), strict=True):
+    for one, other in zip((got["accuracy"], got["loss"]), (want["accuracy"], want["loss"]), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
 
 
@@ -60,7 +60,7 @@ def test_validation_scores_are_test_scores_of_the_swapped_federation(place):
             scores = getattr(result, protocol)
             assert_scores(*(row(some, np.array(VALIDATED)) for some in (scores.validation, getattr(other, protocol))))
             assert_scores(scores, getattr(without, protocol))
-            assert np.isnan(scores.validation.loss[3])
+            assert np.isnan(scores.validation["loss"][3])
         assert without.received.validation is None
 
 
@@ -69,7 +69,7 @@ def test_validation_scores_are_test_scores_of_the_swapped_federation(place):
 def test_runs_of_a_sweep_have_validation_scores():
     keys = jnp.stack([KEY, jax.random.key(6)])
     (*_, last), (*_, alone) = sweep.run(make, DATA, SETTINGS, keys), play(DATA)
-    assert last.received.validation.loss.shape == (2, 5)
+    assert last.received.validation["loss"].shape == (2, 5)
     for protocol in ("received", "trained", "before_aggregation"):
         first = jax.tree.map(lambda leaf: leaf[0], getattr(last, protocol))
         assert_scores(first.validation, getattr(alone, protocol).validation)

@@ -59,7 +59,7 @@ def test_finite_results(dataset, method, participation, sizes):
     mesh = simulate.client_mesh(jax.devices()[:2])
     results = simulate.run(experiment.method, experiment.data, experiment.settings, jax.random.key(0), mesh=mesh)
     for result in results:
-        for accuracy in (result.received.accuracy, result.trained.accuracy[result.cohort]):
+        for accuracy in (result.received["accuracy"], result.trained["accuracy"][result.cohort]):
             assert np.all((accuracy >= 0) & (accuracy <= 1))
         assert len(result.cohort) == round(10 * participation)
         leaves = jax.tree.leaves((result.state.server, result.state.clients, result.info))

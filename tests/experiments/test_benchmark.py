@@ -55,8 +55,8 @@ def test_the_pytorch_round_is_our_round(torch_rounds):
     for _ in range(2):
         received, trained = theirs.round()
         ours.round()
-        assert received == pytest.approx(float(ours.evaluate().accuracy.mean()), abs=1e-6)
-        assert trained == pytest.approx(float(ours.state.trained.accuracy.mean()), abs=1e-6)
+        assert received == pytest.approx(float(ours.evaluate()["accuracy"].mean()), abs=1e-6)
+        assert trained == pytest.approx(float(ours.state.trained["accuracy"].mean()), abs=1e-6)
     np.testing.assert_allclose(theirs.server.centroids.cpu(), ours.state.server.centroids, atol=1e-5)
     kernel = np.asarray(ours.state.clients["kernel"])
     heads = theirs.server.heads.cpu().numpy()[:, : kernel[0].size].reshape(len(kernel), -1, kernel.shape[1])

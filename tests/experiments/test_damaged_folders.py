@@ -13,6 +13,7 @@ from damage import DAMAGES, FUZZ, limit, mutations
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from scores import scores_of
 
 from experiments import export
 from experiments.commands.main import main
@@ -24,7 +25,6 @@ from experiments.report.__main__ import main as report
 from experiments.results import gather, intact
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import simulate
-from pfl_jax.base import Scores
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.engine.communication import Traffic
 from pfl_jax.errors import InvalidInput
@@ -60,7 +60,7 @@ def quick(built, tmp_path_factory):
 
     def rounds(method, data, settings, key, **others):
         for number in range(1, settings.rounds + 1):
-            scores, everyone = Scores(*np.full((4, 4), 0.25 + number / 100, np.float32)), np.arange(4)
+            scores, everyone = scores_of(*np.full((4, 4), 0.25 + number / 100, np.float32)), np.arange(4)
             after = state._replace(round=np.int32(number))
             yield simulate.RoundResult(
                 *(number, after, {}, everyone, everyone >= 0, everyone >= 0, scores, scores, None, 80, 1.0)

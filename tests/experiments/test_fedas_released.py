@@ -54,11 +54,11 @@ def test_cohorts_of_one_client_are_the_method():
         state, cohort, info = round_(data, state, 1)
     chex.assert_trees_all_close((state.server, state.clients), (last.state.server, last.state.clients), rtol=1e-5)
     np.testing.assert_allclose(info["trace"], last.info["trace"], rtol=1e-5)
-    np.testing.assert_allclose(state.trained.loss, last.trained.loss, rtol=1e-5)
+    np.testing.assert_allclose(state.trained["loss"], last.trained["loss"], rtol=1e-5)
     assert cohort.clients.tolist() == last.cohort.tolist()
     received = jax.jit(procedure.evaluate, static_argnums=2)(data, state, 1)
     for scores, others in ((received, last.received), (received.validation, last.received.validation)):
-        np.testing.assert_allclose(scores.loss, others.loss, rtol=1e-5)
+        np.testing.assert_allclose(scores["loss"], others["loss"], rtol=1e-5)
 
 
 @pytest.mark.without_f1_auc
@@ -99,7 +99,7 @@ def batches_of(data, client, batch_size):
     start = (jnp.full((9, batch_size), -1), jnp.zeros((), jnp.int32))
     numbered = examples._replace(x=jnp.arange(examples.mask.shape[0]))
 
-    def step(carry, batch):
+    def step(carry, batch, key):
         rows, index = carry
         return rows.at[index].set(batch.x), index + 1
 

@@ -392,9 +392,9 @@ def test_replaced_models_go_from_the_trained_to_an_untrained_one():
     assert highest.shape == at_random.shape == (3, 2)
     for column, client in enumerate(clients):
         test = client_data(data, client, "test")
-        own = score(model.apply, jax.tree.map(lambda leaf, c=client: leaf[c], params), test).accuracy
+        own = score(model.apply, jax.tree.map(lambda leaf, c=client: leaf[c], params), test)["accuracy"]
         fresh_key, _ = jax.random.split(jax.random.fold_in(key, client))
-        untrained = score(model.apply, model.init(fresh_key), test).accuracy
+        untrained = score(model.apply, model.init(fresh_key), test)["accuracy"]
         for rows in (highest, at_random):
             np.testing.assert_allclose(rows[[0, 2], column], [own, untrained], atol=1e-6)
 

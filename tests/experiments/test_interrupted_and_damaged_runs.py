@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from bad_input import RUN, experiment_of
 from rich.console import Console
+from scores import scores_of
 
 from experiments.commands.main import main
 from experiments.config.cell import Cell
@@ -23,7 +24,6 @@ from experiments.runtime.locks import lock_folder, lock_run
 from experiments.sweep import execute
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import simulate
-from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 
 WORDS = [*RUN.split(), "--checkpoint-every", "1"]
@@ -56,7 +56,7 @@ def rounds(monkeypatch, made):
     def fake(method, data, settings, key, *, state=None, **others):
         for number in range(1 if state is None else int(state.round) + 1, settings.rounds + 1):
             happens.get(number, lambda: None)()
-            scores = Scores(*np.full((4, 4), 0.25 + number / 100, np.float32))
+            scores = scores_of(*np.full((4, 4), 0.25 + number / 100, np.float32))
             everyone = np.arange(4)
             yield simulate.RoundResult(
                 *(number, made._replace(round=np.int32(number)), {}, everyone, everyone >= 0, everyone >= 0),

@@ -84,7 +84,7 @@ def test_it_continues_as_the_longer_run(tmp_path, fedrep):
     (result,) = simulate.run(loaded.method, loaded.data, settings, jax.random.key(9), state=loaded.state)
     assert result.round == 3
     want = summary(longer)["received_loss_per_client"]
-    np.testing.assert_allclose(result.received.loss, want, atol=2e-4)
+    np.testing.assert_allclose(result.received["loss"], want, atol=2e-4)
 
 
 @pytest.mark.slow

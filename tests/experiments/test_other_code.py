@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from run_folders import write_run
+from scores import scores_of
 
 from experiments.commands.main import main as run_alone
 from experiments.config.cell import Cell
@@ -21,7 +22,6 @@ from experiments.results.run_folder import CONFIG, SUMMARY, Evaluation, RunFolde
 from experiments.sweep import __main__ as sweep
 from experiments.sweep import execute
 from experiments.tables import __main__ as tables
-from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
@@ -49,7 +49,7 @@ class Runs:
         record = {"dataset": request.dataset, "options": dataclasses.asdict(request.options), "given": []}
         record |= {"data": {"description": "all of it", "is_real": True}, "versions": version.source_versions()}
         folder.write(CONFIG, record | {"hyper_parameters": request.hyper_parameters})
-        scores = Scores(*[np.full(2, 0.5 + 0.1 * len(self.folders))] * 4)
+        scores = scores_of(np.full(2, 0.5 + 0.1 * len(self.folders)))
         folder.log(Evaluation(request.options.rounds, scores, scores, np.full(2, 10), 1.0, 1.0))
         folder.write(SUMMARY, {"seconds": 60.0})
         if observe is not None:

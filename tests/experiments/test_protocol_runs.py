@@ -4,10 +4,12 @@ import io
 import json
 import os
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.console import Console
+from scores import scores_of
 
 from experiments.commands.main import main
 from experiments.config.cell import Cell
@@ -17,7 +19,6 @@ from experiments.execution.cached_runs import run_cell
 from experiments.execution.history import History
 from experiments.results.run_folder import Counts
 from experiments.sweep import __main__ as sweep
-from pfl_jax.base import Scores
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -113,8 +114,8 @@ def test_pooled_accuracies_count_examples(tmp_path):
 
 
 def scores(seed, clients, *, validation=False):
-    found = Scores(*np.random.default_rng(seed).random((4, clients)).astype(np.float32))
-    return found._replace(validation=scores(seed + 10, clients)) if validation else found
+    found = scores_of(*np.random.default_rng(seed).random((4, clients)).astype(np.float32))
+    return replace(found, validation=scores(seed + 10, clients)) if validation else found
 
 
 @pytest.mark.parametrize("middle", [False, True])

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from rich.console import Console
+from scores import scores_of
 
 from experiments.commands import batch
 from experiments.config.identity import relevant_options
@@ -23,7 +24,6 @@ from experiments.results import version
 from experiments.results.load import Result
 from experiments.results.run_folder import CONFIG, SUMMARY, Evaluation, RunFolder
 from experiments.tables import __main__ as tables
-from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
@@ -68,7 +68,7 @@ class Runs:
             },
         )
         for number in (100, 200):
-            scores = [Scores(*[np.linspace(low, low + 0.1, 20)] * 4) for low in (0.6 + number / 1000, 0.5)]
+            scores = [scores_of(np.linspace(low, low + 0.1, 20)) for low in (0.6 + number / 1000, 0.5)]
             folder.log(
                 Evaluation(number, *scores, np.full(20, 600), 36.0 * number, 1000.0),
                 info={"weights": [[0.5] * 20] * 20},

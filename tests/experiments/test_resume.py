@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from run_folders import write_run
+from scores import scores_of
 from test_command_line import SMALL, process
 
 from experiments.commands.main import main
@@ -23,7 +24,6 @@ from experiments.execution.history import History
 from experiments.export import load_run
 from experiments.results.run_folder import Counts, Evaluation
 from experiments.runtime.locks import lock_run
-from pfl_jax.base import Scores
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
@@ -245,7 +245,7 @@ def test_what_is_trained_again_is_said(tmp_path, capsys):
 
 def test_the_speed_of_a_run_leaves_out_the_first_rounds_of_its_processes():
     def evaluated(number, speed):
-        scores = Scores(*[np.zeros(2)] * 4)
+        scores = scores_of(np.zeros(2))
         return Evaluation(number, scores, scores, np.ones(2), 0.0, speed)
 
     history = History([evaluated(number, speed) for number, speed in ((2, 5.0), (4, 100.0), (5, 7.0), (6, 90.0))])

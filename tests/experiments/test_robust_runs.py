@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from scores import scores_of
 
 from experiments.commands.main import main
 from experiments.config.identity import relevant_options
@@ -13,7 +14,6 @@ from experiments.execution.cached_runs import difference
 from experiments.results.load import read_evaluations
 from experiments.results.run_folder import Evaluation
 from experiments.sweep.__main__ import main as sweep
-from pfl_jax.base import Scores
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -45,7 +45,7 @@ ROBUST = [
 
 
 def evaluation(attackers):
-    scores = Scores(*(np.array([0.1, 0.9, 0.5, np.nan]) for _ in range(4)))
+    scores = scores_of(*(np.array([0.1, 0.9, 0.5, np.nan]) for _ in range(4)))
     return Evaluation(1, scores, scores, np.array([10, 20, 30, 40]), 1.0, 1.0, attackers=attackers)
 
 

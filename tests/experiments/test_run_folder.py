@@ -4,10 +4,12 @@ import json
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.console import Console
+from scores import scores_of
 
 from experiments.config.measures import ALWAYS
 from experiments.results.run_folder import (
@@ -19,11 +21,11 @@ from experiments.results.run_folder import (
     Newcomers,
     RunFolder,
     best,
-    percentages,
+    shown,
 )
 from experiments.results.run_table import results_table
-from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
+from pfl_jax.tasks import CLASSIFICATION
 
 NAN = float("nan")
 
@@ -33,7 +35,7 @@ COUNTS = np.array([30, 10])
 
 def scores(accuracy):
     accuracy = np.array(accuracy)
-    return Scores(accuracy, 1 - accuracy, accuracy / 2, accuracy)
+    return scores_of(accuracy, 1 - accuracy, accuracy / 2, accuracy)
 
 
 def evaluation(number, received, trained, middle=None):
@@ -229,7 +231,7 @@ def test_the_table_has_the_third_protocol_and_the_best_round_over_test_examples(
 def test_the_best_round_is_chosen_on_validation_examples():
     history = []
     for one, validation in zip(HISTORY, ([0.9, NAN], [0.2, 0.4], [0.8, 0.9]), strict=True):
-        received, trained = (one._asdict()[name]._replace(validation=scores(validation)) for name in ALWAYS)
+        received, trained = (replace(one._asdict()[name], validation=scores(validation)) for name in ALWAYS)
         apart = {"received": received, "trained": trained, "validation_counts": np.array([1, 3])}
         history.append(one._replace(**apart))
     # On test examples it is round 2, in the pooled mean too.
@@ -258,5 +260,8 @@ def test_the_table_has_the_new_clients():
 
 
 def test_percentages_keep_what_is_missing():
-    assert percentages(np.array([0.123456, 1.0], np.float32)) == [12.3456, 100.0]
-    assert math.isnan(percentages(np.array([NAN]))[0])
+    accuracy, loss = CLASSIFICATION.scores[:2]
+    scores = scores_of(np.array([0.123456, 1.0, NAN], np.float32))
+    assert shown(accuracy, scores)[:2] == [12.3456, 100.0]
+    assert shown(loss, scores)[:2] == [0.1235, 1.0]
+    assert math.isnan(shown(accuracy, scores)[2])

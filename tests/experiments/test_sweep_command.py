@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from run_folders import write_run
+from scores import scores_of
 
 from experiments.commands import batch
 from experiments.commands.main import main as run_alone
@@ -21,7 +22,7 @@ from experiments.results import load
 from experiments.sweep import execute
 from experiments.sweep.__main__ import Sweep, main
 from experiments.sweep.plan import groups
-from pfl_jax.base import Method, Scores
+from pfl_jax.base import Method
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
@@ -140,14 +141,14 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
 
 def test_the_result_of_a_run_is_its_own():
     rows = np.arange(6.0).reshape(2, 3)
-    scores = Scores(*[rows] * 4)
+    scores = scores_of(rows)
     finite = np.array([[True] * 3, [False] * 3])
     result = RoundResult(
         *(5, None, {"weights": rows}, rows.astype(int), rows > 3, finite, scores, scores, None, [70, 80], 1.5)
     )
     one = execute._of_run(result, 1)
     assert (one.round, one.examples, one.seconds) == (5, 80, 1.5)
-    for found in (one.info["weights"], one.cohort, one.received.accuracy, one.trained.loss):
+    for found in (one.info["weights"], one.cohort, one.received["accuracy"], one.trained["loss"]):
         np.testing.assert_array_equal(found, [3, 4, 5])
     assert one.arrived.tolist() == [False, True, True]
     assert not one.diverged.size

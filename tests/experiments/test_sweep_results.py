@@ -7,21 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from scores import scores_of
 
 from experiments.commands import batch
 from experiments.execution.history import History
 from experiments.results.run_folder import CONFIG, SUMMARY, Counts, RunFolder
 from experiments.sweep.__main__ import Sweep
 from experiments.sweep.results import save
-from pfl_jax.base import Scores
 
 COUNTS = np.array([30, 10])
 WORDS = ["--dataset", "digits", "--num-clients", "2"]
 
 
 def scores(accuracy, validation=None):
-    found = Scores(*[np.full(2, accuracy)] * 4)
-    return found if validation is None else found._replace(validation=scores(validation))
+    return scores_of(np.full(2, accuracy), validation=None if validation is None else scores(validation))
 
 
 def make_run(folder, config, accuracies, validation):

@@ -9,6 +9,7 @@ import statistics
 import numpy as np
 import pytest
 from rich.console import Console
+from scores import scores_of
 
 from experiments.commands import batch
 from experiments.config.cell import Cell
@@ -21,7 +22,6 @@ from experiments.runtime.locks import lock_folder
 from experiments.tables import __main__ as tables
 from experiments.tables import layout
 from experiments.tables.comparison import Entry, compare
-from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
@@ -59,7 +59,7 @@ class Runs:
         for number, value in enumerate(accuracies(options.method, options.seed), start=1):
             # Of two clients with the given mean, one with three times as many test examples.
             each = [np.array([value + place - 0.05, value + place + 0.05]) for place in (0, -0.1, -0.2)]
-            received, trained, middle = (Scores(*[accuracy] * 4) for accuracy in each)
+            received, trained, middle = (scores_of(accuracy) for accuracy in each)
             if options.eval_protocol != "before_aggregation":
                 middle = None
             counts = np.array([10, 30])

@@ -9,13 +9,13 @@ from importlib.machinery import ModuleSpec
 
 import numpy as np
 import pytest
+from scores import scores_of
 
 from experiments.commands.main import main
 from experiments.config.options import Options
 from experiments.execution.cached_runs import remove_unfinished
 from experiments.execution.trackers import TENSORBOARD, WANDB, check, open_trackers, scalars
 from experiments.results.run_folder import Evaluation, Newcomers, RunFolder
-from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 
 BASE = {
@@ -42,7 +42,7 @@ def evaluation(number, accuracy=0.5, *, middle=False):
 
 
 def scores(accuracy):
-    return Scores(accuracy, 1 - accuracy, accuracy, accuracy)
+    return scores_of(accuracy, 1 - accuracy, accuracy, accuracy)
 
 
 def cut_off(folder, options, config, *evaluations):

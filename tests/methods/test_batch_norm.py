@@ -37,7 +37,7 @@ def start_of(factory):
 def assert_losses(last, models):
     for client, w in enumerate(models):
         x, y = full.unseen_examples(client)
-        np.testing.assert_allclose(last.received.loss[client], batch_norm.loss(w, x, y, training=False), rtol=1e-3)
+        np.testing.assert_allclose(last.received["loss"][client], batch_norm.loss(w, x, y, training=False), rtol=1e-3)
 
 
 def test_fedbn():
@@ -201,7 +201,7 @@ def test_every_method_trains_a_model_with_batch_normalization(name):
     method = make_method(with_batch_norm(METHODS[name]), tiny_model(), **HYPER_PARAMETERS)
     *_, last = simulate.run(method, data, settings, jax.random.key(0))
     # What pFedMe deploys is fitted to one mini-batch, whose statistics it has: with eight examples it varies by 0.2.
-    assert last.received.accuracy.mean() > (0.6 if name == "pfedme" else 0.75)
+    assert last.received["accuracy"].mean() > (0.6 if name == "pfedme" else 0.75)
     kept = {**flatten(last.state.server), **flatten(last.state.clients)}
     statistics = {name: value for name, value in kept.items() if "batch_stats" in name}
     for path, value in statistics.items():

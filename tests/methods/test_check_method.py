@@ -176,7 +176,7 @@ def loses_accuracy(state, outcome):
 
 
 def trains_on_scores(state, outcome):
-    return state._replace(server=plus(jnp.nan_to_num(state.trained.loss).sum(), state.server)), outcome
+    return state._replace(server=plus(jnp.nan_to_num(state.trained["loss"]).sum(), state.server)), outcome
 
 
 @pytest.mark.parametrize(

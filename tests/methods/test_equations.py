@@ -42,7 +42,7 @@ def train(w, x, y):
 
 def assert_loss(scores, index, w, data):
     """A client's loss on its test examples is that of the model w."""
-    np.testing.assert_allclose(scores.loss[index], reference.loss(w, data, index), rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(scores["loss"][index], reference.loss(w, data, index), rtol=2e-4, atol=2e-5)
 
 
 def assert_model(got, want):

@@ -117,7 +117,7 @@ def test_fedfomo_with_its_own_model_alone_is_local_on_the_examples_not_held_out(
     # A traced rate, as in `run`: ascent is out of the range of a known one.
     alone = last_round(local, rest, 4, 4, lr=lr, momentum=0.5, weight_decay=0.01, epochs=3, batch_size=32)
     assert_same(row(last.state.clients.models, np.s_[:, 0]), alone.state.clients)
-    assert_same(last.trained.loss, alone.trained.loss)
+    assert_same(last.trained["loss"], alone.trained["loss"])
 
 
 def test_a_client_whose_message_is_lost_keeps_what_it_trained():
@@ -126,7 +126,7 @@ def test_a_client_whose_message_is_lost_keeps_what_it_trained():
     settings = Settings(rounds=2, drop_rate=0.5)
     for result in simulate.run(method, tiny_federation(), settings, jax.random.key(4)):
         assert 0 < result.arrived.sum() < 4
-        np.testing.assert_allclose(result.received.loss, result.trained.loss, rtol=1e-5)
+        np.testing.assert_allclose(result.received["loss"], result.trained["loss"], rtol=1e-5)
         assert result.state.clients.received.all()
 
 

@@ -99,14 +99,14 @@ def test_fedtgp(threshold, inference):
     for client, w in enumerate(ws):
         x, y = full.unseen_examples(client)
         losses = -reference.log_softmax(-distances(reference.features(w, x), prototypes))[np.arange(len(y)), y]
-        np.testing.assert_allclose(last.received.loss[client], losses.mean(), rtol=1e-3)
+        np.testing.assert_allclose(last.received["loss"][client], losses.mean(), rtol=1e-3)
 
 
 @pytest.mark.slow
 def test_fedtgp_without_alignment_is_local():
     last, alone = full.run(fedtgp, lam=0.0, inference="head"), full.run(local)
     assert_same(last.state.clients, alone.state.clients)
-    assert_same((last.received.loss, last.trained.loss), (alone.received.loss, alone.trained.loss))
+    assert_same((last.received["loss"], last.trained["loss"]), (alone.received["loss"], alone.trained["loss"]))
 
 
 def test_the_margin_counts_only_classes_with_prototypes():

@@ -93,7 +93,7 @@ def test_gpfl():
         # Right after its training, a client still has the condition with which it trained.
         for w, embeddings, scores in ((shared, shared, last.received), (new[client], known, last.trained)):
             logits = dense(head, "own", route(w, personal_condition(embeddings, labels), x))
-            np.testing.assert_allclose(scores.loss[client], cross_entropy(logits, y), rtol=2e-3)
+            np.testing.assert_allclose(scores["loss"][client], cross_entropy(logits, y), rtol=2e-3)
 
 
 def test_cosines_of_zero_features_are_zero_and_so_are_their_gradients():
@@ -153,7 +153,7 @@ def test_fedcp():
         assert_flat({"own": row(last.state.clients, client)}, head)
         x, y = full.unseen_examples(client)
         scores = fedcp_logits({**shared, **head}, shared, context(head), x)
-        np.testing.assert_allclose(last.received.loss[client], cross_entropy(scores, y), rtol=2e-3)
+        np.testing.assert_allclose(last.received["loss"][client], cross_entropy(scores, y), rtol=2e-3)
 
 
 def test_a_head_of_zeros_is_a_context_of_zeros():

@@ -62,7 +62,7 @@ def test_floco_with_one_endpoint_is_fedavg():
 def test_fedavg_of_one_client_is_local():
     fedavg, local = run("fedavg", sizes=(20,)), run("local", sizes=(20,))
     assert_same(fedavg.state.server, jax.tree.map(lambda leaf: leaf[0], local.state.clients))
-    assert_same(fedavg.trained.loss, local.trained.loss)
+    assert_same(fedavg.trained["loss"], local.trained["loss"])
 
 
 # test_equations.py compares both with float64.
@@ -81,8 +81,8 @@ def test_fedavg_ft_trains_like_fedavg_and_without_tuning_is_fedavg():
     fedavg = run("fedavg", rounds=1)
     tuned, untuned = (run("fedavg_ft", rounds=1, finetune_epochs=epochs) for epochs in (5, 0))
     chex.assert_trees_all_equal(tuned.state.server, fedavg.state.server)
-    assert_same(untuned.received.loss, fedavg.received.loss)
-    assert (np.abs(tuned.received.loss - fedavg.received.loss) > 1e-2).all()
+    assert_same(untuned.received["loss"], fedavg.received["loss"])
+    assert (np.abs(tuned.received["loss"] - fedavg.received["loss"]) > 1e-2).all()
 
 
 def test_fedas_without_both_parts_is_fedper():
@@ -91,7 +91,7 @@ def test_fedas_without_both_parts_is_fedper():
     fedper = run("fedper", batch_size=32)
     assert_same(fedas.state.server._asdict(), {**fedper.state.server, "centroids": (), "centroid_counts": ()})
     assert_same(fedas.state.clients.head, fedper.state.clients)
-    assert_same(fedas.received.loss, fedper.received.loss)
+    assert_same(fedas.received["loss"], fedper.received["loss"])
 
 
 @pytest.mark.slow

@@ -168,7 +168,7 @@ def test_fedgh():
 @pytest.mark.slow
 def test_fedgh_starts_as_local_training():
     got, want = full.run(fedgh, rounds=1), full.run(local, rounds=1)
-    assert_same(got.trained.loss, want.trained.loss)
+    assert_same(got.trained["loss"], want.trained["loss"])
     assert_same(got.state.clients, want.state.clients["backbone"])
     # One step for each class mean, by default.
     moved = got.state.server["head"]["kernel"] - full.start_of(fedgh)["head"]["kernel"]

@@ -64,7 +64,7 @@ def test_per_fedavg(kind):
     full.assert_received(last, adapted([w] * 3))
     data = tiny_federation(full.SIZES)
     losses = [reference.loss(own, data, client) for client, own in enumerate(adapted(trained))]
-    np.testing.assert_allclose(last.trained.loss, losses, rtol=2e-4)
+    np.testing.assert_allclose(last.trained["loss"], losses, rtol=2e-4)
 
 
 def test_per_fedavg_deals_rows_in_the_order_of_the_data():
@@ -92,7 +92,7 @@ def test_per_fedavg_without_inner_steps_is_fedavg():
     got = last_round(per_fedavg, alike, 3, 2, inner_lr=0.0, batch_size=4, meta_gradient="first_order", **same)
     want = last_round(fedavg, alike, 3, 2, batch_size=8, **same)
     assert_same(got.state.server, want.state.server)
-    assert_same(got.received.loss, want.received.loss)
+    assert_same(got.received["loss"], want.received["loss"])
 
 
 def contrast_gradient(w, x, near, far, temperature):
@@ -232,7 +232,7 @@ def test_feddbe():
         x, y = reference.examples(data, client, "test")
         scores = (reference.features(w, x) + biases[client]) @ w["head/kernel"] + w["head/bias"]
         loss = -reference.log_softmax(scores)[np.arange(len(y)), y].mean()
-        np.testing.assert_allclose(last.received.loss[client], loss, rtol=2e-4)
+        np.testing.assert_allclose(last.received["loss"][client], loss, rtol=2e-4)
 
 
 def test_moon_has_no_term_without_a_previous_model():

@@ -210,7 +210,7 @@ def test_without_personal_channels_is_fedavg(factory):
     first, second = (full.run(factory, rounds=rounds, growth_rounds=2, share=0.5, **align) for rounds in (1, 2))
     fedavg_first = full.run(fedavg, rounds=1)
     assert_same(first.state.server.params, fedavg_first.state.server)
-    assert_same(first.trained.loss, fedavg_first.trained.loss)
+    assert_same(first.trained["loss"], fedavg_first.trained["loss"])
     np.testing.assert_allclose([first.info["share"], second.info["share"]], [0.0, 0.25])
     np.testing.assert_allclose(full.run(factory, rounds=3, growth_rounds=2, **align).info["share"], 0.5)
     assert full.run(factory, rounds=1, growth_rounds=0, **align).info["share"] == 0.5

@@ -158,9 +158,9 @@ def test_pfedfda(interpolation):
     for client, (x, y) in enumerate(clients):
         test_x, test_y = full.unseen_examples(client)
         got = scores(reference.features(w, test_x), adapted(w, x, y), y)
-        np.testing.assert_allclose(last.received.loss[client], cross_entropy(got, test_y), rtol=3e-3)
+        np.testing.assert_allclose(last.received["loss"][client], cross_entropy(got, test_y), rtol=3e-3)
         got = scores(reference.features(new[client], test_x), distributions[client], y)
-        np.testing.assert_allclose(last.trained.loss[client], cross_entropy(got, test_y), rtol=3e-3)
+        np.testing.assert_allclose(last.trained["loss"][client], cross_entropy(got, test_y), rtol=3e-3)
 
 
 def test_an_unknown_interpolation_is_refused():

@@ -78,7 +78,7 @@ def test_pfedgraph_with_a_strong_prior_is_fedavg():
     last, mean = full.run(pfedgraph, prior=1e7, lam=0.0), full.run(fedavg)
     for client in range(3):
         assert_same(row(last.state.clients.params, client), mean.state.server)
-    assert_same((last.received.loss, last.trained.loss), (mean.received.loss, mean.trained.loss))
+    assert_same((last.received["loss"], last.trained["loss"]), (mean.received["loss"], mean.trained["loss"]))
 
 
 def test_pfedgraph_without_a_prior_is_local():

@@ -36,7 +36,7 @@ def test_fedproto_with_zero_lambda_is_local(factory):
     last, alone = full.run(factory, lam=0.0, batch_size=8), full.run(local, batch_size=8)
     own = last.state.clients.params if factory is fedproto_l else last.state.clients
     assert_same(own, alone.state.clients)
-    assert_same(last.received.loss, alone.received.loss)
+    assert_same(last.received["loss"], alone.received["loss"])
     pulled = full.run(factory, lam=5.0, batch_size=8).state.clients
     pulled = pulled.params if factory is fedproto_l else pulled
     assert float(jnp.abs(pulled["backbone"]["kernel"] - own["backbone"]["kernel"]).max()) > 1e-3

@@ -101,7 +101,7 @@ def test_fedem():
         predicted = fedem(tiny_model()).predict((last.state.server, last.state.clients[client]), jnp.float32(x))
         np.testing.assert_allclose(np.exp(predicted), probabilities, rtol=1e-3, atol=1e-5)
         loss = -np.log(probabilities[np.arange(len(y)), y]).mean()
-        np.testing.assert_allclose(last.received.loss[client], loss, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(last.received["loss"][client], loss, rtol=1e-3, atol=1e-5)
         assert np.abs(mixture - 1 / 3).max() > 0.03
 
 
@@ -134,4 +134,4 @@ def test_fedem_ft_trains_like_fedem():
     assert_same((tuned.state.server, tuned.state.clients), (plain.state.server, plain.state.clients))
     # Without an epoch only the mixture weights are taken anew: with one learner nothing changes.
     one, untuned = full.run(fedem, learners=1), full.run(fedem_ft, learners=1, finetune_epochs=0)
-    assert_same(untuned.received.loss, one.received.loss)
+    assert_same(untuned.received["loss"], one.received["loss"])

@@ -84,7 +84,7 @@ def assert_leaves(got, want):
 def assert_losses(last, data, received, trained):
     for scores, models in ((last.received, received), (last.trained, trained)):
         want = [reference.loss(w, data, index) for index, w in enumerate(models)]
-        np.testing.assert_allclose(scores.loss, want, rtol=3e-4, atol=3e-5)
+        np.testing.assert_allclose(scores["loss"], want, rtol=3e-4, atol=3e-5)
 
 
 def test_fedprox_equations(problem):

@@ -58,7 +58,7 @@ def run(factory, rounds=3, sizes=(9, 20, 14, 5), balanced=False, participation=1
 def assert_same_run(left, right):
     """Same global model, same losses under both protocols."""
     assert_same(left.state.server, right.state.server)
-    assert_same((left.received.loss, left.trained.loss), (right.received.loss, right.trained.loss))
+    assert_same((left.received["loss"], left.trained["loss"]), (right.received["loss"], right.trained["loss"]))
 
 
 @implied
@@ -77,8 +77,8 @@ def test_fedprox_ft_trains_like_fedprox_and_tunes_like_fedavg_ft():
     prox = run(fedprox, rounds=1, mu=0.5)
     tuned, untuned = (run(fedprox_ft, rounds=1, mu=0.5, finetune_epochs=epochs) for epochs in (5, 0))
     assert_same(tuned.state.server, prox.state.server)
-    assert_same(untuned.received.loss, prox.received.loss)
-    assert (np.abs(tuned.received.loss - prox.received.loss) > 1e-2).all()
+    assert_same(untuned.received["loss"], prox.received["loss"])
+    assert (np.abs(tuned.received["loss"] - prox.received["loss"]) > 1e-2).all()
     assert_same_run(run(fedprox_ft, rounds=1, mu=0.0), run(fedavg_ft, rounds=1))
 
 
@@ -155,7 +155,7 @@ def test_scaffold_of_one_client_is_fedavg():
     one = {"sizes": (20,), "rounds": 4}
     scaffold_run, fedavg_run = run(scaffold, **one), run(fedavg, **one)
     assert_same(scaffold_run.state.server.params, fedavg_run.state.server)
-    assert_same(scaffold_run.received.loss, fedavg_run.received.loss)
+    assert_same(scaffold_run.received["loss"], fedavg_run.received["loss"])
 
 
 def test_scaffold_counts_each_clients_own_steps():
@@ -178,7 +178,7 @@ def test_scaffold_stores_control_variates_and_the_server_has_their_mean(particip
     )
     norms = jax.vmap(lambda control: sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(control)))(state.clients.control)
     # NaN until a client's first training.
-    trained = ~np.isnan(np.asarray(state.trained.accuracy))
+    trained = ~np.isnan(np.asarray(state.trained["accuracy"]))
     np.testing.assert_array_equal(np.asarray(norms) > 1e-6, trained)
 
 
@@ -211,7 +211,7 @@ def test_lg_fedavg_of_one_client_is_local():
     own = row(alone.state.clients, 0)
     assert_same(shared.state.server["head"], own["head"])
     assert_same(row(shared.state.clients, 0), own["backbone"])
-    assert_same(shared.received.loss, alone.received.loss)
+    assert_same(shared.received["loss"], alone.received["loss"])
 
 
 @implied
@@ -220,7 +220,7 @@ def test_fedrep_is_fedpac_without_both_parts():
     rep, pac = run(fedrep, **head), run(fedpac, alignment=False, collaboration=False, **head)
     assert_same(rep.state.server["backbone"], pac.state.server.backbone)
     assert_same(rep.state.clients, pac.state.clients)
-    assert_same(rep.received.loss, pac.received.loss)
+    assert_same(rep.received["loss"], pac.received["loss"])
 
 
 @pytest.mark.slow
@@ -269,7 +269,7 @@ def test_ditto_without_the_pull_is_local():
     # Its personal models have batches of their own: with full batches, order is all that keys decide.
     alone, pulled = run(local, batch_size=32), run(ditto, batch_size=32, lam=0.0, personal_epochs=2)
     assert_same(pulled.state.clients, alone.state.clients)
-    assert_same((pulled.received.loss, pulled.trained.loss), (alone.received.loss, alone.trained.loss))
+    assert_same((pulled.received["loss"], pulled.trained["loss"]), (alone.received["loss"], alone.trained["loss"]))
 
 
 @implied
@@ -311,7 +311,7 @@ def test_apfls_shared_model_is_fedavgs_and_alpha_zero_deploys_it():
 def test_apfl_with_alpha_one_is_local():
     own, alone = run(apfl, alpha=1.0), run(local)
     assert_same(own.state.clients.own, alone.state.clients)
-    assert_same((own.received.loss, own.trained.loss), (alone.received.loss, alone.trained.loss))
+    assert_same((own.received["loss"], own.trained["loss"]), (alone.received["loss"], alone.trained["loss"]))
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_a_flax_module_with_batch_normalization_computes_what_flax_does():
     np.testing.assert_allclose(model.apply(params, x), plain, rtol=1e-5, atol=1e-6)
     trained, _ = Told(training=True).apply(variables, x, mutable=[STATISTICS])
     batch = ClientData(x, np.zeros(5, np.int32), np.ones(5, bool))
-    features, statistics = model.training_features(params["backbone"], batch)
+    features, statistics = model.training_features(params["backbone"], batch, jax.random.key(0))
     np.testing.assert_allclose(model.classify(params["head"], features), trained, rtol=1e-4, atol=1e-5)
     jax.tree.map(lambda got, old: np.testing.assert_array_less(0, abs(got - old)), statistics, variables[STATISTICS])
     assert np.abs(plain - trained).max() > 1e-2
@@ -100,7 +100,7 @@ def fitted(params, batch):
 def users_own(params, batch):
     """A step as a program without this library's training has it."""
     loss, optimizer = supervised_loss(MODEL, everything_penalized), optax.adamw(0.3, weight_decay=0.5)
-    gradient, statistics = jax.grad(loss, has_aux=True)(params, batch)
+    gradient, statistics = jax.grad(loss, has_aux=True)(params, batch, jax.random.key(0))
     updates, _ = optimizer.update(gradient, optimizer.init(params), params)
     return with_statistics(optax.apply_updates(params, updates), statistics)
 
@@ -129,7 +129,7 @@ def test_the_clipped_norm_is_that_of_the_weights():
 def test_a_loss_without_the_statistics_that_its_model_needs_is_refused():
     params, key = jax.eval_shape(MODEL.init, jax.random.key(0)), jax.random.key(0)
 
-    def deployed(params, batch):
+    def deployed(params, batch, key):
         return jnp.sum(MODEL.apply(params, batch.x))
 
     def fit(loss, trained=lambda params: params, **recipe):
@@ -141,10 +141,13 @@ def test_a_loss_without_the_statistics_that_its_model_needs_is_refused():
         fit(deployed)
     # Private training has none, and a head is trained without those of its backbone.
     fit(deployed, dp_clip=1.0)
-    fit(lambda head, batch: supervised_loss(MODEL)({**MODEL.init(key), "head": head}, batch), lambda both: both["head"])
+    fit(
+        lambda head, batch, key: supervised_loss(MODEL)({**MODEL.init(key), "head": head}, batch, key),
+        lambda both: both["head"],
+    )
     # JAX itself tells those who take a gradient of value and statistics together.
     with pytest.raises(TypeError, match="scalar-output functions"):
-        jax.eval_shape(jax.grad(supervised_loss(MODEL)), params, BATCH)
+        jax.eval_shape(jax.grad(supervised_loss(MODEL)), params, BATCH, key)
 
 
 class NormalizedHead(nn.Module):

@@ -167,7 +167,7 @@ def test_fedas_trains_it(module):
     method = make_method("fedas", from_flax(module, (2, 3, 1), 3), **HYPER_PARAMETERS)
     settings = simulate.Settings(rounds=6, eval_every=6)
     *_, last = simulate.run(method, tiny_federation(), settings, KEY)
-    assert last.received.accuracy.mean() > 0.8
+    assert last.received["accuracy"].mean() > 0.8
 
 
 @pytest.mark.parametrize(

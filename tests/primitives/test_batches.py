@@ -29,7 +29,7 @@ def taken(n, epochs, key=0, padding=0, batch_size=4, **options):
     most = epochs * -(-n // batch_size)
     training = LocalSGD(batch_size=batch_size, epochs=epochs, **options)
 
-    def step(carry, batch):
+    def step(carry, batch, key):
         seen, index = carry
         return seen.at[index].set(jnp.where(batch.mask, batch.x, -1)), index + 1
 

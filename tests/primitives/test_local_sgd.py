@@ -25,7 +25,7 @@ def regression(n, real, seed=0):
     return ClientData(jnp.asarray(x), jnp.asarray(y), jnp.arange(n) < real)
 
 
-def squared_error(params, batch):
+def squared_error(params, batch, key):
     return masked_mean(jnp.square(batch.x @ params - batch.y), batch.mask)
 
 
@@ -74,7 +74,7 @@ def test_every_epoch_sees_every_real_example_once_in_a_new_order():
     steps = epochs * 3
 
     # The "gradient" writes the rows of each batch into the parameters, at the step that a counter names.
-    def record(params, batch):
+    def record(params, batch, key):
         rows, counter = params
         one_hot = jax.nn.one_hot(jax.lax.stop_gradient(counter).astype(int), steps)
         seen = jnp.where(batch.mask, batch.x + 1, 0.0)
@@ -202,7 +202,7 @@ def test_clipping_scales_the_gradient_before_the_decay(clip_norm):
 def test_an_optimizer_that_needs_the_loss_gets_that_of_the_batch():
     data = ClientData(jnp.array([1.0, 2.0, 3.0]), jnp.zeros(3), jnp.ones(3, bool))
 
-    def loss(w, batch):
+    def loss(w, batch, key):
         return jnp.sum(jnp.square(w - batch.x)) / 2
 
     def plateau(lr):

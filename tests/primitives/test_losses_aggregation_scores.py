@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scores import scores_of
 from sklearn import metrics
 
-from pfl_jax.base import ClientData, Scores
+from pfl_jax.base import ClientData
 from pfl_jax.primitives import aggregation, losses
 from pfl_jax.primitives import metrics as evaluation
 from pfl_jax.primitives import tree as trees
@@ -101,18 +102,18 @@ def test_scores_are_scikit_learns_and_ignore_padding(n, real):
     got = score(lambda scale, x: scale * x, jnp.float32(2.0), data)
     logits, labels = logits[:real].astype(np.float64), labels[:real]
     log_probabilities = 2 * logits - np.log(np.exp(2 * logits).sum(axis=1, keepdims=True))
-    np.testing.assert_allclose(got.accuracy, np.mean(logits.argmax(-1) == labels), rtol=1e-6)
-    np.testing.assert_allclose(got.loss, -log_probabilities[np.arange(real), labels].mean(), rtol=1e-5)
-    np.testing.assert_allclose(got.macro_f1, metrics.f1_score(labels, logits.argmax(-1), average="macro"), rtol=1e-6)
+    np.testing.assert_allclose(got["accuracy"], np.mean(logits.argmax(-1) == labels), rtol=1e-6)
+    np.testing.assert_allclose(got["loss"], -log_probabilities[np.arange(real), labels].mean(), rtol=1e-5)
+    np.testing.assert_allclose(got["macro_f1"], metrics.f1_score(labels, logits.argmax(-1), average="macro"), rtol=1e-6)
     areas = [metrics.roc_auc_score(labels == k, log_probabilities[:, k]) for k in np.unique(labels)]
-    np.testing.assert_allclose(got.auc, np.mean(areas), rtol=1e-5)
+    np.testing.assert_allclose(got["auc"], np.mean(areas), rtol=1e-5)
 
 
 def test_scores_without_an_example_or_with_one_class_are_nan():
     data = ClientData(jnp.eye(3), jnp.zeros(3, jnp.int32), jnp.ones(3, bool))
     one_class = score(lambda _, x: x, (), data)
-    assert np.isnan(one_class.auc)
-    np.testing.assert_allclose(one_class.macro_f1, (2 / 4 + 0 + 0) / 3, rtol=1e-6)
+    assert np.isnan(one_class["auc"])
+    np.testing.assert_allclose(one_class["macro_f1"], (2 / 4 + 0 + 0) / 3, rtol=1e-6)
     none = score(lambda _, x: x, (), data._replace(mask=jnp.zeros(3, bool)))
     assert np.isnan(jax.tree.leaves(none)).all()
 
@@ -120,24 +121,28 @@ def test_scores_without_an_example_or_with_one_class_are_nan():
 def test_summary():
     accuracies = np.array([0.5, np.nan, 0.9, 0.7] + [0.8] * 17)
     test_counts = np.arange(1, 22)
-    summary = evaluation.summarize(Scores(accuracies, accuracies + 1, accuracies / 2, np.full(21, np.nan)), test_counts)
+    summary = evaluation.summarize(
+        scores_of(accuracies, accuracies + 1, accuracies / 2, np.full(21, np.nan)), test_counts
+    )
     values = 100 * accuracies[~np.isnan(accuracies)]
     np.testing.assert_allclose([summary.mean, summary.std], [values.mean(), values.std()])
     np.testing.assert_allclose(summary.worst_decile, (50 + 70) / 2)
     np.testing.assert_allclose(summary.jain, values.sum() ** 2 / (20 * (values**2).sum()))
-    np.testing.assert_allclose([summary.loss, summary.macro_f1], [values.mean() / 100 + 1, values.mean() / 2])
+    np.testing.assert_allclose(
+        [summary.others["loss"], summary.others["macro_f1"]], [values.mean() / 100 + 1, values.mean() / 2]
+    )
     counted = ~np.isnan(accuracies)
     np.testing.assert_allclose(summary.pooled, np.average(100 * accuracies[counted], weights=test_counts[counted]))
     assert summary.clients == 20
-    assert np.isnan(summary.auc)
-    assert np.isnan(evaluation.summarize(Scores(*[np.full(3, np.nan)] * 4), np.ones(3, int)).mean)
+    assert np.isnan(summary.others["auc"])
+    assert np.isnan(evaluation.summarize(scores_of(np.full(3, np.nan)), np.ones(3, int)).mean)
 
 
 @pytest.mark.parametrize(("clients", "worst"), [(1, 1), (9, 1), (14, 1), (15, 2), (16, 2), (19, 2), (25, 2), (26, 3)])
 def test_the_worst_tenth_of_the_clients_is_rounded_to_the_nearest_number(clients, worst):
     # Descending, so that the worst are the last ones.
     accuracies = np.linspace(0.9, 0.1, clients)
-    summary = evaluation.summarize(Scores(*[accuracies] * 4), np.ones(clients, int))
+    summary = evaluation.summarize(scores_of(accuracies), np.ones(clients, int))
     np.testing.assert_allclose(summary.worst_decile, 100 * accuracies[-worst:].mean())
 
 
@@ -148,14 +153,14 @@ def test_an_answer_of_nan_is_wrong(pad):
     logits, y, mask = np.pad(logits, ((0, pad), (0, 0))), np.pad(y, (0, pad)), np.pad(mask, (0, pad))
     examples = ClientData(jnp.array(logits, jnp.float32), jnp.array(y), jnp.array(mask))
     found = evaluation.score(lambda _, x: x, None, examples)
-    assert float(found.accuracy) == 0.5
+    assert float(found["accuracy"]) == 0.5
     # Classes 0 and 1: F1 2/3 each; class 2: 0.
-    np.testing.assert_allclose(found.macro_f1, 4 / 9, rtol=1e-6)
-    assert np.isnan(found.loss)
-    assert np.isnan(found.auc)
+    np.testing.assert_allclose(found["macro_f1"], 4 / 9, rtol=1e-6)
+    assert np.isnan(found["loss"])
+    assert np.isnan(found["auc"])
     # In padding it does not matter.
     whole = examples._replace(mask=examples.mask.at[3].set(False))
-    assert float(evaluation.score(lambda _, x: x, None, whole).auc) == 0.75
+    assert float(evaluation.score(lambda _, x: x, None, whole)["auc"]) == 0.75
 
 
 def test_scores_and_losses_have_the_type_of_their_inputs():

@@ -77,7 +77,7 @@ def test_interpolate():
 def test_fold_visits_every_real_example_once_an_epoch():
     data = ClientData(x=jnp.arange(10.0), y=jnp.arange(10), mask=jnp.arange(10) < 7)
 
-    def step(carry, batch):
+    def step(carry, batch, key):
         visits, batches = carry
         return visits.at[batch.y].add(batch.mask.astype(jnp.int32)), batches + 1
 

@@ -32,7 +32,7 @@ PARAMS = MODEL.init(jax.random.key(1))
 ANCHOR = jax.tree.map(lambda leaf: leaf + 0.1, PARAMS)
 
 
-def regularized(params, batch):
+def regularized(params, batch, key):
     """Loss with a part that depends on no example."""
     return cross_entropy(MODEL.apply(params, batch.x), batch.y, batch.mask) + 0.7 * proximal(params, ANCHOR)
 
@@ -45,7 +45,7 @@ def program(closed_form):
             patch.setattr(private_gradients, "MICROBATCH", 8)
             if not closed_form:
                 patch.setattr(private_gradients, "_leaves_of_operations", lambda *_: None)
-            return clipped_gradient_sum(regularized, params, batch, clip)
+            return clipped_gradient_sum(jax.random.key(0), regularized, params, batch, clip)
 
     return jax.jit(sums)
 
@@ -116,7 +116,7 @@ def test_noise_has_the_standard_deviation_that_is_accounted():
     params = {"a": jnp.zeros(30_000), "b": jnp.zeros(30_000)}
     batch = ClientData(jnp.zeros((2, 1)), jnp.zeros(2), jnp.array([True, False]))
 
-    def loss(params, batch):
+    def loss(params, batch, key):
         return masked_mean(0.0 * jnp.sum(batch.x, axis=1), batch.mask) + 0.0 * jnp.sum(params["a"])
 
     draw = jax.jit(lambda key, noise: private_gradient(key, loss, params, batch, clip=0.5, noise=noise, size=4))
@@ -152,7 +152,7 @@ def test_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer():
         return plain({"backbone": ANCHOR["backbone"], "head": head}, batch)
 
     assert has(plain)
-    assert has(regularized)
+    assert has(lambda params, batch: regularized(params, batch, None))
     assert has(fixed_backbone, PARAMS["head"])
     assert not any(has(loss) for loss in (twice, copied, weighted))
     # Inside jit, layers cannot be observed.
@@ -213,7 +213,7 @@ def test_bad_recipes():
 def test_parameters_of_half_precision_keep_their_type(kind):
     batch, params = examples(), jax.tree.map(lambda leaf: leaf.astype(kind), PARAMS)
 
-    def loss(params, batch):
+    def loss(params, batch, key):
         return cross_entropy(MODEL.apply(params, batch.x.astype(kind)).astype(jnp.float32), batch.y, batch.mask)
 
     def gradient(params, noise):
@@ -226,7 +226,7 @@ def test_parameters_of_half_precision_keep_their_type(kind):
         chex.assert_trees_all_close(
             jax.tree.map(lambda leaf: leaf.astype(jnp.float32), got), gradient(rounded, noise), rtol=0.05, atol=0.02
         )
-    sums, free = clipped_gradient_sum(loss, params, batch, 0.5)
+    sums, free = clipped_gradient_sum(jax.random.key(0), loss, params, batch, 0.5)
     assert {leaf.dtype for leaf in jax.tree.leaves((sums, free))} == {np.dtype("float32")}
     trained = LocalSGD(batch_size=8, epochs=1, dp_clip=0.5, dp_noise=0.1).fit(jax.random.key(0), params, batch, loss)
     chex.assert_trees_all_equal_dtypes(trained, params)
@@ -235,5 +235,5 @@ def test_parameters_of_half_precision_keep_their_type(kind):
 def test_steps_of_ones_own_are_not_taken_for_private_ones():
     recipe = LocalSGD(batch_size=4, epochs=1, dp_clip=0.5)
     with pytest.raises(InvalidInput, match=r"fold takes no private steps, .*: train by LocalSGD\.fit"):
-        recipe.fold(jax.random.key(0), 0, examples(), lambda count, batch: count + 1)
-    assert recipe.replace(dp_clip=None).fold(jax.random.key(0), 0, examples(), lambda count, batch: count + 1) == 5
+        recipe.fold(jax.random.key(0), 0, examples(), lambda count, batch, key: count + 1)
+    assert recipe.replace(dp_clip=None).fold(jax.random.key(0), 0, examples(), lambda count, batch, key: count + 1) == 5

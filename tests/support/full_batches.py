@@ -62,7 +62,7 @@ def assert_received(last, models, rtol=2e-4, atol=2e-5):
     """What each client deploys gives its test examples the losses of these models."""
     data = tiny_federation(SIZES)
     want = [reference.loss(w, data, client) for client, w in enumerate(models)]
-    np.testing.assert_allclose(last.received.loss, want, rtol=rtol, atol=atol)
+    np.testing.assert_allclose(last.received["loss"], want, rtol=rtol, atol=atol)
 
 
 def assert_model(got, want, rtol=2e-4, atol=2e-5):
@@ -73,4 +73,6 @@ def assert_model(got, want, rtol=2e-4, atol=2e-5):
 def assert_like_fedavg(last, params, **settings):
     fedavg_last = run(fedavg, **settings)
     assert_same(params, fedavg_last.state.server)
-    assert_same((last.received.loss, last.trained.loss), (fedavg_last.received.loss, fedavg_last.trained.loss))
+    assert_same(
+        (last.received["loss"], last.trained["loss"]), (fedavg_last.received["loss"], fedavg_last.trained["loss"])
+    )

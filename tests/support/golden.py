@@ -47,7 +47,7 @@ def fingerprint(method, engine):
         for _ in range(4):
             state, _ = engine.round(data, state, size)
         numbers = deployed(data, state)
-        numbers |= {"losses/received": engine.evaluate(data, state).loss, "losses/trained": state.trained.loss}
+        numbers |= {"losses/received": engine.evaluate(data, state)["loss"], "losses/trained": state.trained["loss"]}
         for path, leaf in jax.tree_util.tree_leaves_with_path({"server": state.server, "clients": state.clients}):
             name, leaf = jax.tree_util.keystr(path, simple=True, separator="/"), np.asarray(leaf, np.float64)
             numbers |= {f"sum/{name}": leaf.sum(), f"norm/{name}": np.linalg.norm(leaf)}

@@ -81,11 +81,11 @@ def _import() -> None:
     import experiments.sweep.results
     import experiments.tables.__main__  # noqa: F401
     from experiments.execution.experiment import Experiment
+    from pfl_jax import tasks
     from pfl_jax.engine.communication import Traffic
-    from pfl_jax.primitives import metrics
 
     Experiment.traffic = Traffic(80, 80)
-    metrics.macro_f1 = metrics.macro_auc = lambda *_: metrics.jnp.float32(0)
+    tasks.macro_f1 = tasks.macro_auc = lambda *_: tasks.jnp.float32(0)
 
 
 def _command(words: str) -> int:

@@ -33,7 +33,7 @@ OWN_STEP = {"pfedme"}
 def test_sgd_with_rate_one_is_the_plain_method_bit_for_bit(factory):
     plain, stepped = run(factory), run(factory, server_optimizer="sgd", server_lr=1.0)
     chex.assert_trees_all_equal(stepped.state.server.params, plain.state.server)
-    chex.assert_trees_all_equal(stepped.received.loss, plain.received.loss)
+    chex.assert_trees_all_equal(stepped.received["loss"], plain.received["loss"])
     # Without an optimizer nothing is wrapped.
     without = run(factory, server_optimizer=None)
     assert jax.tree.structure(without.state.server) == jax.tree.structure(plain.state.server)

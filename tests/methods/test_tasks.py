@@ -1,0 +1,128 @@
+"""Every method with every task: it runs, or says in one line why it has no meaning."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+import task_table
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+
+from pfl_jax import LocalSGD, simulate, tasks
+from pfl_jax.engine.simulate import Settings
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS, fedas, make_method
+from pfl_jax.testing import conformance
+from pfl_jax.testing.subject import Subject, play
+
+OTHERS = {name: task for name, task in tasks.TASKS.items() if name != "classification"}
+
+KINDS = ("fedavg", "fedper", "ditto", "scaffold", "apfl", "fedas")
+"""A shared model, a personal head, a personal model, corrections of gradients, a mixture, and weights by the server."""
+
+FAST = {("fedas", "regression"), ("ditto", "multi_label"), ("scaffold", "binary"), ("fedper", "next_symbol")}
+"""What runs by default: compiling takes nearly all of the time."""
+
+
+@pytest.fixture(
+    params=[
+        pytest.param((name, task), marks=[] if (name, task) in FAST else pytest.mark.slow, id=f"{name}-{task}")
+        for name in KINDS
+        for task in OTHERS
+    ],
+    scope="module",
+)
+def subject(request):
+    name, task = request.param
+    return Subject(METHODS[name], task=OTHERS[task])
+
+
+@pytest.mark.parametrize("check", [name for name in conformance.CHECKS if name not in ("absent", "vmap", "learning")])
+def test_a_method_conforms_with_any_task(subject, check):
+    conformance.CHECKS[check](subject)
+
+
+def test_rounds_improve_the_loss(subject):
+    engine, data = subject.compiled(), subject.data()
+    before, after = (
+        engine.evaluate(data, state)[subject.loss] for state in (subject.start, play(engine, data, rounds=20))
+    )
+    assert after.mean() < 0.7 * before.mean()
+
+
+def test_the_table_is_what_factories_say():
+    text = task_table.PAGE.read_text()
+    # Otherwise run tests/support/task_table.py.
+    assert task_table.replaced(text) == text
+
+
+TRACED = ("fedala", "moon", "fedcp", "hypcluster")
+"""What is traced by default: methods with losses of their own."""
+
+
+@pytest.mark.parametrize("task", OTHERS)
+@pytest.mark.parametrize(
+    "name", [name if name in TRACED else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
+def test_what_is_not_refused_runs(name, task):
+    if task_table.refusal(name, OTHERS[task]):
+        pytest.skip("refused")
+    data, method = tiny_federation(task=OTHERS[task]), make_method(name, tiny_model(OTHERS[task]), **HYPER_PARAMETERS)
+    engine = simulate.build(method, Settings(rounds=1))
+
+    def rounds(data, key):
+        state, outcome = engine.round(data, engine.init(data, key), 3)
+        return state, outcome, engine.evaluate(data, state)
+
+    state, _, scores = jax.eval_shape(rounds, data, jax.random.key(0))
+    assert scores.by_name.keys() == {one.name for one in OTHERS[task].scores} == state.trained.by_name.keys()
+
+
+def test_what_has_no_meaning_is_refused_in_one_line():
+    for name, task, message in (
+        (
+            "fedpac",
+            tasks.REGRESSION,
+            "fedpac is for classification, and the model's task is regression: it needs a",
+        ),
+        ("feddbe", tasks.NEXT_SYMBOL, "feddbe is for tasks with one vector of features, not next_symbol"),
+    ):
+        with pytest.raises(InvalidInput, match="^" + re.escape(message)) as error:
+            make_method(name, tiny_model(task), **HYPER_PARAMETERS)
+        assert "\n" not in str(error.value)
+    for values in ({"target": "class_mean"}, {"target": "global_class_mean"}, {"align_loss": "class_sum"}):
+        with pytest.raises(InvalidInput, match="choose example and mean"):
+            fedas(tiny_model(tasks.REGRESSION), **values)
+        fedas(tiny_model(tasks.REGRESSION), alignment=False, **values)
+
+
+def test_flipped_labels_are_for_classes():
+    model, data = tiny_model(tasks.REGRESSION), tiny_federation(task=tasks.REGRESSION)
+    settings = Settings(rounds=1, attack="labels", attackers=0.5)
+    with pytest.raises(InvalidInput, match="attack labels is for classification, and the model's task is regression"):
+        next(simulate.run(METHODS["fedavg"](model), data, settings, jax.random.key(0)))
+
+
+def test_a_state_is_of_its_task():
+    data, key = tiny_federation(task=tasks.MULTI_LABEL), jax.random.key(0)
+    with_loss = tasks.MULTI_LABEL._replace(scores=tasks.MULTI_LABEL.scores[2:])
+    first, other = (
+        METHODS["fedavg"](tiny_model(tasks.MULTI_LABEL)._replace(task=task)) for task in (tasks.MULTI_LABEL, with_loss)
+    )
+    state = simulate.build(first, Settings(rounds=1)).init(data, key)
+    with pytest.raises(InvalidInput, match=r"trained.*auc.*here nothing"):
+        next(simulate.run(other, data, Settings(rounds=1), key, state=state))
+
+
+def test_a_users_loss_is_that_of_the_training():
+    """Half the loss and twice the learning rate give the same model."""
+    halved = tasks.REGRESSION._replace(loss=lambda *of: 0.5 * tasks.REGRESSION.loss(*of))
+    data = tiny_federation(task=tasks.REGRESSION)
+    found = []
+    for task, lr in ((tasks.REGRESSION, 0.1), (halved, 0.2)):
+        method = METHODS["fedavg"](
+            tiny_model(tasks.REGRESSION)._replace(task=task), LocalSGD(lr=lr, batch_size=8, weight_decay=0.0)
+        )
+        *_, last = simulate.run(method, data, Settings(rounds=2), jax.random.key(0))
+        found.append(last.received["mse"])
+    np.testing.assert_allclose(*found, rtol=1e-5)
