@@ -262,7 +262,7 @@ def test_fedghs_steps_do_not_depend_on_the_order_of_the_cohort():
     method = make_method("fedgh", tiny_model(), server_epochs=2)
     server = method.init_server(jax.random.key(0))
     means = jax.random.normal(jax.random.key(1), (3, 3, 4))
-    messages = FedGHMessage(means, jnp.ones((3, 3)), jnp.array([7, 2, 5], jnp.uint32))
+    messages = FedGHMessage(means, jnp.ones((3, 3)), jnp.array([[7, 1], [2, 1], [2, 3]], jnp.uint32))
     cohort = Cohort(jnp.arange(3), jnp.full(3, 5), jnp.ones(3, bool), 3)
     step = jax.jit(method.aggregate)
     heads = [
