@@ -45,7 +45,7 @@ PUBLIC = [
     *(f"primitives.{name}" for name in ("fingerprints", "robust_means")),
     *(
         f"wrappers.{name}"
-        for name in ("client_privacy", "compression", "fine_tuning", "server_mean", "server_optimizer")
+        for name in ("client_privacy", "compression", "fine_tuning", "server_mean", "server_optimizer", "server_state")
     ),
     *(
         f"primitives.{name}"
