@@ -48,6 +48,7 @@ PUBLIC = [
         f"wrappers.{name}"
         for name in ("attacks", "client_privacy", "compression", "fine_tuning", "server_mean", "server_optimizer")
     ),
+    "wrappers.server_state",
     *(
         f"primitives.{name}"
         for name in (

@@ -10,7 +10,7 @@ import optax
 from pfl_jax.base import Mean, Message, Method, PyTree, Server
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
-from pfl_jax.messages import received
+from pfl_jax.messages import received, reference
 from pfl_jax.streams import CLIENT_NOISE
 
 
@@ -40,7 +40,7 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
 
     Args:
       method: the method to derive from. Its message is one `Mean` of the parameters that `Method.download` gives, or
-        has a field `backbone`, a `Mean` of the server's `backbone`; other fields are sent unchanged.
+        has a field `backbone`, a `Mean` of the backbone among them; other fields are sent unchanged.
       recipe: clipping and noise; without clipping the method is returned as it is.
 
     Raises:
@@ -61,25 +61,23 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
 
     def local(key, server, client, data):
         result = method.local(key, server, client, data)
-        sent, reference = _mean_of(result.message), _reference(method, result.message, server)
-        if jax.tree.structure(sent.value) != jax.tree.structure(reference):
-            raise InvalidInput("client_clip is for methods whose clients send the parameters that they received")
-        update = jax.tree.map(jnp.subtract, sent.value, reference)
+        known = _reference(method, result.message, server)
+        update = jax.tree.map(jnp.subtract, _mean_of(result.message).value, known)
         factor = clip / jnp.maximum(optax.tree.norm(update), clip)
         clipped = Mean(jax.tree.map(lambda leaf: factor * leaf, update), jnp.ones(()))
         return result._replace(message=_with_mean(result.message, clipped))
 
     def aggregate(key, server, clients, messages, cohort):
-        mean, reference = _mean_of(messages), _reference(method, messages, server)
+        mean, known = _mean_of(messages), _reference(method, messages, server)
         leaves, structure = jax.tree.flatten(mean.value)
         keys = jax.random.split(jax.random.fold_in(key, CLIENT_NOISE), len(leaves))
         size = cohort.clients.shape[0]
         moved = [
             old + (mean.weight * leaf + noise * clip * jax.random.normal(one, leaf.shape, leaf.dtype)) / size
-            for one, leaf, old in zip(keys, leaves, jax.tree.leaves(reference), strict=True)
+            for one, leaf, old in zip(keys, leaves, jax.tree.leaves(known), strict=True)
         ]
-        known = Mean(jax.tree.unflatten(structure, moved), mean.weight)
-        return method.aggregate(key, server, clients, _with_mean(messages, known), cohort)
+        private = Mean(jax.tree.unflatten(structure, moved), mean.weight)
+        return method.aggregate(key, server, clients, _with_mean(messages, private), cohort)
 
     return method._replace(local=local, aggregate=aggregate)
 
@@ -99,5 +97,14 @@ def _with_mean(message: Message, mean: Mean) -> Message:
 
 def _reference(method: Method, message: Message, server: Server) -> PyTree:
     """Parameters that a client received, as a tree like those that it sends."""
+    value = _mean_of(message).value
     # These methods send the same parameters to every client.
-    return received(method, server, ()) if isinstance(message, Mean) else server.backbone
+    known = received(method, server, ())
+    if isinstance(message, Mean):
+        is_received = jax.tree.structure(known) == jax.tree.structure(value)
+    else:
+        known, found = reference(value, known)
+        is_received = all(jax.tree.leaves(found))
+    if not is_received:
+        raise InvalidInput("client_clip is for methods whose clients send the parameters that they received")
+    return known

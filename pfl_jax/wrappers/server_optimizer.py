@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import Mean, Method, Params, PyTree, Survey
+from pfl_jax.base import Method, Params
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import MOMENTUM, NotNegative, Positive, ReadWith
-from pfl_jax.messages import received
 from pfl_jax.primitives.optimizers import sgd
 from pfl_jax.primitives.tree import map_statistics
+from pfl_jax.wrappers.server_state import with_server_state
 
 ServerRule: TypeAlias = Literal["sgd", "adam", "yogi", "adagrad"]
 """Names of the server's optimizers, see `ServerOptimizer`."""
@@ -95,18 +95,6 @@ class ServerOptimizer:
         return optax.chain(adaptive(second_moments[rule], momentum, self.server_tau), optax.scale_by_learning_rate(lr))
 
 
-class OptimizedServer(NamedTuple):
-    """State of a server with an optimizer: parameters, which are the plain method's state, and the optimizer's state.
-
-    Attributes:
-      params: state of the server of the plain method.
-      opt_state: state of the optimizer.
-    """
-
-    params: PyTree
-    opt_state: PyTree
-
-
 def server_optimized(method: Method, recipe: ServerOptimizer) -> Method:
     """Method whose server takes an optimizer's step toward the plain method's next parameters.
 
@@ -120,11 +108,11 @@ def server_optimized(method: Method, recipe: ServerOptimizer) -> Method:
       recipe: the optimizer; without one the method is returned as it is.
 
     Returns:
-      A `Method` with an `OptimizedServer`; the rest is as in `method`.
+      A `Method` with the optimizer's state besides, see `pfl_jax.wrappers.server_state`.
 
     Raises:
       InvalidInput: an unknown optimizer, a number for an optimizer where there is none, or a method that is not
-        `averaged`; another message than one `Mean` is found when the method runs.
+        `averaged`.
 
     Reference:
       Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. Adaptive Federated Optimization. ICLR 2021.
@@ -145,35 +133,12 @@ def server_optimized(method: Method, recipe: ServerOptimizer) -> Method:
     if not method.averaged:
         raise InvalidInput("server_optimizer is for methods whose server keeps the parameters of a model only")
 
-    def init_server(key):
-        params = method.init_server(key)
-        return OptimizedServer(params, optimizer.init(params))
-
-    def aggregate(key, server, clients, messages, cohort):
-        if not isinstance(messages, Mean):
-            raise InvalidInput("server_optimizer is for methods whose server only takes a mean of parameters")
-        target, clients, info = method.aggregate(key, server.params, clients, messages, cohort)
-        gradient = jax.tree.map(jnp.subtract, server.params, target)
-        updates, opt_state = optimizer.update(gradient, server.opt_state, server.params)
+    def step(opt_state, params, target):
+        gradient = jax.tree.map(jnp.subtract, params, target)
+        updates, opt_state = optimizer.update(gradient, opt_state, params)
         # Equal to params + update, and with the update -gradient exactly the target.
         params = jax.tree.map(lambda new, update, g: new + (update + g), target, updates, gradient)
         # No optimizer moves the statistics of batch normalization.
-        params = map_statistics(lambda _, mean: mean, params, target)
-        return OptimizedServer(params, opt_state), clients, info
+        return map_statistics(lambda _, mean: mean, params, target), opt_state
 
-    def wrapped(survey: Survey) -> Survey:
-        return Survey(
-            lambda key, server, data: survey.local(key, server.params, data),
-            lambda server, means: server._replace(params=survey.aggregate(server.params, means)),
-        )
-
-    return method._replace(
-        init_server=init_server,
-        init_client=lambda key, server, data: method.init_client(key, server.params, data),
-        local=lambda key, server, client, data: method.local(key, server.params, client, data),
-        aggregate=aggregate,
-        personalize=lambda key, server, client, data: method.personalize(key, server.params, client, data),
-        download=lambda server, client: received(method, server.params, client),
-        survey=None if method.survey is None else wrapped(method.survey),
-        averaged=False,
-    )
+    return with_server_state(method, optimizer.init, step)

@@ -55,7 +55,7 @@ def test_the_servers_state_has_the_mean_over_all_clients():
     # Each client has a key of its own.
     assert np.abs(np.asarray(got) - np.mean(means, axis=0)).max() < 1e-4
     wrapped = simulate.build(asking(wrapped=True), SETTINGS).init(data, jax.random.key(0)).server
-    np.testing.assert_allclose(wrapped.params["head"]["bias"], got, rtol=1e-5)
+    np.testing.assert_allclose(wrapped.plain["head"]["bias"], got, rtol=1e-5)
 
 
 def test_chunks_and_hosts_change_nothing():

@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
 def test_the_page_has_its_files_and_commands():
     assert list(FILES) == ["my_method.py", "test_my_method.py", "my_models.py"]
     assert [name for name, *_ in COMMANDS] == ["digits", "digits", "digits", "export", "export"]
-    assert len(PYTHON) == 3
+    assert len(PYTHON) == 4
 
 
 @pytest.mark.slow

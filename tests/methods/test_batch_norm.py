@@ -181,7 +181,7 @@ def test_a_servers_optimizer_takes_statistics_as_they_are():
     for factory in (base, optimized):
         engine = simulate.build(make_method(factory, tiny_model(), **HYPER_PARAMETERS), settings)
         states.append(jax.jit(lambda engine=engine: engine.round(data, engine.init(data, jax.random.key(0)), 3)[0])())
-    plain, adam = flatten(states[0].server), flatten(states[1].server.params)
+    plain, adam = flatten(states[0].server), flatten(states[1].server.plain)
     for name in (MEAN, VARIANCE):
         np.testing.assert_allclose(plain[name], adam[name], rtol=1e-6)
     assert np.abs(plain["head/kernel"] - adam["head/kernel"]).max() > 1e-3

@@ -10,9 +10,8 @@ import pytest
 import reference
 from full_batches import BETA, assert_model, assert_received, run, start_of, train, training_examples
 from message_shapes import message_shapes
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import tiny_model
 
-from pfl_jax import simulate
 from pfl_jax.base import Mean
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS, make_method
@@ -32,7 +31,7 @@ OWN_STEP = {"pfedme"}
 @pytest.mark.parametrize("factory", [fedavg, pytest.param(fedbabu, marks=pytest.mark.slow)])
 def test_sgd_with_rate_one_is_the_plain_method_bit_for_bit(factory):
     plain, stepped = run(factory), run(factory, server_optimizer="sgd", server_lr=1.0)
-    chex.assert_trees_all_equal(stepped.state.server.params, plain.state.server)
+    chex.assert_trees_all_equal(stepped.state.server.plain, plain.state.server)
     chex.assert_trees_all_equal(stepped.received["loss"], plain.received["loss"])
     # Without an optimizer nothing is wrapped.
     without = run(factory, server_optimizer=None)
@@ -78,7 +77,7 @@ def test_rounds_of_fedavg_with_an_adaptive_server():
             w[name] = w[name] + change
     options = {"server_optimizer": "yogi", "server_lr": LR, "server_momentum": MOMENTUM, "server_tau": TAU}
     last = run(fedavg, rounds=3, **options)
-    assert_model(last.state.server.params, w)
+    assert_model(last.state.server.plain, w)
     assert_received(last, [w] * 3)
 
 
@@ -157,13 +156,3 @@ def test_other_methods_and_values_are_refused():
             make_method("fedavg", tiny_model(), **{name: 0.5})
     with pytest.raises(InvalidInput, match="fedpac has no hyper-parameter server_optimizer"):
         make_method("fedpac", tiny_model(), server_optimizer="adam")
-    # What a client sends is known only when it runs.
-    several = make_method("hypcluster", tiny_model(), **HYPER_PARAMETERS)._replace(averaged=True)
-    single = server_optimized(several, ServerOptimizer("adam"))
-    engine, data = simulate.build(single, simulate.Settings(rounds=1)), tiny_federation()
-
-    def one_round(key):
-        return engine.round(data, engine.init(data, key), 2)
-
-    with pytest.raises(InvalidInput, match="only takes a mean of parameters"):
-        jax.eval_shape(one_round, jax.random.key(0))
