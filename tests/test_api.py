@@ -20,6 +20,7 @@ ROOT = Path(pfl_jax.__file__).parent
 INTERNAL = {
     "atomic_write",
     "safe_read",
+    "networks.passes",
     "streams",
     "testing.comparison",
     "wrappers",
