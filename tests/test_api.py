@@ -56,7 +56,7 @@ PUBLIC = [
             "float64",
             "head_combination",
             "holdout",
-            "local_sgd",
+            "local_training",
             "losses",
             "metrics",
             "private_gradients",

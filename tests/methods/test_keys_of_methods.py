@@ -12,13 +12,13 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax.data.federated import client_data
 from pfl_jax.methods import METHODS
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 
 NOTED = []
 
 
 @dataclass(frozen=True)
-class Keyed(LocalSGD):
+class Keyed(LocalTraining):
     """Recipe that trains nothing and notes its keys."""
 
     def fit(self, key, params, data, loss, *, transformation=None):
@@ -98,7 +98,7 @@ gradients of a finite difference. Others have a key each."""
 @pytest.mark.parametrize("name", METHODS)
 def test_each_step_has_a_key_of_its_own_for_its_loss(name):
     """Whatever a step is: pFedMe's on one mini-batch, APFL's two models, FedEM's three, a round and a client more."""
-    method = METHODS[name](keyed_model(), LocalSGD(**HYPER_PARAMETERS))
+    method = METHODS[name](keyed_model(), LocalTraining(**HYPER_PARAMETERS))
     data = client_data(tiny_federation(), 1, "train")
 
     @jax.jit
@@ -112,6 +112,6 @@ def test_each_step_has_a_key_of_its_own_for_its_loss(name):
     jax.effects_barrier()
     counts = collections.Counter(NOTED)
     # FedFomo holds out a part of the examples.
-    steps = LocalSGD(**HYPER_PARAMETERS).num_steps(16 if name == "fedfomo" else 20)
+    steps = LocalTraining(**HYPER_PARAMETERS).num_steps(16 if name == "fedfomo" else 20)
     assert len(counts) >= 2 * steps
     assert max(counts.values()) == PASSES.get(name, 1)

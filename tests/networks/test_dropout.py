@@ -16,7 +16,7 @@ from pfl_jax.methods import METHODS
 from pfl_jax.networks import from_flax
 from pfl_jax.networks.layers import Dense
 from pfl_jax.networks.passes import apply_backbone, init_backbone
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.private_gradients import clipped_gradient_sum
 from pfl_jax.streams import DROPOUT
@@ -136,7 +136,7 @@ def test_steps_have_the_keys_that_streams_says():
         words, index = carry
         return words.at[index].set(jax.random.key_data(key)), index + 1
 
-    recipe = LocalSGD(batch_size=4, epochs=2)
+    recipe = LocalTraining(batch_size=4, epochs=2)
     words, _ = recipe.fold(jax.random.key(5), (jnp.zeros((4, 2), jnp.uint32), 0), data, step)
     stream = jax.random.fold_in(jax.random.key(5), DROPOUT)
     want = [jax.random.fold_in(jax.random.fold_in(stream, epoch), index) for epoch in range(2) for index in range(2)]
@@ -147,7 +147,7 @@ def test_steps_have_the_keys_that_streams_says():
 def test_fit_gives_the_loss_the_key_of_the_step():
     model, params = model_of("nnx")
     data, key = ClientData(X, jnp.arange(30) % CLASSES, REAL), jax.random.key(7)
-    recipe = LocalSGD(lr=0.1, momentum=0.0, weight_decay=0.0, batch_size=30, epochs=1)
+    recipe = LocalTraining(lr=0.1, momentum=0.0, weight_decay=0.0, batch_size=30, epochs=1)
     loss = supervised_loss(model)
     got = recipe.fit(key, params, data, loss)
 
