@@ -10,7 +10,7 @@ from pfl_jax.base import Method, MethodSchedule, at_round
 from pfl_jax.data.places import spread
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.networks.models import is_convolutional
-from pfl_jax.primitives.local_sgd import num_steps
+from pfl_jax.primitives.local_training import num_steps
 
 MAX_WASTE = 0.1
 """Share of wasted gradient steps up to which `choose_chunk` takes a larger chunk."""
@@ -21,7 +21,8 @@ class Unused(NamedTuple):
 
     Attributes:
       steps: of the gradient steps, those spent on clients that have already finished: 1 - sum_i s_i / sum_i s_{longest
-        client of i's chunk}, with s_i of `pfl_jax.primitives.local_sgd.num_steps`. 0 if clients run one after another.
+        client of i's chunk}, with s_i of `pfl_jax.primitives.local_training.num_steps`. 0 if clients run one after
+        another.
       devices: of the devices' time, what they wait for the one that trains longest: 1 - sum_d t_d / (D max_d t_d), with
         t_d the steps that device d runs, those of finished clients included. 0 on one device.
     """
@@ -103,9 +104,9 @@ def resolved(
 
     Example:
       >>> import numpy as np
-      >>> from pfl_jax import LocalSGD, Settings, methods, models
+      >>> from pfl_jax import LocalTraining, Settings, methods, models
       >>> from pfl_jax.engine import chunking
-      >>> method = methods.fedavg(models.fedpac_cnn((28, 28, 1), 10), LocalSGD(batch_size=50))
+      >>> method = methods.fedavg(models.fedpac_cnn((28, 28, 1), 10), LocalTraining(batch_size=50))
       >>> sizes = np.full(20, 600)
       >>> [chunking.resolved(Settings(10), method, sizes, backend=name).chunk for name in ("cpu", "gpu")]
       [1, 20]

@@ -15,7 +15,7 @@ from pfl_jax.engine import simulate
 from pfl_jax.messages import received
 from pfl_jax.methods import fedavg, feddbe, fedpac, make_method
 from pfl_jax.methods.factories import recipes_of
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.testing import conformance
 from pfl_jax.wrappers import with_server_state
 from pfl_jax.wrappers.client_privacy import ClientPrivacy
@@ -36,11 +36,11 @@ def counting(method):
     return with_server_state(method, lambda server: jnp.zeros((), jnp.int32), lambda rounds, _, new: (new, rounds + 1))
 
 
-def counted_momentum(model, training=LocalSGD()):
+def counted_momentum(model, training=LocalTraining()):
     return counting(momentum_fedavg(model, training))
 
 
-def counted_fedpac(model, training=LocalSGD()):
+def counted_fedpac(model, training=LocalTraining()):
     return counting(fedpac(model, training))
 
 
@@ -58,7 +58,7 @@ def test_a_chain_keeps_every_state():
 
 @pytest.mark.parametrize("factory", [fedpac, feddbe])
 def test_clients_see_the_plain_server(factory):
-    plain = factory(tiny_model(), LocalSGD())
+    plain = factory(tiny_model(), LocalTraining())
     method, server = counting(plain), jax.eval_shape(plain.init_server, KEY)
     assert method.privacy == plain.privacy
     assert method.predict is plain.predict
