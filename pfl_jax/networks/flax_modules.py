@@ -12,6 +12,7 @@ from pfl_jax.base import STATISTICS, ClientData, Model
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks import module_checks
 from pfl_jax.networks.passes import DROPOUT_LAYERS, apply_backbone, init_backbone, one_pass
+from pfl_jax.tasks import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -24,8 +25,9 @@ def from_flax(
     *,
     head: str = "head",
     input_dtype: Any = jnp.float32,
+    task: Task = CLASSIFICATION,
 ) -> Model:
-    """Model from a Flax module, whose call maps inputs [B, ...] to logits [B, K].
+    """Model from a Flax module, whose call maps inputs [B, ...] to logits [B, K], or to other outputs of the task.
 
     The head is the part of the module that gives its logits, and what goes into it are the features. Everything else
     belongs to the backbone, also the running statistics of BatchNorm: in local training it normalizes by the
@@ -37,9 +39,10 @@ def from_flax(
       module: a flax.linen module; or for flax.nnx a function rngs -> module, since each seed starts from parameters of
         its own. Its call takes the inputs alone: set `train` or `deterministic` as attributes.
       input_shape: shape of one input, without the batch.
-      num_classes: K.
+      num_classes: K, or the number of outputs of another task.
       head: name of the part, "Dense_2" or "classifier"; slashes lead into parts of parts: "decoder/out".
       input_dtype: int32 for tokens.
+      task: what the outputs mean.
 
     Returns:
       The model; its parameters keep the module's own names and structure.
@@ -72,6 +75,7 @@ def from_flax(
         from pfl_jax.networks.nnx_modules import from_nnx
 
         model = from_nnx(module, inputs, num_classes, head.split("/"))
+    model = model._replace(task=task)
     check_model(model, input_shape, num_classes, input_dtype=input_dtype)
     return model
 
@@ -100,12 +104,15 @@ def check_model(model: Model, input_shape: Sequence[int], num_classes: int, *, i
         ) from None
     if set(params) != {"backbone", "head"}:
         raise InvalidInput(f"the model's parameters are {sorted(params)}, not backbone and head")
-    if getattr(features, "shape", None) != (2, model.num_features):
+    places = tuple(getattr(features, "shape", ())[1:2]) if model.task.kind == "sequences" else ()
+    if getattr(features, "shape", None) != (2, *places, model.num_features):
         found = module_checks.in_words(features) if hasattr(features, "shape") else type(features).__name__
-        raise InvalidInput(f"two inputs have features {found}, not [2, {model.num_features}]: flatten before the head")
-    if logits.shape != (2, num_classes) or model.num_classes != num_classes:
+        wanted = [2, *places, model.num_features]
+        raise InvalidInput(f"two inputs have features {found}, not {wanted}: flatten before the head")
+    if logits.shape != (2, *places, num_classes) or model.num_classes != num_classes:
+        what = f"{num_classes} classes" if model.task.kind == "classes" else f"the task {model.task.name}"
         raise InvalidInput(
-            f"two inputs have logits {module_checks.in_words(logits)}, not [2, {num_classes}] for {num_classes} classes"
+            f"two inputs have logits {module_checks.in_words(logits)}, not {[2, *places, num_classes]} for {what}"
         )
 
 
@@ -128,7 +135,7 @@ def _from_linen(module: nn.Module, inputs: jax.ShapeDtypeStruct, num_classes: in
         def stop(call, args, kwargs, context):
             if context.module.path == path and context.method_name == "__call__":
                 seen.append(args[0])
-                return jnp.zeros((args[0].shape[0], num_classes), args[0].dtype)
+                return jnp.zeros((*args[0].shape[:-1], num_classes), args[0].dtype)
             return call(*args, **kwargs)
 
         with nn.intercept_methods(stop):

@@ -98,7 +98,7 @@ def assemble(
         of batch normalization.
       num_features: d.
       input_shape: shape of one input.
-      num_classes: K.
+      num_classes: K, or the number of outputs of another task.
       input_dtype: int32 for tokens.
 
     Raises:

@@ -7,16 +7,16 @@ from pfl_jax.errors import InvalidInput, one_line
 
 
 def num_features_of(features: Any, head: str) -> int:
-    """Number of features d of two inputs; InvalidInput unless the features are [2, d].
+    """Number of features d of two inputs; InvalidInput unless the features are [2, d], or [2, T, d] of a sequence.
 
     Args:
       features: of two inputs.
       head: name of the head, for the error.
     """
-    if not hasattr(features, "shape") or features.ndim != 2:
+    if not hasattr(features, "shape") or features.ndim not in (2, 3):
         words = in_words(features) if hasattr(features, "shape") else type(features).__name__
         raise InvalidInput(f"the features of two inputs are {words}, not [2, d]: flatten before {head}")
-    return features.shape[1]
+    return features.shape[-1]
 
 
 def refuse_variables(collections: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from problems import HYPER_PARAMETERS, tiny_federation
 
-from pfl_jax import simulate
+from pfl_jax import simulate, tasks
 from pfl_jax.base import ClientData
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
@@ -208,7 +208,7 @@ def test_fisher_traces_without_a_closed_form(model, shape, dtype):
         (
             nn.Sequential([nn.Conv(4, (3,)), nn.Dense(3)]),
             {"head": "layers_1", "shape": (8, 1)},
-            "flatten before layers_1",
+            "flatten before the head",
         ),
         (Named(), {"classes": 4}, r"logits float32 \[2, 3\], not \[2, 4\]"),
         (lambda rngs: NnxNet(rngs, more=True), {}, "the module does more after head"),
@@ -236,3 +236,24 @@ def test_a_model_that_does_not_fit_is_refused():
         check_model(model._replace(num_features=31), (8,), 3)
     with pytest.raises(InvalidInput, match="for 4 classes"):
         check_model(model, (8,), 4)
+
+
+def test_a_model_of_sequences():
+    """The head of linen and of nnx is applied at each place, and only a task of sequences may have places."""
+
+    class Characters(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Embed(7, 4)(x)
+            return nn.Dense(7, name="head")(nn.relu(nn.Dense(5)(x)))
+
+    model = from_flax(Characters(), (3,), 7, input_dtype=jnp.int32, task=tasks.NEXT_SYMBOL)
+    params, x = model.init(jax.random.key(0)), jnp.array([[1, 2, 3], [4, 5, 6]])
+    assert model.num_features == 5
+    features, _ = model.training_features(params["backbone"], ClientData(x, x, jnp.ones(2, bool)), jax.random.key(1))
+    assert features.shape == (2, 3, 5)
+    np.testing.assert_allclose(model.apply(params, x)[:, :1], model.apply(params, x[:, :1]), rtol=1e-6)
+    with pytest.raises(InvalidInput, match=r"two inputs have features float32 \[2, 3, 5\], not \[2, 5\]: flatten"):
+        from_flax(Characters(), (3,), 7, input_dtype=jnp.int32)
+    with pytest.raises(InvalidInput, match=r"logits float32 \[2, 3, 7\], not \[2, 3, 8\] for the task next_symbol"):
+        from_flax(Characters(), (3,), 8, input_dtype=jnp.int32, task=tasks.NEXT_SYMBOL)
