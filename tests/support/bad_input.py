@@ -547,12 +547,12 @@ def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
       here: an empty folder, which becomes the current one meanwhile.
     """
     from experiments import export, figures
-    from experiments.benchmark.__main__ import main as benchmark
     from experiments.commands import main as cli
     from experiments.figures.__main__ import main as figure
-    from experiments.queue.__main__ import main as queue
+    from experiments.lab.benchmark.__main__ import main as benchmark
+    from experiments.lab.pages.__main__ import main as results_page
+    from experiments.lab.queue.__main__ import main as queue
     from experiments.report.__main__ import main as report
-    from experiments.results_page.__main__ import main as results_page
     from experiments.sweep import __main__ as sweep
     from experiments.tables import __main__ as tables
     from pfl_jax.data import files, tfds
