@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runtime import compilation_cache
-from experiments.runtime.compilation_cache import repair_cache
+from experiments.host import compilation_cache
+from experiments.host.compilation_cache import repair_cache
 from pfl_jax.atomic_write import append_line, write_binary, write_text
 from pfl_jax.errors import CannotWrite
 

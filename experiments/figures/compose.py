@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.commands.parser import given, parts
-from experiments.config import presets
-from experiments.config.options import PARTITION_OPTIONS, option_words
+from experiments.cli import presets
+from experiments.cli.options import PARTITION_OPTIONS, option_words
+from experiments.cli.parser import given, parts
 from experiments.figures.figure import Results, Runs
 from experiments.papers import settings
-from experiments.plots.pictures import Panel, Picture
+from experiments.show.pictures import Panel, Picture
 
 _SAID = {"source", "data_dir", "eval_protocol"}
 """Options of the runs that the caption names elsewhere."""

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.config.cell import Cell
+from experiments.cli.cell import Cell
 from experiments.papers import published
 from experiments.papers.published import Published
 

@@ -12,14 +12,14 @@ import pytest
 from bad_input import RUN, experiment_of
 from rich.console import Console
 
-from experiments.commands.main import main
-from experiments.config.cell import Cell
-from experiments.execution import build, cached_runs, memory, resume, run
-from experiments.execution import rounds as recorded
-from experiments.execution.cached_runs import run_cell
-from experiments.execution.history import check_identity
-from experiments.runtime import jax_config
-from experiments.runtime.locks import lock_folder, lock_run
+from experiments.cli.cell import Cell
+from experiments.host import jax_config
+from experiments.host.locks import lock_folder, lock_run
+from experiments.run import build, cached_runs, memory, resume, run
+from experiments.run import rounds as recorded
+from experiments.run.cached_runs import run_cell
+from experiments.run.command import main
+from experiments.run.history import check_identity
 from experiments.sweep import execute
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import simulate

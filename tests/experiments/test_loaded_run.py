@@ -13,11 +13,11 @@ from flax import serialization
 from rich.console import Console
 
 from experiments import export
-from experiments.commands.main import main
-from experiments.config.request import parse
-from experiments.execution import loaded_run, run
+from experiments.cli.request import parse
 from experiments.export import load_run, load_runs
-from experiments.results import runs
+from experiments.folder import runs
+from experiments.run import loaded_run, run
+from experiments.run.command import main
 from pfl_jax import simulate
 from pfl_jax.errors import InvalidInput
 

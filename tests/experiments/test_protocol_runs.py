@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.commands.main import main
-from experiments.config.cell import Cell
-from experiments.config.request import parse
-from experiments.execution import run
-from experiments.execution.cached_runs import run_cell
-from experiments.execution.history import History
-from experiments.results.run_folder import Counts
+from experiments.cli.cell import Cell
+from experiments.cli.request import parse
+from experiments.folder.run_folder import Counts
+from experiments.run import run
+from experiments.run.cached_runs import run_cell
+from experiments.run.command import main
+from experiments.run.history import History
 from experiments.sweep import __main__ as sweep
 from pfl_jax.base import Scores
 

@@ -14,15 +14,15 @@ from rich.console import Console
 from run_folders import write_run
 from test_command_line import SMALL, process
 
-from experiments.commands.main import main
-from experiments.config.cell import Cell
-from experiments.config.request import parse
-from experiments.execution import run
-from experiments.execution.cached_runs import inspect, run_cell
-from experiments.execution.history import History
+from experiments.cli.cell import Cell
+from experiments.cli.request import parse
 from experiments.export import load_run
-from experiments.results.run_folder import Counts, Evaluation
-from experiments.runtime.locks import lock_run
+from experiments.folder.run_folder import Counts, Evaluation
+from experiments.host.locks import lock_run
+from experiments.run import run
+from experiments.run.cached_runs import inspect, run_cell
+from experiments.run.command import main
+from experiments.run.history import History
 from pfl_jax.base import Scores
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.config.measures import ALWAYS
-from experiments.results.run_folder import (
+from experiments.cli.measures import ALWAYS
+from experiments.folder.run_folder import (
     CONFIG,
     METRICS,
     PROTOCOLS,
@@ -21,7 +21,7 @@ from experiments.results.run_folder import (
     best,
     percentages,
 )
-from experiments.results.run_table import results_table
+from experiments.show.run_table import results_table
 from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 

@@ -18,7 +18,7 @@ LIMIT = 2.0
 NATIVE = """
 import contextlib, hashlib, sys
 from rich.console import Console
-from experiments.runtime.signals import interruptible, leaving, stoppable, writing
+from experiments.host.signals import interruptible, leaving, stoppable, writing
 
 def work(seconds):
     hashlib.pbkdf2_hmac("sha256", b"", b"", int(seconds * 1_000_000))
@@ -97,7 +97,7 @@ def test_what_must_be_whole_is_written_to_its_end(start):
 
 LEAVING = """
 import atexit, sys
-from experiments.config.exit_codes import leave
+from experiments.cli.exit_codes import leave
 
 atexit.register(print, "on the way out")
 print("before")

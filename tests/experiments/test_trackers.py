@@ -10,11 +10,11 @@ from importlib.machinery import ModuleSpec
 import numpy as np
 import pytest
 
-from experiments.commands.main import main
-from experiments.config.options import Options
-from experiments.execution.cached_runs import remove_unfinished
-from experiments.execution.trackers import TENSORBOARD, WANDB, check, open_trackers, scalars
-from experiments.results.run_folder import Evaluation, Newcomers, RunFolder
+from experiments.cli.options import Options
+from experiments.folder.run_folder import Evaluation, Newcomers, RunFolder
+from experiments.run.cached_runs import remove_unfinished
+from experiments.run.command import main
+from experiments.run.trackers import TENSORBOARD, WANDB, check, open_trackers, scalars
 from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput
 

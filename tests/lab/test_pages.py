@@ -2,10 +2,10 @@
 
 import pytest
 
-from experiments.execution.committed import Library
 from experiments.lab.pages import privacy, robustness
 from experiments.lab.pages.marks import MARKS, figure_file, replaced
-from experiments.plots.pictures import Lines
+from experiments.run.committed import Library
+from experiments.show.pictures import Lines
 
 PAGES = {privacy: 1, robustness: 3}
 """Module -> tables of its page."""

@@ -8,20 +8,19 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.commands import batch
-from experiments.config.identity import relevant_options
-from experiments.config.request import parse
-from experiments.execution import cached_runs, committed, run
-from experiments.execution.committed import Library
-from experiments.execution.estimate import EXAMPLES_PER_SECOND, examples_visited
-from experiments.execution.outcome import RunDiverged
+from experiments.cli.identity import relevant_options
+from experiments.cli.request import parse
+from experiments.folder import version
+from experiments.folder.load import Result
+from experiments.folder.run_folder import CONFIG, SUMMARY, Evaluation, RunFolder
 from experiments.lab.queue import __main__ as queue
 from experiments.lab.queue import field
 from experiments.lab.queue.field import FIELDS, Comparison, Field, run_job, search_jobs
 from experiments.lab.queue.jobs import BLOCKS, SEVERAL_SEEDS, jobs
-from experiments.results import version
-from experiments.results.load import Result
-from experiments.results.run_folder import CONFIG, SUMMARY, Evaluation, RunFolder
+from experiments.run import batch, cached_runs, committed, run
+from experiments.run.committed import Library
+from experiments.run.estimate import EXAMPLES_PER_SECOND, examples_visited
+from experiments.run.outcome import RunDiverged
 from experiments.tables import __main__ as tables
 from pfl_jax.base import Scores
 from pfl_jax.errors import InvalidInput

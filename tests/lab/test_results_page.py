@@ -9,9 +9,8 @@ import pytest
 from run_folders import write_run
 
 from experiments import fashion_mnist
-from experiments.config.options import option_words
-from experiments.execution import committed
-from experiments.execution.committed import Library
+from experiments.cli.options import option_words
+from experiments.folder.load import Result
 from experiments.lab import causes
 from experiments.lab.pages import __main__ as command
 from experiments.lab.pages import places
@@ -20,7 +19,8 @@ from experiments.lab.pages.places import SECTIONS, load_released, rows
 from experiments.lab.pages.results import Content, page, readme_table
 from experiments.lab.queue.field import FIELDS, run_job, search_jobs
 from experiments.lab.queue.jobs import SEEDS, jobs
-from experiments.results.load import Result
+from experiments.run import committed
+from experiments.run.committed import Library
 from experiments.tables.comparison import Entry
 from pfl_jax.methods import METHODS as ALL_METHODS
 

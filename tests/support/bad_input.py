@@ -506,8 +506,8 @@ def experiment_of(run: Path):
     import jax
     from rich.console import Console
 
-    from experiments.config.request import parse
-    from experiments.execution import build
+    from experiments.cli.request import parse
+    from experiments.run import build
 
     experiment = build.build_experiment(parse("digits", [*RUN.split(), "--out", str(run)]), Console(file=io.StringIO()))
     shapes = experiment.state_shapes()
@@ -517,8 +517,8 @@ def experiment_of(run: Path):
 
 def save_checkpoint(experiment, state, run: Path) -> None:
     """Writes the run's only checkpoint."""
-    from experiments.execution.history import History
-    from experiments.execution.records import identity
+    from experiments.run.history import History
+    from experiments.run.records import identity
     from pfl_jax.engine.checkpoint import Checkpoints
 
     History(wasted=[0.0]).save(Checkpoints(run / "checkpoints"), state, run / "metrics.jsonl", identity(experiment))
@@ -526,7 +526,7 @@ def save_checkpoint(experiment, state, run: Path) -> None:
 
 def make_run(run: Path) -> None:
     """The folder of a run that was cut off after a round."""
-    from experiments.execution.records import configuration
+    from experiments.run.records import configuration
 
     run.mkdir()
     experiment, state = experiment_of(run)
@@ -547,12 +547,12 @@ def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
       here: an empty folder, which becomes the current one meanwhile.
     """
     from experiments import export, figures
-    from experiments.commands import main as cli
     from experiments.figures.__main__ import main as figure
     from experiments.lab.benchmark.__main__ import main as benchmark
     from experiments.lab.pages.__main__ import main as results_page
     from experiments.lab.queue.__main__ import main as queue
     from experiments.report.__main__ import main as report
+    from experiments.run import command as cli
     from experiments.sweep import __main__ as sweep
     from experiments.tables import __main__ as tables
     from pfl_jax.data import files, tfds

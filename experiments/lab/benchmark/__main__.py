@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from experiments.commands.parser import Switch, choose
-from experiments.config.exit_codes import leave
+from experiments.cli.exit_codes import leave
+from experiments.cli.parser import Switch, choose
 from experiments.lab.benchmark import command
 from pfl_jax.errors import InvalidInput
 

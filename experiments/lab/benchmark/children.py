@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import pfl_jax.engine.sweep
+from experiments.host import jax_config
 from experiments.lab.benchmark import measure, workload
 from experiments.lab.benchmark.client_counts import many_states
 from experiments.lab.benchmark.jax_rounds import Rounds, local_training
@@ -17,7 +18,6 @@ from experiments.lab.benchmark.large_cohorts import large_cohort
 from experiments.lab.benchmark.records import Row
 from experiments.lab.benchmark.step_profile import step_profile
 from experiments.lab.benchmark.workload import Scale
-from experiments.runtime import jax_config
 from pfl_jax import models, simulate
 from pfl_jax.methods import make_method
 from pfl_jax.primitives.tree import byte_count
@@ -142,7 +142,7 @@ def sweep(scale: Scale, together: bool) -> Row:
 
 def start(words: list[str]) -> Row:
     """Run an experiment, its dataset and options, and count its programs, and those that the cache did not have."""
-    from experiments.commands.main import main
+    from experiments.run.command import main
 
     counts = {"programs": 0, "cached": 0}
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from experiments.execution.history import History
+from experiments.folder.run_folder import METRICS, Evaluation, RunFolder
 from experiments.lab.benchmark import measure
 from experiments.lab.benchmark.records import Row, Section
 from experiments.lab.benchmark.workload import Scale, Setup, child
-from experiments.results.run_folder import METRICS, Evaluation, RunFolder
+from experiments.run.history import History
 from pfl_jax import models, simulate
 from pfl_jax.data import federated
 from pfl_jax.data.allocation import Partition

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 import tyro
 from rich.console import Console
 
-from experiments.commands.parser import parse
-from experiments.config.exit_codes import exit_code
-from experiments.runtime.console import print_line
-from experiments.runtime.signals import interruptible
+from experiments.cli.exit_codes import exit_code
+from experiments.cli.parser import parse
+from experiments.host.console import print_line
+from experiments.host.signals import interruptible
 from pfl_jax.atomic_write import write_text
 from pfl_jax.errors import InvalidInput
 
@@ -77,9 +77,9 @@ def command(
 def _measured(options: _Options, measure: Measure[_Options], console: Console) -> None:
     began = time.perf_counter()
     # Imported now, so that errors and --help do not wait for it.
+    from experiments.host import jax_config
     from experiments.lab.benchmark import records
     from experiments.lab.benchmark.measure import machine
-    from experiments.runtime import jax_config
 
     jax_config.prepare_jax()
     this = machine()

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from experiments.config.exit_codes import leave
+from experiments.cli.exit_codes import leave
 from experiments.lab.benchmark import command, workload
 from experiments.lab.benchmark.records import Row, Section
 from pfl_jax import simulate

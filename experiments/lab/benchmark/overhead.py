@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.execution.history import History
-from experiments.execution.records import info_record
+from experiments.folder.run_folder import Evaluation
 from experiments.lab.benchmark import measure, workload
 from experiments.lab.benchmark.jax_rounds import Rounds
 from experiments.lab.benchmark.records import Row, Section
 from experiments.lab.benchmark.workload import Setup
-from experiments.results.run_folder import Evaluation
+from experiments.run.history import History
+from experiments.run.records import info_record
 from pfl_jax.base import ClientData, Scores
 from pfl_jax.engine import rounds as engine
 from pfl_jax.engine.checkpoint import Checkpoints

@@ -26,8 +26,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from experiments.commands.parser import Switch
-from experiments.config.exit_codes import leave
+from experiments.cli.exit_codes import leave
+from experiments.cli.parser import Switch
 from experiments.lab.benchmark import command, measure
 from experiments.lab.benchmark.records import Row, Section
 from pfl_jax.errors import InvalidInput

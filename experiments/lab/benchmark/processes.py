@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
-from experiments.commands.parser import at_least_one
-from experiments.config.exit_codes import leave
+from experiments.cli.exit_codes import leave
+from experiments.cli.parser import at_least_one
 from experiments.lab.benchmark import command, measure
 from experiments.lab.benchmark.records import Row, Section
 from pfl_jax.errors import InvalidInput

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from rich.table import Table
 
-from experiments.results import tables
+from experiments.show import tables
 
 Row: TypeAlias = dict[str, Any]
 """Heading -> text, number in the unit that the heading ends with, or None; lists are in the JSON file only."""

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.config.options import MATMUL_PRECISION
+from experiments.cli.options import MATMUL_PRECISION
 from experiments.lab.benchmark import measure, workload
 from experiments.lab.benchmark.client_counts import client_counts as client_counts
 from experiments.lab.benchmark.head_weights import head_weights as head_weights

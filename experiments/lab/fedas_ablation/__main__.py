@@ -16,15 +16,15 @@ from typing import Annotated, ClassVar
 import tyro
 from rich.console import Console
 
-from experiments.commands import batch, parser
-from experiments.commands.parser import Folder, Names, Switch, choose, flat
-from experiments.config.exit_codes import leave
-from experiments.execution import cached_runs
+from experiments.cli import parser
+from experiments.cli.exit_codes import leave
+from experiments.cli.parser import Folder, Names, Switch, choose, flat
+from experiments.folder.version import Trust
+from experiments.host.console import print_line
 from experiments.lab.fedas_ablation import ladder, records
 from experiments.lab.fedas_ablation.ladder import LADDER, SOURCES, Place
 from experiments.lab.pages import fedas
-from experiments.results.version import Trust
-from experiments.runtime.console import print_line
+from experiments.run import batch, cached_runs
 
 ROOT = Path(__file__).parents[3]
 SHARES = {f"{share:g}": share for share in ladder.PARTICIPATION}

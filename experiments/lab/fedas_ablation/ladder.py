@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.config.cell import Cell
-from experiments.config.request import IN_PLACE
+from experiments.cli.cell import Cell
+from experiments.cli.request import IN_PLACE
 
 PARTICIPATION = (0.2, 1.0)
 

@@ -5,10 +5,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from experiments.folder import load
+from experiments.folder.run_folder import rounded, strict_json
+from experiments.folder.version import method_version
 from experiments.lab.fedas_ablation.ladder import Place
-from experiments.results import load
-from experiments.results.run_folder import rounded, strict_json
-from experiments.results.version import method_version
 from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput
 

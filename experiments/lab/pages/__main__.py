@@ -12,18 +12,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.commands.parser import Switch, parse
-from experiments.config.exit_codes import exit_code, leave
-from experiments.execution import committed
-from experiments.execution.committed import Library
+from experiments.cli.exit_codes import exit_code, leave
+from experiments.cli.parser import Switch, parse
+from experiments.host.console import print_line
 from experiments.lab import causes
 from experiments.lab.pages import places
 from experiments.lab.pages.marks import replaced
 from experiments.lab.pages.picture import picture
 from experiments.lab.pages.results import Content, page, readme_table
 from experiments.lab.queue.jobs import DATASET
-from experiments.plots.pictures import Picture
-from experiments.runtime.console import print_line
+from experiments.run import committed
+from experiments.run.committed import Library
+from experiments.show.pictures import Picture
 from pfl_jax.atomic_write import write_text
 from pfl_jax.errors import InvalidInput
 
@@ -70,7 +70,7 @@ def made(root: Path) -> tuple[dict[Path, str], Picture]:
 def write(root: Path, console: Console) -> None:
     """Write all files; InvalidInput if one cannot be made or written."""
     # Imported now: matplotlib takes seconds.
-    from experiments.plots.drawing import save_as
+    from experiments.show.drawing import save_as
 
     texts, shown = made(root)
     figures = [root / path for path in FIGURES]

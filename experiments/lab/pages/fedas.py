@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.config import presets
+from experiments.cli import presets
 from experiments.lab.fedas_ablation import ladder, records
 from experiments.lab.fedas_ablation.ladder import LADDER, PARTICIPATION, SOURCES, Place, Step
 from experiments.papers import published
-from experiments.plots import drawing
-from experiments.plots.pictures import ACCURACY, Lines, Picture, Series, over_seeds
-from experiments.results import tables
-from experiments.results.tables import NOTHING, number
+from experiments.show import drawing, tables
+from experiments.show.pictures import ACCURACY, Lines, Picture, Series, over_seeds
+from experiments.show.tables import NOTHING, number
 from pfl_jax.atomic_write import make_folder, write_text
 
 TEMPLATE = Path(__file__).with_name("page.md.jinja")

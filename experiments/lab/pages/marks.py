@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.commands.parser import Switch, parse
-from experiments.config.exit_codes import exit_code
-from experiments.execution.committed import ROOT, Library
-from experiments.plots.pictures import ACCURACY, Lines, Picture, Series
-from experiments.results.load import Result
+from experiments.cli.exit_codes import exit_code
+from experiments.cli.parser import Switch, parse
+from experiments.folder.load import Result
+from experiments.run.committed import ROOT, Library
+from experiments.show.pictures import ACCURACY, Lines, Picture, Series
 from pfl_jax.atomic_write import write_text
 from pfl_jax.errors import InvalidInput
 
@@ -98,7 +98,7 @@ def command(
                 raise InvalidInput(f"{page.name} or its figure is not what results/ gives: run experiments.{name}")
             return
         # Imported now: matplotlib takes seconds.
-        from experiments.plots.drawing import save_as
+        from experiments.show.drawing import save_as
 
         file.parent.mkdir(exist_ok=True)
         save_as(figure, file, description=figure.digest())

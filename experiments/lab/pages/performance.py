@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.commands.parser import parse
-from experiments.config.exit_codes import exit_code, leave
-from experiments.execution.committed import ROOT
+from experiments.cli.exit_codes import exit_code, leave
+from experiments.cli.parser import parse
 from experiments.lab.benchmark.records import Section
 from experiments.lab.pages.marks import DOCS, MARKS, Options
-from experiments.results.tables import markdown
+from experiments.run.committed import ROOT
+from experiments.show.tables import markdown
 from pfl_jax.atomic_write import write_text
 from pfl_jax.errors import InvalidInput
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from experiments.execution.committed import Library
+from experiments.folder.load import Result
 from experiments.lab.pages.places import SECTIONS, rows, runs
 from experiments.papers.published import Published
-from experiments.plots.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
-from experiments.results.load import Result
+from experiments.run.committed import Library
+from experiments.show.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
 
 METHODS = ("fedpac", "fedavg_ft", "ditto", "fedbabu", "fedrep", "fedper", "local", "fedavg")
 """Methods of the first section that the figure shows."""

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.config.measures import ALWAYS, Protocol
-from experiments.execution.committed import Library
+from experiments.cli.measures import ALWAYS, Protocol
+from experiments.folder.load import Result, read_json
 from experiments.lab.causes import Cause
 from experiments.lab.queue.jobs import DATASET, SEEDS
 from experiments.papers import published, settings
 from experiments.papers.published import Published
-from experiments.results.load import Result, read_json
+from experiments.run.committed import Library
 from experiments.tables import comparison
 from experiments.tables.comparison import Entry
 from pfl_jax.errors import InvalidInput

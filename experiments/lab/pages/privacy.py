@@ -6,13 +6,13 @@ python -m experiments.lab.pages.privacy           # makes the table and the figu
 
 from collections.abc import Sequence
 
-from experiments.config.exit_codes import leave
-from experiments.config.measures import ALWAYS
-from experiments.execution.committed import Library
+from experiments.cli.exit_codes import leave
+from experiments.cli.measures import ALWAYS
 from experiments.lab.pages.marks import DOCS, accuracies, command
 from experiments.lab.queue.jobs import PRIVACY_METHODS, PRIVACY_NOISE, privacy_cell
-from experiments.plots.pictures import Picture
-from experiments.results.tables import NOTHING, markdown
+from experiments.run.committed import Library
+from experiments.show.pictures import Picture
+from experiments.show.tables import NOTHING, markdown
 
 PAGE = DOCS / "privacy.md"
 

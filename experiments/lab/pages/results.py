@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from experiments.config.measures import ALWAYS, Protocol
-from experiments.execution import committed
-from experiments.execution.committed import Library
+from experiments.cli.measures import ALWAYS, Protocol
+from experiments.folder.load import read_json
+from experiments.host.progress import duration
 from experiments.lab.causes import Cause
 from experiments.lab.pages.places import CLOSE, LAST, SECTIONS, Place, Released, Section, mean_after, places, runs
 from experiments.lab.queue.field import Comparison, Tuned, comparisons, run_job
 from experiments.lab.queue.jobs import FEDAS_BETAS, FEDAS_METHODS, FEDAS_PARTICIPATIONS, SEEDS, fedas_cell, jobs
 from experiments.papers.settings import MEASURES
-from experiments.results import tables
-from experiments.results.load import read_json
-from experiments.results.tables import NOTHING, number
-from experiments.runtime.progress import duration
+from experiments.run import committed
+from experiments.run.committed import Library
+from experiments.show import tables
+from experiments.show.tables import NOTHING, number
 from experiments.tables.comparison import Entry
 
 TEMPLATE = Path(__file__).with_name("page.md.jinja")

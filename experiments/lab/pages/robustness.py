@@ -6,15 +6,15 @@ python -m experiments.lab.pages.robustness                    # makes the tables
 
 from collections.abc import Callable, Sequence
 
-from experiments.config.exit_codes import leave
-from experiments.config.measures import ALWAYS
-from experiments.execution.committed import Library
+from experiments.cli.exit_codes import leave
+from experiments.cli.measures import ALWAYS
+from experiments.folder.load import Result
+from experiments.folder.run_folder import HONEST
 from experiments.lab.pages.marks import DOCS, accuracies, command
 from experiments.lab.queue.jobs import COMPRESSIONS, ROBUST_METHODS, SERVER_MEANS, robust_cell
-from experiments.plots.pictures import Picture
-from experiments.results.load import Result
-from experiments.results.run_folder import HONEST
-from experiments.results.tables import NOTHING, markdown
+from experiments.run.committed import Library
+from experiments.show.pictures import Picture
+from experiments.show.tables import NOTHING, markdown
 
 PAGE = DOCS / "robustness.md"
 

@@ -27,19 +27,18 @@ from typing import Annotated, ClassVar
 import tyro
 from rich.console import Console
 
-from experiments.commands import batch
-from experiments.commands.parser import Folder, Names, Switch, flat
-from experiments.config.cell import Cell
-from experiments.config.exit_codes import leave
-from experiments.execution import cached_runs, committed
-from experiments.execution.committed import Library
-from experiments.execution.outcome import RunDiverged
+from experiments.cli.cell import Cell
+from experiments.cli.exit_codes import leave
+from experiments.cli.parser import Folder, Names, Switch, flat
+from experiments.folder.load import Result, read_config
+from experiments.folder.run_folder import SUMMARY
+from experiments.folder.version import Trust
+from experiments.host.console import print_line
 from experiments.lab.queue import field
 from experiments.lab.queue.jobs import BLOCKS, DATASET, Job, jobs
-from experiments.results.load import Result, read_config
-from experiments.results.run_folder import SUMMARY
-from experiments.results.version import Trust
-from experiments.runtime.console import print_line
+from experiments.run import batch, cached_runs, committed
+from experiments.run.committed import Library
+from experiments.run.outcome import RunDiverged
 from pfl_jax.errors import InvalidInput
 
 NICENESS = 19

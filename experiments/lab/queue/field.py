@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.commands.parser import slug
-from experiments.config.cell import Cell
-from experiments.config.measures import Protocol
-from experiments.config.own_data import CUSTOM
-from experiments.execution.committed import Library, has_diverged
+from experiments.cli.cell import Cell
+from experiments.cli.measures import Protocol
+from experiments.cli.own_data import CUSTOM
+from experiments.cli.parser import slug
+from experiments.folder.load import Result
 from experiments.lab.queue.jobs import DATASET, SEEDS, Job
-from experiments.results.load import Result
+from experiments.run.committed import Library, has_diverged
 from pfl_jax.methods import METHODS
 
 PROTOCOL: Protocol = "received"

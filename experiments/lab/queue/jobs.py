@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.commands.parser import slug
-from experiments.config.cell import Cell
-from experiments.config.identity import relevant_options
+from experiments.cli.cell import Cell
+from experiments.cli.identity import relevant_options
+from experiments.cli.parser import slug
 from experiments.lab import causes
 from experiments.papers import published, settings
 from experiments.papers.published import Published
