@@ -14,7 +14,8 @@ from experiments.cli.identity import relevant_options
 from experiments.cli.request import parse
 from experiments.export import load_run
 from experiments.folder import stored_runs
-from experiments.run import build, committed
+from experiments.lab.results import distill
+from experiments.run import build
 from experiments.run.cached_runs import inspect
 from experiments.run.command import main
 from experiments.sweep.__main__ import main as sweep
@@ -64,7 +65,7 @@ def test_natural_clients_from_the_file_to_the_results(wine, capsys, monkeypatch)
     assert "have training rows of one class only" not in capsys.readouterr().out
 
     # A committed file has no path of this machine.
-    kept = committed.distill(wine.parent / "run")
+    kept = distill(wine.parent / "run")
     assert kept["config"]["options"]["data"] == "my.npz"
     assert str(wine.parent) not in json.dumps(kept)
 

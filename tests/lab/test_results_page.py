@@ -11,7 +11,7 @@ from run_folders import write_run
 from experiments import fashion_mnist
 from experiments.cli.options import option_words
 from experiments.folder.load import Result
-from experiments.lab import causes
+from experiments.lab import causes, results
 from experiments.lab.pages import __main__ as command
 from experiments.lab.pages import places
 from experiments.lab.pages.picture import METHODS, _series, picture
@@ -57,7 +57,7 @@ def keep(tmp_path, place, level):
         config["procedure"] = job.cell.procedure
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "summary.json").write_text(json.dumps({"seconds": 3600.0}))
-    committed.keep(folder, job.place, tmp_path / "results")
+    results.keep(folder, job.place, tmp_path / "results")
     return accuracies[-1].mean()
 
 

@@ -15,7 +15,7 @@ from experiments.show.pictures import ACCURACY, Lines, Picture, Series, over_see
 from experiments.show.tables import NOTHING, number
 from pfl_jax.atomic_write import make_folder, write_text
 
-TEMPLATE = Path(__file__).with_name("page.md.jinja")
+TEMPLATE = Path(__file__).with_name("fedas.md.jinja")
 """Text of the page without its numbers."""
 
 SEEDS = 3

@@ -21,7 +21,7 @@ from experiments.show import tables
 from experiments.show.tables import NOTHING, number
 from experiments.tables.comparison import Entry
 
-TEMPLATE = Path(__file__).with_name("page.md.jinja")
+TEMPLATE = Path(__file__).with_name("results.md.jinja")
 
 VERDICTS = {
     "supported": "cause supported by a run without it",

@@ -34,6 +34,7 @@ from experiments.folder.load import Result, read_config
 from experiments.folder.run_folder import SUMMARY
 from experiments.folder.version import Trust
 from experiments.host.console import print_line
+from experiments.lab import results
 from experiments.lab.queue import field
 from experiments.lab.queue.jobs import BLOCKS, DATASET, Job, jobs
 from experiments.run import batch, cached_runs, committed
@@ -138,7 +139,7 @@ class Queue(batch.Batch):
         return 0.0 if self._has_diverged(job) else None
 
     def _has_diverged(self, job: batch.Job) -> bool:
-        return committed.has_diverged(job.cell, job.folder.relative_to(self.folder), self.root)
+        return results.has_diverged(job.cell, job.folder.relative_to(self.folder), self.root)
 
     def state(self, job: batch.Job) -> tuple[str, float]:
         state, share = super().state(job)
@@ -157,10 +158,10 @@ class Queue(batch.Batch):
                 if place.parts[0] not in field.FIELDS:
                     raise
                 # In a comparison, this is the rate's result.
-                path = committed.keep_divergence(job.cell, error.reason, place, self.root)
+                path = results.keep_divergence(job.cell, error.reason, place, self.root)
                 print_line(console, f"{error}; kept as {path}")
                 continue
-            print_line(console, f"kept as {committed.keep(job.folder, place, self.root)}")
+            print_line(console, f"kept as {results.keep(job.folder, place, self.root)}")
 
     def finish(self, console: Console) -> None:
         print_line(console, f"all runs are finished, in {self.root}")
@@ -201,7 +202,7 @@ class Queue(batch.Batch):
                     others.append(folder)
                     continue
                 missing.remove(job)
-                print_line(console, f"{folder}: {committed.keep(folder, job.place, self.root)}")
+                print_line(console, f"{folder}: {results.keep(folder, job.place, self.root)}")
             folders = others
         for folder in folders:
             print_line(console, f"{folder}: not of the queue, of another version of its method, or there already")

@@ -14,7 +14,8 @@ from experiments.cli.own_data import CUSTOM
 from experiments.cli.parser import slug
 from experiments.folder.load import Result
 from experiments.lab.queue.jobs import DATASET, SEEDS, Job
-from experiments.run.committed import Library, has_diverged
+from experiments.lab.results import has_diverged
+from experiments.run.committed import Library
 from pfl_jax.methods import METHODS
 
 PROTOCOL: Protocol = "received"
