@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from experiments.lab.fedas_ablation import __main__ as command
-from experiments.lab.fedas_ablation import ladder, records
-from experiments.lab.fedas_ablation.ladder import LADDER, Place
+from experiments.lab.fedas_ablation import steps
+from experiments.lab.fedas_ablation.steps import STEPS, Place
 from experiments.lab.pages import fedas
 from pfl_jax.errors import InvalidInput
 
 ROOT = Path(__file__).parents[2]
-PLACE = Place("fashion_mnist", 0.2, LADDER[0], 0)
+PLACE = Place("fashion_mnist", 0.2, STEPS[0], 0)
 
 RECEIVED = [[10.0, 20.0, 40.0], [20.0, 30.0, 60.0], [30.0, 60.0, 90.0]]
 TRAINED = [[50.0, None, None], [50.0, 70.0, None], [80.0, 70.0, None]]
@@ -48,7 +48,7 @@ def run_folder(folder, rounds=3):
 
 
 def test_the_measures_by_hand(tmp_path):
-    record = records.from_run(PLACE, run_folder(tmp_path / "run"))
+    record = steps.from_run(PLACE, run_folder(tmp_path / "run"))
     assert record["received"]["mean"] == pytest.approx([70 / 3, 110 / 3, 60], abs=1e-4)
     assert record["received"]["pooled"] == [(10 + 40 + 200) / 8, (20 + 60 + 300) / 8, (30 + 120 + 450) / 8]
     assert record["received_of_trained"]["mean"] == [10, 25, 45]
@@ -62,36 +62,36 @@ def test_the_measures_by_hand(tmp_path):
     )
     assert record["before_aggregation"]["pooled"] == [None, (10 + 140 + 200) / 8, (80 + 60 + 300) / 8]
     assert record["clients_trained"] == [1, 2, 2]
-    assert records.value(record, "before_aggregation", "pooled", "best") == 55
-    assert records.value(record, "received", "mean", "last") == 60
+    assert steps.value(record, "before_aggregation", "pooled", "best") == 55
+    assert steps.value(record, "received", "mean", "last") == 60
     assert not any("per_client" in key for key in record)
 
 
 def test_everyone_in_the_first_cohort_leaves_nothing_unknown(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.COHORTS", [[0, 1, 2]] * 3)
     monkeypatch.setattr(f"{__name__}.TRAINED", [[50.0, 60.0, 70.0]] * 3)
-    record = records.from_run(PLACE, run_folder(tmp_path / "run"))
+    record = steps.from_run(PLACE, run_folder(tmp_path / "run"))
     assert record["before_aggregation"] == record["trained"]
 
 
 def test_a_run_without_some_rounds_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="has not every round"):
-        records.from_run(PLACE, run_folder(tmp_path / "run", rounds=4))
+        steps.from_run(PLACE, run_folder(tmp_path / "run", rounds=4))
 
 
 def test_a_record_of_another_run_is_refused(tmp_path):
-    record = records.from_run(PLACE, run_folder(tmp_path / "run"))
-    records.write(PLACE, record, tmp_path / "there")
-    assert records.read(PLACE, tmp_path / "there") == record
-    assert records.read(PLACE._replace(seed=1), tmp_path / "there") is None
-    records.path_of(PLACE._replace(seed=1), tmp_path / "there").write_text(json.dumps(record))
+    record = steps.from_run(PLACE, run_folder(tmp_path / "run"))
+    steps.write(PLACE, record, tmp_path / "there")
+    assert steps.read(PLACE, tmp_path / "there") == record
+    assert steps.read(PLACE._replace(seed=1), tmp_path / "there") is None
+    steps.path_of(PLACE._replace(seed=1), tmp_path / "there").write_text(json.dumps(record))
     with pytest.raises(InvalidInput, match="is of another run"):
-        records.read(PLACE._replace(seed=1), tmp_path / "there")
+        steps.read(PLACE._replace(seed=1), tmp_path / "there")
 
 
 def made(place, value):
     """A record whose measures are constants apart from each other."""
-    curves = {name: value + offset for name, offset in zip(records.MEASURES, (0.0, 1.0, 2.0, -3.0), strict=True)}
+    curves = {name: value + offset for name, offset in zip(steps.MEASURES, (0.0, 1.0, 2.0, -3.0), strict=True)}
     every = {name: {"mean": [height - 1, height], "pooled": [height, height - 0.5]} for name, height in curves.items()}
     return {"command": place.command(Path("runs") / place.name), "version": 1, **every}
 
@@ -100,9 +100,9 @@ def made(place, value):
 def study(tmp_path):
     """Fashion-MNIST at participation 0.2: two seeds of the whole ladder, whose steps rise by their number."""
     for seed in (0, 1):
-        for number, step in enumerate(LADDER):
+        for number, step in enumerate(STEPS):
             place = Place("fashion_mnist", 0.2, step, seed)
-            records.write(place, made(place, 60.0 + number * (seed + 1)), tmp_path / "results")
+            steps.write(place, made(place, 60.0 + number * (seed + 1)), tmp_path / "results")
     return fedas.load(tmp_path / "results")
 
 
@@ -140,14 +140,8 @@ def test_the_figure_has_the_numbers(study):
     np.testing.assert_allclose(trained.high, [62 + 2 * number for number in range(8)])
 
 
-def test_the_page_in_the_repository_is_that_of_its_results():
-    """Mended by `python -m experiments.lab.fedas_ablation --page`."""
-    assert (ROOT / "docs/fedas.md").read_text() == fedas.text(fedas.load(ROOT / "results/fedas_study"))
-    assert all((ROOT / f"docs/figures/{fedas.FIGURE}.{kind}").is_file() for kind in ("png", "svg"))
-
-
 def test_whole_ladders_come_first():
-    places = ladder.places(list(ladder.SOURCES), ladder.PARTICIPATION, 3)
+    places = steps.places(list(steps.SOURCES), steps.PARTICIPATION, 3)
     assert len(places) == len(set(places)) == len({place.name for place in places}) == 96
     assert {(place.seed, place.participation) for place in places[:16]} == {(0, 0.2)}
     for place in places:
@@ -159,7 +153,7 @@ def test_whole_ladders_come_first():
 
 
 def test_the_steps_differ_in_one_choice():
-    choices = [Place("fashion_mnist", 1.0, step, 0).cell.request() for step in LADDER]
+    choices = [Place("fashion_mnist", 1.0, step, 0).cell.request() for step in STEPS]
     differences = []
     for one, other in itertools.pairwise(choices[2:]):
         left, right = ({**vars(each.options), **each.hyper_parameters} for each in (one, other))
@@ -171,7 +165,7 @@ def test_the_steps_differ_in_one_choice():
         {"first_alignment"},
         set(),
     ]
-    assert [step.in_place for step in LADDER] == [False] * 7 + [True]
+    assert [step.in_place for step in STEPS] == [False] * 7 + [True]
 
 
 def test_finished_runs_are_not_made_again(tmp_path, monkeypatch, capsys):
@@ -184,7 +178,6 @@ def test_finished_runs_are_not_made_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "measure", measure)
     words = ["--dataset", "fashion_mnist", "--participation", "0.2", "--step", "fedper", "fedas", "--seeds", "2"]
     words += ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
-    words += ["--write", str(tmp_path / "docs" / "fedas.md")]
     assert command.main([*words, "--dry-run"]) == 0
     assert capsys.readouterr().out.count("# missing") == 4
     assert not asked
@@ -197,8 +190,7 @@ def test_finished_runs_are_not_made_again(tmp_path, monkeypatch, capsys):
     assert len(asked) == 4
     assert command.main(words) == 0
     assert len(asked) == 4
-    assert "**92 of 96 runs are missing**" in (tmp_path / "docs" / "fedas.md").read_text()
-    assert (tmp_path / "docs" / "figures" / "fedas-ladder.svg").is_file()
+    assert "**92 of 96 runs are missing**" in fedas.text(fedas.load(tmp_path / "results"))
 
 
 @pytest.mark.parametrize(

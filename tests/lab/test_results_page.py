@@ -1,4 +1,4 @@
-"""docs/results.md and README's table are what the committed results give, and say what is open."""
+"""What docs/results.md and README's table say of results, and what is open."""
 
 import json
 import re
@@ -12,7 +12,6 @@ from experiments import fashion_mnist
 from experiments.cli.options import option_words
 from experiments.folder.load import Result
 from experiments.lab import causes, results
-from experiments.lab.pages import __main__ as command
 from experiments.lab.pages import places
 from experiments.lab.pages.picture import METHODS, _series, picture
 from experiments.lab.pages.places import SECTIONS, load_released, rows
@@ -24,7 +23,7 @@ from experiments.run.committed import Library
 from experiments.tables.comparison import Entry
 from pfl_jax.methods import METHODS as ALL_METHODS
 
-ROOT = command.ROOT
+ROOT = committed.ROOT.parent
 QUEUE = {str(job.place): job for job in jobs()}
 JOBS = QUEUE | {
     str(job.place): job
@@ -75,10 +74,6 @@ def single(text, paper, table, method):
     """The row of a place in the table of those whose own table is not finished."""
     source = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication"}[paper]
     return line_of(text, f"| {source}, Table {table}; 20 clients | `{method}` ", "Rows of tables")
-
-
-def test_page_readme_and_figure_are_up_to_date():
-    assert command.differing(command.ROOT) == []
 
 
 def test_a_place_has_ours_the_papers_and_the_difference(tmp_path):
@@ -339,46 +334,3 @@ def test_a_difference_of_a_point_is_close():
 
     # As the page shows it, with two decimals.
     assert [is_close(difference) for difference in (1.004, -1.004, 1.006)] == [True, True, False]
-
-
-START, END = command.MARKS
-
-
-def checkout(tmp_path):
-    """What the command works on, without results."""
-    (tmp_path / "results").mkdir(exist_ok=True)
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "README.md").write_text(f"# Title\n\n{START}old\n{END}\nThe rest.\n")
-
-
-def test_the_command_makes_all_and_check_says_what_differs(tmp_path, capsys):
-    checkout(tmp_path)
-    keep(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
-    assert command.main(["--check"], tmp_path) == 2
-    assert "docs/results.md, README.md, docs/figures/results.svg" in capsys.readouterr().err
-    assert command.main([], tmp_path) == 0
-    assert command.main(["--check"], tmp_path) == 0
-    readme = (tmp_path / "README.md").read_text()
-    assert readme.startswith(f"# Title\n\n{START}\nOn two cores, FedPAC's 200 rounds take")
-    assert readme.endswith(f"\n{END}\nThe rest.\n")
-    assert len(re.findall(r"^\| `", readme, re.MULTILINE)) == 15
-    made = {path: path.read_bytes() for path in (tmp_path / "docs").rglob("*.*")}
-    assert {path.name for path in made} == {"results.md", "results.svg", "results.png"}
-    # The same results give the same bytes.
-    assert command.main([], tmp_path) == 0
-    assert {path: path.read_bytes() for path in (tmp_path / "docs").rglob("*.*")} == made
-    keep(tmp_path, f"{MAIN}/fedpac/seed-1", 90.0)
-    capsys.readouterr()
-    assert command.main(["--check"], tmp_path) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    for name in ("docs/results.md", "README.md", "results.svg", "results.png"):
-        assert name in err
-
-
-def test_a_readme_without_marks_is_left_alone(tmp_path, capsys):
-    checkout(tmp_path)
-    (tmp_path / "README.md").write_text("# Title\n")
-    assert command.main([], tmp_path) == 2
-    assert "README.md has no lines <!-- results:start -->" in capsys.readouterr().err
-    assert (tmp_path / "README.md").read_text() == "# Title\n"

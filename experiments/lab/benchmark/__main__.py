@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 SECTIONS = (
     *("training", "methods", "waste", "growth", "memory_growth"),
-    *("optimizations", "variants", "chunks", "many_clients", "client_counts", "large_cohorts"),
-    *("sweep", "overhead", "head_weights", "profile"),
+    *("variants", "chunks", "many_clients", "client_counts", "large_cohorts", "sweep"),
 )
 USUAL = SECTIONS[:5]
 """Sections without --only."""

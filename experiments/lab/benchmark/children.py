@@ -16,7 +16,6 @@ from experiments.lab.benchmark.client_counts import many_states
 from experiments.lab.benchmark.jax_rounds import Rounds, local_training
 from experiments.lab.benchmark.large_cohorts import large_cohort
 from experiments.lab.benchmark.records import Row
-from experiments.lab.benchmark.step_profile import step_profile
 from experiments.lab.benchmark.workload import Scale
 from pfl_jax import models, simulate
 from pfl_jax.methods import make_method
@@ -167,7 +166,7 @@ def main(kind: str, request: dict[str, Any]) -> Row:
         request["scale"] = Scale(**request["scale"])
         # What is compiled again and again is a part of what sweeps save.
         jax_config.prepare_jax(compilation_cache=kind != "sweep")
-    kinds = (growth, memory_growth, many_clients, many_states, large_cohort, runs, step_profile, sweep, start)
+    kinds = (growth, memory_growth, many_clients, many_states, large_cohort, runs, sweep, start)
     work = {made.__name__: made for made in kinds}
     return work[kind](**request)
 

@@ -36,17 +36,7 @@ def convolutions(form: str) -> Iterator[None]:
         yield
 
 
-def local_training(*arguments: Any, **options: Any) -> Callable[[], Params]:
-    """Local training alone: each call trains anew, and ends when the weights [M, ...] are there.
-
-    Args:
-      arguments, options: those of `compiled_training`.
-    """
-    program, inputs = compiled_training(*arguments, **options)
-    return lambda: jax.block_until_ready(program(*inputs))
-
-
-def compiled_training(
+def local_training(
     data: FederatedData,
     scale: Scale,
     *,
@@ -56,8 +46,8 @@ def compiled_training(
     mesh: Mesh | None,
     form: str = "auto",
     model: Model | None = None,
-) -> tuple[jax.stages.Compiled, tuple[Any, ...]]:
-    """Program in which the first clients train the whole network from equal weights, and its inputs.
+) -> Callable[[], Params]:
+    """Local training alone, compiled: each call trains the first clients from equal weights, and waits for the end.
 
     Args:
       data: of all clients.
@@ -68,6 +58,9 @@ def compiled_training(
       mesh: devices that share the clients; None for one device.
       form: of the convolutions.
       model: by default the workload's.
+
+    Returns:
+      A function that returns the trained parameters [M, ...].
     """
     model = workload.network() if model is None else model
     training = LocalSGD(scale.lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs)
@@ -83,7 +76,8 @@ def compiled_training(
 
     arguments = everywhere(mesh, (data, model.init(jax.random.key(0)), jax.random.key(1)))
     with convolutions(form):
-        return jax.jit(train).lower(*arguments).compile(), arguments
+        program = jax.jit(train).lower(*arguments).compile()
+    return lambda: jax.block_until_ready(program(*arguments))
 
 
 class Rounds:

@@ -15,13 +15,9 @@ import numpy as np
 from experiments.cli.options import MATMUL_PRECISION
 from experiments.lab.benchmark import measure, workload
 from experiments.lab.benchmark.client_counts import client_counts as client_counts
-from experiments.lab.benchmark.head_weights import head_weights as head_weights
 from experiments.lab.benchmark.jax_rounds import Rounds, local_training
 from experiments.lab.benchmark.large_cohorts import large_cohorts as large_cohorts
-from experiments.lab.benchmark.optimizations import optimizations as optimizations
-from experiments.lab.benchmark.overhead import overhead as overhead
 from experiments.lab.benchmark.records import Row, Section
-from experiments.lab.benchmark.step_profile import profile as profile
 from experiments.lab.benchmark.workload import Setup, child
 from pfl_jax import models
 from pfl_jax.engine import chunking

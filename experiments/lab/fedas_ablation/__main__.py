@@ -4,8 +4,8 @@
 
 Two data sets, participation 0.2 and 1, three seeds, eight steps from FedPer to FedAS as released: 96 runs, two hours on
 two quiet cores. Repeating the command resumes where it stopped. Each run leaves a small file in results/fedas_study.
-The page docs/fedas.md and its figure are written from these files, at the end and whenever the command is stopped.
---page only writes them; --dry-run lists the missing runs.
+`python -m experiments.lab.pages` makes the page docs/fedas.md and its figure from these files. --dry-run lists the
+missing runs.
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,16 @@ from rich.console import Console
 
 from experiments.cli import parser
 from experiments.cli.exit_codes import leave
-from experiments.cli.parser import Folder, Names, Switch, choose, flat
+from experiments.cli.parser import Folder, Names, choose, flat
 from experiments.folder.version import Trust
 from experiments.host.console import print_line
-from experiments.lab.fedas_ablation import ladder, records
-from experiments.lab.fedas_ablation.ladder import LADDER, SOURCES, Place
-from experiments.lab.pages import fedas
+from experiments.lab.fedas_ablation import steps
+from experiments.lab.fedas_ablation.steps import SOURCES, STEPS, Place
 from experiments.run import batch, cached_runs
 
 ROOT = Path(__file__).parents[3]
-SHARES = {f"{share:g}": share for share in ladder.PARTICIPATION}
-STEPS = {step.name: step for step in LADDER}
+SHARES = {f"{share:g}": share for share in steps.PARTICIPATION}
+BY_NAME = {step.name: step for step in STEPS}
 
 TRUST: Trust = "version"
 """Code whose runs count: as for their records."""
@@ -40,16 +39,12 @@ class Study(batch.Batch):
 
     dataset: Annotated[Names, tyro.conf.arg(help=f"Only these of {', '.join(SOURCES)}.")] = ()
     participation: Annotated[Names, tyro.conf.arg(help=f"Only these of {', '.join(SHARES)}.")] = ()
-    step: Annotated[Names, tyro.conf.arg(help=f"Only these of {', '.join(STEPS)}.")] = ()
+    step: Annotated[Names, tyro.conf.arg(help=f"Only these of {', '.join(BY_NAME)}.")] = ()
     seeds: int = 3
     """Number of seeds, from 0."""
     results: Folder = None
     """Folder of the records; by default results/fedas_study."""
-    write: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """The page; by default docs/fedas.md."""
     accept_other_code: tyro.conf.Suppress[bool] = False
-    page: Switch = False
-    """Only make the page and its figure."""
 
     name: ClassVar = "lab.fedas_ablation"
     accepts_run_options: ClassVar = False
@@ -57,7 +52,7 @@ class Study(batch.Batch):
     def check(self) -> None:
         choose("dataset", flat(self.dataset), SOURCES)
         choose("participation", flat(self.participation), SHARES)
-        choose("step", flat(self.step), STEPS)
+        choose("step", flat(self.step), BY_NAME)
         parser.at_least_one(seeds=self.seeds)
 
     def default_folder(self) -> Path:
@@ -68,10 +63,6 @@ class Study(batch.Batch):
         return TRUST
 
     @property
-    def only_previews(self) -> bool:
-        return self.dry_run or self.page
-
-    @property
     def root(self) -> Path:
         """Folder of the records."""
         return self.results or ROOT / "results/fedas_study"
@@ -80,8 +71,8 @@ class Study(batch.Batch):
     def places(self) -> list[Place]:
         """The wanted runs in their order."""
         shares = [SHARES[word] for word in flat(self.participation) or SHARES]
-        steps = [step for step in LADDER if not self.step or step.name in flat(self.step)]
-        return ladder.places(flat(self.dataset) or list(SOURCES), shares, self.seeds, steps)
+        wanted = [step for step in STEPS if not self.step or step.name in flat(self.step)]
+        return steps.places(flat(self.dataset) or list(SOURCES), shares, self.seeds, wanted)
 
     def jobs(self, console: Console) -> list[batch.Job]:
         return [batch.Job(place.cell, self.folder / place.name, place.name) for place in self.places]
@@ -90,7 +81,7 @@ class Study(batch.Batch):
         return next(place for place in self.places if place.name == job.title)
 
     def seconds(self, job: batch.Job) -> float | None:
-        record = records.read(self._place(job), self.root)
+        record = steps.read(self._place(job), self.root)
         return None if record is None else record.get("seconds", 0.0)
 
     def state(self, job: batch.Job) -> tuple[str, float]:
@@ -100,35 +91,23 @@ class Study(batch.Batch):
         return self._place(job).command(job.folder)
 
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
-        try:
-            for job in jobs:
-                place = self._place(job)
-                records.write(place, measure(place, job.folder, console), self.root)
-        except KeyboardInterrupt:
-            self.finish(console)
-            raise
+        for job in jobs:
+            place = self._place(job)
+            steps.write(place, measure(place, job.folder, console), self.root)
 
     def finish(self, console: Console) -> None:
-        path = self.write or ROOT / "docs/fedas.md"
-        fedas.write(self.root, path)
-        print_line(console, f"saved in {path}")
-
-    def preview(self, console: Console) -> None:
-        if self.page:
-            self.finish(console)
-        else:
-            super().preview(console)
+        print_line(console, f"all runs are there, in {self.root}")
 
 
-def measure(place: Place, folder: Path, console: Console) -> records.Record:
-    """Run one place of the ladder in its folder and return its record.
+def measure(place: Place, folder: Path, console: Console) -> steps.Record:
+    """Run one place of the ablation in its folder and return its record.
 
     Raises:
       InvalidInput: the folder holds something else, or the run is refused.
       KeyboardInterrupt: after SIGINT.
     """
     cached_runs.run_cell(place.cell, folder, console, trust=TRUST)
-    return records.from_run(place, folder)
+    return steps.from_run(place, folder)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -1,1 +1,1 @@
-"""docs/results.md, README's table and the figure, from committed results: `python -m experiments.lab.pages`."""
+"""Pages of the documentation that are made from the committed results: `python -m experiments.lab.pages`."""

@@ -1,9 +1,11 @@
-"""docs/results.md, README's table and docs/figures/results.svg and .png, from the committed results.
+"""Everything in README and docs/ that is made from the committed results in results/.
 
-    python -m experiments.lab.pages           # writes them again
-    python -m experiments.lab.pages --check   # exit code 2 where they are not what the results give
+    python -m experiments.lab.pages           # makes it anew
+    python -m experiments.lab.pages --check   # exit code 2 where it is not what the results give
 
-In README the lines between <!-- results:start --> and <!-- results:end --> are replaced.
+docs/results.md and docs/fedas.md as a whole, with their templates beside this file; the parts between
+<!-- made: NAME --> and <!-- end of made --> of README, docs/privacy.md, docs/robustness.md and docs/performance.md; and
+the pictures in docs/figures/.
 """
 
 from collections.abc import Sequence
@@ -15,22 +17,13 @@ from rich.console import Console
 from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.parser import Switch, parse
 from experiments.host.console import print_line
-from experiments.lab import causes
-from experiments.lab.pages import places
-from experiments.lab.pages.marks import replaced
-from experiments.lab.pages.picture import picture
-from experiments.lab.pages.results import Content, page, readme_table
-from experiments.lab.queue.jobs import DATASET
+from experiments.lab.pages import fedas, performance, privacy, results, robustness
+from experiments.lab.pages.parts import Made
 from experiments.run import committed
-from experiments.run.committed import Library
-from experiments.show.pictures import Picture
-from pfl_jax.atomic_write import write_text
+from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput
 
 ROOT = committed.ROOT.parent
-MARKS = "<!-- results:start -->\n", "<!-- results:end -->\n"
-"""Lines of README before and after its table."""
-FIGURES = tuple(Path("docs/figures") / name for name in ("results.svg", "results.png"))
 
 
 @dataclass(frozen=True)
@@ -42,7 +35,7 @@ class Options:
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Write the page of the checkout at root, or check it, by default with this process's arguments; return the exit
+    """Make the pages of the checkout at root, or check them, by default with this process's arguments; return the exit
     code."""
 
     def work() -> None:
@@ -55,16 +48,15 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     return exit_code(work)
 
 
-def made(root: Path) -> tuple[dict[Path, str], Picture]:
-    """Texts and figure that the committed results of a checkout give.
+def made(root: Path) -> Made:
+    """All that the committed results of a checkout give.
 
     Raises:
-      InvalidInput: a result is damaged, or README has no marks.
+      InvalidInput: a result is damaged, or a page lacks its marks.
     """
-    kept, readme = root / committed.ROOT.name, root / "README.md"
-    content = Content(Library(kept), causes.load(DATASET), places.load_released(kept))
-    text = replaced(readme.read_text(), f"\n{readme_table(content)}", readme.name, MARKS)
-    return {root / "docs/results.md": page(content), readme: text}, picture(content.library)
+    every = [page.made(root) for page in (results, privacy, robustness, performance, fedas)]
+    texts = {path: text for one in every for path, text in one.texts.items()}
+    return Made(texts, {path: picture for one in every for path, picture in one.pictures.items()})
 
 
 def write(root: Path, console: Console) -> None:
@@ -72,13 +64,13 @@ def write(root: Path, console: Console) -> None:
     # Imported now: matplotlib takes seconds.
     from experiments.show.drawing import save_as
 
-    texts, shown = made(root)
-    figures = [root / path for path in FIGURES]
-    figures[0].parent.mkdir(parents=True, exist_ok=True)
-    save_as(shown, *figures, description=shown.digest())
+    texts, pictures = made(root)
+    for path, picture in pictures.items():
+        make_folder(path.parent)
+        save_as(picture, path, description=picture.digest())
     for path, text in texts.items():
         write_text(path, text)
-    for path in (*texts, *figures):
+    for path in (*texts, *pictures):
         print_line(console, str(path.relative_to(root)))
 
 
@@ -87,10 +79,12 @@ def differing(root: Path) -> list[Path]:
 
     A drawing counts by the digest of what it shows, since versions of matplotlib draw differently.
     """
-    texts, shown = made(root)
-    mark, figures = shown.digest().encode(), [root / path for path in FIGURES]
-    other = [path for path, text in texts.items() if not path.is_file() or path.read_text() != text]
-    return other + [path for path in figures if not path.is_file() or mark not in path.read_bytes()]
+    texts, pictures = made(root)
+    wanted = texts | {path: picture.digest() for path, picture in pictures.items()}
+    there = {path: path.read_text() if path.is_file() else "" for path in wanted}
+    return [path for path in texts if there[path] != texts[path]] + [
+        path for path in pictures if wanted[path] not in there[path]
+    ]
 
 
 if __name__ == "__main__":

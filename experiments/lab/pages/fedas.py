@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.cli import presets
-from experiments.lab.fedas_ablation import ladder, records
-from experiments.lab.fedas_ablation.ladder import LADDER, PARTICIPATION, SOURCES, Place, Step
+from experiments.lab.fedas_ablation import steps
+from experiments.lab.fedas_ablation.steps import PARTICIPATION, SOURCES, STEPS, Place, Step
+from experiments.lab.pages.parts import FIGURES, Made
 from experiments.papers import published
-from experiments.show import drawing, tables
+from experiments.run.committed import ROOT
+from experiments.show import tables
 from experiments.show.pictures import ACCURACY, Lines, Picture, Series, over_seeds
 from experiments.show.tables import NOTHING, number
-from pfl_jax.atomic_write import make_folder, write_text
 
 TEMPLATE = Path(__file__).with_name("fedas.md.jinja")
 """Text of the page without its numbers."""
@@ -24,7 +25,7 @@ FIGURE = "fedas-ladder"
 WHERE = tuple(itertools.product(SOURCES, PARTICIPATION))
 """Each dataset with each participation."""
 
-FEDPER, FEDPER_BATCHES, PRINTED, *_, RELEASED = LADDER
+FEDPER, FEDPER_BATCHES, PRINTED, *_, RELEASED = STEPS
 
 TITLES = {"cifar100": "CIFAR-100's shape (embedded digit pairs)", "fashion_mnist": "Fashion-MNIST"}
 
@@ -46,7 +47,7 @@ class Study(NamedTuple):
       found: the records of the runs that were made.
     """
 
-    found: dict[Place, records.Record]
+    found: dict[Place, steps.Record]
 
     def values(
         self, dataset: str, share: float, step: Step, measure: str, average: str = "pooled", score: str = "best"
@@ -57,7 +58,7 @@ class Study(NamedTuple):
             for seed in range(SEEDS)
             if (place := Place(dataset, share, step, seed)) in self.found
         }
-        values = {seed: records.value(record, measure, average, score) for seed, record in there.items()}
+        values = {seed: steps.value(record, measure, average, score) for seed, record in there.items()}
         return {seed: value for seed, value in values.items() if value is not None}
 
     def differences(
@@ -74,34 +75,23 @@ def load(folder: Path) -> Study:
     Raises:
       InvalidInput: one of them cannot be read, or is of another run.
     """
-    every = ladder.places(list(SOURCES), PARTICIPATION, SEEDS)
-    found = {place: record for place in every if (record := records.read(place, folder)) is not None}
+    every = steps.places(list(SOURCES), PARTICIPATION, SEEDS)
+    found = {place: record for place in every if (record := steps.read(place, folder)) is not None}
     return Study(found)
 
 
-def write(folder: Path, path: Path) -> None:
-    """Write the page, and its figure as PNG and SVG into figures/ beside it.
-
-    Args:
-      folder: of the records.
-      path: of the page.
-
-    Raises:
-      InvalidInput: something cannot be read or written.
-    """
-    study = load(folder)
-    figures = path.parent / "figures"
-    make_folder(figures)
-    if study.found:
-        drawing.save(picture(study), figures, FIGURE)
-    write_text(path, text(study))
+def made(root: Path) -> Made:
+    """The page of a checkout, and its picture; InvalidInput if a record cannot be read."""
+    study = load(root / ROOT.name / "fedas_study")
+    pictures = {root / FIGURES / f"{FIGURE}.svg": picture(study)} if study.found else {}
+    return Made({root / "docs/fedas.md": text(study)}, pictures)
 
 
 def text(study: Study) -> str:
     """Text of the page."""
-    total = len(ladder.places(list(SOURCES), PARTICIPATION, SEEDS))
+    total = len(steps.places(list(SOURCES), PARTICIPATION, SEEDS))
     request = Place("fashion_mnist", PARTICIPATION[0], RELEASED, 0).cell.request()
-    commands = ladder.places(["fashion_mnist"], [0.2], 1, (FEDPER, RELEASED))
+    commands = steps.places(["fashion_mnist"], [0.2], 1, (FEDPER, RELEASED))
     leads = {where: _leads(study, *where) for where in WHERE}
     return tables.page(
         TEMPLATE,
@@ -173,7 +163,7 @@ def _split(where: str, leads: dict[str, dict[int, float]]) -> dict[str, Any]:
 def _rows(study: Study, dataset: str, share: float) -> list[list[str]]:
     """Each step by each measure, with the change that it makes."""
     rows = []
-    for step in LADDER:
+    for step in STEPS:
         seeds = sorted(seed for seed in range(SEEDS) if Place(dataset, share, step, seed) in study.found)
         cells = []
         for measure in COLUMNS:
@@ -187,10 +177,10 @@ def _rows(study: Study, dataset: str, share: float) -> list[list[str]]:
 
 def _before(step: Step) -> Step | None:
     """Step that a step is compared with; FedPer's two steps lead to FedAS from the first."""
-    position = LADDER.index(step)
+    position = STEPS.index(step)
     if position == 0:
         return None
-    return FEDPER if step is PRINTED else LADDER[position - 1]
+    return FEDPER if step is PRINTED else STEPS[position - 1]
 
 
 def _change(study: Study, dataset: str, share: float, step: Step, measure: str) -> dict[int, float]:
@@ -203,7 +193,7 @@ def _largest_changes(study: Study, dataset: str, share: float) -> list[dict[str,
     """The choice with the largest effect by some measures."""
     found = []
     for measure in ("trained", "received_of_trained", "received"):
-        changes = {step: _change(study, dataset, share, step, measure) for step in LADDER[1:]}
+        changes = {step: _change(study, dataset, share, step, measure) for step in STEPS[1:]}
         if not all(changes.values()):
             continue
         means = {step: statistics.fmean(change.values()) for step, change in changes.items()}
@@ -224,13 +214,13 @@ def _spread(values: Mapping[int, float]) -> str:
 def picture(study: Study) -> Picture:
     """Each measure over the steps, one panel for each dataset and participation with a run."""
     panels = []
-    positions = [float(position) for position in range(1, len(LADDER) + 1)]
+    positions = [float(position) for position in range(1, len(STEPS) + 1)]
     for where in WHERE:
         series = [_series(study, *where, measure, positions) for measure in COLUMNS]
         if any(one.y for one in series):
-            letters, y_label = [step.letter for step in LADDER], f"{ACCURACY}, pooled, best round"
+            letters, y_label = [step.letter for step in STEPS], f"{ACCURACY}, pooled, best round"
             panels.append(Lines(title(*where), "step", y_label, series, x_ticks=positions, x_names=letters))
-    names = "; ".join(f"{step.letter}: {step.title}" for step in LADDER)
+    names = "; ".join(f"{step.letter}: {step.title}" for step in STEPS)
     bands = "" if all(place.seed == 0 for place in study.found) else " Bands: range over seeds."
     return Picture("From FedPer to FedAS as released", f"{names}.{bands}", panels, 2)
 
@@ -239,7 +229,7 @@ def _series(study: Study, dataset: str, share: float, measure: str, positions: S
     """A measure over the available steps, over the seeds that all of these have."""
     found = {
         position: values
-        for position, step in zip(positions, LADDER, strict=True)
+        for position, step in zip(positions, STEPS, strict=True)
         if (values := study.values(dataset, share, step, measure))
     }
     seeds = set.intersection(*map(set, found.values())) if found else set()

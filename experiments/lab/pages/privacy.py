@@ -1,20 +1,13 @@
-"""Table and figure of docs/privacy.md: accuracy of methods with differential privacy, from the committed results.
+"""Table and picture of docs/privacy.md: accuracy of methods with differential privacy."""
 
-python -m experiments.lab.queue --only privacy   # runs what is missing
-python -m experiments.lab.pages.privacy           # makes the table and the figure anew
-"""
+from pathlib import Path
 
-from collections.abc import Sequence
-
-from experiments.cli.exit_codes import leave
 from experiments.cli.measures import ALWAYS
-from experiments.lab.pages.marks import DOCS, accuracies, command
+from experiments.lab.pages.parts import FIGURES, Made, accuracies, filled
 from experiments.lab.queue.jobs import PRIVACY_METHODS, PRIVACY_NOISE, privacy_cell
-from experiments.run.committed import Library
+from experiments.run.committed import ROOT, Library
 from experiments.show.pictures import Picture
 from experiments.show.tables import NOTHING, markdown
-
-PAGE = DOCS / "privacy.md"
 
 
 def measured(library: Library) -> str:
@@ -54,10 +47,8 @@ def drawn(library: Library) -> Picture:
     return Picture("Accuracy with differential privacy of single examples, Fashion-MNIST", caption, panels, 2)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or check it, by default with this process's arguments; return the exit code."""
-    return command("lab.pages.privacy", __doc__ or "", PAGE, measured, drawn, arguments)
-
-
-if __name__ == "__main__":
-    leave(main())
+def made(root: Path) -> Made:
+    """Part and picture of the page of a checkout; InvalidInput if a result is damaged, or a mark is missing."""
+    library, page = Library(root / ROOT.name), root / "docs/privacy.md"
+    picture = root / FIGURES / "privacy.svg"
+    return Made({page: filled(page, {"privacy": measured(library)})}, {picture: drawn(library)})

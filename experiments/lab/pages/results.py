@@ -10,10 +10,32 @@ from typing import cast
 from experiments.cli.measures import ALWAYS, Protocol
 from experiments.folder.load import read_json
 from experiments.host.progress import duration
+from experiments.lab import causes
 from experiments.lab.causes import Cause
-from experiments.lab.pages.places import CLOSE, LAST, SECTIONS, Place, Released, Section, mean_after, places, runs
+from experiments.lab.pages.parts import FIGURES, Made, filled
+from experiments.lab.pages.picture import picture
+from experiments.lab.pages.places import (
+    CLOSE,
+    LAST,
+    SECTIONS,
+    Place,
+    Released,
+    Section,
+    load_released,
+    mean_after,
+    places,
+    runs,
+)
 from experiments.lab.queue.field import Comparison, Tuned, comparisons, run_job
-from experiments.lab.queue.jobs import FEDAS_BETAS, FEDAS_METHODS, FEDAS_PARTICIPATIONS, SEEDS, fedas_cell, jobs
+from experiments.lab.queue.jobs import (
+    DATASET,
+    FEDAS_BETAS,
+    FEDAS_METHODS,
+    FEDAS_PARTICIPATIONS,
+    SEEDS,
+    fedas_cell,
+    jobs,
+)
 from experiments.papers.settings import MEASURES
 from experiments.run import committed
 from experiments.run.committed import Library
@@ -69,6 +91,17 @@ class Content:
         """Places of all other tables."""
         finished = self.finished
         return [place for section, there in self.sections.items() if section not in finished for place in there]
+
+
+def made(root: Path) -> Made:
+    """The page of a checkout, README's part, and the picture; InvalidInput if a result is damaged."""
+    kept, readme = root / committed.ROOT.name, root / "README.md"
+    content = Content(Library(kept), causes.load(DATASET), load_released(kept))
+    texts = {
+        root / "docs/results.md": page(content),
+        readme: filled(readme, {"results": f"\n{readme_table(content)}\n"}),
+    }
+    return Made(texts, {root / FIGURES / "results.svg": picture(content.library)})
 
 
 def page(content: Content) -> str:

@@ -1,22 +1,16 @@
-"""Tables and figure of docs/robustness.md: accuracies with compression and under attack, from the committed results.
-
-python -m experiments.lab.queue --only compression attacks   # runs what is missing
-python -m experiments.lab.pages.robustness                    # makes the tables and the figure anew
-"""
+"""Tables and picture of docs/robustness.md: accuracies with compression and under attack."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from experiments.cli.exit_codes import leave
 from experiments.cli.measures import ALWAYS
 from experiments.folder.load import Result
 from experiments.folder.run_folder import HONEST
-from experiments.lab.pages.marks import DOCS, accuracies, command
+from experiments.lab.pages.parts import FIGURES, Made, accuracies, filled
 from experiments.lab.queue.jobs import COMPRESSIONS, ROBUST_METHODS, SERVER_MEANS, robust_cell
-from experiments.run.committed import Library
+from experiments.run.committed import ROOT, Library
 from experiments.show.pictures import Picture
 from experiments.show.tables import NOTHING, markdown
-
-PAGE = DOCS / "robustness.md"
 
 
 def measured(library: Library) -> str:
@@ -95,10 +89,8 @@ def drawn(library: Library) -> Picture:
     return Picture("Accuracy with compression, and under attack, Fashion-MNIST", caption, panels, 2)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or check it, by default with this process's arguments; return the exit code."""
-    return command("lab.pages.robustness", __doc__ or "", PAGE, measured, drawn, arguments)
-
-
-if __name__ == "__main__":
-    leave(main())
+def made(root: Path) -> Made:
+    """Part and picture of the page of a checkout; InvalidInput if a result is damaged, or a mark is missing."""
+    library, page = Library(root / ROOT.name), root / "docs/robustness.md"
+    picture = root / FIGURES / "robustness.svg"
+    return Made({page: filled(page, {"robustness": measured(library)})}, {picture: drawn(library)})

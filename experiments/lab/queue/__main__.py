@@ -13,7 +13,7 @@ machine fails. `kill -STOP PID` pauses the queue and `kill -CONT PID` continues 
 The results of a finished run are written to results/, to be committed; a run with a file there counts as finished while
 the version of its method is the same.
 --collect does the same with finished runs of other commands, such as experiments.tables. Afterwards
-`experiments.lab.pages`, `privacy_page` and `robustness_page` write these pages anew.
+`experiments.lab.pages` makes the pages anew.
 """
 
 import difflib
