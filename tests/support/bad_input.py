@@ -335,7 +335,7 @@ def _loop(path: Path) -> None:
 
 
 def _many() -> Iterator[Case]:
-    section, table = "Tables, figures, sweeps, benchmark", "tables --paper fedpac --table 5 --dataset fashion_mnist"
+    section, table = "Tables, figures, sweeps", "tables --paper fedpac --table 5 --dataset fashion_mnist"
     for command in (
         *("tables --paper fedpacc --table 5", "tables --paper fedpac --table 99", f"{table} --clients 7"),
         *(f"{table} --method fedsa", f"{table} --setting beta=7", f"{table} --seeds 0", f"{table} --seed 3"),
@@ -350,8 +350,7 @@ def _many() -> Iterator[Case]:
         *("sweep --dataset digits --grid lr", "sweep --dataset digits --grid lr=0.1 --grid lr=0.2"),
         *("sweep --dataset digits --grid momentun=0.1", "sweep --dataset digits --grid lr=0.1 --lr 0.2"),
         *("sweep --dataset digits --grid epochs=1,x", "sweep --dataset digits --seed 3"),
-        *("sweep --dataset digits --state-on host", "benchmark --chunks 0"),
-        *("queue --only table-9", "queue --collect nowhere", "results_page --chek"),
+        "sweep --dataset digits --state-on host",
     ):
         yield Case(section, command)
     yield Case(section, f"{table} --out run", "run is the folder of a single run")
@@ -381,9 +380,7 @@ def _many() -> Iterator[Case]:
     runs = lambda content: lambda here: _file(here / "table/groups/one/runs.json", content)  # noqa: E731
     yield Case(section, sweep, "a list of its runs is cut off", runs(b'{"ru'))
     yield Case(section, sweep, "a list of its runs has none", runs(b'{"runs": [[]]}'))
-    yield Case(section, "queue --out table", "another queue is at work in it", lambda here: _hold(here / "table/.lock"))
     yield Case(section, f"{table} --out file/table", "file is a file", lambda here: _file(here / "file"))
-    yield Case(section, "benchmark --out file", "file is there", lambda here: _file(here / "file"))
 
 
 def cases() -> list[Case]:
@@ -548,17 +545,14 @@ def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
     """
     from experiments import export, figures
     from experiments.figures.__main__ import main as figure
-    from experiments.lab.benchmark.__main__ import main as benchmark
-    from experiments.lab.pages.__main__ import main as results_page
-    from experiments.lab.queue.__main__ import main as queue
     from experiments.report.__main__ import main as report
     from experiments.run import command as cli
     from experiments.sweep import __main__ as sweep
     from experiments.tables import __main__ as tables
     from pfl_jax.data import files, tfds
 
-    commands = {"tables": tables.main, "figures": figure, "sweep": sweep.main, "benchmark": benchmark}
-    commands |= {"queue": queue, "results_page": results_page, "export": export.main, "report": report}
+    commands = {"tables": tables.main, "figures": figure, "sweep": sweep.main}
+    commands |= {"export": export.main, "report": report}
     assert figures
     shutil.copytree(run, here / "run")
     if case.prepare is not None:
