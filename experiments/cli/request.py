@@ -17,12 +17,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import tyro
 
 from experiments.cli import own_data, presets
-from experiments.cli.help import grouped, limited_columns, ungrouped
-from experiments.cli.hyper_parameters import method_config, real_numbers
-from experiments.cli.no_effect import synonym
+from experiments.cli.hyper_parameters import check_schedules, method_config, real_numbers
 from experiments.cli.options import Options, PresetName, flag, option_words
 from experiments.cli.own_code import files, is_own, method_factory
-from experiments.cli.schedules import check_schedules
+from experiments.cli.parser import grouped, limited_columns, synonym, ungrouped
 from pfl_jax import hyper_parameters as ranges
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.specs import SPECS

@@ -10,8 +10,7 @@ from experiments.figures.fedpac import curves, line, of_methods
 from experiments.figures.figure import Figure, Key, Results, Runs, Values
 from experiments.figures.substitution import accuracies_after_replacement
 from experiments.papers.settings import Measure
-from experiments.run.build import model_of
-from experiments.run.experiment import Experiment
+from experiments.run.build import Experiment, model_of
 from experiments.show.pictures import ACCURACY, ROUND, Bars, Lines, Panel, Series, over_seeds
 from pfl_jax import simulate
 from pfl_jax.data.federated import FederatedData

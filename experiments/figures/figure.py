@@ -20,7 +20,7 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.safe_read import open_npz
 
 if TYPE_CHECKING:
-    from experiments.run.experiment import Experiment
+    from experiments.run.build import Experiment
     from pfl_jax.engine.simulate import RoundResult
 
 Key: TypeAlias = tuple[str, ...]

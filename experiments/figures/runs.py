@@ -15,7 +15,7 @@ from pfl_jax.atomic_write import write_binary
 from pfl_jax.data.specs import SPECS
 
 if TYPE_CHECKING:
-    from experiments.run.experiment import Experiment
+    from experiments.run.build import Experiment
     from pfl_jax.engine.simulate import RoundResult
 
 

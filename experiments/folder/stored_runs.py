@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.cli.effects import relevant_options
 from experiments.cli.hyper_parameters import method_config
-from experiments.cli.identity import relevant_options
 from experiments.cli.measures import Protocol
 from experiments.cli.options import Options, option_words
 from experiments.cli.own_code import label

@@ -25,7 +25,7 @@ from experiments.cli.exit_codes import INVALID, print_line
 from experiments.cli.options import Options, flag
 from experiments.cli.own_code import by_content
 from experiments.cli.request import Request
-from experiments.host.devices import devices
+from experiments.host.jax_config import devices
 from experiments.host.supervise import LOST
 from pfl_jax.engine.mapping import AXIS, client_mesh
 from pfl_jax.errors import InvalidInput

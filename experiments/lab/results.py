@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.cell import Cell
-from experiments.cli.identity import result_neutral
+from experiments.cli.effects import result_neutral
 from experiments.cli.options import option_words
 from experiments.cli.own_data import is_file
 from experiments.folder import load

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.cli.cell import Cell
-from experiments.cli.identity import relevant_options
+from experiments.cli.effects import relevant_options
 from experiments.cli.request import Request
 from experiments.papers import settings
 from pfl_jax.errors import InvalidInput

@@ -9,7 +9,7 @@ from experiments.cli.measures import FIELD, Protocol
 from experiments.cli.options import flag
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded
 from experiments.folder.stored_runs import Group, Run, mean_and_deviation, plain
-from experiments.host.progress import duration
+from experiments.host.console import duration
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.show.selection import ordered

@@ -20,9 +20,8 @@ from experiments.cli.parser import Folder, Switch, parse
 from experiments.folder.load import Result, read_config, read_summary
 from experiments.folder.run_folder import CONFIG
 from experiments.folder.version import OTHER_CODE, Trust
-from experiments.host.console import print_line
+from experiments.host.console import duration, print_line
 from experiments.host.locks import lock_folder
-from experiments.host.progress import duration
 from experiments.host.signals import interruptible, leaving
 from experiments.run import cached_runs
 from experiments.run.committed import ROOT

@@ -1,8 +1,9 @@
-"""Build an experiment from a checked command line: data, federation, model, method, settings."""
+"""An experiment, and how it is built from a checked command line: data, federation, model, method, settings."""
 
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,15 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from experiments.cli import own_data
-from experiments.cli.no_effect import ineffective_options, unread
+from experiments.cli.effects import ineffective_options, unread
+from experiments.cli.hyper_parameters import parse_schedule, scheduled
 from experiments.cli.options import MODEL_OPTIONS, PARTITION_OPTIONS, Options
 from experiments.cli.own_code import is_own, label, make_model, method_factory, said
 from experiments.cli.request import Request, assignments
-from experiments.cli.schedules import parse_schedule, scheduled
+from experiments.folder.run_folder import Counts
 from experiments.host.console import print_notice
-from experiments.host.devices import devices
 from experiments.host.distributed import Processes
-from experiments.run.experiment import Experiment
+from experiments.host.jax_config import devices
 from pfl_jax import simulate
 from pfl_jax.base import Method, MethodSchedule, Model
 from pfl_jax.data import allocation, federated, partition, sources
@@ -28,6 +29,9 @@ from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.data.rows import as_rows
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import chunking, placement
+from pfl_jax.engine.attacks import draw
+from pfl_jax.engine.communication import Traffic, traffic
+from pfl_jax.engine.store import Federation
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method as method_of
 from pfl_jax.methods.fedbn import is_normalization
@@ -37,6 +41,56 @@ from pfl_jax.privacy import budgets as budgets_of
 MOST_HOLDERS = {"grouped": 2, "pathological": 2, "iid": 1}
 """partition -> largest mean number of clients that hold the same training example. FedPAC's 100 clients of 600 examples
 hold more than CIFAR-10 has, so grouped and pathological partitions start over with a class that is exhausted."""
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """All parts of a run, built from a request.
+
+    Attributes:
+      request: the checked command line, with the smaller defaults on embedded data.
+      dataset: the examples.
+      data: federation of the clients that take part; in a distributed run with the devices that own them.
+      method: method with its model and hyper-parameters.
+      settings: settings of the simulation.
+      newcomers: federation of the clients that never take part; None where all take part.
+      privacy: budgets of differential privacy; empty without clipping.
+    """
+
+    request: Request
+    dataset: Dataset
+    data: Federation
+    method: Method | MethodSchedule
+    settings: simulate.Settings
+    newcomers: Federation | None = None
+    privacy: tuple[Budget, ...] = ()
+
+    @property
+    def counts(self) -> Counts:
+        """Numbers of examples that the clients are scored on."""
+        validation = self.data.validation_count
+        return Counts(
+            test=np.asarray(self.data.test_count),
+            validation=None if validation is None else np.asarray(validation),
+            newcomers=None if self.newcomers is None else np.asarray(self.newcomers.test_count),
+            attackers=self._attackers(),
+        )
+
+    def _attackers(self) -> np.ndarray | None:
+        """Attackers, bool [N]; None if nobody attacks."""
+        settings, key = self.settings, jax.random.key(self.request.options.seed)
+        found = draw(key, self.data.num_clients, settings.attack, settings.attackers, settings.attack_scale, 0)
+        return None if found is None else np.asarray(found.clients)
+
+    @functools.cached_property
+    def traffic(self) -> Traffic:
+        """Bytes that one client sends and receives in a round."""
+        return traffic(self.method, self.data)
+
+    def state_shapes(self) -> Any:
+        """Shapes and types of the state's leaves."""
+        engine = simulate.build(self.method, self.settings)
+        return jax.eval_shape(engine.init, self.data, jax.random.key(0))
 
 
 def build_experiment(request: Request, console: Console, processes: Processes | None = None) -> Experiment:

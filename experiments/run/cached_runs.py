@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 
 from experiments.cli.cell import Cell
+from experiments.cli.effects import RESULT_NEUTRAL, relevant_options, resolve_defaults
 from experiments.cli.hyper_parameters import method_config
-from experiments.cli.identity import RESULT_NEUTRAL, relevant_options, resolve_defaults
 from experiments.cli.options import Options, flag
 from experiments.cli.own_code import by_content
 from experiments.cli.request import Request

@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.cli.identity import RESULT_NEUTRAL
+from experiments.cli.effects import RESULT_NEUTRAL
 from experiments.cli.options import PROCESSES, Options, flag
 from experiments.cli.request import IN_PLACE, Request
-from experiments.run.build import make_method
-from experiments.run.experiment import Experiment
+from experiments.run.build import Experiment, make_method
 from pfl_jax import simulate
 from pfl_jax.base import ClientData, Cohort, Info, Method, PRNGKey, PyTree, Scores, State, at_round
 from pfl_jax.data.federated import FederatedData, client_data

@@ -13,7 +13,7 @@ from rich.console import Console
 from experiments.folder.load import read_config, read_summary
 from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.run import build
-from experiments.run.experiment import Experiment
+from experiments.run.build import Experiment
 from experiments.run.history import check_identity
 from experiments.run.records import identity
 from experiments.run.resume import check_data, request_of
@@ -23,22 +23,8 @@ from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import attacks
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives.tree import byte_count, gather
+from pfl_jax.primitives.tree import gather
 from pfl_jax.streams import EVALUATION
-
-MOST_BYTES = 2**28
-"""Size up to which --keep-state auto keeps a state."""
-
-
-def is_kept(experiment: Experiment, notify: Callable[[str], None]) -> bool:
-    """Whether the final state of a run is kept; `notify` receives a message if it is too large for that."""
-    wanted = experiment.request.options.keep_state
-    if wanted != "auto":
-        return wanted == "always"
-    size = byte_count(experiment.state_shapes()._replace(key=()))
-    if size > MOST_BYTES:
-        notify(f"The final state has {size / 2**20:,.0f} MiB and is not kept: --keep-state always would keep it.")
-    return size <= MOST_BYTES
 
 
 @dataclass(frozen=True)

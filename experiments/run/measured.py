@@ -1,9 +1,11 @@
 """Commands whose runs are compared by a paper's definition of the accuracy, which options can change."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from experiments.cli import parser
+from experiments.cli.effects import RESULT_NEUTRAL
 from experiments.cli.measures import AVERAGES, PROTOCOLS, Score
 from experiments.cli.options import flag
 from experiments.papers import settings
@@ -46,3 +48,15 @@ class MeasuredBatch(batch.Batch):
         """Words for every run."""
         asked = ("--eval-protocol", "before_aggregation") if self.eval_protocol == "before_aggregation" else ()
         return (*self.words, *asked)
+
+
+def folder_name(name: str, number: Any, words: Sequence[str]) -> str:
+    """Folder for each set of options that affect results, so that a trial run does not block the full one."""
+    without = RESULT_NEUTRAL - {"source"}
+    # One protocol of evaluation is measured by request only.
+    relevant = sorted(
+        " ".join(part)
+        for part in parser.by_option(words)
+        if not parser.given(part) & without or "before_aggregation" in " ".join(part)
+    )
+    return parser.slug(" ".join([f"{name}-{number}", *relevant]))

@@ -7,12 +7,13 @@ A shortage that JAX or NumPy notice is an error with advice. Where the kernel en
 import math
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from experiments.host.devices import devices
-from experiments.run.experiment import Experiment
+from experiments.host.jax_config import devices
+from experiments.run.build import Experiment
 from pfl_jax.engine.simulate import StateOn
 from pfl_jax.primitives.tree import byte_count
 
@@ -21,6 +22,9 @@ CLIENTS_SHARE = 0.25
 
 HOST_SHARE = 0.5
 """Share of the machine's memory that they may take on the host."""
+
+MOST_BYTES = 2**28
+"""Size up to which --keep-state auto keeps a state."""
 
 
 def free_bytes(device: Any) -> int:
@@ -59,6 +63,17 @@ def state_place(experiment: Experiment) -> StateOn:
     if size > HOST_SHARE * machine_bytes() and not experiment.request.options.distributed:
         return "disk"
     return "host" if copies * size > CLIENTS_SHARE * free_bytes(used[0]) else "device"
+
+
+def is_kept(experiment: Experiment, notify: Callable[[str], None]) -> bool:
+    """Whether the final state of a run is kept; `notify` receives a message if it is too large for that."""
+    wanted = experiment.request.options.keep_state
+    if wanted != "auto":
+        return wanted == "always"
+    size = byte_count(experiment.state_shapes()._replace(key=()))
+    if size > MOST_BYTES:
+        notify(f"The final state has {size / 2**20:,.0f} MiB and is not kept: --keep-state always would keep it.")
+    return size <= MOST_BYTES
 
 
 def is_shortage(error: BaseException) -> bool:

@@ -6,10 +6,9 @@ from experiments.cli.options import flag
 from experiments.cli.own_code import label
 from experiments.cli.request import Request
 from experiments.folder.run_folder import RunFolder
-from experiments.host.console import print_line, print_notice
-from experiments.host.progress import duration
+from experiments.host.console import duration, print_line, print_notice
 from experiments.papers import published, settings
-from experiments.run.experiment import Experiment
+from experiments.run.build import Experiment
 from experiments.run.history import History
 from experiments.show.run_table import results_table
 from pfl_jax.engine.checkpoint import Checkpoints

@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.cli.effects import fixed_rounds, relevant_options
 from experiments.cli.hyper_parameters import unread_by_method
-from experiments.cli.identity import fixed_rounds, relevant_options
 from experiments.cli.measures import AVERAGES, FIELD, PROTOCOLS, Average
 from experiments.cli.options import Options, flag
 from experiments.cli.own_code import label, method_factory
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Evaluation, best, rounded
 from experiments.folder.version import method_version, source_versions
-from experiments.host.devices import devices
+from experiments.host.jax_config import devices
 from experiments.papers import published
-from experiments.run.experiment import Experiment
+from experiments.run.build import Experiment
 from pfl_jax.base import Info
 from pfl_jax.data.federated import class_table
 from pfl_jax.data.sources import Dataset

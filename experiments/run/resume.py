@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import unknown_dataset
-from experiments.cli.identity import RESULT_NEUTRAL, fixed_rounds, result_neutral
+from experiments.cli.effects import RESULT_NEUTRAL, fixed_rounds, result_neutral
 from experiments.cli.options import PROCESSES, Options, flag
 from experiments.cli.own_code import KINDS, check_unchanged, label
 from experiments.cli.presets import DEFAULT_PRESET
@@ -14,7 +14,7 @@ from experiments.cli.request import Request, parse
 from experiments.folder.load import read_config, read_json
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
 from experiments.folder.version import RESUMED_BY, by_other_code, code_version, versions_behind
-from experiments.run.experiment import Experiment
+from experiments.run.build import Experiment
 from experiments.run.records import privacy_record
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput

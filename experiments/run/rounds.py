@@ -10,11 +10,10 @@ import numpy as np
 from rich.console import Console
 
 from experiments.folder.run_folder import METRICS, Evaluation, RunFolder
-from experiments.host.console import print_notice
+from experiments.host.console import RoundProgress, print_notice
 from experiments.host.distributed import Processes
-from experiments.host.progress import RoundProgress
 from experiments.host.signals import Stop, writing
-from experiments.run.experiment import Experiment
+from experiments.run.build import Experiment
 from experiments.run.history import History
 from experiments.run.records import Unused, info_record, summary, unused_shares
 from pfl_jax.base import State

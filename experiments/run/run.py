@@ -14,19 +14,16 @@ from experiments.cli.exit_codes import INTERRUPTED, INVALID
 from experiments.cli.own_code import identifier
 from experiments.cli.request import Request
 from experiments.folder.run_folder import CONFIG, METRICS, RunFolder
-from experiments.host.compilation_cache import repair_cache
 from experiments.host.console import print_line, print_notice, print_text
-from experiments.host.devices import devices
 from experiments.host.distributed import EndedAlone, Processes, lost
-from experiments.host.jax_config import prepare
+from experiments.host.jax_config import devices, prepare, repair_cache
 from experiments.host.locks import lock_run
 from experiments.host.signals import interruptible, leaving, stoppable, writing
 from experiments.host.supervise import LOST, remember
-from experiments.run import build, in_place, outcome
-from experiments.run.experiment import Experiment
+from experiments.run import build, outcome
+from experiments.run.build import Experiment
 from experiments.run.history import History
-from experiments.run.loaded_run import is_kept
-from experiments.run.memory import advice, is_shortage, state_place
+from experiments.run.memory import advice, is_kept, is_shortage, state_place
 from experiments.run.records import configuration, headline, identity
 from experiments.run.resume import add_rounds, check_data, record_code, refuse_finished
 from experiments.run.rounds import Observe, Round, Run, run_rounds
@@ -56,12 +53,17 @@ def run(
       KeyboardInterrupt: after SIGINT or SIGTERM; its message names the finished rounds and the folder.
     """
     processes = processes or Processes()
-    request = in_place.checked(request) if request.procedure else request
+    name = identifier(request.options.method)
+    if request.procedure:
+        # Imported now, as below: other runs do without it.
+        from experiments.run import in_place
+
+        request, name = in_place.checked(request), in_place.FOLDER
     options = request.options
     prepare(options)
     with processes.synchronized():
         check(options)
-    folder = _folder(request, processes, in_place.FOLDER if request.procedure else identifier(options.method))
+    folder = _folder(request, processes, name)
     checkpoints = Checkpoints(folder.path / FOLDER, options.keep_checkpoints, processes.index, processes.count)
     work = _Work(request, folder, checkpoints, processes)
     try:
@@ -263,6 +265,8 @@ def _rounds(work: _Work, experiment: Experiment, console: Console) -> Iterator[R
     """Remaining rounds, one by one."""
     options = experiment.request.options
     if work.request.procedure:
+        from experiments.run import in_place
+
         results = in_place.rounds(experiment)
     else:
         results = simulate.run(

@@ -6,7 +6,6 @@ import importlib.util
 import math
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from experiments.cli.options import Options
+from experiments.folder.load import read_json
 from experiments.folder.run_folder import Evaluation, RunFolder
 from pfl_jax.errors import InvalidInput
 
@@ -104,69 +104,39 @@ def clear(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _tensorboard(folder: Path, past: Sequence[Evaluation]) -> Iterator[Taker]:
-    """Event files for TensorBoard.
+    """Event files for TensorBoard, which hides what a resumed run writes a second time."""
+    # Imported now: protobuf takes its time.
+    from tensorboardX import SummaryWriter
 
-    tensorboardX writes them: 90 kB of Python over NumPy and protobuf, which are installed anyway. TensorBoard's own
-    writer brings 50 MB with gRPC and a web server; TensorFlow's takes seconds to import. Only the lowest layer of
-    tensorboardX is used, because the upper ones write from a thread in which errors get lost.
+    with contextlib.ExitStack() as stack:
+        writer: Any = None
 
-    The file of a resumed run is written anew from its evaluations; otherwise those after its last checkpoint, which are
-    repeated, would appear twice.
-    """
-    began = time.time() - (past[-1].seconds if past else 0.0)
-    writer: Any = None
+        def write(evaluation: Evaluation) -> None:
+            for name, number in scalars(evaluation).items():
+                writer.add_scalar(name, number, evaluation.round)
+            record = evaluation.record()
+            for protocol in evaluation.protocols:
+                clients = np.asarray(record[f"{protocol}_per_client"], np.float64)
+                if np.isfinite(clients).any():
+                    writer.add_histogram(f"{protocol}/per_client", clients[~np.isnan(clients)], evaluation.round, _BINS)
 
-    def take(evaluation: Evaluation) -> None:
-        nonlocal writer
-        # Created only with the first evaluation: a run without a result leaves no file.
-        if writer is None:
-            writer = _replaced_events(folder)
-            for earlier in past:
-                _write_events(writer, earlier, began)
-        _write_events(writer, evaluation, began)
-        writer.flush()
+        def take(evaluation: Evaluation) -> None:
+            nonlocal writer
+            # Created only with the first evaluation: a run without a result leaves no file.
+            if writer is None:
+                is_new = not any(folder.glob(_EVENTS))
+                try:
+                    writer = stack.enter_context(
+                        SummaryWriter(str(folder), purge_step=evaluation.round, filename_suffix=f".{evaluation.round}")
+                    )
+                except OSError as error:
+                    raise InvalidInput(f"cannot write {folder}: {error.strerror or error}") from None
+                for earlier in past if is_new else ():
+                    write(earlier)
+            write(evaluation)
+            writer.flush()
 
-    def guarded(evaluation: Evaluation) -> None:
-        try:
-            take(evaluation)
-        except OSError as error:
-            raise InvalidInput(f"cannot write {folder}: {error.strerror or error}") from None
-
-    try:
-        yield guarded
-    finally:
-        if writer is not None:
-            with contextlib.suppress(OSError):
-                writer.close()
-
-
-def _replaced_events(folder: Path) -> Any:
-    """New event file that replaces the existing ones."""
-    from tensorboardX.event_file_writer import EventsWriter
-
-    folder.mkdir(exist_ok=True)
-    for path in folder.glob(_EVENTS):
-        path.unlink()
-    return EventsWriter(str(folder / "events"))
-
-
-def _write_events(writer: Any, evaluation: Evaluation, began: float) -> None:
-    """Write one event: every number, and the clients' accuracies as histograms."""
-    from tensorboardX import summary
-    from tensorboardX.proto import event_pb2
-
-    # The module is filled at import, which type checkers do not see.
-    kind: Any = event_pb2
-    values = [value for name, number in scalars(evaluation).items() for value in summary.scalar(name, number).value]
-    record = evaluation.record()
-    for protocol in evaluation.protocols:
-        clients = np.asarray(record[f"{protocol}_per_client"], np.float64)
-        clients = clients[~np.isnan(clients)]
-        if clients.size:
-            values.extend(summary.histogram(f"{protocol}/per_client", clients, _BINS).value)
-    writer.write_event(
-        kind.Event(step=evaluation.round, wall_time=began + evaluation.seconds, summary=summary.Summary(value=values))
-    )
+        yield take
 
 
 @contextlib.contextmanager
@@ -178,42 +148,32 @@ def _wandb(folder: RunFolder, configuration: dict[str, Any], past: Sequence[Eval
     # Not among the requirements.
     wandb: Any = importlib.import_module("wandb")
     place = folder.path / WANDB_ID
+    known = read_json(place)["id"] if place.exists() else None
     try:
-        known = _identifier(place)
-        environment = os.environ.get
         handle = wandb.init(
-            project=environment("WANDB_PROJECT") or PROJECT,
-            name=environment("WANDB_NAME") or folder.path.resolve().name,
-            dir=environment("WANDB_DIR") or str(folder.path),
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=os.environ.get("WANDB_NAME", folder.path.resolve().name),
+            dir=os.environ.get("WANDB_DIR", str(folder.path)),
             config={name: value for name, value in configuration.items() if name not in LONG},
             id=known,
-            resume=None if known is None else "allow",
+            resume="allow",
         )
     except wandb.Error as error:
         reason = str(error).rstrip(".")
         raise InvalidInput(f"W&B: {reason}; set WANDB_MODE=offline to go without its server") from None
-    if known is None:
-        folder.write(WANDB_ID, {"id": handle.id})
-        for evaluation in past:
-            handle.log(scalars(evaluation), step=evaluation.round)
-    logged, code = bool(past), 1
 
     def take(evaluation: Evaluation) -> None:
-        nonlocal logged
-        logged = True
+        if not place.exists():
+            folder.write(WANDB_ID, {"id": handle.id})
         handle.log(scalars(evaluation), step=evaluation.round)
 
     try:
-        yield take
-        code = 0
+        # Leaving it tells W&B whether the run has failed.
+        with handle:
+            for evaluation in past if known is None else ():
+                take(evaluation)
+            yield take
     finally:
-        handle.finish(exit_code=code)
-        if not logged:
-            # Leave the folder as it was.
+        if not place.exists():
+            # Without a result, the folder stays as it was.
             clear(folder.path)
-
-
-def _identifier(place: Path) -> str | None:
-    from experiments.folder.load import read_json
-
-    return read_json(place)["id"] if place.exists() else None

@@ -24,8 +24,8 @@ from rich.console import Console
 from experiments import DATASETS, unknown_dataset
 from experiments.cli import parser
 from experiments.cli.cell import Cell
+from experiments.cli.effects import RESULT_NEUTRAL, relevant_options
 from experiments.cli.exit_codes import leave
-from experiments.cli.identity import RESULT_NEUTRAL, relevant_options
 from experiments.cli.options import Options, flag, option_words
 from experiments.cli.own_code import label
 from experiments.cli.parser import Names

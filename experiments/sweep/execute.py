@@ -20,19 +20,16 @@ from experiments.cli.cell import Cell
 from experiments.cli.request import Request
 from experiments.folder.intact import cut_log, digest
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, strict_json
-from experiments.host.compilation_cache import repair_cache
 from experiments.host.console import print_line, print_notice
-from experiments.host.devices import devices
 from experiments.host.distributed import Processes
-from experiments.host.jax_config import prepare
+from experiments.host.jax_config import devices, prepare, repair_cache
 from experiments.host.locks import lock_run
 from experiments.host.signals import Stop, leaving, stoppable, writing
 from experiments.run import build
+from experiments.run.build import Experiment
 from experiments.run.cached_runs import remove_unfinished
-from experiments.run.experiment import Experiment
 from experiments.run.history import History, check_identity
-from experiments.run.loaded_run import is_kept
-from experiments.run.memory import advice, free_bytes, is_shortage
+from experiments.run.memory import advice, free_bytes, is_kept, is_shortage
 from experiments.run.records import configuration, headline, identity
 from experiments.run.resume import check_data, record_code
 from experiments.run.rounds import Round, Run, run_rounds

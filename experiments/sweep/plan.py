@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.cli.cell import Cell
-from experiments.cli.identity import relevant_options
+from experiments.cli.effects import relevant_options
 from experiments.folder.load import read_json
 from pfl_jax.errors import InvalidInput
 

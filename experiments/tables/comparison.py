@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.cli.cell import Cell
-from experiments.cli.identity import relevant_options, resolve_defaults
+from experiments.cli.effects import relevant_options, resolve_defaults
 from experiments.cli.options import flag
 from experiments.cli.parser import slug
 from experiments.cli.presets import DEFAULT_PRESET

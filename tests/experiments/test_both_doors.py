@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from problems import tiny_model
 
-from experiments.cli.help import TRAINING_HYPER_PARAMETERS
 from experiments.cli.hyper_parameters import method_config
 from experiments.cli.options import Options, flag
+from experiments.cli.parser import TRAINING_HYPER_PARAMETERS
 from experiments.cli.request import check_arguments, parse
 from pfl_jax import LocalSGD, make_method
 from pfl_jax.errors import InvalidInput

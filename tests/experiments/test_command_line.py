@@ -18,12 +18,12 @@ import pytest
 from rich.console import Console
 
 from experiments.cli import presets
+from experiments.cli.effects import ineffective_options
 from experiments.cli.hyper_parameters import method_config
-from experiments.cli.no_effect import ineffective_options
 from experiments.cli.options import Options
 from experiments.cli.request import parse
 from experiments.host import jax_config
-from experiments.host.progress import RoundProgress, duration
+from experiments.host.console import RoundProgress, duration
 from experiments.run import build
 from experiments.run.command import main
 from pfl_jax.data import client_data

@@ -10,7 +10,7 @@ from rich.console import Console
 from sklearn.datasets import load_wine
 
 from experiments.cli.cell import Cell
-from experiments.cli.identity import relevant_options
+from experiments.cli.effects import relevant_options
 from experiments.cli.request import parse
 from experiments.export import load_run
 from experiments.folder import stored_runs

@@ -20,8 +20,8 @@ from experiments.cli.request import parse
 from experiments.folder import intact, stored_runs
 from experiments.report.__main__ import main as report
 from experiments.run import build, cached_runs, history, records, resume
+from experiments.run.build import Experiment
 from experiments.run.command import main
-from experiments.run.experiment import Experiment
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import simulate
 from pfl_jax.base import Scores

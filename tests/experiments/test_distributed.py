@@ -22,8 +22,8 @@ from experiments.cli.cell import Cell
 from experiments.cli.request import parse
 from experiments.folder.run_folder import METRICS
 from experiments.host import distributed, supervise
-from experiments.host.devices import devices
 from experiments.host.distributed import Processes, _one_line
+from experiments.host.jax_config import devices
 from experiments.host.supervise import LOST
 from experiments.run.command import main
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints

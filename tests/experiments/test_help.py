@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from experiments.cli.help import GROUPS, MAX_COLUMNS, SELECTION, TRAINING_HYPER_PARAMETERS
 from experiments.cli.options import Options
+from experiments.cli.parser import GROUPS, MAX_COLUMNS, SELECTION, TRAINING_HYPER_PARAMETERS
 from experiments.run.command import main
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import recipes_of

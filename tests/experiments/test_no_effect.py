@@ -6,10 +6,10 @@ import jax
 import pytest
 from rich.console import Console
 
+from experiments.cli.effects import fixed_rounds, ineffective_options, relevant_options, unread
 from experiments.cli.hyper_parameters import method_config, unread_by_method
-from experiments.cli.identity import fixed_rounds, relevant_options
-from experiments.cli.no_effect import SYNONYMS, ineffective_options, unread
 from experiments.cli.options import Options, flag
+from experiments.cli.parser import SYNONYMS
 from experiments.cli.request import parse
 from experiments.folder import stored_runs
 from experiments.run import build

@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments.cli.identity import relevant_options
-from experiments.cli.no_effect import ineffective_options
+from experiments.cli.effects import ineffective_options, relevant_options
 from experiments.cli.request import parse
 from experiments.folder.load import read_evaluations
 from experiments.folder.run_folder import Evaluation

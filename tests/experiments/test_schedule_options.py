@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.cli.hyper_parameters import method_config, real_numbers
-from experiments.cli.identity import relevant_options
+from experiments.cli.effects import relevant_options
+from experiments.cli.hyper_parameters import FIRST_ROUND_ONLY, method_config, parse_schedule, real_numbers
 from experiments.cli.request import parse
-from experiments.cli.schedules import FIRST_ROUND_ONLY, parse_schedule
 from experiments.run import build
 from experiments.run.command import main
 from pfl_jax.base import at_round

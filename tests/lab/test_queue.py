@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.cli.identity import relevant_options
+from experiments.cli.effects import relevant_options
 from experiments.cli.request import parse
 from experiments.folder import version
 from experiments.folder.load import Result

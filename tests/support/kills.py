@@ -80,7 +80,7 @@ def _import() -> None:
     import experiments.sweep.execute
     import experiments.sweep.results
     import experiments.tables.__main__  # noqa: F401
-    from experiments.run.experiment import Experiment
+    from experiments.run.build import Experiment
     from pfl_jax.engine.communication import Traffic
     from pfl_jax.primitives import metrics
 

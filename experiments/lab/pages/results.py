@@ -9,7 +9,7 @@ from typing import cast
 
 from experiments.cli.measures import ALWAYS, Protocol
 from experiments.folder.load import read_json
-from experiments.host.progress import duration
+from experiments.host.console import duration
 from experiments.lab import causes
 from experiments.lab.causes import Cause
 from experiments.lab.pages.parts import FIGURES, Made, filled

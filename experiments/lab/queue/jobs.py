@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.cli.cell import Cell
-from experiments.cli.identity import relevant_options
+from experiments.cli.effects import relevant_options
 from experiments.cli.parser import slug
 from experiments.lab import causes
 from experiments.papers import published, settings
