@@ -67,8 +67,7 @@ def run(
     checkpoints = Checkpoints(folder.path / FOLDER, options.keep_checkpoints, processes.index, processes.count)
     work = _Work(request, folder, checkpoints, processes)
     try:
-        # Other processes would wait for one that leaves.
-        with interruptible(watched=processes.count == 1), leaving(lambda said: str(_interrupted(work))):
+        with interruptible(), leaving(lambda said: str(_interrupted(work))):
             _run_to_end(work, console, observe)
     except BaseException as error:
         work.discard()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import re
 import signal
 
@@ -10,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from bad_input import RUN, experiment_of
+from interrupts import ask_to_stop
 from rich.console import Console
 
 from experiments.cli.cell import Cell
@@ -230,7 +230,7 @@ def test_ctrl_c_at_the_end_does_not_cost_the_summary(rounds, tmp_path, monkeypat
     summary = recorded.summary
 
     def interrupted(*args):
-        os.kill(os.getpid(), signal.SIGINT)
+        ask_to_stop(signal.SIGINT)
         return summary(*args)
 
     monkeypatch.setattr(recorded, "summary", interrupted)

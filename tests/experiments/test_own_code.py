@@ -2,12 +2,11 @@
 
 import io
 import json
-import os
 import re
-import signal
 import sys
 
 import pytest
+from interrupts import ask_to_stop
 from rich.console import Console
 
 from experiments.cli import cell, own_code
@@ -168,7 +167,7 @@ def test_it_goes_on_from_another_folder_but_not_with_another_text(here, tmp_path
 
     def stop(experiment, result):
         if result.round == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
+            ask_to_stop()
 
     with pytest.raises(KeyboardInterrupt):
         run.run(parse("digits", [*words, "--out", "run"]), Console(file=io.StringIO()), stop)

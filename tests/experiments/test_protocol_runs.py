@@ -2,11 +2,10 @@
 
 import io
 import json
-import os
-import signal
 
 import numpy as np
 import pytest
+from interrupts import ask_to_stop
 from rich.console import Console
 
 from experiments.cli.cell import Cell
@@ -61,7 +60,7 @@ def test_a_run_that_asks_for_it_has_it_everywhere(whole):
 def test_it_is_the_same_after_an_interruption(whole, tmp_path, capsys):
     def observe(experiment, result):
         if result.round == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
+            ask_to_stop()
 
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):

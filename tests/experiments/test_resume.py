@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import shutil
 import signal
 import time
@@ -10,6 +9,7 @@ import time
 import kills
 import numpy as np
 import pytest
+from interrupts import ask_to_stop
 from rich.console import Console
 from run_folders import write_run
 from test_command_line import SMALL, process
@@ -113,7 +113,7 @@ def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path):
     def observe(experiment, result):
         seen.append(result.round)
         if result.round == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
+            ask_to_stop()
 
     said, before = io.StringIO(), signal.getsignal(signal.SIGTERM)
     request = parse("digits", [*words, "--out", str(tmp_path / "run")])

@@ -13,7 +13,7 @@ from rich.console import Console
 from experiments.cli.exit_codes import exit_code
 from experiments.cli.parser import parse
 from experiments.host.console import print_line
-from experiments.host.signals import interruptible
+from experiments.host.signals import interruptible, leaving
 from pfl_jax.atomic_write import write_text
 from pfl_jax.errors import InvalidInput
 
@@ -63,13 +63,10 @@ def command(
     """
 
     def work() -> None:
-        try:
-            with interruptible():
-                options, _ = parse(kind, module, description, words)
-                options.check()
-                _measured(options, measure, Console())
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("interrupted: nothing was written") from None
+        with interruptible(), leaving(lambda said: "interrupted: nothing was written"):
+            options, _ = parse(kind, module, description, words)
+            options.check()
+            _measured(options, measure, Console())
 
     return exit_code(work)
 
