@@ -8,8 +8,8 @@ import textwrap
 from pathlib import Path
 
 import experiments
-from experiments.commands.main import main
-from experiments.config.exit_codes import leave
+from experiments.cli.exit_codes import leave
+from experiments.run.command import main
 
 
 def commands() -> dict[str, str]:

@@ -7,8 +7,8 @@ the archive's folder train, test examples those of test.
 The paper: 74.96 %.
 """
 
-from experiments.commands.main import main
-from experiments.config.exit_codes import leave
+from experiments.cli.exit_codes import leave
+from experiments.run.command import main
 
 if __name__ == "__main__":
     leave(main("cinic10"))

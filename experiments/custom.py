@@ -6,8 +6,8 @@ Without --client-column a partition divides the rows over clients. By default an
 hyper-parameters of the preset; docs/your-data.md has the formats.
 """
 
-from experiments.commands.main import main
-from experiments.config.exit_codes import leave
+from experiments.cli.exit_codes import leave
+from experiments.run.command import main
 
 if __name__ == "__main__":
     leave(main("custom"))

@@ -5,8 +5,8 @@
 20 clients of 60 examples in groups with common classes, an MLP, 40 rounds.
 """
 
-from experiments.commands.main import main
-from experiments.config.exit_codes import leave
+from experiments.cli.exit_codes import leave
+from experiments.run.command import main
 
 if __name__ == "__main__":
     leave(main("digits"))

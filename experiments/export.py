@@ -14,13 +14,13 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from experiments.commands.parser import parse
-from experiments.config.exit_codes import exit_code, leave
-from experiments.execution.loaded_run import LoadedRun, load_run
-from experiments.results.load import read_metrics
-from experiments.results.model_files import ENDINGS, save
-from experiments.results.runs import load_runs
-from experiments.runtime.console import print_line
+from experiments.cli.exit_codes import exit_code, leave
+from experiments.cli.parser import parse
+from experiments.folder.load import read_metrics
+from experiments.folder.models import ENDINGS, save
+from experiments.folder.runs import load_runs
+from experiments.host.console import print_line
+from experiments.run.loaded_run import LoadedRun, load_run
 from pfl_jax.errors import InvalidInput
 
 __all__ = ["LoadedRun", "load_run", "load_runs", "main", "read_metrics"]

@@ -7,8 +7,8 @@ The paper: 91.83 %.
 Here: 91.29 % received.
 """
 
-from experiments.commands.main import main
-from experiments.config.exit_codes import leave
+from experiments.cli.exit_codes import leave
+from experiments.run.command import main
 
 if __name__ == "__main__":
     leave(main("fashion_mnist"))

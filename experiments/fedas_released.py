@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from experiments import unknown_dataset
-from experiments.config.exit_codes import exit_code, leave
-from experiments.config.options import flag
-from experiments.config.presets import DEFAULT_PRESET
-from experiments.config.request import IN_PLACE, Request, parse
-from experiments.execution import in_place, run
+from experiments.cli.exit_codes import exit_code, leave
+from experiments.cli.options import flag
+from experiments.cli.presets import DEFAULT_PRESET
+from experiments.cli.request import IN_PLACE, Request, parse
 from experiments.papers.settings import RELEASE
+from experiments.run import in_place, run
 from pfl_jax.errors import InvalidInput
 
 

@@ -16,11 +16,11 @@ import tyro
 from rich.console import Console
 
 from experiments import unknown_dataset
-from experiments.commands import parser
-from experiments.config.exit_codes import exit_code, leave
-from experiments.config.own_data import CUSTOM
-from experiments.config.request import parse
-from experiments.runtime.console import print_line
+from experiments.cli import parser
+from experiments.cli.exit_codes import exit_code, leave
+from experiments.cli.own_data import CUSTOM
+from experiments.cli.request import parse
+from experiments.host.console import print_line
 from pfl_jax.data.federated import FederatedData, NumClasses
 from pfl_jax.data.specs import SPECS, DatasetSpec
 from pfl_jax.engine import communication

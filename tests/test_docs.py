@@ -12,9 +12,9 @@ import pytest
 from message_shapes import message_shapes
 
 import pfl_jax
-from experiments.config.options import Options, flag
-from experiments.config.presets import DEFAULT_PRESET
-from experiments.config.request import parse
+from experiments.cli.options import Options, flag
+from experiments.cli.presets import DEFAULT_PRESET
+from experiments.cli.request import parse
 from pfl_jax.base import Mean
 from pfl_jax.messages import split
 from pfl_jax.methods import METHODS

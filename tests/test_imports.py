@@ -23,15 +23,15 @@ FLOORS = [
     {"pfl_jax"},
     # The experiments. The package itself knows their names, and imports nothing.
     {"experiments"},
-    {"experiments.config"},
+    {"experiments.cli"},
     {"experiments.papers"},
-    {"experiments.results"},
-    {"experiments.plots"},
-    {"experiments.runtime"},
-    {"experiments.execution"},
-    {"experiments.commands"},
-    {f"experiments.{name}" for name in ("benchmark", "figures", "report", "sweep", "tables")},
+    {"experiments.folder"},
+    {"experiments.show"},
+    {"experiments.host"},
+    {"experiments.run"},
+    {f"experiments.{name}" for name in ("figures", "report", "sweep", "tables")},
     {"commands that Python is started with"},
+    {"experiments.lab"},
 ]
 """From the bottom to the top. What stands on one floor, a module or a folder with all that is in it, imports what
 stands below, and folders import of themselves."""
@@ -69,7 +69,8 @@ def graph(root):
 def room(module):
     """What a module belongs to in FLOORS."""
     first, *rest = module.split(".")
-    if rest and first == "experiments" and (rest[-1] == "__main__" or f"{first}.{rest[0]}" not in HEIGHT):
+    is_command = rest and (rest[-1] == "__main__" or f"{first}.{rest[0]}" not in HEIGHT)
+    if first == "experiments" and is_command and rest[0] != "lab":
         return "commands that Python is started with"
     return ".".join([first, *rest[:1]])
 

@@ -14,12 +14,12 @@ ALLOWED = {
     "experiments/papers/settings.py": "rows of the papers' tables",
     "experiments/figures/fedpac.py": "curves of the papers' figures",
     "experiments/figures/fedas.py": "curves of the papers' figures",
-    "experiments/queue/jobs.py": "runs of the laboratory's queue",
-    "experiments/results_page/picture.py": "methods of the page's picture",
-    "experiments/benchmark/client_counts.py": "measured methods",
-    "experiments/benchmark/large_cohorts.py": "measured methods",
-    "experiments/benchmark/sections.py": "measured methods",
-    "experiments/benchmark/pfllib.py": "names of PFLlib's algorithms",
+    "experiments/lab/queue/jobs.py": "runs of the laboratory's queue",
+    "experiments/lab/pages/picture.py": "methods of the page's picture",
+    "experiments/lab/benchmark/client_counts.py": "measured methods",
+    "experiments/lab/benchmark/large_cohorts.py": "measured methods",
+    "experiments/lab/benchmark/sections.py": "measured methods",
+    "experiments/lab/benchmark/pfllib.py": "names of PFLlib's algorithms",
 }
 """Files that list methods, and why: they choose what is run or shown, and say nothing of what a method is."""
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from experiments.commands.main import main
 from experiments.report.__main__ import main as report
+from experiments.run.command import main
 from experiments.sweep.__main__ import main as sweep
 
 ROOT = Path(__file__).parents[1]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments.commands.main import main
-from experiments.config.request import parse
-from experiments.execution import build
-from experiments.execution.estimate import examples_visited
+from experiments.cli.request import parse
+from experiments.run import build
+from experiments.run.command import main
+from experiments.run.estimate import examples_visited
 from experiments.sweep.__main__ import main as sweep
 
 PAGE = (Path(__file__).parents[1] / "docs/your-data.md").read_text()

@@ -20,18 +20,19 @@ from typing import Annotated, ClassVar
 import tyro
 from rich.console import Console
 
-from experiments.commands import batch, parser
-from experiments.commands.measured import MeasuredBatch
-from experiments.commands.parser import Names, Number, choose, flat
-from experiments.config.cell import Cell
-from experiments.config.exit_codes import leave
-from experiments.config.identity import relevant_options
-from experiments.config.options import flag
+from experiments.cli import parser
+from experiments.cli.cell import Cell
+from experiments.cli.effects import relevant_options
+from experiments.cli.exit_codes import leave
+from experiments.cli.options import flag
+from experiments.cli.parser import Names, Number, choose, flat
 from experiments.figures.figure import Figure, Key, Results, Runs, arrays_path
 from experiments.figures.index import FIGURES
 from experiments.figures.runs import is_real, run_with_arrays
-from experiments.results.run_folder import RunFolder
-from experiments.runtime.console import print_line, print_notice
+from experiments.folder.run_folder import RunFolder
+from experiments.host.console import print_line, print_notice
+from experiments.run import batch, measured
+from experiments.run.measured import MeasuredBatch
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
@@ -92,7 +93,7 @@ class Figures(MeasuredBatch):
     def default_folder(self) -> Path:
         rounds = () if self.rounds is None else ("--rounds", str(self.rounds))
         source = () if self.source == "auto" else ("--source", self.source)
-        return Path("runs/figures") / parser.folder_name(self.paper, self.figure, (*rounds, *source, *self.all_words))
+        return Path("runs/figures") / measured.folder_name(self.paper, self.figure, (*rounds, *source, *self.all_words))
 
     @property
     def content(self) -> Figure:
@@ -161,7 +162,7 @@ class Figures(MeasuredBatch):
     def finish(self, console: Console) -> None:
         # Imported now, so that errors and --help do not wait for matplotlib.
         from experiments.figures.compose import compose
-        from experiments.plots import drawing
+        from experiments.show import drawing
 
         results = [
             Results(

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.commands.parser import given, parts
-from experiments.config import presets
-from experiments.config.options import PARTITION_OPTIONS, option_words
+from experiments.cli import presets
+from experiments.cli.options import PARTITION_OPTIONS, option_words
+from experiments.cli.parser import by_option, given
 from experiments.figures.figure import Results, Runs
 from experiments.papers import settings
-from experiments.plots.pictures import Panel, Picture
+from experiments.show.pictures import Panel, Picture
 
 _SAID = {"source", "data_dir", "eval_protocol"}
 """Options of the runs that the caption names elsewhere."""
@@ -79,5 +79,5 @@ def _shortening(runs: Runs) -> str:
     # Words count more than values; how often a run is evaluated changes nothing; the data is named elsewhere.
     silent = given(runs.words) | {"eval_every"}
     changed = {name: value for name, value in runs.values.items() if usual.get(name) != value and name not in silent}
-    words = [" ".join(part) for part in parts(runs.words) if not given(part) & (_SAID | figure.named.keys())]
+    words = [" ".join(part) for part in by_option(runs.words) if not given(part) & (_SAID | figure.named.keys())]
     return " ".join([*option_words(changed), *words])

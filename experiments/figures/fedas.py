@@ -5,14 +5,13 @@ import functools
 import jax
 import numpy as np
 
-from experiments.config.presets import EVERY_BATCH
-from experiments.execution.build import model_of
-from experiments.execution.experiment import Experiment
+from experiments.cli.presets import EVERY_BATCH
 from experiments.figures.fedpac import curves, line, of_methods
 from experiments.figures.figure import Figure, Key, Results, Runs, Values
 from experiments.figures.substitution import accuracies_after_replacement
 from experiments.papers.settings import Measure
-from experiments.plots.pictures import ACCURACY, ROUND, Bars, Lines, Panel, Series, over_seeds
+from experiments.run.build import Experiment, model_of
+from experiments.show.pictures import ACCURACY, ROUND, Bars, Lines, Panel, Series, over_seeds
 from pfl_jax import simulate
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.engine.simulate import RoundResult

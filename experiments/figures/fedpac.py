@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from experiments.execution.experiment import Experiment
 from experiments.figures.figure import Figure, Key, Results, Runs, Values
 from experiments.papers.settings import Measure
-from experiments.plots.pictures import ACCURACY, ROUND, Heat, Lines, Panel, Series, over_seeds
+from experiments.run.build import Experiment
+from experiments.show.pictures import ACCURACY, ROUND, Heat, Lines, Panel, Series, over_seeds
 from pfl_jax.data.partition import dominant_classes
 from pfl_jax.engine.simulate import RoundResult
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from experiments.config import presets
-from experiments.config.cell import Cell
-from experiments.config.options import option_words
+from experiments.cli import presets
+from experiments.cli.cell import Cell
+from experiments.cli.options import option_words
+from experiments.folder import load
 from experiments.papers.settings import PAPERS, Measure
-from experiments.plots.pictures import Panel
-from experiments.results import load
+from experiments.show.pictures import Panel
 from pfl_jax.errors import InvalidInput
 from pfl_jax.safe_read import open_npz
 
 if TYPE_CHECKING:
-    from experiments.execution.experiment import Experiment
+    from experiments.run.build import Experiment
     from pfl_jax.engine.simulate import RoundResult
 
 Key: TypeAlias = tuple[str, ...]

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
-from experiments.config.cell import Cell
-from experiments.execution import cached_runs
+from experiments.cli.cell import Cell
 from experiments.figures.figure import Keep, arrays_path
-from experiments.results.version import Trust
+from experiments.folder.version import Trust
+from experiments.run import cached_runs
 from pfl_jax.atomic_write import write_binary
 from pfl_jax.data.specs import SPECS
 
 if TYPE_CHECKING:
-    from experiments.execution.experiment import Experiment
+    from experiments.run.build import Experiment
     from pfl_jax.engine.simulate import RoundResult
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.config.cell import Cell
-from experiments.config.identity import relevant_options
-from experiments.config.request import Request
+from experiments.cli.cell import Cell
+from experiments.cli.effects import relevant_options
+from experiments.cli.request import Request
 from experiments.papers import settings
 from pfl_jax.errors import InvalidInput
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.config.measures import Average, Protocol, Score
-from experiments.config.request import IN_PLACE
+from experiments.cli.measures import Average, Protocol, Score
+from experiments.cli.request import IN_PLACE
 from pfl_jax.methods import METHODS
 
 PAPERS = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication", "fedas": "FedAS"}
@@ -102,7 +102,7 @@ class Procedure(NamedTuple):
       title: in words.
       batches: options of every method.
       alignment, synchronization: options of these parts of FedAS, where they are switched on.
-      in_place: whether clients align one shared backbone, see `experiments.execution.in_place`.
+      in_place: whether clients align one shared backbone, see `experiments.run.in_place`.
     """
 
     title: str

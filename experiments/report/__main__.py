@@ -16,11 +16,11 @@ from typing import Annotated, cast
 import tyro
 from rich.console import Console
 
-from experiments.commands.parser import choose, parse
-from experiments.config.exit_codes import exit_code, leave
-from experiments.config.measures import PROTOCOLS, Protocol
-from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, write_text
-from experiments.runtime.console import print_line
+from experiments.cli.exit_codes import exit_code, leave
+from experiments.cli.measures import PROTOCOLS, Protocol
+from experiments.cli.parser import choose, parse
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, write_text
+from experiments.host.console import print_line
 from pfl_jax.errors import InvalidInput
 from pfl_jax.safe_read import read_file
 
@@ -88,13 +88,13 @@ def _check(out: Path, plot: Path | None) -> None:
 
 def _write(folders: Sequence[Path], out: Path, plot: Path | None, headline: Protocol | None, console: Console) -> None:
     # Imported now, so that errors and --help do not wait for it.
+    from experiments.folder import stored_runs
     from experiments.report import page
-    from experiments.results import gather
 
-    found = [gather.read(folder, headline) for folder in gather.find(folders)]
+    found = [stored_runs.read(folder, headline) for folder in stored_runs.find(folders)]
     if headline is not None and not any(headline in line for run in found for line in run.lines):
         raise InvalidInput(f"--eval-protocol {headline}: none of the runs has been evaluated by it")
-    groups, repeated = gather.group(found)
+    groups, repeated = stored_runs.group(found)
     if plot is None:
         write_text(out.expanduser(), page.page(groups, repeated))
     else:
@@ -103,8 +103,8 @@ def _write(folders: Sequence[Path], out: Path, plot: Path | None, headline: Prot
             raise InvalidInput(f"--plot draws one kind of data, and these are {'; '.join(data)}")
         if not any(group.rounds for group in groups):
             raise InvalidInput("no run has been evaluated yet: there is nothing to draw")
-        from experiments.plots import drawing
-        from experiments.plots.curves import picture
+        from experiments.show import drawing
+        from experiments.show.curves import picture
 
         drawing.save_as(picture(groups), plot.expanduser())
     runs, saved = sum(len(group.runs) for group in groups), out if plot is None else plot

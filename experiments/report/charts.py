@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.config.measures import Protocol
-from experiments.plots.pictures import ACCURACY, ROUND, Bars, Heat, Histograms, Lines, Panel, Series, over_seeds
-from experiments.plots.selection import headline, ordered, shown
-from experiments.results.gather import Group, Run
+from experiments.cli.measures import Protocol
+from experiments.folder.stored_runs import Group, Run
+from experiments.show.pictures import ACCURACY, ROUND, Bars, Heat, Histograms, Lines, Panel, Series, over_seeds
+from experiments.show.selection import headline, ordered, shown
 
 MOST_PARTITIONS = 4
 MOST_CLIENTS = 200

@@ -7,11 +7,11 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from experiments.plots.inline import inline
-from experiments.plots.palette import COLORS, DASHES, on_dark
-from experiments.plots.selection import shown
+from experiments.folder.stored_runs import Group, Run
 from experiments.report import charts, tables
-from experiments.results.gather import Group, Run
+from experiments.show.inline import inline
+from experiments.show.palette import COLORS, DASHES, on_dark
+from experiments.show.selection import shown
 
 _HERE = Path(__file__).parent
 _CHARTS = {
@@ -27,7 +27,7 @@ def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
 
     Args:
       groups: at least one.
-      repeated: runs that are left out, see `gather.group`.
+      repeated: runs that are left out, see `stored_runs.group`.
     """
     runs, numbers = [run for group in groups for run in group.runs], itertools.count()
 

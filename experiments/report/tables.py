@@ -5,15 +5,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from experiments.config.measures import FIELD, Protocol
-from experiments.config.options import flag
+from experiments.cli.measures import FIELD, Protocol
+from experiments.cli.options import flag
+from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded
+from experiments.folder.stored_runs import Group, Run, mean_and_deviation, plain
+from experiments.host.console import duration
 from experiments.papers import settings
 from experiments.papers.published import Published
-from experiments.plots.selection import ordered
-from experiments.results.gather import Group, Run, mean_and_deviation, plain
-from experiments.results.run_folder import ATTACKERS, HONEST, VALIDATION, rounded
-from experiments.results.tables import NOTHING
-from experiments.runtime.progress import duration
+from experiments.show.selection import ordered
+from experiments.show.tables import NOTHING
 
 _FIGURES = {
     "pooled": ("pooled", 2),

@@ -22,13 +22,14 @@ import tyro
 from rich.console import Console
 
 from experiments import DATASETS, unknown_dataset
-from experiments.commands import batch, parser
-from experiments.commands.parser import Names
-from experiments.config.cell import Cell
-from experiments.config.exit_codes import leave
-from experiments.config.identity import RESULT_NEUTRAL, relevant_options
-from experiments.config.options import Options, flag, option_words
-from experiments.config.own_code import label
+from experiments.cli import parser
+from experiments.cli.cell import Cell
+from experiments.cli.effects import RESULT_NEUTRAL, relevant_options
+from experiments.cli.exit_codes import leave
+from experiments.cli.options import Options, flag, option_words
+from experiments.cli.own_code import label
+from experiments.cli.parser import Names
+from experiments.run import batch
 from experiments.sweep.plan import checkpointed, groups
 from pfl_jax.errors import InvalidInput
 

@@ -16,27 +16,24 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from experiments.config.cell import Cell
-from experiments.config.request import Request
-from experiments.execution import build
-from experiments.execution.cached_runs import remove_unfinished
-from experiments.execution.experiment import Experiment
-from experiments.execution.history import History, check_identity
-from experiments.execution.loaded_run import is_kept
-from experiments.execution.memory import advice, free_bytes, is_shortage
-from experiments.execution.records import configuration, headline, identity
-from experiments.execution.resume import check_data, record_code
-from experiments.execution.rounds import Round, Run, run_rounds
-from experiments.execution.trackers import open_trackers
-from experiments.results.intact import cut_log, digest
-from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, strict_json
-from experiments.runtime.compilation_cache import repair_cache
-from experiments.runtime.console import print_line, print_notice
-from experiments.runtime.devices import devices
-from experiments.runtime.distributed import Processes
-from experiments.runtime.jax_config import prepare
-from experiments.runtime.locks import lock_run
-from experiments.runtime.signals import Stop, leaving, stoppable, writing
+from experiments.cli.cell import Cell
+from experiments.cli.request import Request
+from experiments.folder.intact import cut_log, digest
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, strict_json
+from experiments.host.console import print_line, print_notice
+from experiments.host.distributed import Processes
+from experiments.host.jax_config import devices, prepare, repair_cache
+from experiments.host.locks import lock_run
+from experiments.host.signals import Stop, leaving, stoppable, writing
+from experiments.run import build
+from experiments.run.build import Experiment
+from experiments.run.cached_runs import remove_unfinished
+from experiments.run.history import History, check_identity
+from experiments.run.memory import advice, free_bytes, is_kept, is_shortage
+from experiments.run.records import configuration, headline, identity
+from experiments.run.resume import check_data, record_code
+from experiments.run.rounds import Round, Run, run_rounds
+from experiments.run.trackers import open_trackers
 from experiments.sweep.plan import RUNS, checkpointed
 from pfl_jax import simulate, sweep
 from pfl_jax.atomic_write import make_folder, write_text
@@ -237,7 +234,7 @@ def _finish(one: Run, states: State | None, index: int, notify: Callable[[str], 
         one.history.save(checkpoints, gather(states, index), log, identity(one.experiment))
     one.write_summary()
     if options.plot:
-        from experiments.plots.curves import save_curves
+        from experiments.show.curves import save_curves
 
         save_curves(one.folder.path)
 

@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config.cell import Cell
-from experiments.config.identity import relevant_options
-from experiments.results.load import read_json
+from experiments.cli.cell import Cell
+from experiments.cli.effects import relevant_options
+from experiments.folder.load import read_json
 from pfl_jax.errors import InvalidInput
 
 RUNS = "runs.json"

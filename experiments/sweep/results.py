@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from experiments.config.cell import Cell
-from experiments.config.measures import ALWAYS, AVERAGES, PROTOCOLS, Average, Protocol
-from experiments.config.own_code import label
-from experiments.plots.pictures import ACCURACY, ROUND, Lines, Picture, over_seeds
-from experiments.plots.selection import MOST_LINES
-from experiments.results import load
-from experiments.results.gather import mean_and_deviation
-from experiments.results.run_folder import VALIDATION, or_lowest, rounded, strict_json
-from experiments.results.tables import NOTHING, markdown, terminal
-from experiments.runtime.console import print_line
+from experiments.cli.cell import Cell
+from experiments.cli.measures import ALWAYS, AVERAGES, PROTOCOLS, Average, Protocol
+from experiments.cli.own_code import label
+from experiments.folder import load
+from experiments.folder.run_folder import VALIDATION, or_lowest, rounded, strict_json
+from experiments.folder.stored_runs import mean_and_deviation
+from experiments.host.console import print_line
+from experiments.show.pictures import ACCURACY, ROUND, Lines, Picture, over_seeds
+from experiments.show.selection import MOST_LINES
+from experiments.show.tables import NOTHING, markdown, terminal
 from pfl_jax.atomic_write import write_text
 
 NAME = "sweep"
@@ -100,7 +100,7 @@ def save(runs: Mapping[str, Sequence[tuple[Cell, Path]]], folder: Path, console:
     write_text(folder / f"{NAME}.json", strict_json(record))
     write_text(folder / f"{NAME}.md", f"**{title}**\n\n{markdown(heads, texts)}\n{caption}\n")
     # Imported now: matplotlib takes seconds, and what is saved above does not need it.
-    from experiments.plots import drawing
+    from experiments.show import drawing
 
     paths = drawing.save(_picture(rows, title, protocol, configs), folder, NAME)
     for path in (folder / f"{NAME}.json", folder / f"{NAME}.md", *paths):

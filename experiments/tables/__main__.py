@@ -20,20 +20,20 @@ from typing import Annotated, ClassVar
 import tyro
 from rich.console import Console
 
-from experiments.commands import batch, parser
-from experiments.commands.measured import MeasuredBatch
-from experiments.commands.parser import Names, Switch, choose, flat
-from experiments.config.cell import Cell
-from experiments.config.exit_codes import leave
-from experiments.config.options import flag
-from experiments.execution import committed
-from experiments.execution.committed import Library
+from experiments.cli import parser
+from experiments.cli.cell import Cell
+from experiments.cli.exit_codes import leave
+from experiments.cli.options import flag
+from experiments.cli.parser import Names, Switch, choose, flat
+from experiments.folder import load
+from experiments.folder.load import Result
+from experiments.folder.run_folder import SUMMARY
+from experiments.host.console import print_line
 from experiments.papers import published, settings
 from experiments.papers.published import Published
-from experiments.results import load
-from experiments.results.load import Result
-from experiments.results.run_folder import SUMMARY
-from experiments.runtime.console import print_line
+from experiments.run import batch, committed, measured
+from experiments.run.committed import Library
+from experiments.run.measured import MeasuredBatch
 from experiments.tables import comparison, layout
 from experiments.tables.comparison import Comparison
 from pfl_jax.errors import InvalidInput
@@ -87,7 +87,7 @@ class Tables(MeasuredBatch):
             request = self._cells(row)[0].request()
             if request.procedure:
                 # Imported now: it needs JAX.
-                from experiments.execution import in_place
+                from experiments.run import in_place
 
                 in_place.checked(request)
 
@@ -95,7 +95,7 @@ class Tables(MeasuredBatch):
         # The default is the same table, said or not.
         said = self.procedure not in (None, next(iter(settings.PROCEDURES)))
         procedure = ("--procedure", str(self.procedure)) if said else ()
-        return Path("runs/tables") / parser.folder_name(self.paper, self.table, (*self.all_words, *procedure))
+        return Path("runs/tables") / measured.folder_name(self.paper, self.table, (*self.all_words, *procedure))
 
     @functools.cached_property
     def rows(self) -> list[Published]:

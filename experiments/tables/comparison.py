@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.commands.parser import slug
-from experiments.config.cell import Cell
-from experiments.config.identity import relevant_options, resolve_defaults
-from experiments.config.options import flag
-from experiments.config.presets import DEFAULT_PRESET
-from experiments.execution.cached_runs import inspect
-from experiments.execution.committed import Library
+from experiments.cli.cell import Cell
+from experiments.cli.effects import relevant_options, resolve_defaults
+from experiments.cli.options import flag
+from experiments.cli.parser import slug
+from experiments.cli.presets import DEFAULT_PRESET
+from experiments.folder.load import Result, read_result
+from experiments.folder.version import Trust
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
-from experiments.results.load import Result, read_result
-from experiments.results.tables import NOTHING
-from experiments.results.version import Trust
+from experiments.run.cached_runs import inspect
+from experiments.run.committed import Library
+from experiments.show.tables import NOTHING
 from pfl_jax.errors import InvalidInput
 
 

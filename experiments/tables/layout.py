@@ -6,8 +6,8 @@ from typing import Any
 from rich.console import Console, Group
 from rich.text import Text
 
-from experiments.results.run_folder import rounded, strict_json
-from experiments.results.tables import comma_separated, markdown, number, terminal
+from experiments.folder.run_folder import rounded, strict_json
+from experiments.show.tables import comma_separated, markdown, number, terminal
 from experiments.tables.comparison import Column, Comparison, Entry, notes
 from pfl_jax.atomic_write import write_text
 

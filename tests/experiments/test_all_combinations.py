@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.config.request import parse
-from experiments.execution import build
+from experiments.cli.request import parse
+from experiments.run import build
 from pfl_jax import simulate
 from pfl_jax.data import sources
 from pfl_jax.methods import METHODS

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from problems import tiny_model
 
-from experiments.config.help_groups import TRAINING_HYPER_PARAMETERS
-from experiments.config.hyper_parameters import method_config
-from experiments.config.options import Options, flag
-from experiments.config.request import check_arguments, parse
+from experiments.cli.hyper_parameters import method_config
+from experiments.cli.options import Options, flag
+from experiments.cli.parser import TRAINING_HYPER_PARAMETERS
+from experiments.cli.request import check_arguments, parse
 from pfl_jax import LocalTraining, make_method
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import FINITE, POSITIVE, NotNegative, Range, Words, describe, literals, parts, range_of

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.config.request import parse
-from experiments.execution import build
+from experiments.cli.request import parse
+from experiments.run import build
 from pfl_jax.data import partition
 from pfl_jax.data.allocation import draw_sizes
 from pfl_jax.data.federated import federate

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.commands.main import main
-from experiments.config import presets
-from experiments.config.hyper_parameters import method_config
-from experiments.config.no_effect import ineffective_options
-from experiments.config.options import Options
-from experiments.config.request import parse
-from experiments.execution import build
-from experiments.runtime import jax_config
-from experiments.runtime.progress import RoundProgress, duration
+from experiments.cli import presets
+from experiments.cli.effects import ineffective_options
+from experiments.cli.hyper_parameters import method_config
+from experiments.cli.options import Options
+from experiments.cli.request import parse
+from experiments.host import jax_config
+from experiments.host.console import RoundProgress, duration
+from experiments.run import build
+from experiments.run.command import main
 from pfl_jax.data import client_data
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Range, ReadWith

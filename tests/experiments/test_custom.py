@@ -9,14 +9,15 @@ import pytest
 from rich.console import Console
 from sklearn.datasets import load_wine
 
-from experiments.commands.main import main
-from experiments.config.cell import Cell
-from experiments.config.identity import relevant_options
-from experiments.config.request import parse
-from experiments.execution import build, committed
-from experiments.execution.cached_runs import inspect
+from experiments.cli.cell import Cell
+from experiments.cli.effects import relevant_options
+from experiments.cli.request import parse
 from experiments.export import load_run
-from experiments.results import gather
+from experiments.folder import stored_runs
+from experiments.lab.results import distill
+from experiments.run import build
+from experiments.run.cached_runs import inspect
+from experiments.run.command import main
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import LocalTraining, models, simulate
 from pfl_jax.data import federate, from_arrays, partition
@@ -64,7 +65,7 @@ def test_natural_clients_from_the_file_to_the_results(wine, capsys, monkeypatch)
     assert "have training rows of one class only" not in capsys.readouterr().out
 
     # A committed file has no path of this machine.
-    kept = committed.distill(wine.parent / "run")
+    kept = distill(wine.parent / "run")
     assert kept["config"]["options"]["data"] == "my.npz"
     assert str(wine.parent) not in json.dumps(kept)
 
@@ -124,8 +125,8 @@ def test_a_sweep_takes_no_results_on_other_data(wine, capsys):
     assert sweep(words) == 0
     assert sweep(words) == 0
     assert "2 of 2 runs are there" in capsys.readouterr().out
-    (folder, _) = gather.find([wine.parent / "sweep"])
-    group = gather.Group("", (gather.read(folder),))
+    (folder, _) = stored_runs.find([wine.parent / "sweep"])
+    group = stored_runs.Group("", (stored_runs.read(folder),))
     assert group.data_name.startswith("my (npz: ")
     shutil.copy(wine, "copy.npz")
     cell = Cell("custom", ("--data", "copy.npz", *RUN, "--rounds", "1", "--lr", "0.05"))
@@ -162,7 +163,7 @@ def test_text_has_a_row_of_the_embedding_for_each_token(texts):
     # The data determines it, unless it is given.
     plain = relevant_options(parse("custom", words))
     assert "vocabulary" not in plain
-    assert gather.read(texts / "run").setting.items() >= {"model": "text_mean", "rounds": 5}.items()
+    assert stored_runs.read(texts / "run").setting.items() >= {"model": "text_mean", "rounds": 5}.items()
     given = parse("custom", [*words, "--vocabulary", "9"])
     assert relevant_options(given)["vocabulary"] == 9
     experiment = build.build_experiment(given, Console(quiet=True))

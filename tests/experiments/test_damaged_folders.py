@@ -16,13 +16,13 @@ from rich.console import Console
 from scores import scores_of
 
 from experiments import export
-from experiments.commands.main import main
-from experiments.config.cell import Cell
-from experiments.config.request import parse
-from experiments.execution import build, cached_runs, history, records, resume
-from experiments.execution.experiment import Experiment
+from experiments.cli.cell import Cell
+from experiments.cli.request import parse
+from experiments.folder import intact, stored_runs
 from experiments.report.__main__ import main as report
-from experiments.results import gather, intact
+from experiments.run import build, cached_runs, history, records, resume
+from experiments.run.build import Experiment
+from experiments.run.command import main
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import simulate
 from pfl_jax.engine.checkpoint import Checkpoints
@@ -119,14 +119,14 @@ def numbers(run):
 @pytest.fixture(scope="module")
 def undamaged(quick):
     """What a report and a sweep have of the finished run."""
-    return numbers(gather.read(quick[0])), cached_runs.run_cell(CELL, quick[0], Console())
+    return numbers(stored_runs.read(quick[0])), cached_runs.run_cell(CELL, quick[0], Console())
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "summary.json"])
 def test_a_finished_run_is_read_as_it_was_or_not_at_all(undamaged, damaged, name, damage):
     want, folder = undamaged, damaged(0, name, damage)
-    told = verdict(lambda: numbers(gather.read(folder)))
+    told = verdict(lambda: numbers(stored_runs.read(folder)))
     # Without its summary it counts as unfinished, and a sweep would make it again.
     if told != want[0] and not (name == "summary.json" and damage in ("gone", "a symlink loop")):
         assert str(folder) in told
@@ -208,8 +208,8 @@ def test_any_content_of_a_finished_run_is_read_as_it_was_or_not_at_all(quick, tm
     shutil.copytree(quick[0], folder, ignore=lambda *_: ["checkpoints"])
     (folder / name).write_bytes(content)
 
-    want = numbers(gather.read(quick[0])) if name != "summary.json" else None
-    told = verdict(lambda: numbers(gather.read(folder)))
+    want = numbers(stored_runs.read(quick[0])) if name != "summary.json" else None
+    told = verdict(lambda: numbers(stored_runs.read(folder)))
     if name == "summary.json" and str(folder) not in told:
         whole, read = (json.loads((path / name).read_text()) for path in (quick[0], folder))
         # An entry of another name is none that anything is read from.
@@ -288,7 +288,7 @@ def test_commands_on_a_finished_run_end_in_one_line_or_as_ever(folders, tmp_path
         codes, got = outcome(here / "run", here, capsys)
         assert got in (None, want), damage
         if name != "summary.json" and codes[0] == 0:
-            assert numbers(gather.read(here / "run")) == numbers(gather.read(folders[0])), damage
+            assert numbers(stored_runs.read(here / "run")) == numbers(stored_runs.read(folders[0])), damage
 
 
 @pytest.mark.slow

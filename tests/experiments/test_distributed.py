@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 from test_command_line import ROOT, process
 
-from experiments.commands.main import main
-from experiments.config.cell import Cell
-from experiments.config.request import parse
-from experiments.results.run_folder import METRICS
-from experiments.runtime import distributed, supervise
-from experiments.runtime.devices import devices
-from experiments.runtime.distributed import Processes, _one_line
-from experiments.runtime.supervise import LOST
+from experiments.cli.cell import Cell
+from experiments.cli.request import parse
+from experiments.folder.run_folder import METRICS
+from experiments.host import distributed, supervise
+from experiments.host.distributed import Processes, _one_line
+from experiments.host.jax_config import devices
+from experiments.host.supervise import LOST
+from experiments.run.command import main
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
@@ -215,10 +215,10 @@ def test_what_cannot_be_is_one_line_of_the_first_process(tmp_path, words, differ
 @pytest.mark.slow
 def test_a_process_that_waits_in_vain_says_so(tmp_path):
     words = ["--distributed", "--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", "2", "--process-id", "1"]
-    program = "from experiments.runtime import distributed; from experiments.commands import main; "
+    program = "from experiments.host import distributed; from experiments.run import command; "
     # As the child of a supervisor.
     program += "import os; reader, writer = os.pipe(); os.environ['PFL_JAX_SUPERVISED'] = f'2 {reader} {writer}'; "
-    program += f"distributed.WAIT = 2; exit(main.main('digits', {words}))"
+    program += f"distributed.WAIT = 2; exit(command.main('digits', {words}))"
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     run = partial(subprocess.run, capture_output=True, text=True, timeout=240)
     child = run([sys.executable, "-c", program], cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)})

@@ -11,8 +11,8 @@ import reference
 from problems import tiny_federation, tiny_model
 
 from experiments import fedas_released
-from experiments.config.request import IN_PLACE
-from experiments.execution import in_place
+from experiments.cli.request import IN_PLACE
+from experiments.run import in_place
 from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.cohort import Settings

@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 from problems import tiny_federation, tiny_model
 
-from experiments.commands import batch, parser
-from experiments.config import presets
-from experiments.config.cell import Cell
-from experiments.config.options import option_words
-from experiments.config.request import parse
-from experiments.execution import run
-from experiments.execution.estimate import examples_visited
+from experiments.cli import parser, presets
+from experiments.cli.cell import Cell
+from experiments.cli.options import option_words
+from experiments.cli.request import parse
 from experiments.figures import __main__ as figures
 from experiments.figures import fedpac, substitution
 from experiments.figures.__main__ import Figures, main
@@ -28,10 +25,12 @@ from experiments.figures.fedpac import by_group, heat_rounds
 from experiments.figures.figure import Results, arrays_path
 from experiments.figures.index import FIGURES
 from experiments.figures.substitution import accuracies_after_replacement, replace_first
+from experiments.folder import load
 from experiments.papers import settings
-from experiments.plots import drawing
-from experiments.plots.pictures import Bars, Heat, Lines, Picture, Series, over_seeds
-from experiments.results import load
+from experiments.run import batch, run
+from experiments.run.estimate import examples_visited
+from experiments.show import drawing
+from experiments.show.pictures import Bars, Heat, Lines, Picture, Series, over_seeds
 from pfl_jax.data.federated import client_data
 from pfl_jax.primitives.metrics import score
 

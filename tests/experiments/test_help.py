@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from experiments.commands.main import main
-from experiments.config.help_groups import GROUPS, MAX_COLUMNS, SELECTION, TRAINING_HYPER_PARAMETERS
-from experiments.config.options import Options
+from experiments.cli.options import Options
+from experiments.cli.parser import GROUPS, MAX_COLUMNS, SELECTION, TRAINING_HYPER_PARAMETERS
+from experiments.run.command import main
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import recipes_of
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import re
 import signal
 
@@ -10,17 +9,18 @@ import jax
 import numpy as np
 import pytest
 from bad_input import RUN, experiment_of
+from interrupts import ask_to_stop
 from rich.console import Console
 from scores import scores_of
 
-from experiments.commands.main import main
-from experiments.config.cell import Cell
-from experiments.execution import build, cached_runs, memory, resume, run
-from experiments.execution import rounds as recorded
-from experiments.execution.cached_runs import run_cell
-from experiments.execution.history import check_identity
-from experiments.runtime import jax_config
-from experiments.runtime.locks import lock_folder, lock_run
+from experiments.cli.cell import Cell
+from experiments.host import jax_config
+from experiments.host.locks import lock_folder, lock_run
+from experiments.run import build, cached_runs, memory, resume, run
+from experiments.run import rounds as recorded
+from experiments.run.cached_runs import run_cell
+from experiments.run.command import main
+from experiments.run.history import check_identity
 from experiments.sweep import execute
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import simulate
@@ -230,7 +230,7 @@ def test_ctrl_c_at_the_end_does_not_cost_the_summary(rounds, tmp_path, monkeypat
     summary = recorded.summary
 
     def interrupted(*args):
-        os.kill(os.getpid(), signal.SIGINT)
+        ask_to_stop(signal.SIGINT)
         return summary(*args)
 
     monkeypatch.setattr(recorded, "summary", interrupted)

@@ -13,11 +13,11 @@ from flax import serialization
 from rich.console import Console
 
 from experiments import export
-from experiments.commands.main import main
-from experiments.config.request import parse
-from experiments.execution import loaded_run, run
+from experiments.cli.request import parse
 from experiments.export import load_run, load_runs
-from experiments.results import runs
+from experiments.folder import runs
+from experiments.run import memory, run
+from experiments.run.command import main
 from pfl_jax import simulate
 from pfl_jax.errors import InvalidInput
 
@@ -93,7 +93,7 @@ def test_keeping_is_optional_and_bounded(tmp_path, monkeypatch, capsys):
     with pytest.raises(InvalidInput, match=r"kept no state: make it again with --keep-state always"):
         load_run(tmp_path / "never")
     # The four clients' models take 4 * 4 * 6,570 bytes, their scores and the round a little more.
-    monkeypatch.setattr(loaded_run, "MOST_BYTES", 4 * 4 * 6570)
+    monkeypatch.setattr(memory, "MOST_BYTES", 4 * 4 * 6570)
     capsys.readouterr()
     assert not (made(tmp_path / "auto", "--method", "local") / "checkpoints").exists()
     assert "is not kept: --keep-state always would keep it" in capsys.readouterr().out

@@ -6,13 +6,13 @@ import jax
 import pytest
 from rich.console import Console
 
-from experiments.config.hyper_parameters import method_config, unread_by_method
-from experiments.config.identity import fixed_rounds, relevant_options
-from experiments.config.no_effect import SYNONYMS, ineffective_options, unread
-from experiments.config.options import Options, flag
-from experiments.config.request import parse
-from experiments.execution import build
-from experiments.results import gather
+from experiments.cli.effects import fixed_rounds, ineffective_options, relevant_options, unread
+from experiments.cli.hyper_parameters import method_config, unread_by_method
+from experiments.cli.options import Options, flag
+from experiments.cli.parser import SYNONYMS
+from experiments.cli.request import parse
+from experiments.folder import stored_runs
+from experiments.run import build
 from pfl_jax import hyper_parameters
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import ReadWith, literals
@@ -74,7 +74,7 @@ def test_results_do_not_depend_on_what_the_server_does_not_read():
     # A run of a version without these options has the same setting.
     before = {name: value for name, value in plain.hyper_parameters.items() if name not in server}
     config = {"dataset": "digits", "options": vars(plain.options), "hyper_parameters": before, "given": []}
-    assert relevant_options(gather._request(config)) == relevant_options(plain)
+    assert relevant_options(stored_runs._request(config)) == relevant_options(plain)
 
 
 def test_results_do_not_depend_on_stragglers_that_nobody_draws():

@@ -10,15 +10,15 @@ from rich.console import Console
 from run_folders import write_run
 from scores import scores_of
 
-from experiments.commands.main import main as run_alone
-from experiments.config.cell import Cell
-from experiments.execution import cached_runs, run
-from experiments.execution.cached_runs import inspect
+from experiments.cli.cell import Cell
 from experiments.figures import __main__ as figures
 from experiments.figures.figure import arrays_path
-from experiments.results import gather, version
-from experiments.results.load import read_config
-from experiments.results.run_folder import CONFIG, SUMMARY, Evaluation, RunFolder
+from experiments.folder import stored_runs, version
+from experiments.folder.load import read_config
+from experiments.folder.run_folder import CONFIG, SUMMARY, Evaluation, RunFolder
+from experiments.run import cached_runs, run
+from experiments.run.cached_runs import inspect
+from experiments.run.command import main as run_alone
 from experiments.sweep import __main__ as sweep
 from experiments.sweep import execute
 from experiments.tables import __main__ as tables
@@ -72,7 +72,7 @@ def test_what_builds_a_run_counts_and_what_reads_it_does_not(tmp_path, monkeypat
     shutil.copytree(version.EXPERIMENTS, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(version, "EXPERIMENTS", copy)
     digests = [version.building_version.__wrapped__()]
-    for name in ("report/page.py", "execution/build.py", "config/presets.py", "sweep/execute.py"):
+    for name in ("report/page.py", "run/build.py", "cli/presets.py", "sweep/execute.py"):
         (copy / name).write_text((copy / name).read_text() + "# edited\n")
         digests.append(version.building_version.__wrapped__())
     assert digests[0] == digests[1]
@@ -115,7 +115,7 @@ def test_a_sweep_never_averages_old_and_new_code(tmp_path, edit, capsys):
         assert read_config(out / "runs" / f"seed-{seed}")["versions"]["pfl_jax"] == "edited"
     # The old run lies where it can be used by the old code, and no report takes it for one of these.
     assert (out / "other-code" / "1" / "runs" / "seed-0" / CONFIG).read_bytes() == before
-    assert sorted(gather.find([out])) == [out / "runs" / f"seed-{seed}" for seed in (0, 1)]
+    assert sorted(stored_runs.find([out])) == [out / "runs" / f"seed-{seed}" for seed in (0, 1)]
     assert sweep.main([*SWEEP, "--seeds", "2", "--out", str(out)]) == 0
     assert "2 of 2 runs are there" in capsys.readouterr().out
 

@@ -2,23 +2,22 @@
 
 import io
 import json
-import os
 import re
-import signal
 import sys
 
 import pytest
+from interrupts import ask_to_stop
 from rich.console import Console
 
-from experiments.commands.main import main
-from experiments.config import cell, own_code
-from experiments.config.cell import Cell
-from experiments.config.request import parse
-from experiments.execution import run
-from experiments.execution.cached_runs import inspect
-from experiments.execution.resume import resumed
+from experiments.cli import cell, own_code
+from experiments.cli.cell import Cell
+from experiments.cli.request import parse
+from experiments.folder import stored_runs
 from experiments.report.__main__ import main as report
-from experiments.results import gather
+from experiments.run import run
+from experiments.run.cached_runs import inspect
+from experiments.run.command import main
+from experiments.run.resume import resumed
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax.errors import InvalidInput
 
@@ -159,7 +158,7 @@ def test_it_computes_what_the_built_in_one_does(here):
     (here / "nets.py").unlink()
     assert report(["ours", "net", "--out", "page.html"]) == 0
     assert "mine.py:slow" in (here / "page.html").read_text()
-    assert gather.read(here / "net").setting["model"] == "nets.py:net"
+    assert stored_runs.read(here / "net").setting["model"] == "nets.py:net"
 
 
 @pytest.mark.slow
@@ -168,7 +167,7 @@ def test_it_goes_on_from_another_folder_but_not_with_another_text(here, tmp_path
 
     def stop(experiment, result):
         if result.round == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
+            ask_to_stop()
 
     with pytest.raises(KeyboardInterrupt):
         run.run(parse("digits", [*words, "--out", "run"]), Console(file=io.StringIO()), stop)
@@ -206,10 +205,10 @@ def test_a_finished_run_of_another_text_is_not_taken_for_it(here):
 def test_a_sweep_over_its_options(here):
     words = ["--dataset", "digits", "--method", "mine.py:slow", *SMALL, "--grid", "server_lr=0.5,1", "--out", "sweep"]
     assert sweep([*words, "--seeds", "2", "--keep-state", "always"]) == 0
-    folders = gather.find([here / "sweep"])
+    folders = stored_runs.find([here / "sweep"])
     assert len(folders) == 4
     assert all((folder / "checkpoints").exists() for folder in folders)
-    settings = {gather.read(folder).config["hyper_parameters"]["server_lr"] for folder in folders}
+    settings = {stored_runs.read(folder).config["hyper_parameters"]["server_lr"] for folder in folders}
     assert settings == {0.5, 1.0}
 
 

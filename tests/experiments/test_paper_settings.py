@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from experiments.config.presets import DEFAULT_PRESET
-from experiments.config.request import parse
+from experiments.cli.presets import DEFAULT_PRESET
+from experiments.cli.request import parse
 from experiments.papers import published, settings
 
 ROWS = published.load()

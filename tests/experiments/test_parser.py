@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.commands import parser
-from experiments.results.tables import comma_separated, markdown, page
+from experiments.cli import parser
+from experiments.show.tables import comma_separated, markdown, page
 from pfl_jax.errors import InvalidInput
 
 

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from experiments import DATASETS
-from experiments.config import presets
-from experiments.config.hyper_parameters import method_config
-from experiments.config.options import Options
-from experiments.config.request import assignments, parse
+from experiments.cli import presets
+from experiments.cli.hyper_parameters import method_config
+from experiments.cli.options import Options
+from experiments.cli.request import assignments, parse
 from experiments.papers import published
 from pfl_jax.data.specs import SPECS
 from pfl_jax.methods import METHODS

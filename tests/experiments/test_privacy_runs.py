@@ -5,9 +5,9 @@ import json
 import pytest
 from rich.console import Console
 
-from experiments.config.request import parse
-from experiments.execution import run
-from experiments.queue.jobs import PRIVACY_METHODS, PRIVACY_NOISE, privacy_cell
+from experiments.cli.request import parse
+from experiments.lab.queue.jobs import PRIVACY_METHODS, PRIVACY_NOISE, privacy_cell
+from experiments.run import run
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import on_linear_model
 from pfl_jax.privacy import gaussian_epsilon, gaussian_noise

@@ -2,22 +2,21 @@
 
 import io
 import json
-import os
-import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from interrupts import ask_to_stop
 from rich.console import Console
 from scores import scores_of
 
-from experiments.commands.main import main
-from experiments.config.cell import Cell
-from experiments.config.request import parse
-from experiments.execution import run
-from experiments.execution.cached_runs import run_cell
-from experiments.execution.history import History
-from experiments.results.run_folder import Counts
+from experiments.cli.cell import Cell
+from experiments.cli.request import parse
+from experiments.folder.run_folder import Counts
+from experiments.run import run
+from experiments.run.cached_runs import run_cell
+from experiments.run.command import main
+from experiments.run.history import History
 from experiments.sweep import __main__ as sweep
 
 pytestmark = pytest.mark.without_f1_auc
@@ -62,7 +61,7 @@ def test_a_run_that_asks_for_it_has_it_everywhere(whole):
 def test_it_is_the_same_after_an_interruption(whole, tmp_path, capsys):
     def observe(experiment, result):
         if result.round == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
+            ask_to_stop()
 
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):

@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 from test_run_folder import evaluation, scores
 
-from experiments.config.request import parse
-from experiments.execution import build
-from experiments.execution.history import History
-from experiments.execution.records import summary, unused_shares
-from experiments.execution.rounds import Round, Run, run_rounds
-from experiments.results.run_folder import METRICS, SUMMARY, Counts, RunFolder
-from experiments.runtime.distributed import Processes
-from experiments.runtime.signals import Stop
+from experiments.cli.request import parse
+from experiments.folder.run_folder import METRICS, SUMMARY, Counts, RunFolder
+from experiments.host.distributed import Processes
+from experiments.host.signals import Stop
+from experiments.run import build
+from experiments.run.history import History
+from experiments.run.records import summary, unused_shares
+from experiments.run.rounds import Round, Run, run_rounds
 from pfl_jax.engine.chunking import Unused
 from pfl_jax.engine.communication import Traffic
 from pfl_jax.engine.simulate import RoundResult

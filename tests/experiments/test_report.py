@@ -19,14 +19,14 @@ import PIL.Image
 import pytest
 from run_folders import SMALL, write_run
 
-from experiments.config.options import Options
-from experiments.plots.curves import picture
-from experiments.plots.inline import inline
-from experiments.plots.pictures import Bars, Heat, Histograms, Lines, Series
-from experiments.plots.selection import shown
+from experiments.cli.options import Options
+from experiments.folder import stored_runs
 from experiments.report import charts, page, tables
 from experiments.report.__main__ import main
-from experiments.results import gather
+from experiments.show.curves import picture
+from experiments.show.inline import inline
+from experiments.show.pictures import Bars, Heat, Histograms, Lines, Series
+from experiments.show.selection import shown
 from pfl_jax.errors import InvalidInput
 
 PAPER = ("--method", "fedper", "--num-clients", "20")
@@ -36,7 +36,7 @@ SECTIONS = ["results", "curves", "clients", "weights", "partition", "configurati
 
 
 def groups_of(*folders):
-    return gather.group([gather.read(folder) for folder in gather.find(folders)])
+    return stored_runs.group([stored_runs.read(folder) for folder in stored_runs.find(folders)])
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_runs_are_found_below_the_folders_given(runs):
     (runs / "a" / "seed-0" / "checkpoints" / "2").mkdir(parents=True)
     for name in ("config.json", "metrics.jsonl"):
         (runs / "a" / "seed-0" / "checkpoints" / "2" / name).write_text("")
-    found = gather.find([runs / "b", runs, runs / "a"])
+    found = stored_runs.find([runs / "b", runs, runs / "a"])
     assert [path.name for path in found] == ["b", "seed-0", "seed-1"]
 
 
@@ -181,10 +181,10 @@ def test_half_a_line_is_left_out_and_damage_is_not(runs):
     log = runs / "b" / "metrics.jsonl"
     whole = log.read_text()
     log.write_text(whole + '{"round": 4, "rec')
-    assert [line["round"] for line in gather.read(runs / "b").lines] == [2]
+    assert [line["round"] for line in stored_runs.read(runs / "b").lines] == [2]
     log.write_text("{]\n" + whole)
     with pytest.raises(InvalidInput, match="damaged"):
-        gather.read(runs / "b")
+        stored_runs.read(runs / "b")
 
 
 def shown_results(folder):
@@ -213,9 +213,9 @@ def test_the_best_setting_stands_out(tmp_path):
 
 def test_new_clients_are_of_the_last_round(tmp_path):
     write_run(tmp_path / "0", rich=True)
-    run = gather.read(tmp_path / "0")
+    run = stored_runs.read(tmp_path / "0")
     lines = [run.lines[0] | {"new_clients": {"received": {"mean": 11.0}}}, *run.lines[1:]]
-    table = tables.results([gather.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
+    table = tables.results([stored_runs.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
     assert table.rows[0][table.columns.index("new clients")].text == "55.50"
 
 
@@ -480,21 +480,21 @@ def test_equal_partitions_are_one_picture(tmp_path):
 
 def test_start_and_pace_come_from_the_log(tmp_path):
     write_run(tmp_path / "a", rounds=(1, 2, 3, 4))
-    assert tables.pace_and_start(gather.read(tmp_path / "a")) == (2.0, 10.0)
+    assert tables.pace_and_start(stored_runs.read(tmp_path / "a")) == (2.0, 10.0)
     # One interval of a second in three: the pace is that of most rounds.
-    run = gather.read(tmp_path / "a")
+    run = stored_runs.read(tmp_path / "a")
     lines = [line | {"seconds": seconds} for line, seconds in zip(run.lines, (12.0, 14.0, 16.0, 17.0), strict=True)]
     assert tables.pace_and_start(dataclasses.replace(run, lines=lines)) == (2.0, 10.0)
     write_run(tmp_path / "b", rounds=(4,))
-    assert tables.pace_and_start(gather.read(tmp_path / "b")) == (None, None)
+    assert tables.pace_and_start(stored_runs.read(tmp_path / "b")) == (None, None)
 
 
 def test_a_version_that_not_all_runs_have_is_told(tmp_path):
     write_run(tmp_path / "0")
     write_run(tmp_path / "1", seed=1)
-    run = gather.read(tmp_path / "1")
+    run = stored_runs.read(tmp_path / "1")
     run.config["versions"]["flax"] = "0.12"
-    table, alike = tables.versions([gather.Group("fedpac", (gather.read(tmp_path / "0"), run))])
+    table, alike = tables.versions([stored_runs.Group("fedpac", (stored_runs.read(tmp_path / "0"), run))])
     assert [cell.text for cell in table.rows[0]] == ["flax", "0.12", "fedpac, seed 1"]
     assert "flax" not in alike
 
@@ -625,17 +625,17 @@ def test_a_browser_shows_the_page_at_all_widths(drawings, runs, tmp_path, dark):
 @pytest.mark.parametrize("partition", get_args(get_type_hints(Options)["partition"]))
 def test_every_partition_has_words(tmp_path, partition):
     write_run(tmp_path / "run", rich=True)
-    run = gather.read(tmp_path / "run")
+    run = stored_runs.read(tmp_path / "run")
     options = dataclasses.replace(run.request.options, partition=partition)
     run = dataclasses.replace(run, request=dataclasses.replace(run.request, options=options))
-    (chart,) = charts.partitions([gather.Group("", (run,))])
+    (chart,) = charts.partitions([stored_runs.Group("", (run,))])
     assert chart.panel.title.endswith(f", seed {run.seed}")
 
 
 def test_the_best_round_is_chosen_on_validation_examples(tmp_path):
     write_run(tmp_path / "run", rich=True)
-    run = gather.read(tmp_path / "run")
-    plain = gather.Group("", (run,))
+    run = stored_runs.read(tmp_path / "run")
+    plain = stored_runs.Group("", (run,))
     rounds, means = plain.curve("received")
     assert len(rounds) > 1
     assert tables.results([plain])["received"].columns.count("validation") == 0
@@ -644,25 +644,25 @@ def test_the_best_round_is_chosen_on_validation_examples(tmp_path):
         line | {"validation": {"received": {"mean": 70.0 if place == worst else 60.0}}}
         for place, line in enumerate(run.lines)
     ]
-    table = tables.results([gather.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
+    table = tables.results([stored_runs.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
     cells = {name: cell.text for name, cell in zip(table.columns, table.rows[0], strict=True)}
     assert cells["best (round)"] == f"{means[0][worst]:.2f} ({rounds[worst]})"
     assert cells["validation"] == ("70.00" if worst == len(rounds) - 1 else "60.00")
     # Where one round lacks them, on test examples.
     del lines[worst]["validation"]
-    table = tables.results([gather.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
+    table = tables.results([stored_runs.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
     best = int(means[0].argmax())
     assert table.rows[0][table.columns.index("best (round)")].text == f"{means[0][best]:.2f} ({rounds[best]})"
 
 
 def test_rounds_whose_means_differ_by_rounding_alone_are_a_tie(tmp_path):
     write_run(tmp_path / "run", rich=True)
-    run = gather.read(tmp_path / "run")
+    run = stored_runs.read(tmp_path / "run")
     lines = run.lines[:2]
     # The means of the two rounds are 62.6363, and not equal in float64.
     runs = [
         dataclasses.replace(run, lines=[lines[0] | {"received": {"mean": one}}, lines[1] | {"received": {"mean": two}}])
         for one, two in ((75.4785, 75.5785), (60.7915, 60.6915), (51.6389, 51.6389))
     ]
-    table = tables.results([gather.Group("", tuple(runs))])["received"]
+    table = tables.results([stored_runs.Group("", tuple(runs))])["received"]
     assert table.rows[0][table.columns.index("best (round)")].text == f"62.64 ({lines[0]['round']})"

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import shutil
 import signal
 import time
@@ -10,20 +9,21 @@ import time
 import kills
 import numpy as np
 import pytest
+from interrupts import ask_to_stop
 from rich.console import Console
 from run_folders import write_run
 from scores import scores_of
 from test_command_line import SMALL, process
 
-from experiments.commands.main import main
-from experiments.config.cell import Cell
-from experiments.config.request import parse
-from experiments.execution import run
-from experiments.execution.cached_runs import inspect, run_cell
-from experiments.execution.history import History
+from experiments.cli.cell import Cell
+from experiments.cli.request import parse
 from experiments.export import load_run
-from experiments.results.run_folder import Counts, Evaluation
-from experiments.runtime.locks import lock_run
+from experiments.folder.run_folder import Counts, Evaluation
+from experiments.host.locks import lock_run
+from experiments.run import run
+from experiments.run.cached_runs import inspect, run_cell
+from experiments.run.command import main
+from experiments.run.history import History
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
@@ -113,7 +113,7 @@ def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path):
     def observe(experiment, result):
         seen.append(result.round)
         if result.round == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
+            ask_to_stop()
 
     said, before = io.StringIO(), signal.getsignal(signal.SIGTERM)
     request = parse("digits", [*words, "--out", str(tmp_path / "run")])

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from scores import scores_of
 
-from experiments.commands.main import main
-from experiments.config.identity import relevant_options
-from experiments.config.no_effect import ineffective_options
-from experiments.config.request import parse
-from experiments.execution.cached_runs import difference
-from experiments.results.load import read_evaluations
-from experiments.results.run_folder import Evaluation
+from experiments.cli.effects import ineffective_options, relevant_options
+from experiments.cli.request import parse
+from experiments.folder.load import read_evaluations
+from experiments.folder.run_folder import Evaluation
+from experiments.run.cached_runs import difference
+from experiments.run.command import main
 from experiments.sweep.__main__ import main as sweep
 
 pytestmark = pytest.mark.without_f1_auc

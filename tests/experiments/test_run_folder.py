@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from scores import scores_of
 
-from experiments.config.measures import ALWAYS
-from experiments.results.run_folder import (
+from experiments.cli.measures import ALWAYS
+from experiments.folder.run_folder import (
     CONFIG,
     METRICS,
     PROTOCOLS,
@@ -23,7 +23,7 @@ from experiments.results.run_folder import (
     best,
     shown,
 )
-from experiments.results.run_table import results_table
+from experiments.show.run_table import results_table
 from pfl_jax.errors import InvalidInput
 from pfl_jax.tasks import CLASSIFICATION
 

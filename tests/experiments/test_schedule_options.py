@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.commands.main import main
-from experiments.config.hyper_parameters import method_config, real_numbers
-from experiments.config.identity import relevant_options
-from experiments.config.request import parse
-from experiments.config.schedules import FIRST_ROUND_ONLY, parse_schedule
-from experiments.execution import build
+from experiments.cli.effects import relevant_options
+from experiments.cli.hyper_parameters import FIRST_ROUND_ONLY, method_config, parse_schedule, real_numbers
+from experiments.cli.request import parse
+from experiments.run import build
+from experiments.run.command import main
 from pfl_jax.base import at_round
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS

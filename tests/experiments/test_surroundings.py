@@ -17,9 +17,9 @@ import pytest
 from bad_input import RUN
 from rich.console import Console
 
-from experiments.config.exit_codes import exit_code
-from experiments.runtime import jax_config
-from experiments.runtime.console import print_text
+from experiments.cli.exit_codes import exit_code
+from experiments.host import jax_config
+from experiments.host.console import print_text
 from pfl_jax.errors import InvalidInput
 
 ROOT = Path(__file__).parents[2]

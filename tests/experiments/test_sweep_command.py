@@ -12,13 +12,12 @@ from rich.console import Console
 from run_folders import write_run
 from scores import scores_of
 
-from experiments.commands import batch
-from experiments.commands.main import main as run_alone
-from experiments.config.cell import Cell
-from experiments.config.request import parse
-from experiments.execution import build
-from experiments.execution.cached_runs import run_cell
-from experiments.results import load
+from experiments.cli.cell import Cell
+from experiments.cli.request import parse
+from experiments.folder import load
+from experiments.run import batch, build
+from experiments.run.cached_runs import run_cell
+from experiments.run.command import main as run_alone
 from experiments.sweep import execute
 from experiments.sweep.__main__ import Sweep, main
 from experiments.sweep.plan import groups

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from scores import scores_of
 
-from experiments.commands import batch
-from experiments.execution.history import History
-from experiments.results.run_folder import CONFIG, SUMMARY, Counts, RunFolder
+from experiments.folder.run_folder import CONFIG, SUMMARY, Counts, RunFolder
+from experiments.run import batch
+from experiments.run.history import History
 from experiments.sweep.__main__ import Sweep
 from experiments.sweep.results import save
 

@@ -11,14 +11,13 @@ import pytest
 from rich.console import Console
 from scores import scores_of
 
-from experiments.commands import batch
-from experiments.config.cell import Cell
-from experiments.config.request import parse
-from experiments.execution import cached_runs, run
+from experiments.cli.cell import Cell
+from experiments.cli.request import parse
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
+from experiments.folder.version import source_versions
+from experiments.host.locks import lock_folder
 from experiments.papers import published, settings
-from experiments.results.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
-from experiments.results.version import source_versions
-from experiments.runtime.locks import lock_folder
+from experiments.run import batch, cached_runs, run
 from experiments.tables import __main__ as tables
 from experiments.tables import layout
 from experiments.tables.comparison import Entry, compare

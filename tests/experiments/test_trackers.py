@@ -1,5 +1,6 @@
 """Evaluations in TensorBoard's files and at Weights & Biases, in step with the metrics log."""
 
+import contextlib
 import importlib.util
 import json
 import struct
@@ -11,11 +12,11 @@ import numpy as np
 import pytest
 from scores import scores_of
 
-from experiments.commands.main import main
-from experiments.config.options import Options
-from experiments.execution.cached_runs import remove_unfinished
-from experiments.execution.trackers import TENSORBOARD, WANDB, check, open_trackers, scalars
-from experiments.results.run_folder import Evaluation, Newcomers, RunFolder
+from experiments.cli.options import Options
+from experiments.folder.run_folder import Evaluation, Newcomers, RunFolder
+from experiments.run.cached_runs import remove_unfinished
+from experiments.run.command import main
+from experiments.run.trackers import TENSORBOARD, WANDB, check, open_trackers, scalars
 from pfl_jax.errors import InvalidInput
 
 BASE = {
@@ -53,35 +54,31 @@ def cut_off(folder, options, config, *evaluations):
         raise KeyboardInterrupt
 
 
-def crc32c(data):
-    """Castagnoli's checksum, bit by bit."""
-    value = 0xFFFFFFFF
-    for byte in data:
-        value ^= byte
-        for _ in range(8):
-            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
-    value ^= 0xFFFFFFFF
-    return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
 def events(folder):
-    """The events in the one file of a folder, their checksums checked."""
+    """The events of a folder in the order of its files."""
     from tensorboardX.proto import event_pb2
 
-    (path,) = folder.iterdir()
-    data, found = path.read_bytes(), []
-    while data:
-        length, check_length = struct.unpack("<QI", data[:12])
-        body, (check_body,) = data[12 : 12 + length], struct.unpack("<I", data[12 + length : 16 + length])
-        assert (check_length, check_body) == (crc32c(data[:8]), crc32c(body))
-        found.append(event_pb2.Event.FromString(body))
-        data = data[16 + length :]
-    assert found[0].file_version == "brain.Event:2"
-    return found[1:]
+    found = []
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        while data:
+            # The length, its checksum, the event, its checksum.
+            (length,) = struct.unpack("<Q", data[:8])
+            found.append(event_pb2.Event.FromString(data[12 : 12 + length]))
+            data = data[16 + length :]
+    return found
 
 
-def numbers(event):
-    return {value.tag: value.simple_value for value in event.summary.value if not value.HasField("histo")}
+def by_step(events):
+    """What TensorBoard shows: step -> {tag: number}, without what a later file repeats."""
+    shown = {}
+    for event in events:
+        if event.HasField("session_log"):
+            shown = {step: values for step, values in shown.items() if step < event.step}
+        for value in event.summary.value:
+            if not value.HasField("histo"):
+                shown.setdefault(event.step, {})[value.tag] = value.simple_value
+    return shown
 
 
 def test_every_number_of_an_evaluation_is_a_scalar():
@@ -102,28 +99,32 @@ def test_every_number_of_an_evaluation_is_a_scalar():
     assert scalars(evaluation(3, middle=True))["before_aggregation/pooled"] == pytest.approx(68.75)
 
 
-def test_tensorboard_files_hold_the_log_and_go_on_without_doubled_steps(tmp_path):
+def test_tensorboard_shows_the_log_without_doubled_steps(tmp_path):
     options = Options(**BASE, tensorboard=True)
     folder = RunFolder.claim(tmp_path / "run", "")
     first, second, third = evaluation(1), evaluation(2, 0.6), evaluation(3, 0.7, middle=True)
     with pytest.raises(KeyboardInterrupt):
-        cut_off(folder, options, {}, first, second)
-    assert [event.step for event in events(folder.path / TENSORBOARD)] == [1, 2]
+        cut_off(folder, options, {}, first, evaluation(2, 0.1))
+    assert by_step(events(folder.path / TENSORBOARD)).keys() == {1, 2}
     # The checkpoint was after round 1: round 2 is done again.
     with open_trackers(folder, options, {}, [first]) as log:
         log(second)
         log(third)
     found = events(folder.path / TENSORBOARD)
-    assert [event.step for event in found] == [1, 2, 3]
-    for event, of in zip(found, (first, second, third), strict=True):
-        assert numbers(event) == pytest.approx(scalars(of), rel=1e-6)
-    # As far apart as the run's own clock has them.
-    assert found[2].wall_time - found[0].wall_time == pytest.approx(4.0, abs=1e-3)
-    (histogram,) = (value.histo for value in found[0].summary.value if value.tag == "received/per_client")
-    assert (histogram.num, histogram.min, histogram.max) == (2, 50, 75)
-    drawn = [{value.tag for value in event.summary.value if value.HasField("histo")} for event in found]
-    both = {"received/per_client", "trained/per_client"}
-    assert drawn == [both, both, both | {"before_aggregation/per_client"}]
+    assert by_step(found) == {one.round: pytest.approx(scalars(one), rel=1e-6) for one in (first, second, third)}
+    drawn = [value for event in found for value in event.summary.value if value.HasField("histo")]
+    assert (drawn[0].tag, drawn[0].histo.num, drawn[0].histo.min, drawn[0].histo.max) == (
+        *("received/per_client", 2, 50, 75),
+    )
+    # After aggregation and after training in four evaluations, and one before aggregation.
+    assert len(drawn) == 9
+
+
+def test_a_run_that_asks_for_tensorboard_later_shows_what_it_has(tmp_path):
+    folder = RunFolder.claim(tmp_path / "run", "")
+    with open_trackers(folder, Options(**BASE, tensorboard=True), {}, [evaluation(1)]) as log:
+        log(evaluation(2))
+    assert by_step(events(folder.path / TENSORBOARD)).keys() == {1, 2}
 
 
 def test_a_tensorboard_folder_that_cannot_be_written_is_one_line(tmp_path):
@@ -151,11 +152,18 @@ class FakeWandb(types.ModuleType):
         if self.refuses:
             raise self.Error("No API key configured.")
         self.begun.append(arguments)
-        return types.SimpleNamespace(
-            id=arguments["id"] or "abc",
-            log=lambda values, step: self.logged.append((step, values)),
-            finish=lambda exit_code: self.codes.append(exit_code),
-        )
+        return FakeRun(self, arguments["id"] or "abc")
+
+
+class FakeRun(contextlib.AbstractContextManager):
+    def __init__(self, wandb, name):
+        self.wandb, self.id = wandb, name
+
+    def log(self, values, step):
+        self.wandb.logged.append((step, values))
+
+    def __exit__(self, kind, error, trace):
+        self.wandb.codes.append(int(kind is not None))
 
 
 @pytest.fixture
@@ -176,7 +184,7 @@ def test_wandb_gets_the_evaluations_and_the_run_goes_on_under_its_name(tmp_path,
         cut_off(folder, options, config, evaluation(1))
     (begun,) = wandb.begun
     assert begun["config"] == {"dataset": "digits", "options": {"lr": 1}}
-    assert (begun["project"], begun["name"], begun["id"], begun["resume"]) == ("pfl_jax", "run", None, None)
+    assert (begun["project"], begun["name"], begun["id"], begun["resume"]) == ("pfl_jax", "run", None, "allow")
     assert wandb.logged == [(1, scalars(evaluation(1)))]
     assert wandb.codes == [1]
     monkeypatch.setenv("WANDB_PROJECT", "mine")
@@ -234,9 +242,9 @@ def test_a_run_with_all_of_it(tmp_path):
     words += ["--rounds", "2", "--eval-every", "1", "--tensorboard", "--plot", "--out", str(out)]
     assert main("digits", words) == 0
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    found = events(out / TENSORBOARD)
-    assert [event.step for event in found] == [line["round"] for line in lines] == [1, 2]
-    assert numbers(found[1])["received/mean"] == pytest.approx(lines[1]["received"]["mean"])
+    found = by_step(events(out / TENSORBOARD))
+    assert list(found) == [line["round"] for line in lines] == [1, 2]
+    assert found[2]["received/mean"] == pytest.approx(lines[1]["received"]["mean"])
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     config = json.loads((out / "config.json").read_text())
     assert np.sum(config["class_table"], axis=1).tolist() == config["train_examples"]

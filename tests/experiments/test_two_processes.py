@@ -12,13 +12,13 @@ import pytest
 from bad_input import RUN
 from rich.console import Console
 
-from experiments.commands.main import main
-from experiments.config.cell import Cell
-from experiments.execution import build, cached_runs, run
-from experiments.results import gather, load
-from experiments.results.run_folder import METRICS, RunFolder
-from experiments.runtime import locks
-from experiments.runtime.locks import lock_run
+from experiments.cli.cell import Cell
+from experiments.folder import load, stored_runs
+from experiments.folder.run_folder import METRICS, RunFolder
+from experiments.host import locks
+from experiments.host.locks import lock_run
+from experiments.run import build, cached_runs, run
+from experiments.run.command import main
 from experiments.sweep import execute
 from pfl_jax.errors import InvalidInput
 
@@ -85,11 +85,11 @@ def test_a_report_of_a_run_that_ends_meanwhile(tmp_path, monkeypatch):
         return lines
 
     monkeypatch.setattr(load, "read_evaluations", ends)
-    found = gather.read(tmp_path / "run")
+    found = stored_runs.read(tmp_path / "run")
     assert [line["round"] for line in found.lines] == [2]
     assert found.summary is None
     monkeypatch.undo()
-    found = gather.read(tmp_path / "run")
+    found = stored_runs.read(tmp_path / "run")
     assert [line["round"] for line in found.lines] == [2, 4]
     assert found.summary is not None
 
@@ -160,7 +160,7 @@ def test_reports_while_a_run_writes(tmp_path):
         if not (tmp_path / "run" / "config.json").exists():
             time.sleep(0.05)
             continue
-        found = gather.read(tmp_path / "run")
+        found = stored_runs.read(tmp_path / "run")
         assert [line["round"] for line in found.lines] == list(range(1, len(found.lines) + 1))
         assert found.summary is None or len(found.lines) == 200
         states.add(len(found.lines))

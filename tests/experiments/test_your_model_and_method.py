@@ -10,7 +10,7 @@ import pytest
 from flax import serialization
 
 from experiments import export
-from experiments.commands.main import main
+from experiments.run.command import main
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/your-model-and-method.md").read_text()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from experiments.commands.main import main
-from experiments.config.hyper_parameters import unread_by_method
-from experiments.config.request import parse
+from experiments.cli.hyper_parameters import unread_by_method
+from experiments.cli.request import parse
+from experiments.run.command import main
 from pfl_jax import LocalTraining, Settings, methods, simulate
 from pfl_jax.base import Privacy
 from pfl_jax.errors import InvalidInput

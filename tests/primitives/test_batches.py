@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import tiny_federation, tiny_model
 
-from experiments.commands.main import main
-from experiments.config.request import assignments, parse
+from experiments.cli.request import assignments, parse
+from experiments.run.command import main
 from pfl_jax import simulate
 from pfl_jax.base import ClientData
 from pfl_jax.data.federated import client_data

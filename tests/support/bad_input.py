@@ -335,7 +335,7 @@ def _loop(path: Path) -> None:
 
 
 def _many() -> Iterator[Case]:
-    section, table = "Tables, figures, sweeps, benchmark", "tables --paper fedpac --table 5 --dataset fashion_mnist"
+    section, table = "Tables, figures, sweeps", "tables --paper fedpac --table 5 --dataset fashion_mnist"
     for command in (
         *("tables --paper fedpacc --table 5", "tables --paper fedpac --table 99", f"{table} --clients 7"),
         *(f"{table} --method fedsa", f"{table} --setting beta=7", f"{table} --seeds 0", f"{table} --seed 3"),
@@ -350,8 +350,7 @@ def _many() -> Iterator[Case]:
         *("sweep --dataset digits --grid lr", "sweep --dataset digits --grid lr=0.1 --grid lr=0.2"),
         *("sweep --dataset digits --grid momentun=0.1", "sweep --dataset digits --grid lr=0.1 --lr 0.2"),
         *("sweep --dataset digits --grid epochs=1,x", "sweep --dataset digits --seed 3"),
-        *("sweep --dataset digits --state-on host", "benchmark --chunks 0"),
-        *("queue --only table-9", "queue --collect nowhere", "results_page --chek"),
+        "sweep --dataset digits --state-on host",
     ):
         yield Case(section, command)
     yield Case(section, f"{table} --out run", "run is the folder of a single run")
@@ -381,9 +380,7 @@ def _many() -> Iterator[Case]:
     runs = lambda content: lambda here: _file(here / "table/groups/one/runs.json", content)  # noqa: E731
     yield Case(section, sweep, "a list of its runs is cut off", runs(b'{"ru'))
     yield Case(section, sweep, "a list of its runs has none", runs(b'{"runs": [[]]}'))
-    yield Case(section, "queue --out table", "another queue is at work in it", lambda here: _hold(here / "table/.lock"))
     yield Case(section, f"{table} --out file/table", "file is a file", lambda here: _file(here / "file"))
-    yield Case(section, "benchmark --out file", "file is there", lambda here: _file(here / "file"))
 
 
 def cases() -> list[Case]:
@@ -506,8 +503,8 @@ def experiment_of(run: Path):
     import jax
     from rich.console import Console
 
-    from experiments.config.request import parse
-    from experiments.execution import build
+    from experiments.cli.request import parse
+    from experiments.run import build
 
     experiment = build.build_experiment(parse("digits", [*RUN.split(), "--out", str(run)]), Console(file=io.StringIO()))
     shapes = experiment.state_shapes()
@@ -517,8 +514,8 @@ def experiment_of(run: Path):
 
 def save_checkpoint(experiment, state, run: Path) -> None:
     """Writes the run's only checkpoint."""
-    from experiments.execution.history import History
-    from experiments.execution.records import identity
+    from experiments.run.history import History
+    from experiments.run.records import identity
     from pfl_jax.engine.checkpoint import Checkpoints
 
     History(wasted=[0.0]).save(Checkpoints(run / "checkpoints"), state, run / "metrics.jsonl", identity(experiment))
@@ -526,7 +523,7 @@ def save_checkpoint(experiment, state, run: Path) -> None:
 
 def make_run(run: Path) -> None:
     """The folder of a run that was cut off after a round."""
-    from experiments.execution.records import configuration
+    from experiments.run.records import configuration
 
     run.mkdir()
     experiment, state = experiment_of(run)
@@ -547,18 +544,15 @@ def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
       here: an empty folder, which becomes the current one meanwhile.
     """
     from experiments import export, figures
-    from experiments.benchmark.__main__ import main as benchmark
-    from experiments.commands import main as cli
     from experiments.figures.__main__ import main as figure
-    from experiments.queue.__main__ import main as queue
     from experiments.report.__main__ import main as report
-    from experiments.results_page.__main__ import main as results_page
+    from experiments.run import command as cli
     from experiments.sweep import __main__ as sweep
     from experiments.tables import __main__ as tables
     from pfl_jax.data import files, tfds
 
-    commands = {"tables": tables.main, "figures": figure, "sweep": sweep.main, "benchmark": benchmark}
-    commands |= {"queue": queue, "results_page": results_page, "export": export.main, "report": report}
+    commands = {"tables": tables.main, "figures": figure, "sweep": sweep.main}
+    commands |= {"export": export.main, "report": report}
     assert figures
     shutil.copytree(run, here / "run")
     if case.prepare is not None:

@@ -74,13 +74,13 @@ def _import() -> None:
     import orbax.checkpoint  # noqa: F401
     import sklearn.datasets  # noqa: F401
 
-    import experiments.execution.run
-    import experiments.plots.drawing
+    import experiments.run.run
+    import experiments.show.drawing
     import experiments.sweep.__main__
     import experiments.sweep.execute
     import experiments.sweep.results
     import experiments.tables.__main__  # noqa: F401
-    from experiments.execution.experiment import Experiment
+    from experiments.run.build import Experiment
     from pfl_jax import tasks
     from pfl_jax.engine.communication import Traffic
 
@@ -91,7 +91,7 @@ def _import() -> None:
 def _command(words: str) -> int:
     name, *words = words.split()
     if name == "digits":
-        from experiments.commands.main import main
+        from experiments.run.command import main
 
         return main(name, words)
     module = __import__(f"experiments.{name}.__main__", fromlist=["main"])

@@ -5,8 +5,8 @@ import json
 
 import numpy as np
 
-from experiments.config.request import parse
-from experiments.results.version import method_version, source_versions
+from experiments.cli.request import parse
+from experiments.folder.version import method_version, source_versions
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import documented_info
 

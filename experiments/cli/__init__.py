@@ -1,0 +1,1 @@
+"""Command lines: options, presets, the parser, and what they say of a run."""

@@ -1,0 +1,59 @@
+"""A single run of a table, figure or sweep: a command line that is parsed once for all seeds."""
+
+import dataclasses
+import functools
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.cli.request import Request, parse
+from pfl_jax.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A single run of a table, figure or sweep.
+
+    Attributes:
+      dataset: name of the experiment, a key of `presets.DEFAULT_PRESET`.
+      arguments: command line of the run, without --seed and --out.
+      seed: seed of the run.
+      procedure: see `Request`.
+    """
+
+    dataset: str
+    arguments: tuple[str, ...]
+    seed: int = 0
+    procedure: str = ""
+
+    def request(self, folder: str | Path | None = None) -> Request:
+        """Request of the run, checked.
+
+        Args:
+          folder: folder for the results.
+
+        Raises:
+          InvalidInput: the arguments are invalid.
+        """
+        parsed = _parsed(self.dataset, self.arguments)
+        if parsed.options.distributed:
+            raise InvalidInput("--distributed is for single runs: a command of many runs has one process")
+        given = {"seed"} if folder is None else {"seed", "out"}
+        out = None if folder is None else str(folder)
+        # Many runs would fill the disk.
+        keep = parsed.options.keep_state if "keep_state" in parsed.given else "never"
+        options = dataclasses.replace(parsed.options, seed=self.seed, out=out, keep_state=keep)
+        options.check()
+        return dataclasses.replace(parsed, options=options, given=parsed.given | given, procedure=self.procedure)
+
+    def command(self, folder: str | Path | None = None) -> str:
+        """Shell command of the same run, in a folder or without one."""
+        module = ["experiments.fedas_released", self.dataset] if self.procedure else [f"experiments.{self.dataset}"]
+        command = ["python", "-m", *module, *self.arguments, "--seed", str(self.seed)]
+        return shlex.join([*command, *(() if folder is None else ("--out", str(folder)))])
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(dataset: str, arguments: tuple[str, ...]) -> Request:
+    """Parse a command line, cached because a table needs each cell several times."""
+    return parse(dataset, arguments)

@@ -1,0 +1,350 @@
+"""Options that all experiments have, with any method; presets.py has their default values."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from experiments.cli.measures import Protocol
+from pfl_jax.data.specs import SPECS, PixelNormalization
+from pfl_jax.engine.cohort import RANGES
+from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import NOT_NEGATIVE, POSITIVE, real
+from pfl_jax.methods import METHODS
+from pfl_jax.networks.models import MODELS
+from pfl_jax.networks.text import TEXT_MODELS
+from pfl_jax.primitives.local_training import Optimizer
+from pfl_jax.privacy import DELTA
+from pfl_jax.wrappers.attacks import Attack
+
+if TYPE_CHECKING:
+    MethodName: TypeAlias = str
+    ModelName: TypeAlias = str
+else:
+    # Literal types, so that --help lists the choices. Beside a Literal, str stands for FILE.py:NAME.
+    MethodName = Literal[tuple(METHODS)] | str
+    ModelName = Literal[tuple(MODELS)] | str
+
+PresetName = Literal["fedpac", "fedas"]
+OnNaN = Literal["stop", "skip-client"]
+Precision = Literal["float32", "tf32", "bf16"]
+
+MODEL_OPTIONS: dict[str, tuple[str, ...]] = {"hidden": ("mlp",), "vocabulary": TEXT_MODELS}
+"""Option -> the models that read it."""
+
+MATMUL_PRECISION: dict[str, str] = {"float32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}
+"""--precision -> jax_default_matmul_precision."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options that all methods have: data, training, evaluation, results and devices."""
+
+    method: MethodName
+    """Method, built in or FILE.py:NAME of your own factory; `--method NAME --help` shows its own options."""
+    preset: PresetName
+    """Paper whose settings are the defaults of all other options."""
+    model: ModelName
+    """Network, built in or FILE.py:NAME, a function (input_shape, num_classes) -> Model or flax module."""
+    rounds: int
+    """Communication rounds."""
+    num_clients: int
+    """Number of clients of the federation."""
+    participation: float
+    """Share of the clients that take part in each round, above 0 and at most 1; at least one client takes part."""
+    hidden: tuple[int, ...] | None = None
+    """Widths of the hidden layers (only with --model mlp), such as 128 64; None is 64 32. The last one is the number of
+    features."""
+    vocabulary: int | None = None
+    """Rows of the embedding (only with --model text_mean and text_gru); None is one for each token of your own training
+    data. Larger tokens share them."""
+    full_last_round: bool = False
+    """All clients take part in the last round."""
+    straggler_fraction: float = 0.0
+    """Share of the clients that are stragglers, the same ones in all rounds."""
+    straggler_rate: float = 1.0
+    """Weight of a straggler in the draw of a cohort, where other clients have weight 1; above 0 and at most 1."""
+    drop_rate: float = 0.0
+    """Share of a round's clients, drawn anew, that train but drop out before they send; at least 0 and below 1."""
+    attack: Attack | None = None
+    """What attackers do: train on label K - 1 - y in place of y (labels), send their update with the opposite sign
+    (signs), or Gaussian noise as long as the update (noise). Signs and noise change only what the server needs as a
+    mean."""
+    attackers: float = 0.0
+    """Share of the clients that attack, the same ones in all rounds; at least 0 and below 1."""
+    attack_scale: float = 1.0
+    """Factor of the flipped update or of the noise."""
+    held_out_clients: int = 0
+    """Number of clients that never take part; each evaluation also scores the models that such newcomers get, before
+    and after one local training that is then forgotten."""
+    partition: Literal["grouped", "pathological", "dirichlet", "iid", "natural"] = "grouped"
+    """Division of the examples among clients: groups of clients with common dominant classes (grouped), groups with
+    3/3/5/5/8 classes per client (pathological), Dirichlet proportions of each class (dirichlet), at random (iid), or by
+    --client-column (natural)."""
+    s: float = 20.0
+    """Percentage of a client's examples that are spread over all classes, from 0 to 100 (only with grouped)."""
+    beta: float = 0.1
+    """Concentration of the Dirichlet distribution; clients differ more for smaller values (only with dirichlet)."""
+    dirichlet_protocol: PresetName = "fedas"
+    """Variant of a paper: fedas merges training and test set and divides each client's examples 75/25, fedpac divides
+    the two sets separately (only with dirichlet)."""
+    pathological_protocol: Literal["random", "clustered"] = "random"
+    """Whether a set of classes is drawn for each client (random) or for each group of clients (clustered); only with
+    pathological."""
+    min_size: int | None = None
+    """Minimum number of a client's examples; None for the minimum of the protocol (only with dirichlet)."""
+    train_size: int | None = None
+    """Training examples of each client, with dirichlet the maximum; None divides all examples."""
+    size_choices: tuple[int, ...] | None = None
+    """Sizes from which each client's number of training examples is drawn, such as 300 600 1200; in place of
+    --train-size (not with dirichlet)."""
+    test_size: int | None = None
+    """Test examples of each client, with dirichlet the maximum; None divides all examples, or with grouped and
+    pathological takes as many as training examples."""
+    val_fraction: float | None = None
+    """Share of each client's training examples, above 0 and below 1, that are set apart as validation examples: at
+    least one, unless the client has only one. By accuracy on them a run chooses its best round, and a sweep its best
+    setting."""
+    shift: Literal["none", "labels", "rotation"] = "none"
+    """Additional difference between groups of clients, in training and test examples: a permutation of the labels
+    (labels: concept shift), or a rotation of the images by multiples of 360 degrees / groups (rotation: feature
+    skew)."""
+    augment: bool = False
+    """Random crops and flips of color images in every training batch, as in FedPAC's released code. Heads that are
+    trained on precomputed features (FedPAC, FedRep), statistics and tests use the original images."""
+    drop_last: bool = False
+    """Leave out an incomplete last batch of an epoch, unless it is the client's only batch."""
+    shuffle: bool = True
+    """Draw a new order of a client's examples for every local epoch; with --no-shuffle the order is always the
+    same."""
+    pixel_normalization: PixelNormalization = "fedas"
+    """Paper whose released code defines the mean and standard deviation that normalize CIFAR's pixels: 0.5 (fedas), or
+    those of CIFAR-10's training pixels (fedpac). No effect on other datasets."""
+    optimizer: Optimizer = "sgd"
+    """Optimizer of local training, initialized anew in every round: sgd (as in PyTorch and the papers), adam, or adamw
+    with decoupled weight decay. Adam and AdamW do not use --momentum."""
+    clip_norm: float | None = None
+    """Largest norm of a mini-batch's gradient over all parameters; larger gradients are scaled down to it."""
+    dp_clip: float | None = None
+    """Differential privacy of single examples: largest norm of an example's gradient over all parameters that are
+    trained together, in every step of local training; None for ordinary steps."""
+    dp_noise: float = 0.0
+    """Standard deviation of the noise on the sum of a batch's clipped gradients, in units of --dp-clip."""
+    dp_delta: float | None = None
+    """Delta for which epsilon is reported, at most 1 / N for N training examples (--dp-clip) or clients
+    (--client-clip); None for a tenth of that."""
+    schedule: tuple[str, ...] | None = None
+    """Factors of real-valued hyper-parameters that change with the round, one or more NAME=KIND. lr=cosine or
+    lr=cosine:END: from 1 to END (by default 0) over all rounds. lam=linear:START:END:ROUNDS: linear, then END.
+    lr=exponential:FACTOR: FACTOR to the power of the round. lr=step:FACTOR:ROUNDS: times FACTOR every ROUNDS rounds."""
+    seed: int = 0
+    """Seed of partition, initial weights, cohorts and batches. The same seed gives the same result."""
+    source: Literal["auto", "tfds", "files", "embedded"] = "auto"
+    """Source of the data: tfds and files are the real dataset, embedded is synthetic images of the same shape, auto is
+    the first available source and reports which."""
+    data_dir: str | None = None
+    """Folder of tensorflow-datasets or of the dataset's files; None searches the usual folders."""
+    data: str | None = None
+    """Your own data (only with custom): an .npz or .csv file, a folder of images by class, a folder of a Hugging Face
+    dataset, or hf:NAME for the hub."""
+    label: str | None = None
+    """Column of the labels (only with custom); None is y in .npz files and label in others."""
+    client_column: str | None = None
+    """Column with the client of each row, such as its hospital, user or writer (only with custom)."""
+    test_data: str | None = None
+    """File or folder with the test rows (only with custom); None uses those in --data, or a share of its rows."""
+    test_fraction: float | None = None
+    """Share of test rows, of each client or else of each class (only with custom); None is 0.25."""
+    normalize: bool = False
+    """Subtract the mean of the training rows and divide by their standard deviation, per feature or color channel (only
+    with custom); otherwise the inputs are not changed."""
+    data_digest: str | None = None
+    """Digest that the data must have (only with custom); None accepts the data as it is."""
+    chunk: int | Literal["auto"] = "auto"
+    """Clients trained together under one vmap on a device; 1 trains one after another. auto is 1 for convolutional
+    networks on CPUs, otherwise the largest number for which clients of different sizes waste less than a tenth of the
+    gradient steps."""
+    devices: int | Literal["auto"] = "auto"
+    """Number of devices that share the clients, in all processes together; auto is all devices, on a CPU one for each
+    core."""
+    mesh: str | None = None
+    """Number of devices written as a mesh, name=size: clients=8 is the same as --devices 8."""
+    distributed: bool = False
+    """Share the run among several processes, on one or more machines: start the same command in each process. Under
+    Slurm and other schedulers the processes find each other. The first process reports and writes files."""
+    coordinator: str | None = None
+    """HOST:PORT of the first process, if there is no scheduler; needs --distributed, --num-processes and
+    --process-id."""
+    num_processes: int | None = None
+    """Number of processes (only with --distributed)."""
+    process_id: int | None = None
+    """Number of this process, from 0 (only with --distributed)."""
+    state_on: Literal["auto", "device", "host", "disk"] = "auto"
+    """Place of the clients' states between rounds: the memory of the device or the host, or a file in the run's folder.
+    auto is host if the states of all clients would take more than a quarter of the device's free memory, disk if they
+    would take more than half of the machine's memory, otherwise device. The results are the same."""
+    precision: Precision = "float32"
+    """Precision of matrix products and convolutions on a GPU; a CPU always uses float32."""
+    eval_every: int = 1
+    """Rounds between two evaluations; the last round is always evaluated."""
+    eval_clients: int | None = None
+    """Number of clients that are evaluated after aggregation, drawn once for a run, as for federations of many clients;
+    None evaluates all."""
+    target_accuracy: float | None = None
+    """Stop after the first evaluation whose mean accuracy, by --eval-protocol, is at least this percentage."""
+    on_nan: OnNaN = "stop"
+    """What to do if a client's model or message becomes NaN or infinite: end the run (stop), or leave the client out of
+    the round (skip-client)."""
+    eval_protocol: Protocol = "received"
+    """Evaluation protocol that is reported first: received (after aggregation) and trained (right after a client's own
+    training) are always evaluated; before_aggregation is evaluated only with this option, and tests the cohort right
+    after local training and all other clients with the model that they received in the previous round."""
+    out: str | None = None
+    """New folder for the results; None creates one under runs/."""
+    checkpoint_every: int | None = None
+    """Rounds between two checkpoints, one after the last; None writes one at an interruption or for --keep-state."""
+    keep_checkpoints: int = 2
+    """Number of checkpoints to keep, the newest ones."""
+    resume: str | None = None
+    """Folder of an interrupted run to continue from its newest checkpoint; no other option is needed. With a larger
+    --rounds, rounds are added to a run, also to a finished one."""
+    accept_other_code: bool = False
+    """With --resume: also resume a run that other sources of this project began."""
+    keep_state: Literal["auto", "always", "never"] = "auto"
+    """Write a checkpoint of the final state of server and clients, for experiments.export, load_run and more rounds;
+    auto writes up to 256 MiB, and nothing in commands with many runs."""
+    tensorboard: bool = False
+    """Also write the evaluations for TensorBoard, into tensorboard/ in the run's folder."""
+    wandb: bool = False
+    """Also send the evaluations to Weights & Biases, which its own environment variables configure; needs pip install
+    wandb."""
+    plot: bool = False
+    """Plot the accuracies over the rounds at the end, as curves.png in the run's folder."""
+    compilation_cache: bool = True
+    """Cache compiled programs in ~/.cache/pfl_jax/xla (or $PFL_JAX_CACHE), so that the next run starts faster."""
+
+    def check(self) -> None:
+        """Raise InvalidInput for the first option that is out of range."""
+        for name in (
+            *("rounds", "num_clients", "min_size", "train_size", "test_size", "chunk", "devices", "eval_every"),
+            *("eval_clients", "checkpoint_every", "keep_checkpoints", "num_processes"),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, int):
+                _require(value >= 1, name, "must be at least 1", value)
+        for name, allowed in RANGES.items():
+            real(flag(name), getattr(self, name), allowed)
+        if self.accept_other_code and self.resume is None:
+            raise InvalidInput("--accept-other-code needs --resume")
+        if self.attackers and self.attack is None:
+            raise InvalidInput("--attackers needs --attack: labels, signs or noise")
+        self._check_processes()
+        _require(
+            # The data says later how many natural clients there are.
+            self.held_out_clients >= 0 and (self.partition == "natural" or self.held_out_clients < self.num_clients),
+            "held_out_clients",
+            f"must leave some of the {self.num_clients} clients",
+            self.held_out_clients,
+        )
+        if self.target_accuracy is not None:
+            _require(0 < self.target_accuracy <= 100, "target_accuracy", "is a percentage", self.target_accuracy)
+        for name in ("test_fraction", "val_fraction"):
+            value = getattr(self, name)
+            _require(value is None or 0 < value < 1, name, "must be above 0 and below 1", value)
+        if self.clip_norm is not None:
+            _require(0 < self.clip_norm < math.inf, "clip_norm", "must be positive and finite", self.clip_norm)
+        self._check_privacy()
+        self._check_model()
+        if self.eval_clients is not None and self.eval_protocol == "before_aggregation":
+            raise InvalidInput("--eval-clients cannot be given with --eval-protocol before_aggregation")
+        if self.size_choices is not None:
+            _require(len(self.size_choices) > 0, "size_choices", "needs at least one size", self.size_choices)
+            _require(min(self.size_choices) >= 1, "size_choices", "must be at least 1 each", min(self.size_choices))
+        _require(0 <= self.s <= 100, "s", "is a percentage between 0 and 100", self.s)
+        _require(math.isfinite(self.beta) and self.beta > 0, "beta", "must be positive", self.beta)
+        _require(0 <= self.seed < 2**32, "seed", "must be between 0 and 4294967295", self.seed)
+
+    def _check_privacy(self) -> None:
+        if self.dp_clip is not None:
+            real("--dp-clip", self.dp_clip, POSITIVE)
+        real("--dp-noise", self.dp_noise, NOT_NEGATIVE)
+        if self.dp_delta is not None:
+            real("--dp-delta", self.dp_delta, DELTA)
+        if self.dp_clip is None and self.dp_noise > 0:
+            raise InvalidInput("--dp-noise needs --dp-clip: noise alone does not make a gradient private")
+
+    def _check_model(self) -> None:
+        for name, models in MODEL_OPTIONS.items():
+            if getattr(self, name) is not None and self.model not in models:
+                raise InvalidInput(f"{flag(name)} is for --model {' and '.join(models)}, not for {self.model}")
+        if self.hidden is not None:
+            _require(len(self.hidden) > 0, "hidden", "needs at least one width", self.hidden)
+            _require(min(self.hidden) >= 1, "hidden", "must be at least 1 each", min(self.hidden))
+        if self.vocabulary is not None:
+            _require(self.vocabulary >= 2, "vocabulary", "must be at least 2", self.vocabulary)
+
+    def _check_processes(self) -> None:
+        """Raise InvalidInput unless all or none of the options that locate the processes of --distributed are given."""
+        names = ("coordinator", "num_processes", "process_id")
+        given = [name for name in names if getattr(self, name) is not None]
+        if self.distributed and self.state_on == "disk":
+            raise InvalidInput("--state-on disk is for one process: with --distributed give --state-on host")
+        if given and not self.distributed:
+            raise InvalidInput(f"{flag(given[0])} is for --distributed")
+        if given and len(given) < len(names):
+            missing = next(name for name in names if name not in given)
+            raise InvalidInput(f"{flag(given[0])} needs {flag(missing)} too: give all three, or none under a scheduler")
+        if not given or self.coordinator is None or self.num_processes is None or self.process_id is None:
+            return
+        host, colon, port = self.coordinator.rpartition(":")
+        if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise InvalidInput(f"--coordinator is HOST:PORT, such as 10.0.0.1:29500, not {self.coordinator}")
+        if not 0 <= self.process_id < self.num_processes:
+            raise InvalidInput(
+                f"--process-id must be between 0 and {self.num_processes - 1} with --num-processes "
+                f"{self.num_processes}, not {self.process_id}"
+            )
+
+
+PROCESSES = {"distributed", "coordinator", "num_processes", "process_id"}
+"""Options of distributed runs."""
+
+PARTITION_OPTIONS = {
+    "grouped": ("s", "train_size", "size_choices", "test_size"),
+    "pathological": ("pathological_protocol", "train_size", "size_choices", "test_size"),
+    "dirichlet": ("beta", "dirichlet_protocol", "min_size", "train_size", "test_size"),
+    "iid": ("train_size", "size_choices", "test_size"),
+    "natural": (),
+}
+"""partition -> the options that apply to it."""
+
+
+def reads_pixel_normalization(dataset: str) -> bool:
+    """Whether the released codes of the two papers normalize a dataset differently."""
+    return dataset in SPECS and SPECS[dataset].fedpac is not None
+
+
+def flag(name: str) -> str:
+    """Option as written on the command line, such as --train-size."""
+    return "--" + name.replace("_", "-")
+
+
+def option_words(values: Mapping[str, Any]) -> list[str]:
+    """Options as command-line arguments: ["--rounds", "30", "--size-choices", "300", "600", "--no-drop-last"].
+
+    Args:
+      values: name -> value.
+    """
+    words = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            words.append(flag(name if value else f"no_{name}"))
+        else:
+            words += [flag(name), *map(str, value if isinstance(value, list | tuple) else [value])]
+    return words
+
+
+def _require(condition: bool, name: str, rule: str, value: Any) -> None:
+    if not condition:
+        shown = f"{value:g}" if isinstance(value, float) else value
+        raise InvalidInput(f"{flag(name)} {rule}, not {shown}")

@@ -1,0 +1,195 @@
+"""A user's own data as options: which of them belong together, and what the data itself decides."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from experiments.cli.options import Options, flag
+from pfl_jax.data import own_files, read_tables
+from pfl_jax.data.rows import blocks
+from pfl_jax.data.sources import Dataset
+from pfl_jax.errors import InvalidInput, shortened
+from pfl_jax.networks.text import TEXT_MODELS, vocabulary_of
+
+CUSTOM = "custom"
+"""The experiment on the user's own data."""
+
+OWN_DATA = ("data", "label", "client_column", "test_data", "test_fraction", "normalize", "data_digest")
+"""Options that it alone has."""
+
+LISTED = 10
+"""Most classes that a note names."""
+
+PUBLISHED_DATA = ("source", "data_dir")
+"""Options of the papers' data sets only."""
+
+
+def checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
+    """Options of the run, with the partition that --client-column asks for.
+
+    Args:
+      dataset: which experiment.
+      options: as given.
+      given: names of the options that the user gave.
+
+    Raises:
+      InvalidInput: options that this experiment has not, or that exclude each other.
+    """
+    if dataset != CUSTOM:
+        for name in OWN_DATA:
+            if getattr(options, name) not in (None, False):
+                raise InvalidInput(f"{flag(name)} is for your own data: python -m experiments.custom")
+        if options.partition == "natural":
+            raise InvalidInput(f"--partition natural is for your own data: {dataset} has no clients of its own")
+        return options
+    for name in PUBLISHED_DATA:
+        if getattr(options, name) != getattr(Options, name):
+            raise InvalidInput(f"{flag(name)} is for the papers' data sets: custom reads --data")
+    if options.test_data is not None and options.test_fraction is not None:
+        raise InvalidInput("--test-fraction and --test-data cannot both be given")
+    if options.client_column is None:
+        if options.partition == "natural":
+            raise InvalidInput("--partition natural needs --client-column, the column that names each row's client")
+        return options
+    if "partition" in given and options.partition != "natural":
+        raise InvalidInput(
+            f"--client-column {options.client_column} and --partition {options.partition} cannot both be given: either "
+            "says which rows a client has"
+        )
+    return dataclasses.replace(options, partition="natural")
+
+
+def digest(options: Options) -> str:
+    """Digest of the data: that of the run, or of the files as they are now.
+
+    Raises:
+      InvalidInput: there is no data.
+    """
+    if options.data_digest is not None:
+        return options.data_digest
+    return own_files.digest(_data(options), options.test_data)
+
+
+def load(options: Options) -> Dataset:
+    """The data.
+
+    Raises:
+      InvalidInput: it is missing, cannot be used, or is not what the run began on.
+    """
+    dataset = own_files.from_file(**_arguments(options))
+    if options.data_digest not in (None, dataset.origin):
+        raise InvalidInput(
+            f"{options.data} is not the data of this run, or has changed: its digest is {dataset.origin}, not "
+            f"{options.data_digest}"
+        )
+    return dataset
+
+
+def sizes(options: Options) -> tuple[int, int]:
+    """Numbers of training examples and of clients, the latter 0 unless the data names them.
+
+    Raises:
+      InvalidInput: see `load`.
+    """
+    return _sizes(**_arguments(options))
+
+
+@functools.lru_cache(maxsize=16)
+def _sizes(**arguments: Any) -> tuple[int, int]:
+    dataset = own_files.from_file(**arguments)
+    return len(dataset.train_y), len(dataset.client_names)
+
+
+def is_file(data: str | None) -> TypeGuard[str]:
+    """Whether --data or --test-data names a file or folder, not a Hugging Face dataset or nothing."""
+    return data is not None and not data.startswith(own_files.HUB)
+
+
+def fitted(options: Options, given: frozenset[str], dataset: Dataset) -> Options:
+    """Options with the digest of the data, the number of its own clients if it has any, and that of its tokens.
+
+    Paths of files are absolute from here on: a run is exported and resumed from other folders too.
+
+    Raises:
+      InvalidInput: another number of clients was given.
+    """
+    paths = {name: _absolute(getattr(options, name)) for name in ("data", "test_data")}
+    options = dataclasses.replace(options, data_digest=dataset.origin, **paths)
+    is_tokens = np.issubdtype(dataset.train_x.dtype, np.integer) and dataset.mean is None
+    if options.model in TEXT_MODELS and options.vocabulary is None and is_tokens:
+        options = dataclasses.replace(options, vocabulary=vocabulary_of(dataset.train_x))
+    if options.partition != "natural":
+        return options
+    found = len(dataset.client_names)
+    if "num_clients" in given and options.num_clients != found:
+        raise InvalidInput(
+            f"--num-clients {options.num_clients}: {options.client_column} names {found} clients, leave it out"
+        )
+    return dataclasses.replace(options, num_clients=found)
+
+
+def notes(options: Options, dataset: Dataset) -> list[str]:
+    """Remarks on the user's own data that can be used, and may not be what was meant."""
+    tables = [path for path in (options.data, options.test_data) if is_file(path) and path.lower().endswith(".csv")]
+    found = [f"{Path(path).name} ends within a line, it may be cut off" for path in tables if read_tables.is_cut(path)]
+    found += _notes_on_classes(dataset)
+    if again := int(np.isin(_hashes(dataset.test_x), _hashes(dataset.train_x)).sum()):
+        found.append(f"{again} of {len(dataset.test_y)} test rows have the inputs of a training row")
+    if dataset.mean is None and dataset.train_x.dtype == "uint8" and dataset.train_x.max() > 1:
+        found.append("inputs are bytes from 0 to 255 and stay so; --normalize scales them")
+    if dataset.train_client is not None:
+        pairs = np.unique(np.stack([dataset.train_client, dataset.train_y]), axis=1)[0]
+        alone = int(np.sum(np.bincount(pairs) == 1))
+        if alone:
+            found.append(f"{alone} of {len(dataset.client_names)} clients have training rows of one class only")
+    return found
+
+
+def _notes_on_classes(dataset: Dataset) -> list[str]:
+    counts = np.bincount(np.concatenate([dataset.train_y, dataset.test_y]), minlength=dataset.num_classes)
+    names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+    order = np.argsort(counts, kind="stable")
+    listed = ", ".join(f"{names[number]} ({counts[number]})" for number in order[:LISTED])
+    if len(order) > LISTED:
+        listed += f" and {len(order) - LISTED} more, up to {names[order[-1]]} ({counts[order[-1]]})"
+    found = [f"rows of the {len(names)} classes, the fewest first: {listed}"]
+    if single := int(np.sum(counts == 1)):
+        found.append(f"{single} of {len(names)} classes have one row only")
+    spellings: dict[Any, list[str]] = {}
+    for name in names:
+        spellings.setdefault(_meaning(name), []).append(name)
+    if alike := "; ".join(", ".join(group) for group in spellings.values() if len(group) > 1):
+        found.append(f"classes that may be one, since they differ in spelling alone: {shortened(alike)}")
+    return found
+
+
+def _hashes(x: Any) -> np.ndarray:
+    """A number [P] for each row that equal rows share."""
+    return np.fromiter((hash(row.tobytes()) for _, part in blocks(x) for row in part), np.int64, len(x))
+
+
+def _meaning(name: str) -> float | str:
+    """What a class may be called in another spelling too."""
+    try:
+        return float(name)
+    except ValueError:
+        return name.casefold()
+
+
+def _arguments(options: Options) -> dict[str, Any]:
+    """Arguments of `own_files.from_file`."""
+    names = ("label", "client_column", "test_data", "test_fraction", "normalize")
+    return {"data": _data(options), "by_rows": options.distributed} | {name: getattr(options, name) for name in names}
+
+
+def _absolute(data: str | None) -> str | None:
+    return str(Path(data).expanduser().absolute()) if is_file(data) else data
+
+
+def _data(options: Options) -> str:
+    if options.data is None:
+        raise InvalidInput(f"give --data: {own_files.FORMATS}")
+    return options.data

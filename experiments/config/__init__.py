@@ -1,1 +1,0 @@
-"""Options, presets and the command line of a run, checked."""

@@ -1,1 +1,0 @@
-"""Execution of runs: build, run, record, resume and cache."""

@@ -1,0 +1,197 @@
+"""Reading of a run's files."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.cli.measures import FIELD, PROTOCOLS, Average, Protocol, Score
+from experiments.folder.intact import DIGESTS, digest_of_content, digest_of_file
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, VALIDATION, rounded
+from pfl_jax.errors import InvalidInput
+from pfl_jax.primitives.metrics import pooled
+from pfl_jax.safe_read import read_file
+
+COUNTERS = ("bytes_up", "bytes_down", "seconds")
+"""Entries of an evaluation beside its scores."""
+
+
+def read_summary(folder: str | Path) -> dict[str, Any]:
+    """Summary of a finished run; InvalidInput if it cannot be read, or a file of the run is not as it was written."""
+    summary = read_json(Path(folder) / SUMMARY)
+    check_digests(Path(folder), summary, (CONFIG, METRICS, SUMMARY))
+    return summary
+
+
+def check_digests(folder: Path, summary: dict[str, Any], names: Sequence[str]) -> None:
+    """Raise InvalidInput for the first file of a run that is not as it was written.
+
+    Args:
+      folder: of a finished run.
+      summary: content of its summary; those of older versions have no digests, and nothing is checked.
+      names: of the files.
+    """
+    digests = summary.get(DIGESTS, {})
+    for name in names if digests else ():
+        path = folder / name
+        found = digest_of_content(summary) if name == SUMMARY else digest_of_file(path)
+        if not isinstance(digests, dict) or found != digests.get(name):
+            raise InvalidInput(f"{path} is not as it was written: remove its folder, and the run is made again")
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Configuration of a run; InvalidInput if it cannot be read."""
+    return read_json(Path(folder) / CONFIG)
+
+
+def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
+    """Evaluations of a run in order, see `Evaluation.record`; InvalidInput if they cannot be read.
+
+    An incomplete last line is left out: the run continues, or was killed while it wrote.
+    """
+    text = _text(Path(folder) / METRICS)
+    lines = text.splitlines()
+    if lines and not text.endswith("\n") and not lines[-1].endswith("}"):
+        lines.pop()
+    return [_parse_json(line, Path(folder) / METRICS) for line in lines]
+
+
+def read_evaluations(folder: str | Path) -> list[dict[str, Any]]:
+    """Evaluations of a run as in `read_metrics`; pooled accuracies are added to those of older versions.
+
+    They are computed from the clients' accuracies and their numbers of test examples, and missing where the
+    configuration has no such numbers.
+    """
+    lines = read_metrics(folder)
+    if any("pooled" not in line[protocol] for line in lines for protocol in measured(line)):
+        counts = read_config(folder).get("test_examples")
+        for line in lines:
+            for protocol in measured(line):
+                values = line.get(f"{protocol}_per_client")
+                if "pooled" in line[protocol] or counts is None or values is None or len(values) != len(counts):
+                    continue
+                mean = rounded(pooled(np.array(values, np.float64), np.array(counts)))
+                line[protocol]["pooled"] = None if np.isnan(mean) else mean
+    return lines
+
+
+def measured(line: dict[str, Any]) -> list[Protocol]:
+    """Protocols of an evaluation."""
+    return [protocol for protocol in PROTOCOLS if isinstance(line.get(protocol), dict)]
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Content of a JSON file; InvalidInput if it cannot be read."""
+    return _parse_json(_text(Path(path)), Path(path))
+
+
+class Result(NamedTuple):
+    """Result of a finished run, from its folder or from its committed file.
+
+    Attributes:
+      path: file with its evaluations.
+      config: content of config.json; a committed file has no entries with one number for each client.
+      summary: content of summary.json, likewise.
+      rounds: "round" -> numbers of the evaluated rounds [R]; each protocol's name -> name -> [R], see
+        `pfl_jax.primitives.metrics.Summary`; "validation" -> the same on validation examples, where there are any;
+        "bytes_up", "bytes_down" and "seconds" -> [R].
+      command: shell command of the same run; "" for a folder.
+      commit: commit of the sources, see `experiments.folder.version.commit_of`; None if it is not known.
+      version: of the method, see `experiments.folder.version.method_version`; None for a folder.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    rounds: dict[str, Any]
+    command: str = ""
+    commit: str | None = None
+    version: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Run time in seconds; of runs that were trained together, each one's share."""
+        return self.summary["seconds"] / self.config.get("runs_together", 1)
+
+    def accuracy(self, protocol: Protocol, score: Score = "last", average: Average = "clients") -> float | None:
+        """Mean accuracy in percent; None where no client has an accuracy.
+
+        Args:
+          protocol: evaluation protocol.
+          score: the last evaluation, or the one with the highest mean on test examples.
+          average: mean over clients, or over their test examples.
+
+        Raises:
+          InvalidInput: the run was not evaluated by this protocol.
+        """
+        means = self.curve(protocol, average)
+        return means[-1] if score == "last" else max((mean for mean in means if mean is not None), default=None)
+
+    def curve(self, protocol: Protocol, average: Average = "clients") -> list[float | None]:
+        """Mean accuracies [R] in percent, as in `accuracy`."""
+        means = self.rounds.get(protocol, {}).get(FIELD[average])
+        if means is None:
+            what = f"{protocol}, {FIELD[average]}" if protocol in self.rounds else protocol
+            raise InvalidInput(f"{self.path} has no accuracies {what}: remove it, with its folder, and run it again")
+        return means
+
+    def validation(self, protocol: Protocol) -> float | None:
+        """Mean accuracy over clients on validation examples at the last evaluation; None without such examples."""
+        return self.rounds[VALIDATION][protocol]["mean"][-1] if VALIDATION in self.rounds else None
+
+    def at_round(self, number: int, protocol: Protocol) -> float | None:
+        """Mean over clients after a round; None if the round was not evaluated."""
+        rounds = self.rounds["round"]
+        return self.rounds[protocol]["mean"][rounds.index(number)] if number in rounds else None
+
+
+def read_result(folder: Path) -> Result:
+    """Result of a finished run in its folder; InvalidInput if it cannot be read."""
+    return Result(folder / METRICS, read_config(folder), read_summary(folder), columns(read_evaluations(folder)))
+
+
+def columns(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Evaluations in the form of `Result.rounds`, with the entries that all of them have."""
+    found: dict[str, Any] = {"round": [line["round"] for line in lines], **_summaries(lines)}
+    if VALIDATION in lines[-1]:
+        found[VALIDATION] = _summaries([line[VALIDATION] for line in lines])
+    return found | {name: [line[name] for line in lines] for name in COUNTERS if name in lines[-1]}
+
+
+def _summaries(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[Any]]]:
+    """Protocol -> name -> values of all lines, for names that all of them have."""
+    found = {}
+    for protocol in measured(lines[-1]):
+        names = [name for name in lines[-1][protocol] if all(name in line.get(protocol, {}) for line in lines)]
+        found[protocol] = {name: [line[protocol][name] for line in lines] for name in names}
+    return found
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return read_file(path)
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return _bytes(path).decode()
+    except UnicodeDecodeError:
+        raise _damaged(path) from None
+
+
+def _parse_json(text: str, path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise _damaged(path)
+    return content
+
+
+def _damaged(path: Path) -> InvalidInput:
+    return InvalidInput(f"{path} is damaged: remove it, with its folder if it is a run's, and it is made again")

@@ -1,0 +1,317 @@
+"""Runs found in folders, grouped by setting: runs of a group differ only in their seed."""
+
+import dataclasses
+import json
+import math
+import os
+import shlex
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.cli.effects import relevant_options
+from experiments.cli.hyper_parameters import method_config
+from experiments.cli.measures import Protocol
+from experiments.cli.options import Options, option_words
+from experiments.cli.own_code import label
+from experiments.cli.own_data import CUSTOM
+from experiments.cli.request import Request
+from experiments.folder import load
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, VALIDATION
+from experiments.folder.version import OTHER_CODE
+from experiments.papers import published
+from pfl_jax.engine.checkpoint import FOLDER
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
+from pfl_jax.methods.factories import recipes_of
+
+_NOT_SEARCHED = {FOLDER, "tensorboard", "wandb", OTHER_CODE}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as stored in its folder.
+
+    Attributes:
+      folder: its folder.
+      config: content of config.json.
+      request: its request, from the configuration.
+      setting: every option and hyper-parameter that its results depend on, except the seed.
+      data: description of the data that was used.
+      is_real: whether this is the real dataset.
+      headline: protocol that is reported first.
+      lines: its evaluations, see `experiments.folder.run_folder.Evaluation.record`.
+      summary: content of summary.json; None of a run that is not finished.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    request: Request
+    setting: dict[str, Any]
+    data: str
+    is_real: bool
+    headline: Protocol
+    lines: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+
+    @property
+    def seed(self) -> int:
+        return self.request.options.seed
+
+    @property
+    def round(self) -> int:
+        """Round of the last evaluation; 0 before the first."""
+        return self.lines[-1]["round"] if self.lines else 0
+
+    @property
+    def state(self) -> str:
+        """State in words."""
+        if self.summary is not None:
+            return "finished"
+        return f"unfinished: round {self.round} of {self.request.options.rounds}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one setting.
+
+    Attributes:
+      label: name that distinguishes it from other groups on the same data.
+      runs: its runs, sorted by seed.
+    """
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        return self.runs[0].setting
+
+    @property
+    def data(self) -> str:
+        return self.runs[0].data
+
+    @property
+    def is_real(self) -> bool:
+        return self.runs[0].is_real
+
+    @property
+    def data_name(self) -> str:
+        """Name of the dataset for a title, with its substitute if there is one."""
+        dataset = self.runs[0].request.dataset
+        return dataset if self.is_real and dataset != CUSTOM else self.data
+
+    @property
+    def method(self) -> str:
+        return label(self.runs[0].request.options.method)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether any run is finished; if so, unfinished ones do not count."""
+        return any(run.summary is not None for run in self.runs)
+
+    @property
+    def counted(self) -> list[Run]:
+        """Runs that the statistics use: the finished ones, or all with an evaluation if none is finished."""
+        finished = [run for run in self.runs if run.summary is not None and run.lines]
+        return finished or [run for run in self.runs if run.lines]
+
+    @property
+    def rounds(self) -> list[int]:
+        """Rounds in which every counted run was evaluated."""
+        evaluated = [{line["round"] for line in run.lines} for run in self.counted]
+        return sorted(set.intersection(*evaluated)) if evaluated else []
+
+    @property
+    def published(self) -> published.Published | None:
+        """Published accuracy for exactly this setting."""
+        return published.find(self.runs[0].request, is_real=self.is_real)
+
+    def lines(self, number: int) -> list[dict[str, Any]]:
+        """Evaluation of each counted run in a round."""
+        return [line for run in self.counted for line in run.lines if line["round"] == number]
+
+    def values(self, number: int, protocol: Protocol, name: str) -> list[float]:
+        """Value of each counted run in a round, such as "mean"; runs without one are left out."""
+        found = [line.get(protocol, {}).get(name) for line in self.lines(number)]
+        return [value for value in found if value is not None]
+
+    def validation(self, number: int, protocol: Protocol) -> list[float]:
+        """Mean accuracy on validation examples of each counted run in a round; runs without one are left out."""
+        found = [line.get(VALIDATION, {}).get(protocol, {}).get("mean") for line in self.lines(number)]
+        return [value for value in found if value is not None]
+
+    def per_client(self, number: int, protocol: Protocol) -> list[np.ndarray]:
+        """Sorted accuracies in percent of each counted run; clients without any are left out."""
+        rows = [line.get(f"{protocol}_per_client") or [] for line in self.lines(number)]
+        sorted_rows = [np.sort([value for value in row if value is not None]) for row in rows]
+        return [row for row in sorted_rows if row.size]
+
+    def curve(self, protocol: Protocol, name: str = "mean") -> tuple[list[int], np.ndarray]:
+        """Rounds [R] and the runs' values [S, R] in them; rounds without a value are left out."""
+        runs = self.counted
+        kept = [number for number in self.rounds if len(self.values(number, protocol, name)) == len(runs)]
+        table = [self.values(number, protocol, name) for number in kept]
+        return kept, np.asarray(table, np.float64).reshape(len(kept), len(runs)).T
+
+    def last_info(self) -> tuple[Run, dict[str, Any]] | None:
+        """Latest evaluation with Info of its round, and its run."""
+        for run in self.counted:
+            for line in reversed(run.lines):
+                if line.get("info"):
+                    return run, line
+        return None
+
+    def command(self) -> str:
+        """Command line of the first run, without its folder."""
+        request = self.runs[0].request
+        values = {**vars(request.options), **request.hyper_parameters}
+        names = sorted((request.given & set(values)) - {"out", "resume", "method", "seed"})
+        words = ["python", "-m", f"experiments.{request.dataset}", "--method", request.options.method]
+        words += option_words({name: values[name] for name in names})
+        return shlex.join([*words, "--seed", str(self.runs[0].seed)])
+
+
+def find(paths: Iterable[Path]) -> list[Path]:
+    """Folders of runs among and below the given ones.
+
+    Raises:
+      InvalidInput: one of them is missing or holds no run.
+    """
+    found: dict[Path, Path] = {}
+    for path in paths:
+        path = path.expanduser()
+        if not path.is_dir():
+            raise InvalidInput(f"{path} is not a folder: give those of runs, or one above them")
+        here = []
+        for folder, below, files in os.walk(path):
+            below[:] = sorted(name for name in below if name not in _NOT_SEARCHED)
+            if CONFIG in files and METRICS in files:
+                here.append(Path(folder))
+        if not here:
+            raise InvalidInput(f"there is no run in {path}: a run's folder holds {CONFIG} and {METRICS}")
+        found |= {folder.resolve(): folder for folder in here if folder.resolve() not in found}
+    return list(found.values())
+
+
+def read(folder: Path, headline: Protocol | None = None) -> Run:
+    """Run in a folder; InvalidInput if it cannot be read.
+
+    Args:
+      folder: folder of the run.
+      headline: protocol that is reported first; None for the run's own --eval-protocol.
+    """
+    config = load.read_config(folder)
+    try:
+        request = _request(config)
+        setting = {"dataset": request.dataset} | relevant_options(request)
+        data, is_real = config["data"]["description"], config["data"]["is_real"]
+    except (KeyError, TypeError, AttributeError):
+        raise InvalidInput(f"{folder / CONFIG} is not the configuration of a run") from None
+    # Before the lines: a run that is finished meanwhile counts as one that goes on, with the lines that it had then.
+    summary = load.read_summary(folder) if (folder / SUMMARY).exists() else None
+    lines = load.read_evaluations(folder)
+    if not all(isinstance(line, dict) and "round" in line and "received" in line for line in lines):
+        raise InvalidInput(f"{folder / METRICS} is not the log of a run")
+    first = headline or request.options.eval_protocol
+    return Run(folder, config, request, setting, data, bool(is_real), first, lines, summary)
+
+
+def _request(config: dict[str, Any]) -> Request:
+    """Request of a stored run: newer options get their defaults, removed ones are dropped."""
+    fields = {field.name for field in dataclasses.fields(Options)}
+    stored = {name: value for name, value in config["options"].items() if name in fields}
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
+    options = Options(**values)
+    own_code = dict(config.get("own_code", {}))
+    recipes = recipes_of(METHODS.get(options.method, METHODS["local"]))
+    newer = {field.name: field.default for recipe in recipes for field in dataclasses.fields(recipe)}
+    own = newer | config["hyper_parameters"]
+    return Request(config["dataset"], options, own, frozenset(config["given"]), own_code)
+
+
+def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:
+    """Group runs of one setting.
+
+    Args:
+      runs: at least one.
+
+    Returns:
+      Groups in the order of their first runs, those on the same data together; and runs that are left out, since
+      another one with the same setting and seed is there that is as far or further.
+    """
+    by_key: dict[str, dict[int, Run]] = {}
+    repeated = []
+    for run in runs:
+        others = by_key.setdefault(json.dumps([run.data, run.setting], sort_keys=True, default=str), {})
+        known = others.get(run.seed)
+        if known is None or _progress(run) > _progress(known):
+            others[run.seed] = run
+        if known is not None:
+            repeated.append(known if others[run.seed] is run else run)
+    by_data: dict[str, list[tuple[Run, ...]]] = {}
+    for of_seeds in by_key.values():
+        members = tuple(of_seeds[seed] for seed in sorted(of_seeds))
+        by_data.setdefault(members[0].data, []).append(members)
+    groups = []
+    for here in by_data.values():
+        names = _labels([members[0].setting for members in here])
+        groups += [Group(name, members) for name, members in zip(names, here, strict=True)]
+    return groups, repeated
+
+
+def _progress(run: Run) -> tuple[bool, int]:
+    return run.summary is not None, run.round
+
+
+def _labels(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Name of each group: the method, and what distinguishes it from others with the same method."""
+    whole, brief = [], []
+    for setting in settings:
+        same = [other for other in settings if other["method"] == setting["method"]]
+        apart = [name for name in setting if len({repr(other.get(name)) for other in same}) > 1]
+        whole.append(" ".join([setting["method"], *(short(name, setting[name]) for name in apart)]))
+        said = [name for name in apart if not _omitted_from_label(name, setting)]
+        brief.append(" ".join([setting["method"], *(short(name, setting[name]) for name in said)]))
+    return [full if brief.count(name) > 1 else name for full, name in zip(whole, brief, strict=True)]
+
+
+def _omitted_from_label(name: str, setting: dict[str, Any]) -> bool:
+    """Whether an option is left out of a label: off, at its default, or about evaluation only."""
+    if name in ("preset", "eval_every"):
+        return True
+    value = setting[name]
+    if not isinstance(value, bool):
+        return value == "none"
+    usual = {field.name: field.default for field in dataclasses.fields(Options)}
+    if setting["method"] in METHODS:
+        usual |= vars(method_config(setting["method"])())
+    return value == usual.get(name)
+
+
+def short(name: str, value: Any) -> str:
+    """Option with its value, for a legend."""
+    if isinstance(value, bool):
+        return name if value else f"no-{name}"
+    return f"{name}={'none' if value is None else plain(value)}"
+
+
+def plain(value: Any) -> str:
+    """Value as text."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return " ".join(map(plain, value))
+    return "—" if value is None else str(value)
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation; the latter None for one value, or with a NaN among them."""
+    mean = statistics.fmean(values)
+    return mean, statistics.stdev(values) if len(values) > 1 and math.isfinite(mean) else None

@@ -1,0 +1,131 @@
+"""Code behind a result: digests of the sources, the commit that has them, and the version of the method."""
+
+import functools
+import hashlib
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, TypeAlias
+
+import pfl_jax
+from pfl_jax.methods import METHODS
+from pfl_jax.methods.factories import version_of
+
+PACKAGE = Path(pfl_jax.__file__).parent
+
+EXPERIMENTS = Path(__file__).parents[1]
+BUILDING = ("cli", "run", "sweep")
+"""Folders of `experiments` that build and train runs; all others read them."""
+
+Trust: TypeAlias = Literal["sources", "version", "all"]
+"""Code that counts as today's: the same sources, any with the same version of the method, or all."""
+
+RESUMED_BY = "resumed_by"
+"""Entry of config.json with the other code that trained later rounds of a run, as in `versions_behind`."""
+
+OTHER_CODE = "other-code"
+"""Subfolder of the runs that other code made, in the folder of a command of many runs: OTHER_CODE/1, and so on."""
+
+
+@functools.cache
+def own_version() -> str:
+    """Digest of this package's source files, which stands for its version because it runs from a checkout."""
+    return _digest(_sources(PACKAGE, PACKAGE))
+
+
+@functools.cache
+def building_version() -> str:
+    """Digest of the source files of `experiments` that build and train runs."""
+    return _digest(one for name in BUILDING for one in _sources(EXPERIMENTS / name, EXPERIMENTS))
+
+
+def source_versions() -> dict[str, str]:
+    """Digests of all sources on which results depend, by the names that they have in config.json."""
+    return {"pfl_jax": own_version(), "experiments": building_version()}
+
+
+def method_version(method: str) -> int | None:
+    """Version of a method's results, see `pfl_jax.methods.factories.checked`; None for a user's own method."""
+    return version_of(METHODS[method]) if method in METHODS else None
+
+
+def code_version(method: str) -> dict[str, Any]:
+    """Today's code for a method, as it is compared."""
+    return source_versions() | {"method_version": method_version(method)}
+
+
+def versions_behind(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Code that made a run, each as in `code_version`; the first one began it.
+
+    Args:
+      config: content of the run's config.json.
+    """
+    began = {name: config.get("versions", {}).get(name) for name in source_versions()}
+    return [began | {"method_version": config.get("method_version")}, *config.get(RESUMED_BY, [])]
+
+
+def by_other_code(config: Mapping[str, Any], trust: Trust) -> bool:
+    """Whether other code than today's made a run, or some of its rounds.
+
+    Args:
+      config: content of the run's config.json; what it does not say counts as other code.
+      trust: which code counts as today's.
+    """
+    own = code_version(config["options"]["method"])
+    # The version of a user's own method is its text, which is an option of the run.
+    by_number = trust == "version" and own["method_version"] is not None
+    compared = () if trust == "all" else ("method_version",) if by_number else source_versions()
+    return any(one.get(name) != own[name] for one in versions_behind(config) for name in compared)
+
+
+@functools.cache
+def commit_of(version: str) -> str | None:
+    """Commit in which the package has this `own_version`.
+
+    It is searched from the checkout's present commit backwards, so that results of an earlier version can still be
+    attributed.
+
+    Args:
+      version: a digest.
+
+    Returns:
+      The commit's hash; None where no commit has these sources (uncommitted changes), or there is no git.
+    """
+    folder = PACKAGE.name
+    try:
+        for commit in _git("rev-list", "HEAD", "--", folder).decode().split():
+            if _digest(_files(commit, folder)) == version:
+                return commit
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return None
+
+
+def _sources(folder: Path, root: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
+    for path in folder.rglob("*.py"):
+        yield PurePosixPath(path.relative_to(root).as_posix()), path.read_bytes()
+
+
+def _digest(files: Iterable[tuple[PurePosixPath, bytes]]) -> str:
+    """Digest of names relative to the package, and contents."""
+    digest = hashlib.sha256()
+    for path, content in sorted(files):
+        digest.update(f"{path} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:12]
+
+
+def _files(commit: str, folder: str) -> Iterator[tuple[PurePosixPath, bytes]]:
+    for line in _git("ls-tree", "-r", "-z", commit, "--", folder).decode().split("\0"):
+        about, _, name = line.partition("\t")
+        if name.endswith(".py"):
+            yield PurePosixPath(name).relative_to(folder), _blob(about.split()[2])
+
+
+@functools.cache
+def _blob(name: str) -> bytes:
+    return _git("cat-file", "blob", name)
+
+
+def _git(*words: str) -> bytes:
+    done = subprocess.run(["git", "-C", PACKAGE.parent, *words], check=True, capture_output=True)
+    return done.stdout

@@ -1,0 +1,1 @@
+"""The machine: JAX configuration, devices, processes, locks, signals, progress, and the compilation cache."""

@@ -1,0 +1,98 @@
+"""Lines on the console, printed as they are, and the progress of a run."""
+
+import statistics
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+
+def print_line(console: Console, text: str, style: str | None = None) -> None:
+    """Print a line, however long.
+
+    Args:
+      console: the console.
+      text: the line.
+      style: style of rich, such as "bold".
+    """
+    console.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
+
+
+def print_text(console: Console, text: str, style: str | None = None) -> None:
+    """Print a line for people, which a terminal breaks between words; files and pipes get it whole."""
+    console.print(text, style=style, soft_wrap=not console.is_terminal, highlight=False, markup=False)
+
+
+def print_notice(console: Console, text: str) -> None:
+    """Print a line that the user should not miss."""
+    print_text(console, text, "bold yellow")
+
+
+LINE_EVERY = 10.0
+"""Seconds between two lines without a terminal."""
+
+
+class RoundProgress:
+    """Display of round, accuracy, examples per second and remaining time; a context manager.
+
+    Args:
+      console: console to print to.
+      rounds: number of rounds of the run.
+      headline: evaluation protocol of the displayed accuracy.
+    """
+
+    def __init__(self, console: Console, rounds: int, headline: str):
+        self._console, self._rounds, self._headline = console, rounds, headline
+        self._durations: list[float] = []
+        self._shown = float("-inf")
+        self._bar = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=rounds, status="compiling")
+
+    def __enter__(self) -> "RoundProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self._bar.stop()
+
+    def update(self, number: int, seconds: float, accuracy: float | None, examples_per_second: float) -> None:
+        """Count one more completed round.
+
+        Args:
+          number: number of the round, from 1.
+          seconds: duration of the round.
+          accuracy: latest mean accuracy over clients in percent; None before the first evaluation.
+          examples_per_second: training examples processed per second.
+        """
+        self._durations.append(seconds)
+        shown = "—" if accuracy is None else f"{accuracy:.2f} %"
+        said = [f"{self._headline} {shown}", f"{examples_per_second:,.0f} examples/s"]
+        # The first round, with compilation, says nothing about the others.
+        if len(self._durations) > 1:
+            said.append(f"{duration(self._seconds_left(number))} left")
+        status = " · ".join(said)
+        self._bar.update(self._task, completed=number, status=status)
+        now = time.monotonic()
+        if not self._console.is_terminal and (now - self._shown >= LINE_EVERY or number in (1, self._rounds)):
+            self._shown = now
+            print_line(self._console, f"round {number}/{self._rounds} · {status}")
+
+    def _seconds_left(self, number: int) -> float:
+        """Estimate from the median of the latest rounds but for the first one."""
+        recent = self._durations[1:][-10:]
+        return statistics.median(recent) * (self._rounds - number)
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds: "1:02:03", "2:03"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

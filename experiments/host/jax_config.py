@@ -1,0 +1,170 @@
+"""JAX on this machine: settings before its first computation, devices, and the cache of compiled programs."""
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments.cli.options import MATMUL_PRECISION, Options, Precision
+from pfl_jax.errors import InvalidInput
+
+
+def prepare(options: Options) -> None:
+    """Call `prepare_jax` with the values of the options."""
+    prepare_jax(
+        devices=None if options.devices == "auto" else options.devices,
+        precision=options.precision,
+        compilation_cache=options.compilation_cache,
+    )
+
+
+def prepare_jax(
+    *, devices: int | None = None, precision: Precision = "float32", compilation_cache: bool = True
+) -> None:
+    """Make the settings that JAX needs before its first computation.
+
+    Args:
+      devices: number of simulated devices on a CPU; None for one for each core.
+      precision: precision of matrix products and convolutions.
+      compilation_cache: whether compiled programs are cached on disk.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = cores if devices is None else devices
+    _set_xla_flags(
+        {
+            # One device per core, with clients spread over them, uses the cores better than one device that splits
+            # every operation.
+            "xla_force_host_platform_device_count": count,
+            # XLA ends the process if a device waits longer for another one. The default of 60 seconds is too short for
+            # large models on a busy machine.
+            "xla_cpu_collective_call_terminate_timeout_seconds": 7 * 24 * 3600,
+        }
+    )
+    jax.config.update("jax_default_matmul_precision", MATMUL_PRECISION[precision])
+    folder = cache_folder() if compilation_cache else None
+    if folder is not None:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        # Cache small programs too, so that the next start compiles nothing.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _set_xla_flags(values: dict[str, int]) -> None:
+    """Add flags that the environment does not set yet."""
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    known = {flag.partition("=")[0] for flag in flags}
+    flags += [f"--{name}={value}" for name, value in values.items() if f"--{name}" not in known]
+    os.environ["XLA_FLAGS"] = " ".join(flags)
+
+
+def cache_folder() -> Path | None:
+    """Folder of compiled programs, separate for each kind of CPU because machines may share a home folder.
+
+    None for a user without a home folder, as in some containers, and for a path that is no text, which XLA refuses.
+    """
+    try:
+        root = Path(os.environ.get("PFL_JAX_CACHE") or "~/.cache/pfl_jax/xla").expanduser()
+        str(root).encode()
+    except (RuntimeError, UnicodeEncodeError):
+        return None
+    try:
+        cpu = next(
+            line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))
+        )
+    except (OSError, StopIteration):
+        cpu = platform.processor()
+    return root / f"{platform.machine()}-{hashlib.sha256(cpu.encode()).hexdigest()[:12]}"
+
+
+def devices(options: Options) -> list[Any]:
+    """Devices that share the clients, the same number from each process.
+
+    Args:
+      options: options of the run.
+
+    Raises:
+      InvalidInput: there are too few devices, more processes than clients, with --distributed more devices than
+        clients, or the devices cannot be shared equally.
+    """
+    if not options.distributed:
+        available = jax.local_devices()
+        if options.devices == "auto":
+            return available[: options.num_clients]
+        if options.devices > len(available):
+            raise InvalidInput(f"--devices {options.devices} is more than the {len(available)} there are")
+        return available[: options.devices]
+    processes = jax.process_count()
+    if processes > options.num_clients:
+        raise InvalidInput(
+            f"{processes} processes cannot share {options.num_clients} clients: start at most {options.num_clients}"
+        )
+    by_process = [[device for device in jax.devices() if device.process_index == index] for index in range(processes)]
+    fewest = min(map(len, by_process))
+    if options.devices == "auto":
+        share = min(fewest, options.num_clients // processes)
+    else:
+        share, rest = divmod(options.devices, processes)
+        if rest:
+            raise InvalidInput(f"--devices {options.devices} cannot be shared equally by {processes} processes")
+        if share > fewest:
+            raise InvalidInput(f"--devices {options.devices} is more than {processes} processes have, {fewest} each")
+        if options.devices > options.num_clients:
+            raise InvalidInput(f"--devices {options.devices} is more than the {options.num_clients} clients")
+    return [device for available in by_process for device in available[:share]]
+
+
+_CACHE_WARNING = re.compile(
+    r"Error (reading|writing) persistent compilation cache entry for '([^']*)': (?:\w+: )?(.*)", re.S
+)
+
+
+def folder() -> Path | None:
+    """Folder of JAX's compilation cache; None if it is off."""
+    path = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    return None if path is None else Path(path)
+
+
+@contextlib.contextmanager
+def repair_cache(notify: Callable[[str], None]) -> Iterator[None]:
+    """Context that removes damaged files from JAX's compilation cache.
+
+    JAX does not write cache files atomically: a full disk or a killed process leaves an incomplete file, which JAX does
+    not replace and warns about at each start. Here such files are removed, so that JAX writes them again, and the
+    problem is reported once, in one line.
+
+    Args:
+      notify: function that receives one message if programs cannot be cached, and one if cached programs are damaged.
+    """
+    cache, reported = folder(), set()
+    with warnings.catch_warnings():
+        previous = warnings.showwarning
+        warnings.filterwarnings("always", message="Error (reading|writing) persistent compilation cache entry")
+
+        def show(message: Any, *args: Any, **kwargs: Any) -> None:
+            found = _CACHE_WARNING.match(str(message))
+            if found is None or cache is None:
+                previous(message, *args, **kwargs)
+                return
+            operation, program, reason = found.groups()
+            for path in cache.glob(f"{program}-*"):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            if operation not in reported:
+                reported.add(operation)
+                reason = " ".join(reason.split())
+                if operation == "reading":
+                    notify(f"Note: a compiled program in {cache} cannot be read and is compiled anew ({reason}).")
+                else:
+                    notify(
+                        f"Note: compiled programs cannot be kept in {cache} ({reason}): the next start compiles too."
+                    )
+
+        warnings.showwarning = show
+        yield

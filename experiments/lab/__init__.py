@@ -1,0 +1,1 @@
+"""The project's own laboratory: long runs, their committed results, the pages made from them, and the benchmark."""

@@ -1,0 +1,147 @@
+"""The machine, its time and memory: interleaved repetitions, peak of matrix products, resident memory."""
+
+import datetime
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+ROOT = Path(__file__).parents[3]
+
+
+def machine() -> dict[str, Any]:
+    """Processor, devices and versions of this machine."""
+    packages = ("jax", "jaxlib", "torch", "numpy")
+    there = {found.metadata["Name"]: found.version for found in metadata.distributions()}
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    devices = jax.local_devices()
+    return {
+        "devices": f"{devices[0].device_kind} x {len(devices)}",
+        "backend": jax.default_backend(),
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "versions": {"python": platform.python_version()} | {name: there[name] for name in packages if name in there},
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Wall time of one call, which must return only when its results are computed."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def interleaved(repetitions: int, contestants: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """Seconds of every call of each contestant, in turn, so that a disturbance of the machine affects all of them."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for repetition in range(repetitions):
+        # Reversed every time, so that no contestant always follows the same one.
+        for name in list(contestants)[:: 1 if repetition % 2 == 0 else -1]:
+            times[name].append(seconds(contestants[name]))
+    return times
+
+
+def medians(repetitions: int, contestants: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """Median seconds of each contestant, see `interleaved`."""
+    times = interleaved(repetitions, contestants)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def matmul_peak(size: int, mesh: Mesh, repetitions: int = 5) -> dict[str, float]:
+    """Highest rate of floating-point operations per second of this machine in float32 matrix products.
+
+    Args:
+      size: rows of the square matrices.
+      mesh: of all devices.
+      repetitions: of which the best counts.
+
+    Returns:
+      "one_device": one product, which a CPU splits over its cores. "every_device": one product on each device at
+      once. "peak": the larger.
+    """
+    matrix = jax.random.normal(jax.random.key(0), (size, size), jnp.float32)
+    sharded = PartitionSpec("clients")
+    stack = jax.device_put(jnp.broadcast_to(matrix, (mesh.size, size, size)), NamedSharding(mesh, sharded))
+    each = jax.jit(jax.shard_map(lambda a: (a[0] @ a[0])[None], mesh=mesh, in_specs=sharded, out_specs=sharded))
+
+    def rate(product: Callable[[jax.Array], jax.Array], operand: jax.Array, products: int) -> float:
+        jax.block_until_ready(product(operand))
+        best = min(seconds(lambda: jax.block_until_ready(product(operand))) for _ in range(repetitions))
+        return products * 2 * size**3 / best
+
+    rates = {
+        "one_device": rate(jax.jit(lambda a: a @ a), matrix, 1),
+        "every_device": rate(each, stack, mesh.size),
+    }
+    return rates | {"peak": max(rates.values())}
+
+
+def copy_rate(size: int = 2**27, repetitions: int = 3) -> float:
+    """Bytes per second at which one core copies memory, the best of some repetitions of so many bytes."""
+    # Into memory that is there already: a new page takes longer than to copy it.
+    block, copy = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    return size / min(seconds(lambda: np.copyto(copy, block)) for _ in range(repetitions))
+
+
+def peak_memory() -> int:
+    """Peak memory of this process so far, in bytes."""
+    # ru_maxrss only as a last resort: a child starts with its parent's value.
+    held = _status("VmHWM")
+    if held is not None:
+        return held
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else largest * 1024
+
+
+def resident_memory() -> int | None:
+    """Current memory of this process in bytes; None where the system does not report it."""
+    return _status("VmRSS")
+
+
+def peak_memory_of(process: int) -> int:
+    """Peak memory of another process so far, in bytes; 0 once it has ended."""
+    return _status("VmHWM", str(process)) or 0
+
+
+def _status(name: str, process: str = "self") -> int | None:
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+
+
+def in_process(kind: str, request: dict[str, Any], **environment: str) -> dict[str, Any]:
+    """JSON that `python -m experiments.lab.benchmark.children KIND REQUEST` prints as its last line.
+
+    A separate process, for its own peak memory and a cold start, with these environment variables on top; RuntimeError
+    with what it wrote to stderr, if it fails.
+    """
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    finished = subprocess.run(
+        [sys.executable, "-m", "experiments.lab.benchmark.children", kind, json.dumps(request)],
+        env=os.environ | {"PYTHONPATH": path} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if finished.returncode:
+        raise RuntimeError(f"{kind} failed:\n{finished.stderr}")
+    return json.loads(finished.stdout.splitlines()[-1])

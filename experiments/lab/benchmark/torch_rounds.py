@@ -1,0 +1,240 @@
+"""The same work as a plain PyTorch loop, one client after another, for comparison.
+
+Written for this comparison, with the care that this package takes itself: pictures are normalized tensors before the
+clock starts, pooling comes before activations, FedPAC's features are computed once for its statistics and
+its head's epoch, its matrix of inner products holds all quadratic programs, which SciPy's nonnegative least squares
+solves in milliseconds. Needs PyTorch: requirements-bench.txt.
+"""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import scipy.linalg
+import scipy.optimize
+
+from experiments.lab.benchmark.workload import Scale
+from pfl_jax.base import Params
+from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.primitives.head_combination import NEGLIGIBLE_WEIGHT
+
+# By name, so that the type checker asks for nothing that may not be installed.
+torch: Any = importlib.import_module("torch")
+nn: Any = importlib.import_module("torch.nn")
+functional: Any = importlib.import_module("torch.nn.functional")
+
+FEATURE_BATCH = 200
+"""Examples whose features are computed at once, as in the JAX rounds."""
+
+
+# The GPU, if both sides can have it.
+DEVICE: Any = torch.device("cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu")
+
+
+class Examples(NamedTuple):
+    """Examples of one client in memory: x [n, C, H, W] and y [n]."""
+
+    x: Any
+    y: Any
+
+
+class Server(NamedTuple):
+    """State of FedPAC's server and clients: backbone [P], a head for each client [N, H], centroids [K, d] or None."""
+
+    backbone: Any
+    heads: Any
+    centroids: Any
+
+
+def clients(data: FederatedData) -> list[tuple[Examples, Examples]]:
+    """Training and test examples of every client as tensors."""
+
+    def examples(client: int, split: Any) -> Examples:
+        one = jax.device_get(client_data(data, client, split))
+        real = np.flatnonzero(one.mask)
+        x, y = torch.from_numpy(one.x[real]), torch.from_numpy(one.y[real].astype(np.int64))
+        return Examples(x.permute(0, 3, 1, 2).contiguous().to(DEVICE), y.to(DEVICE))
+
+    return [(examples(client, "train"), examples(client, "test")) for client in range(data.num_clients)]
+
+
+class Network(nn.Module):
+    """FedPAC's network for gray pictures; see `pfl_jax.networks.models.fedpac_cnn`."""
+
+    def __init__(self, params: Params):
+        """Start from the weights of `fedpac_cnn(...).init`."""
+        super().__init__()
+        backbone = jax.device_get(params["backbone"])
+        blocks = []
+        for name, padding in (("conv1", 0), ("conv2", 1)):
+            kernel = backbone[name]["kernel"]
+            layer = nn.Conv2d(kernel.shape[2], kernel.shape[3], kernel.shape[0], padding=padding)
+            _assign(layer, kernel.transpose(3, 2, 0, 1), backbone[name]["bias"])
+            blocks += [layer, nn.MaxPool2d(2), nn.LeakyReLU(0.01)]
+        kernel = backbone["fc1"]["kernel"]
+        # Rows of the dense layer are (row, column, channel) in JAX and (channel, row, column) in PyTorch.
+        channels = backbone["conv2"]["bias"].size
+        side = round((kernel.shape[0] / channels) ** 0.5)
+        rows = kernel.reshape(side, side, channels, -1).transpose(2, 0, 1, 3).reshape(kernel.shape)
+        dense = nn.Linear(*kernel.shape)
+        _assign(dense, rows.T, backbone["fc1"]["bias"])
+        self.backbone = nn.Sequential(*blocks, nn.Flatten(), dense, nn.LeakyReLU(0.01))
+        head = jax.device_get(params["head"])
+        self.head = nn.Linear(*head["kernel"].shape)
+        _assign(self.head, head["kernel"].T, head["bias"])
+        self.to(DEVICE)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.backbone(x))
+
+
+def _assign(layer: Any, weight: np.ndarray, bias: np.ndarray) -> None:
+    layer.weight.data.copy_(torch.from_numpy(np.array(weight)))
+    layer.bias.data.copy_(torch.from_numpy(np.array(bias)))
+
+
+def weights(module: Any) -> Any:
+    """Copy of the parameters of a module, as one vector."""
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+def _load(module: Any, vector: Any) -> None:
+    sizes = [parameter.numel() for parameter in module.parameters()]
+    for parameter, part in zip(module.parameters(), vector.split(sizes), strict=True):
+        parameter.data.copy_(part.view_as(parameter))
+
+
+def _train(parameters: Any, loss: Any, size: int, epochs: int, lr: float, scale: Scale) -> None:
+    """SGD on loss(rows) over reshuffled rows of one client."""
+    optimizer = torch.optim.SGD(parameters, lr=lr, momentum=scale.momentum, weight_decay=scale.weight_decay)
+    for _ in range(epochs):
+        for rows in torch.randperm(size, device=DEVICE).split(scale.batch_size):
+            optimizer.zero_grad()
+            loss(rows).backward()
+            optimizer.step()
+
+
+def train_clients(network: Network, start: Any, examples: Sequence[Examples], epochs: int, scale: Scale) -> None:
+    """Local training alone: every client trains the whole network from the same weights."""
+    for x, y in examples:
+        _load(network, start)
+
+        def loss(rows: Any, x: Any = x, y: Any = y) -> Any:
+            return functional.cross_entropy(network(x[rows]), y[rows])
+
+        _train(network.parameters(), loss, len(y), epochs, scale.lr, scale)
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _features(network: Network, x: Any) -> Any:
+    with torch.no_grad():
+        return torch.cat([network.backbone(part) for part in x.split(FEATURE_BATCH)])
+
+
+def _accuracy(network: Network, examples: Examples) -> float:
+    with torch.no_grad():
+        predicted = network.head(_features(network, examples.x)).argmax(1)
+    return (predicted == examples.y).float().mean().item()
+
+
+def _centroids(features: Any, y: Any, num_classes: int) -> tuple[Any, Any]:
+    """Class means [K, d], zero for absent classes, and counts [K]."""
+    members = functional.one_hot(y, num_classes).float()
+    counts = members.sum(0)
+    return members.T @ features / counts.clamp(min=1)[:, None], counts
+
+
+def head_weights(mu: np.ndarray, variance: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """FedPAC's alpha [M, M] (Eq. 46) by nonnegative least squares.
+
+    For P = U'U the minimiser of ||U x||^2 + (1 - sum x)^2 over x >= 0 is that of x'Px on the simplex, up to its scale.
+
+    Args:
+      mu: [M, K, d].
+      variance: V [M].
+      counts: n [M].
+    """
+    means = mu.reshape(len(mu), -1).astype(np.float64)
+    means -= means.mean(0)
+    gram, noise = means @ means.T, np.diag(variance / counts)
+    target = np.append(np.zeros(len(mu)), 1.0)
+    rows = []
+    for i in range(len(mu)):
+        bias = gram[i, i] - gram[i][:, None] - gram[i][None] + gram
+        factor = scipy.linalg.cholesky(bias + noise + 1e-12 * np.trace(bias) * np.eye(len(mu)))
+        row, _ = scipy.optimize.nnls(np.vstack([factor, np.ones(len(mu))]), target)
+        row /= row.sum()
+        row[row < NEGLIGIBLE_WEIGHT] = 0
+        rows.append(row / row.sum())
+    return np.stack(rows)
+
+
+class FedPAC:
+    """Rounds of FedPAC over all clients, one after another.
+
+    Args:
+      params: initial weights, JAX's.
+      examples: (training, test) of each client.
+      num_classes: K.
+      scale: batch, epochs and rates.
+    """
+
+    def __init__(self, params: Params, examples: Sequence[tuple[Examples, Examples]], num_classes: int, scale: Scale):
+        self.network, self.examples = Network(params), examples
+        self.num_classes, self.scale = num_classes, scale
+        heads = weights(self.network.head).repeat(len(examples), 1)
+        self.server = Server(weights(self.network.backbone), heads, None)
+
+    def _local(self, client: int) -> tuple[Any, Any, np.ndarray, float, float]:
+        """Train the network for one client; return its centroids and counts, mu, V, and accuracy."""
+        network, scale, (x, y) = self.network, self.scale, self.examples[client][0]
+        self._deploy(client)
+        # Once, for the statistics and the head alike.
+        features = _features(network, x)
+        means, counts = _centroids(features, y, self.num_classes)
+        mu = means * (counts / len(y))[:, None]
+        variance = (features.square().sum(1).mean() - mu.square().sum()).item()
+
+        def head_loss(rows: Any) -> Any:
+            return functional.cross_entropy(network.head(features[rows]), y[rows])
+
+        _train(network.head.parameters(), head_loss, len(y), 1, scale.head_lr, scale)
+        targets = None if self.server.centroids is None else self.server.centroids[y]
+        network.head.requires_grad_(False)
+
+        def loss(rows: Any) -> Any:
+            features = network.backbone(x[rows])
+            value = functional.cross_entropy(network.head(features), y[rows])
+            return value if targets is None else value + scale.lam * functional.mse_loss(features, targets[rows])
+
+        _train(network.backbone.parameters(), loss, len(y), scale.epochs, scale.lr, scale)
+        network.head.requires_grad_(True)
+        centroids = _centroids(_features(network, x), y, self.num_classes)
+        trained = weights(network.backbone), weights(network.head)
+        return centroids, trained, mu.cpu().numpy(), variance, _accuracy(network, self.examples[client][1])
+
+    def _deploy(self, client: int) -> None:
+        _load(self.network.backbone, self.server.backbone)
+        _load(self.network.head, self.server.heads[client])
+
+    def round(self, cohort: Sequence[int] | None = None) -> tuple[float, float]:
+        """One round of a cohort, by default of all: mean accuracies over it, received and trained."""
+        cohort = range(len(self.examples)) if cohort is None else cohort
+        centroids, trained, mu, variance, accuracies = zip(*map(self._local, cohort), strict=True)
+        counts = np.array([len(self.examples[client][0].y) for client in cohort], np.float64)
+        alpha = head_weights(np.stack(mu), np.array(variance), counts)
+        share, alpha = (torch.from_numpy(rows).float().to(DEVICE) for rows in (counts / counts.sum(), alpha))
+        backbones, heads = (torch.stack(vectors) for vectors in zip(*trained, strict=True))
+        sums = sum(means * number[:, None] for means, number in centroids)
+        members = torch.stack([number for _, number in centroids]).sum(0).clamp(min=1)
+        every = self.server.heads.clone()
+        every[list(cohort)] = alpha @ heads
+        self.server = Server(share @ backbones, every, sums / members[:, None])
+        received = []
+        for client in cohort:
+            self._deploy(client)
+            received.append(_accuracy(self.network, self.examples[client][1]))
+        return float(np.mean(received)), float(np.mean(accuracies))

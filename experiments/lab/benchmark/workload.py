@@ -1,0 +1,174 @@
+"""Workload of the benchmark: sizes, the federation, the network and its operations."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from experiments.lab.benchmark import measure
+from pfl_jax import models, simulate
+from pfl_jax.base import Method, Model
+from pfl_jax.data import federated, partition, sources
+from pfl_jax.data.federated import FederatedData
+from pfl_jax.data.sources import Dataset
+from pfl_jax.methods import make_method
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes of the measurements; the defaults are FedPAC's setting on Fashion-MNIST."""
+
+    clients: int = 20
+    """Where everyone takes part."""
+    populations: tuple[tuple[int, float], ...] = ((20, 1.0), (100, 0.1))
+    """Clients and participation of the methods' rounds."""
+    examples: int = 600
+    """Training and as many test examples of a client."""
+    repetitions: tuple[int, int] = (5, 3)
+    """Of what is compared, interleaved: of short work, and of whole rounds."""
+    growth: tuple[tuple[int, float], ...] = ((10, 1.0), (1000, 0.03), (1000, 0.1))
+    """Clients and participation of the runs that show how time and memory grow."""
+    growth_examples: int = 50
+    memory_growth: tuple[int, int] = (200, 20)
+    """Rounds over which memory must not grow, and the round it is first measured after."""
+    many_clients: tuple[int, float, int] = (10_000, 0.003, 20)
+    """Clients, participation and rounds of the largest federations."""
+    client_counts: tuple[tuple[int, ...], int, int, int] = ((1000, 10_000, 100_000), 20, 1000, 40)
+    """Numbers of clients, clients of a cohort and of an evaluation, and rounds of runs that differ in size alone."""
+    sweep: tuple[int, int, int, int] = (8, 10, 200, 5)
+    """Runs, clients of each, examples of a client, and rounds."""
+    matmul: int = 2048
+    """Rows of the square matrices whose product gives the machine's peak."""
+    epochs: int = 5
+    batch_size: int = 50
+    lr: float = 0.01
+    head_lr: float = 0.1
+    lam: float = 1.0
+    momentum: float = 0.5
+    weight_decay: float = 5e-4
+
+
+FULL = Scale()
+QUICK = Scale(
+    clients=4,
+    populations=((4, 1.0), (6, 0.5)),
+    examples=30,
+    epochs=1,
+    repetitions=(2, 1),
+    growth=((4, 1.0), (12, 0.5)),
+    growth_examples=10,
+    memory_growth=(6, 2),
+    many_clients=(40, 0.1, 3),
+    client_counts=((40, 80), 5, 20, 6),
+    sweep=(2, 2, 20, 2),
+    matmul=128,
+)
+"""For tests: every measurement in seconds, its figures mean nothing."""
+
+
+class Setup(NamedTuple):
+    """Data shared by all sections.
+
+    Attributes:
+      scale: how large everything is.
+      mesh: of all devices.
+      chunks: clients under one vmap that are compared, None for all at once; the first one is used everywhere.
+      peak: see `measure.matmul_peak`; "memory": see `measure.copy_rate`.
+      notify: called with what is measured next.
+    """
+
+    scale: Scale
+    mesh: Mesh
+    chunks: Sequence[int | None]
+    peak: dict[str, float]
+    notify: Callable[[str], None]
+
+    @property
+    def chunk(self) -> int | None:
+        return self.chunks[0]
+
+
+def child(setup: Setup, kind: str, **request: Any) -> dict[str, Any]:
+    """Result of a function of `children` in a process of its own."""
+    return measure.in_process(kind, {"scale": dataclasses.asdict(setup.scale)} | request)
+
+
+def usual_chunks() -> tuple[int | None, ...]:
+    """Clients under one vmap to compare on this backend, the first one everywhere; None for all at once."""
+    return (1, 5) if jax.default_backend() == "cpu" else (None, 1, 5)
+
+
+def setup(scale: Scale, chunks: Sequence[int] | None, notify: Callable[[str], None]) -> Setup:
+    """Setup with the machine's peak measured; chunks are by default those of the backend."""
+    mesh = simulate.client_mesh()
+    notify("the peak of matrix products")
+    peak = measure.matmul_peak(scale.matmul, mesh) | {"memory": measure.copy_rate()}
+    return Setup(scale, mesh, chunks or usual_chunks(), peak, notify)
+
+
+@functools.cache
+def dataset(name: str = "fashion_mnist") -> Dataset:
+    """Synthetic images in the shape of a dataset, by default Fashion-MNIST."""
+    return sources.load(name, "embedded", None, notify=lambda message: None)
+
+
+def federation(clients: int, examples: int, name: str = "fashion_mnist") -> FederatedData:
+    """Clients of equal size in FedPAC's groups."""
+    data = dataset(name)
+    parts = partition.grouped(data.train_y, data.test_y, clients, s=20, train_size=examples, test_size=examples, seed=0)
+    return federated.federate(data, parts)
+
+
+def dirichlet_sizes(clients: int) -> np.ndarray:
+    """Training examples [N] of clients under FedPAC's Dirichlet partition with concentration 0.1."""
+    parts = partition.make("dirichlet", dataset(), clients, seed=0, beta=0.1, protocol="fedpac", min_size=1)
+    return np.array([len(rows) for rows in parts.train])
+
+
+def network() -> Model:
+    """FedPAC's CNN for Fashion-MNIST."""
+    return models.fedpac_cnn(dataset().input_shape, dataset().num_classes)
+
+
+def method(name: str, scale: Scale, epochs: int | None = None, **own: Any) -> Method:
+    """A method over the network with the scale's hyper-parameters, and its own; FedAS's own are their defaults."""
+    if name == "fedpac":
+        own = {"head_lr": scale.head_lr, "lam": scale.lam} | own
+    rates = {"lr": scale.lr, "momentum": scale.momentum, "weight_decay": scale.weight_decay}
+    epochs = scale.epochs if epochs is None else epochs
+    return make_method(name, network(), batch_size=scale.batch_size, epochs=epochs, **rates, **own)
+
+
+NETWORKS = (
+    ("fashion_mnist", "fedpac_cnn"),
+    ("cifar10", "fedpac_cnn"),
+    ("cifar10", "fedavg_cnn"),
+    ("digits", "mlp"),
+)
+"""(dataset, model) of the papers' experiments, by cost."""
+
+
+def operations() -> dict[str, int]:
+    """Floating-point operations of the network for one example: multiplications and additions of matrix products.
+
+    "forward" is one pass. "training" adds the gradient in the weights and in the input of every layer, each as much
+    as the layer's forward pass, but for the first layer, whose input needs no gradient.
+    """
+    layers = layer_operations()
+    return {"forward": sum(layers.values()), "training": 3 * sum(layers.values()) - layers["conv1"]}
+
+
+def layer_operations() -> dict[str, int]:
+    """Floating-point operations of one example's forward pass in each layer of the network, by the layer's name."""
+    height, width, channels = dataset().input_shape
+    layers = {}
+    for name, features, size, padding in (("conv1", 16, 5, 0), ("conv2", 32, 5, 1)):
+        height, width = height + 2 * padding - size + 1, width + 2 * padding - size + 1
+        layers[name] = 2 * height * width * features * size * size * channels
+        height, width, channels = height // 2, width // 2, features
+    return layers | {"fc1": 2 * height * width * channels * 128, "head": 2 * 128 * dataset().num_classes}

@@ -1,0 +1,91 @@
+"""Everything in README and docs/ that is made from the committed results in results/.
+
+    python -m experiments.lab.pages           # makes it anew
+    python -m experiments.lab.pages --check   # exit code 2 where it is not what the results give
+
+docs/results.md and docs/fedas.md as a whole, with their templates beside this file; the parts between
+<!-- made: NAME --> and <!-- end of made --> of README, docs/privacy.md, docs/robustness.md and docs/performance.md; and
+the pictures in docs/figures/.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.cli.exit_codes import exit_code, leave
+from experiments.cli.parser import Switch, parse
+from experiments.host.console import print_line
+from experiments.lab.pages import fedas, performance, privacy, results, robustness
+from experiments.lab.pages.parts import Made
+from experiments.run import committed
+from pfl_jax.atomic_write import make_folder, write_text
+from pfl_jax.errors import InvalidInput
+
+ROOT = committed.ROOT.parent
+
+
+@dataclass(frozen=True)
+class Options:
+    """Command line."""
+
+    check: Switch = False
+    """Write nothing, and say what is not up to date."""
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Make the pages of the checkout at root, or check them, by default with this process's arguments; return the exit
+    code."""
+
+    def work() -> None:
+        own, _ = parse(Options, "experiments.lab.pages", __doc__, arguments)
+        if not own.check:
+            write(root, Console())
+        elif names := ", ".join(str(path.relative_to(root)) for path in differing(root)):
+            raise InvalidInput(f"not what {committed.ROOT.name}/ gives: {names}; run experiments.lab.pages")
+
+    return exit_code(work)
+
+
+def made(root: Path) -> Made:
+    """All that the committed results of a checkout give.
+
+    Raises:
+      InvalidInput: a result is damaged, or a page lacks its marks.
+    """
+    every = [page.made(root) for page in (results, privacy, robustness, performance, fedas)]
+    texts = {path: text for one in every for path, text in one.texts.items()}
+    return Made(texts, {path: picture for one in every for path, picture in one.pictures.items()})
+
+
+def write(root: Path, console: Console) -> None:
+    """Write all files; InvalidInput if one cannot be made or written."""
+    # Imported now: matplotlib takes seconds.
+    from experiments.show.drawing import save_as
+
+    texts, pictures = made(root)
+    for path, picture in pictures.items():
+        make_folder(path.parent)
+        save_as(picture, path, description=picture.digest())
+    for path, text in texts.items():
+        write_text(path, text)
+    for path in (*texts, *pictures):
+        print_line(console, str(path.relative_to(root)))
+
+
+def differing(root: Path) -> list[Path]:
+    """Files that differ from what the committed results give; InvalidInput if a result is damaged.
+
+    A drawing counts by the digest of what it shows, since versions of matplotlib draw differently.
+    """
+    texts, pictures = made(root)
+    wanted = texts | {path: picture.digest() for path, picture in pictures.items()}
+    there = {path: path.read_text() if path.is_file() else "" for path in wanted}
+    return [path for path in texts if there[path] != texts[path]] + [
+        path for path in pictures if wanted[path] not in there[path]
+    ]
+
+
+if __name__ == "__main__":
+    leave(main())

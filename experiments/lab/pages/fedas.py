@@ -1,0 +1,239 @@
+"""docs/fedas.md and its figure, with all numbers from the study's records."""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.cli import presets
+from experiments.lab.fedas_ablation import steps
+from experiments.lab.fedas_ablation.steps import PARTICIPATION, SOURCES, STEPS, Place, Step
+from experiments.lab.pages.parts import FIGURES, Made
+from experiments.papers import published
+from experiments.run.committed import ROOT
+from experiments.show import tables
+from experiments.show.pictures import ACCURACY, Lines, Picture, Series, over_seeds
+from experiments.show.tables import NOTHING, number
+
+TEMPLATE = Path(__file__).with_name("fedas.md.jinja")
+"""Text of the page without its numbers."""
+
+SEEDS = 3
+FIGURE = "fedas-ladder"
+
+WHERE = tuple(itertools.product(SOURCES, PARTICIPATION))
+"""Each dataset with each participation."""
+
+FEDPER, FEDPER_BATCHES, PRINTED, *_, RELEASED = STEPS
+
+TITLES = {"cifar100": "CIFAR-100's shape (embedded digit pairs)", "fashion_mnist": "Fashion-MNIST"}
+
+_BOTH = ("as released", "both trained")
+
+COLUMNS = {
+    "received": "received",
+    "received_of_trained": "received, trained before",
+    "trained": "trained",
+    "before_aggregation": "before aggregation",
+}
+"""measure -> its column."""
+
+
+class Study(NamedTuple):
+    """Available records of the study.
+
+    Attributes:
+      found: the records of the runs that were made.
+    """
+
+    found: dict[Place, steps.Record]
+
+    def values(
+        self, dataset: str, share: float, step: Step, measure: str, average: str = "pooled", score: str = "best"
+    ) -> dict[int, float]:
+        """Accuracies in percent, seed -> value, of the available runs."""
+        there = {
+            seed: self.found[place]
+            for seed in range(SEEDS)
+            if (place := Place(dataset, share, step, seed)) in self.found
+        }
+        values = {seed: steps.value(record, measure, average, score) for seed, record in there.items()}
+        return {seed: value for seed, value in values.items() if value is not None}
+
+    def differences(
+        self, dataset: str, share: float, one: tuple[Step, str], other: tuple[Step, str]
+    ) -> dict[int, float]:
+        """Pooled best accuracy of (step, measure) `one` minus that of `other`, for the seeds that both have."""
+        left, right = (self.values(dataset, share, *each) for each in (one, other))
+        return {seed: left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())}
+
+
+def load(folder: Path) -> Study:
+    """Load all records of the study.
+
+    Raises:
+      InvalidInput: one of them cannot be read, or is of another run.
+    """
+    every = steps.places(list(SOURCES), PARTICIPATION, SEEDS)
+    found = {place: record for place in every if (record := steps.read(place, folder)) is not None}
+    return Study(found)
+
+
+def made(root: Path) -> Made:
+    """The page of a checkout, and its picture; InvalidInput if a record cannot be read."""
+    study = load(root / ROOT.name / "fedas_study")
+    pictures = {root / FIGURES / f"{FIGURE}.svg": picture(study)} if study.found else {}
+    return Made({root / "docs/fedas.md": text(study)}, pictures)
+
+
+def text(study: Study) -> str:
+    """Text of the page."""
+    total = len(steps.places(list(SOURCES), PARTICIPATION, SEEDS))
+    request = Place("fashion_mnist", PARTICIPATION[0], RELEASED, 0).cell.request()
+    commands = steps.places(["fashion_mnist"], [0.2], 1, (FEDPER, RELEASED))
+    leads = {where: _leads(study, *where) for where in WHERE}
+    return tables.page(
+        TEMPLATE,
+        paper_lead=_papers_lead(),
+        paper_rounds=presets.PRESETS["fedas"]["rounds"],
+        paper_lr=presets.HYPER_PARAMETERS["fedas"]["lr"],
+        lr=request.hyper_parameters["lr"],
+        options=request.options,
+        total=total,
+        missing=total - len(study.found),
+        there=study.found,
+        seeds=SEEDS,
+        figure=FIGURE,
+        lead_columns=list(leads[WHERE[0]]),
+        leads=[
+            [TITLES[dataset], f"{share:g}", *(number(_mean(lead), "+.1f") for lead in leads[dataset, share].values())]
+            for dataset, share in WHERE
+        ],
+        splits=[_split(title(*where), leads[where]) for where in WHERE if leads[where][_BOTH[0]]],
+        columns=list(COLUMNS.values()),
+        ladders=[
+            {"title": title(*where), "rows": _rows(study, *where), "largest": _largest_changes(study, *where)}
+            for where in WHERE
+        ],
+        commands=[place.command(Path("runs") / place.name) for place in commands],
+    )
+
+
+def title(dataset: str, share: float) -> str:
+    """Dataset and participation in words."""
+    return f"{TITLES[dataset]}, participation {share:g}"
+
+
+def _mean(values: Mapping[int, float]) -> float | None:
+    """Mean over seeds; None without any."""
+    return statistics.fmean(values.values()) if values else None
+
+
+def _papers_lead() -> str:
+    """FedAS minus FedPer in the paper's Table 2, from the smallest to the largest."""
+    rows = [row for row in published.load() if (row.paper, row.table, row.dataset) == ("fedas", 2, "cifar100")]
+    fedas, fedper = (
+        {row.setting: row.accuracy_percent for row in rows if row.method == name} for name in ("fedas", "fedper")
+    )
+    leads = [fedas[setting] - fedper[setting] for setting in sorted(fedas.keys() & fedper.keys())]
+    return f"{min(leads):.1f} to {max(leads):.1f}"
+
+
+def _leads(study: Study, dataset: str, share: float) -> dict[str, dict[int, float]]:
+    """Column -> seed -> lead of FedAS as released over FedPer with the same batches."""
+    compared = {
+        _BOTH[0]: ("trained", "before_aggregation"),
+        _BOTH[1]: ("trained", "trained"),
+        "both received, trained before": ("received_of_trained", "received_of_trained"),
+        "both received": ("received", "received"),
+    }
+    return {
+        name: study.differences(dataset, share, (RELEASED, ours), (FEDPER_BATCHES, theirs))
+        for name, (ours, theirs) in compared.items()
+    }
+
+
+def _split(where: str, leads: dict[str, dict[int, float]]) -> dict[str, Any]:
+    """Parts of a lead: that of the measure, and that of the method."""
+    released, equal = (_mean(leads[name]) for name in _BOTH)
+    return {"title": where, "released": released, "equal": equal, "spread": _spread(leads[_BOTH[1]])}
+
+
+def _rows(study: Study, dataset: str, share: float) -> list[list[str]]:
+    """Each step by each measure, with the change that it makes."""
+    rows = []
+    for step in STEPS:
+        seeds = sorted(seed for seed in range(SEEDS) if Place(dataset, share, step, seed) in study.found)
+        cells = []
+        for measure in COLUMNS:
+            change = _mean(_change(study, dataset, share, step, measure))
+            shown = number(_mean(study.values(dataset, share, step, measure)), ".1f")
+            cells.append(shown if change is None else f"{shown} ({change:+.1f})")
+        last = number(_mean(study.values(dataset, share, step, "trained", "mean", "last")), ".1f")
+        rows.append([step.letter, step.title, *cells, last, ", ".join(map(str, seeds)) or NOTHING])
+    return rows
+
+
+def _before(step: Step) -> Step | None:
+    """Step that a step is compared with; FedPer's two steps lead to FedAS from the first."""
+    position = STEPS.index(step)
+    if position == 0:
+        return None
+    return FEDPER if step is PRINTED else STEPS[position - 1]
+
+
+def _change(study: Study, dataset: str, share: float, step: Step, measure: str) -> dict[int, float]:
+    """Change made by a step, for each seed that it shares with the step before."""
+    before = _before(step)
+    return {} if before is None else study.differences(dataset, share, (step, measure), (before, measure))
+
+
+def _largest_changes(study: Study, dataset: str, share: float) -> list[dict[str, Any]]:
+    """The choice with the largest effect by some measures."""
+    found = []
+    for measure in ("trained", "received_of_trained", "received"):
+        changes = {step: _change(study, dataset, share, step, measure) for step in STEPS[1:]}
+        if not all(changes.values()):
+            continue
+        means = {step: statistics.fmean(change.values()) for step, change in changes.items()}
+        most = max(means, key=lambda step: abs(means[step]))
+        record = {"measure": COLUMNS[measure], "letter": most.letter, "title": most.title.removeprefix("+ ")}
+        record |= {"change": means[most], "spread": _spread(changes[most])}
+        found.append(record | {"others": max(abs(mean) for step, mean in means.items() if step is not most)})
+    return found
+
+
+def _spread(values: Mapping[int, float]) -> str:
+    """Range over seeds, in words."""
+    if len(values) < 2:
+        return "one seed"
+    return f"{min(values.values()):+.1f} to {max(values.values()):+.1f} over {len(values)} seeds"
+
+
+def picture(study: Study) -> Picture:
+    """Each measure over the steps, one panel for each dataset and participation with a run."""
+    panels = []
+    positions = [float(position) for position in range(1, len(STEPS) + 1)]
+    for where in WHERE:
+        series = [_series(study, *where, measure, positions) for measure in COLUMNS]
+        if any(one.y for one in series):
+            letters, y_label = [step.letter for step in STEPS], f"{ACCURACY}, pooled, best round"
+            panels.append(Lines(title(*where), "step", y_label, series, x_ticks=positions, x_names=letters))
+    names = "; ".join(f"{step.letter}: {step.title}" for step in STEPS)
+    bands = "" if all(place.seed == 0 for place in study.found) else " Bands: range over seeds."
+    return Picture("From FedPer to FedAS as released", f"{names}.{bands}", panels, 2)
+
+
+def _series(study: Study, dataset: str, share: float, measure: str, positions: Sequence[float]) -> Series:
+    """A measure over the available steps, over the seeds that all of these have."""
+    found = {
+        position: values
+        for position, step in zip(positions, STEPS, strict=True)
+        if (values := study.values(dataset, share, step, measure))
+    }
+    seeds = set.intersection(*map(set, found.values())) if found else set()
+    if not seeds:
+        return Series(COLUMNS[measure], [], [])
+    rows = [[values[seed] for values in found.values()] for seed in sorted(seeds)]
+    return over_seeds(COLUMNS[measure], list(found), rows, is_main=measure == "trained")

@@ -1,0 +1,46 @@
+"""Accuracy over rounds: our curves, with the papers' final accuracies as marks."""
+
+from collections.abc import Sequence
+
+from experiments.folder.load import Result
+from experiments.lab.pages.places import SECTIONS, rows, runs
+from experiments.papers.published import Published
+from experiments.run.committed import Library
+from experiments.show.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
+
+METHODS = ("fedpac", "fedavg_ft", "ditto", "fedbabu", "fedrep", "fedper", "local", "fedavg")
+"""Methods of the first section that the figure shows."""
+
+LEAST = 70.0
+"""Lower end of the axis of accuracies in percent; averaged models are below it for a few rounds."""
+
+MARKS_AT = 1.03
+"""Position of the papers' accuracies, in multiples of the last round."""
+
+
+def picture(library: Library) -> Picture:
+    """Curves of the methods that have a finished run.
+
+    Args:
+      library: the committed results.
+    """
+    by_method = {row.method: row for row in rows(SECTIONS[0])}
+    found = [(row, runs(row, library)) for row in map(by_method.get, METHODS) if row is not None]
+    series = [_series(row, there) for row, there in found if there]
+    seeds = [len(there) for _, there in found if there] or [0]
+    numbers = " to ".join(map(str, dict.fromkeys((min(seeds), max(seeds)))))
+    words = f"{numbers} {'seed' if numbers == '1' else 'seeds'}"
+    caption = (
+        "Mean accuracy over clients of what each deploys after aggregation (received): Fashion-MNIST, 20 clients of "
+        f"600 examples, s = 20 %; {words}. Filled marks at the right: FedPAC's Table 1, after its last round."
+    )
+    panel = Lines("", ROUND, ACCURACY, series, least=LEAST)
+    return Picture("Accuracy over rounds, pfl_jax beside FedPAC's paper", caption, [panel], 1)
+
+
+def _series(row: Published, there: Sequence[Result]) -> Series:
+    common = set.intersection(*(set(one.rounds["round"]) for one in there))
+    numbers = sorted(common)
+    curves = [[one.at_round(number, "received") for number in numbers] for one in there]
+    line = over_seeds(row.method, numbers, curves, is_main=row.method == METHODS[0])  # pyright: ignore
+    return line.with_mark(MARKS_AT * numbers[-1], row.accuracy_percent)

@@ -1,1 +1,0 @@
-"""docs/results.md, README's table and the figure, from committed results: `python -m experiments.results_page`."""

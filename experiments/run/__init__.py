@@ -1,0 +1,1 @@
+"""Execution of runs: build, run, record, resume and cache; the commands of one run and of many."""

@@ -1,0 +1,306 @@
+"""Commands of many runs: common options, and the loop that runs missing runs and then writes the command's output.
+
+A command is a subclass of `Batch`: its fields are its options, its methods list the runs and write the output.
+"""
+
+import abc
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, NamedTuple, TypeVar
+
+import tyro
+from rich.console import Console
+
+from experiments.cli.cell import Cell
+from experiments.cli.exit_codes import exit_code
+from experiments.cli.parser import Folder, Switch, parse
+from experiments.folder.load import Result, read_config, read_summary
+from experiments.folder.run_folder import CONFIG
+from experiments.folder.version import OTHER_CODE, Trust
+from experiments.host.console import duration, print_line
+from experiments.host.locks import lock_folder
+from experiments.host.signals import interruptible, leaving
+from experiments.run import cached_runs
+from experiments.run.committed import ROOT
+from experiments.run.estimate import Speeds, examples_visited
+from pfl_jax.errors import CannotWrite, InvalidInput
+
+__all__ = ["Batch", "Job", "command", "drive", "read"]
+
+
+class Job(NamedTuple):
+    """One run of a command.
+
+    Attributes:
+      cell: the run's command line.
+      folder: folder of its results.
+      title: its name in messages.
+    """
+
+    cell: Cell
+    folder: Path
+    title: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(abc.ABC):
+    """Command of many runs."""
+
+    out: Folder = None
+    """Folder of the runs and of the command's output; by default one in runs/."""
+    dry_run: Switch = False
+    """Print the command and the state of each run, and run nothing."""
+    accept_other_code: Switch = False
+    """Also use runs that other code made, and resume them; otherwise they are set aside, and run anew."""
+    words: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """Options of every run."""
+
+    name: ClassVar[str]
+    """Name of the command after `python -m experiments.`"""
+    accepts_run_options: ClassVar[bool] = True
+    """Whether all other words are options of the runs."""
+    skips_refused: ClassVar[bool] = False
+    """Whether a refused run is left out, instead of ending the command."""
+
+    def check(self) -> None:  # noqa: B027 - a command may leave it out
+        """Raise InvalidInput for options that cannot be used."""
+
+    @abc.abstractmethod
+    def default_folder(self) -> Path:
+        """Folder of a command without --out."""
+
+    @abc.abstractmethod
+    def jobs(self, console: Console) -> list[Job]:
+        """All runs in their order."""
+
+    def groups(self, jobs: Sequence[Job]) -> list[list[Job]]:
+        """Groups of jobs that are run together."""
+        return [[job] for job in jobs]
+
+    def run(self, jobs: Sequence[Job], console: Console) -> None:
+        """Run the unfinished jobs of one group."""
+        for job in jobs:
+            cached_runs.run_cell(job.cell, job.folder, console, trust=self.trust)
+
+    def files(self, job: Job) -> list[Path]:
+        """Folder of a job, and what else belongs to its run."""
+        return [job.folder]
+
+    def inspect(self, job: Job) -> cached_runs.State:
+        """Content of a job's folder; InvalidInput if it holds something else."""
+        return cached_runs.inspect(job.cell, job.folder, self.trust)
+
+    def has_more(self, jobs: Sequence[Job]) -> bool:
+        """Whether the results of all jobs have added others."""
+        return False
+
+    def committed_result(self, job: Job) -> Result | None:
+        """Committed result of a job, in place of its folder; None without one."""
+        return None
+
+    def seconds(self, job: Job) -> float | None:
+        """Run time of a finished job in seconds, its share of that of runs together; None if it is not finished.
+
+        Raises:
+          InvalidInput: its folder holds something else.
+        """
+        if self.inspect(job) == "finished":
+            together = read_config(job.folder).get("runs_together", 1)
+            return read_summary(job.folder).get("seconds", 0.0) / together
+        kept = self.committed_result(job)
+        return None if kept is None else kept.seconds
+
+    def state(self, job: Job) -> tuple[str, float]:
+        """State of a job in words, such as "round 120 of 200", and the share of its rounds that remains."""
+        try:
+            state, kept = self.inspect(job), self.committed_result(job)
+            if kept is not None:
+                return f"finished, in {kept.path}", 0.0
+            if state != "unfinished":
+                return state, float(state != "finished")
+            done, rounds = cached_runs.rounds_done(job.folder), job.cell.request().options.rounds
+            if (job.folder / CONFIG).exists():
+                # Those of its data, which may be embedded.
+                rounds = read_config(job.folder)["options"]["rounds"]
+            return f"round {done} of {rounds}", 1 - done / rounds
+        except InvalidInput as error:
+            return str(error), 1.0
+
+    def command(self, job: Job) -> str:
+        """Shell command of a job's run."""
+        return job.cell.command(job.folder)
+
+    def update(self) -> None:  # noqa: B027 - a command may leave it out
+        """Write the output so far; called after each group of runs."""
+
+    def finish(self, console: Console) -> None:  # noqa: B027 - a command may leave it out
+        """Write and print the output of the finished runs."""
+
+    @property
+    def trust(self) -> Trust:
+        """Code whose runs count."""
+        return "all" if self.accept_other_code else "sources"
+
+    @property
+    def only_previews(self) -> bool:
+        """Whether the command only prints its preview and runs nothing."""
+        return self.dry_run
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the runs."""
+        return (self.out or self.default_folder()).expanduser()
+
+    def preview(self, console: Console) -> None:
+        """Print the command and the state of each run, and how much work remains."""
+        jobs = self.jobs(console)
+        for group in self.groups(jobs):
+            if len(group) > 1:
+                print_line(console, f"{len(group)} runs together:", style="bold")
+            for job in group:
+                print_line(console, f"{self.command(job)}  # {self.state(job)[0]}")
+        shares, left = [self.state(job)[1] for job in jobs], self.left(jobs)
+        examples = sum(examples_visited(job.cell.request()) * share for job, share in zip(jobs, shares, strict=True))
+        print_line(
+            console,
+            f"{len(jobs)} runs, {shares.count(0.0)} of them finished; {examples / 1e6:,.1f} million training examples "
+            f"are left, about {duration(sum(left))}",
+        )
+
+    def left(self, jobs: Sequence[Job]) -> list[float]:
+        """Estimated remaining seconds of each job."""
+        done = {}
+        for job in jobs:
+            with contextlib.suppress(InvalidInput):
+                done[job.folder] = self.seconds(job) or 0.0
+        speeds = _speeds(jobs, done)
+        return [speeds.seconds(job.cell.request()) * self.state(job)[1] for job in jobs]
+
+
+_Batch = TypeVar("_Batch", bound=Batch)
+
+
+def read(kind: type[_Batch], words: Sequence[str] | None) -> _Batch:
+    """Checked command line; InvalidInput if it cannot be used."""
+    description = sys.modules[kind.__module__].__doc__
+    own, rest = parse(kind, f"experiments.{kind.name}", description, words, more=kind.accepts_run_options)
+    batch = replace(own, words=rest)
+    batch.check()
+    return batch
+
+
+def command(kind: type[Batch], words: Sequence[str] | None) -> int:
+    """Run a command of many runs.
+
+    Args:
+      kind: the command.
+      words: command-line arguments; None takes those of this process.
+
+    Returns:
+      The exit code, see `exit_codes.exit_code`.
+    """
+
+    def work() -> None:
+        batch, console = read(kind, words), Console()
+        if batch.only_previews:
+            batch.preview(console)
+        else:
+            with interruptible(), lock_folder(batch.folder):
+                drive(batch, console)
+
+    return exit_code(work)
+
+
+def drive(batch: Batch, console: Console) -> None:
+    """Run the missing runs, then write the command's output.
+
+    Raises:
+      InvalidInput: a folder holds something else, or a run is refused.
+      KeyboardInterrupt: after SIGINT or SIGTERM; the same command goes on.
+    """
+    jobs = batch.jobs(console)
+    # All folders first, so that a refusal comes before hours of work.
+    done = {job.folder: seconds for job in jobs if (seconds := batch.seconds(job)) is not None}
+    elsewhere = sum(job.folder in done and not job.folder.exists() for job in jobs)
+    print_line(
+        console,
+        f"{len(done)} of {len(jobs)} runs are there, in {batch.folder}"
+        + (f" and {ROOT.name} ({elsewhere})" if elsewhere else ""),
+    )
+    # Told before the first of them is moved, each when it is its turn.
+    others = [job for job in jobs if job.folder not in done and batch.inspect(job) == "of other code"]
+    if others:
+        print_line(
+            console,
+            f"{len(others)} runs in {batch.folder} are of other code than today's: they are set aside in "
+            f"{batch.folder / OTHER_CODE} and run anew (--accept-other-code uses them)",
+        )
+    refused = 0
+
+    def told(said: str) -> str:
+        return (
+            f"{said or 'interrupted'}; {len(done)} of {len(jobs)} runs are finished and stay in {batch.folder}: the "
+            "same command goes on"
+        )
+
+    try:
+        for group in batch.groups(jobs):
+            # Another machine may have finished some since.
+            missing = [job for job in group if job.folder not in done and batch.seconds(job) is None]
+            if not missing:
+                continue
+            speeds = _speeds(jobs, done)
+            left = [speeds.seconds(job.cell.request()) for job in jobs if job.folder not in done]
+            title = f"run {jobs.index(missing[0]) + 1} of {len(jobs)}: {missing[0].title}"
+            title += f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            print_line(console, title + (f"; about {duration(sum(left))} left" if done else ""), style="bold")
+            for job in missing:
+                if job in others:
+                    cached_runs.set_aside(batch.files(job), batch.folder)
+            with leaving(told):
+                is_done = _run(batch, missing, console)
+            if not is_done:
+                refused += len(missing)
+                continue
+            for job in missing:
+                done[job.folder] = batch.seconds(job) or 0.0
+            batch.update()
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(told(str(stop))) from None
+    if refused:
+        raise InvalidInput(f"{len(done)} of {len(jobs)} runs are finished, {refused} were refused: see above")
+    if batch.has_more(jobs):
+        drive(batch, console)
+    else:
+        batch.finish(console)
+
+
+def _speeds(jobs: Sequence[Job], done: Mapping[Path, float]) -> Speeds:
+    """Speeds of the finished runs, of those in their folders if there are some: others may be of another machine.
+
+    Args:
+      jobs: all runs.
+      done: folders of finished runs -> seconds, 0 where unknown.
+    """
+    finished = [job for job in jobs if done.get(job.folder)]
+    speeds = Speeds()
+    for job in [job for job in finished if job.folder.exists()] or finished:
+        speeds.add(job.cell.request(), done[job.folder])
+    return speeds
+
+
+def _run(batch: Batch, jobs: Sequence[Job], console: Console) -> bool:
+    """Run jobs of one group; return False if they were refused and are left out."""
+    try:
+        batch.run(jobs, console)
+    except CannotWrite:
+        raise
+    except InvalidInput as error:
+        if not batch.skips_refused:
+            raise
+        print_line(console, f"left out: {error}", style="bold yellow")
+        return False
+    return True

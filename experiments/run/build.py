@@ -1,0 +1,320 @@
+"""An experiment, and how it is built from a checked command line: data, federation, model, method, settings."""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from rich.console import Console
+
+from experiments.cli import own_data
+from experiments.cli.effects import ineffective_options, unread
+from experiments.cli.hyper_parameters import parse_schedule, scheduled
+from experiments.cli.options import MODEL_OPTIONS, PARTITION_OPTIONS, Options
+from experiments.cli.own_code import is_own, label, make_model, method_factory, said
+from experiments.cli.request import Request, assignments
+from experiments.folder.run_folder import Counts
+from experiments.host.console import print_notice
+from experiments.host.distributed import Processes
+from experiments.host.jax_config import devices
+from pfl_jax import simulate
+from pfl_jax.base import Method, MethodSchedule, Model, at_round
+from pfl_jax.data import allocation, federated, partition, sources
+from pfl_jax.data.augment import CropAndFlip
+from pfl_jax.data.rows import as_rows
+from pfl_jax.data.sources import Dataset
+from pfl_jax.engine import chunking, placement
+from pfl_jax.engine.cohort import attackers
+from pfl_jax.engine.communication import Traffic, traffic
+from pfl_jax.engine.store import Federation
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import make_method as method_of
+from pfl_jax.methods.fedbn import is_normalization
+from pfl_jax.privacy import Budget
+from pfl_jax.privacy import budgets as budgets_of
+
+MOST_HOLDERS = {"grouped": 2, "pathological": 2, "iid": 1}
+"""partition -> largest mean number of clients that hold the same training example. FedPAC's 100 clients of 600 examples
+hold more than CIFAR-10 has, so grouped and pathological partitions start over with a class that is exhausted."""
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """All parts of a run, built from a request.
+
+    Attributes:
+      request: the checked command line, with the smaller defaults on embedded data.
+      dataset: the examples.
+      data: federation of the clients that take part; in a distributed run with the devices that own them.
+      method: method with its model and hyper-parameters.
+      settings: settings of the simulation.
+      newcomers: federation of the clients that never take part; None where all take part.
+      privacy: budgets of differential privacy; empty without clipping.
+    """
+
+    request: Request
+    dataset: Dataset
+    data: Federation
+    method: Method | MethodSchedule
+    settings: simulate.Settings
+    newcomers: Federation | None = None
+    privacy: tuple[Budget, ...] = ()
+
+    @property
+    def counts(self) -> Counts:
+        """Numbers of examples that the clients are scored on."""
+        validation = self.data.validation_count
+        return Counts(
+            test=np.asarray(self.data.test_count),
+            validation=None if validation is None else np.asarray(validation),
+            newcomers=None if self.newcomers is None else np.asarray(self.newcomers.test_count),
+            attackers=self._attackers(),
+            task=at_round(self.method, 0).task,
+        )
+
+    def _attackers(self) -> np.ndarray | None:
+        """Attackers, bool [N]; None if nobody attacks."""
+        key = jax.random.key(self.request.options.seed)
+        found = np.asarray(attackers(key, self.data.num_clients, self.settings.attackers))
+        return found if found.any() else None
+
+    @functools.cached_property
+    def traffic(self) -> Traffic:
+        """Bytes that one client sends and receives in a round."""
+        return traffic(self.method, self.data)
+
+    def state_shapes(self) -> Any:
+        """Shapes and types of the state's leaves."""
+        engine = simulate.build(self.method, self.settings)
+        return jax.eval_shape(engine.init, self.data, jax.random.key(0))
+
+
+def build_experiment(request: Request, console: Console, processes: Processes | None = None) -> Experiment:
+    """Load the data and build federation, model and method.
+
+    Args:
+      request: the checked command line.
+      console: console for notices.
+      processes: processes that share the run; each keeps the examples of its own clients.
+
+    Raises:
+      InvalidInput: the data is missing, damaged or too small, or model or method refuse it.
+    """
+    processes = processes or Processes()
+    request, dataset = processes.first_then_others(lambda: load_data(request, console))
+    options = request.options
+    with processes.synchronized():
+        # Not on the devices: those get their own clients' examples.
+        on_host = jax.local_devices(backend="cpu")[0] if options.distributed else None
+        with jax.default_device(on_host):
+            parts, shift = divide(options, dataset), shift_of(options, dataset)
+            if options.distributed:
+                dataset = dataset._replace(train_x=as_rows(dataset.train_x), test_x=as_rows(dataset.test_x))
+            data = federated.federate(dataset, parts, **shift, seed=options.seed)
+        if not options.distributed:
+            return assemble(request, dataset, data)
+        return assemble(request, placement.without_inputs(dataset), data, simulate.client_mesh(devices(options)))
+
+
+def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
+    """Load the data; return also the request as it runs on this data, see `on_data`.
+
+    Args:
+      request: the checked command line.
+      console: console for notices.
+
+    Raises:
+      InvalidInput: the data is missing or damaged.
+    """
+    notify = functools.partial(print_notice, console)
+    folder = request.options.data_dir
+    if folder is not None and request.options.source == "files" and not Path(folder).expanduser().exists():
+        raise InvalidInput(f"the data folder {folder} is not there")
+    dataset = _dataset(request, notify)
+    request, changes = on_data(request, dataset)
+    if changes:
+        notify(f"Smaller defaults on {dataset.description}: {assignments(changes)}. Options given stay as they are.")
+    given = request.given | {parse_schedule(text).name for text in request.options.schedule or ()}
+    notes = ineffective_options(request.dataset, request.options, given, jax.default_backend())
+    notes += unread(request.options.method, request.hyper_parameters, given)
+    if request.dataset == own_data.CUSTOM:
+        notes += own_data.notes(request.options, dataset)
+    if request.options.method == "fedbn":
+        params = jax.eval_shape(model_of(request.options, dataset).init, jax.random.key(0))
+        if not any(is_normalization(params)):
+            notes.append(f"--model {label(request.options.model)} has no normalization layers, so fedbn is fedavg")
+    for note in notes:
+        notify(f"Note: {note}.")
+    return request, dataset
+
+
+def _dataset(request: Request, notify: Callable[[str], None]) -> Dataset:
+    options = request.options
+    if request.dataset == own_data.CUSTOM:
+        return own_data.load(options)
+    return sources.load(
+        *(request.dataset, options.source, options.data_dir),
+        notify=notify,
+        normalization=options.pixel_normalization,
+        by_rows=options.distributed,
+    )
+
+
+def on_data(request: Request, dataset: Dataset) -> tuple[Request, dict[str, Any]]:
+    """Request as it runs on this data, and the defaults that are smaller because the data is embedded.
+
+    Raises:
+      InvalidInput: the user's own data has another number of clients than was given.
+    """
+    if request.dataset == own_data.CUSTOM:
+        return request.on_own_data(dataset), {}
+    return (request, {}) if dataset.is_real else request.on_embedded_data()
+
+
+def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, mesh: Mesh | None = None) -> Experiment:
+    """Assemble the experiment over an existing federation.
+
+    Args:
+      request: the checked command line, with the smaller defaults on embedded data.
+      dataset: the examples.
+      data: their federation.
+      mesh: devices that the clients are assigned to; None keeps all examples in one place.
+
+    Raises:
+      InvalidInput: model or method refuse the request.
+    """
+    options = request.options
+    settings = simulate.Settings(
+        rounds=options.rounds,
+        participation=options.participation,
+        full_last_round=options.full_last_round,
+        straggler_fraction=options.straggler_fraction,
+        straggler_rate=options.straggler_rate,
+        drop_rate=options.drop_rate,
+        attack=options.attack,
+        attackers=options.attackers,
+        attack_scale=options.attack_scale,
+        eval_every=options.eval_every,
+        eval_clients=options.eval_clients,
+        before_aggregation=options.eval_protocol == "before_aggregation",
+        chunk=options.chunk,
+    )
+    newcomers = None
+    if options.held_out_clients:
+        data, newcomers = federated.hold_out(data, options.held_out_clients)
+    counts = np.asarray(data.train_count)
+    method, budgets = make_method(request, dataset), privacy_of(request, settings, counts)
+    settings = chunking.resolved(settings, method, counts, devices=len(devices(options)))
+    if mesh is None:
+        return Experiment(request, dataset, data, method, settings, newcomers, budgets)
+    placed = None if newcomers is None else placement.place(newcomers, mesh)
+    return Experiment(request, dataset, placement.place(data, mesh), method, settings, placed, budgets)
+
+
+def privacy_of(request: Request, settings: simulate.Settings, counts: np.ndarray) -> tuple[Budget, ...]:
+    """Budgets of differential privacy of the request, for clients with these numbers of training examples.
+
+    Raises:
+      InvalidInput: --dp-delta is too large, or dp-accounting is not installed.
+    """
+    options = request.options
+    recipe = {name: getattr(options, name) for name in ("optimizer", "clip_norm", "dp_clip", "dp_noise")}
+    values, factory = recipe | request.hyper_parameters, method_factory(options.method)
+    return tuple(budgets_of(factory, values, settings, counts, jax.random.key(options.seed), options.dp_delta))
+
+
+def make_method(request: Request, dataset: Dataset, **values: Any) -> Method | MethodSchedule:
+    """Method of the request over its model, a schedule where hyper-parameters change with the round.
+
+    Args:
+      request: the checked command line.
+      dataset: dataset with the model's inputs and classes.
+      **values: values that replace hyper-parameters of the request; may be traced.
+
+    Raises:
+      InvalidInput: model or method refuse the request.
+    """
+    options = request.options
+    model, factory = model_of(options, dataset), method_factory(options.method)
+    hyper_parameters = request.hyper_parameters | values
+    recipe = training_of(options, dataset)
+
+    def make(**changing: Any) -> Method:
+        return method_of(factory, model, **recipe, **hyper_parameters | changing)
+
+    try:
+        method = make()
+    except ValueError as error:
+        raise InvalidInput(f"{label(options.method)} refuses its options: {error}") from None
+    except Exception as error:
+        if not is_own(options.method):
+            raise
+        raise InvalidInput(f"--method {options.method} fails: {said(error)}") from None
+    if not isinstance(method, Method):
+        raise InvalidInput(f"--method {options.method} returns a {type(method).__name__}, not a Method")
+    schedules = options.schedule
+    if not schedules:
+        return method
+    return lambda index: make(**scheduled(schedules, hyper_parameters, index, options.rounds))
+
+
+def model_of(options: Options, dataset: Dataset) -> Model:
+    """Model of the options for a dataset.
+
+    Raises:
+      InvalidInput: the model refuses the dataset, or its file cannot be used.
+    """
+    # Integers that are not normalized, such as tokens, stay integers.
+    kind = dataset.train_x.dtype if dataset.mean is None else np.float32
+    dtype = np.int32 if np.issubdtype(kind, np.integer) else np.float32
+    own = {name: value for name in MODEL_OPTIONS if (value := getattr(options, name)) is not None}
+    return make_model(options.model, dataset.input_shape, dataset.num_classes, dtype, **own)
+
+
+def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
+    """Shift between groups of clients, as `federated.federate` takes it."""
+    return {"shift": options.shift, "num_groups": partition.num_groups(options.partition, dataset.num_classes)}
+
+
+def training_of(options: Options, dataset: Dataset) -> dict[str, Any]:
+    """Fields of the recipe of local training that are options of every method."""
+    augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if options.augment else None
+    names = ("optimizer", "clip_norm", "drop_last", "shuffle", "dp_clip", "dp_noise")
+    return {"augment": augment} | {name: getattr(options, name) for name in names}
+
+
+def divide(options: Options, dataset: Dataset) -> partition.Partition:
+    """Partition that the options ask for.
+
+    Raises:
+      InvalidInput: the data cannot serve it, or clients would mostly train on each other's examples.
+    """
+    named = {name: getattr(options, name) for name in PARTITION_OPTIONS[options.partition]}
+    for protocol in ("dirichlet_protocol", "pathological_protocol"):
+        if protocol in named:
+            named["protocol"] = named.pop(protocol)
+    if named.pop("size_choices", None) is not None:
+        named["train_size"] = allocation.draw_sizes(options.size_choices or (), options.num_clients, options.seed)
+    sizes, there = named.get("train_size"), len(dataset.train_y)
+    total = 0 if sizes is None else int(np.broadcast_to(sizes, options.num_clients).sum())
+    # Sizes are upper bounds with dirichlet, which never runs out. Test examples may be shared, as in the papers.
+    most = MOST_HOLDERS.get(options.partition, math.inf) * there
+    if sizes is not None and total > most:
+        if options.size_choices is not None and "size_choices" in PARTITION_OPTIONS[options.partition]:
+            raise InvalidInput(
+                f"{options.num_clients} clients with {total} training examples in all are more than the {there} of "
+                f"{dataset.description} can serve: use fewer clients, or smaller --size-choices"
+            )
+        raise InvalidInput(
+            f"{options.num_clients} clients of {sizes} training examples are more than the {there} of "
+            f"{dataset.description} can serve: use at most {int(most) // sizes} clients, or a smaller --train-size"
+        )
+    parts = partition.make(options.partition, dataset, options.num_clients, seed=options.seed, **named)
+    if options.val_fraction is None:
+        return parts
+    return partition.with_validation(parts, options.val_fraction, seed=options.seed)

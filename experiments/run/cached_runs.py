@@ -1,0 +1,220 @@
+"""Cached runs: each has its own folder, is run once, and is read afterwards.
+
+A cell is one run of the ordinary command line. A finished run is not repeated, an interrupted one resumes from its
+last checkpoint or starts again, and a folder with results of another run is refused. A run that other code made is set
+aside, and runs anew. Tables and figures are made of cells.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+
+from experiments.cli.cell import Cell
+from experiments.cli.effects import RESULT_NEUTRAL, relevant_options, resolve_defaults
+from experiments.cli.hyper_parameters import method_config
+from experiments.cli.options import Options, flag
+from experiments.cli.own_code import by_content
+from experiments.cli.request import Request
+from experiments.folder.load import read_config, read_metrics, read_summary
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
+from experiments.folder.version import OTHER_CODE, Trust, by_other_code
+from experiments.host.locks import lock_run
+from experiments.run import trackers
+from pfl_jax.atomic_write import make_folder
+from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
+from pfl_jax.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from experiments.run.rounds import Observe
+
+State = Literal["absent", "unfinished", "finished", "of other code"]
+
+
+def run_cell(
+    cell: Cell, folder: str | Path, console: Console, observe: "Observe | None" = None, trust: Trust = "sources"
+) -> dict[str, Any]:
+    """Run a cell unless its folder already holds the finished run.
+
+    Args:
+      cell: run of a table, figure or sweep.
+      folder: folder of its results, which has no other files.
+      console: console for the run's output.
+      observe: see `rounds.Observe`; not called if the run is finished already.
+      trust: code whose runs are read or resumed.
+
+    Returns:
+      The content of summary.json.
+
+    Raises:
+      InvalidInput: the folder holds something else or cannot be written, or the run is refused.
+      KeyboardInterrupt: after SIGINT; the next call resumes from the cell's last checkpoint, if it has one.
+    """
+    folder = Path(folder)
+    state = inspect(cell, folder, trust)
+    if state == "of other code":
+        raise InvalidInput(f"{folder} holds the run, made by other code: give --out another folder")
+    if state != "finished":
+        request = cell.request(folder)
+        if state == "unfinished" and observe is None and Checkpoints(folder / FOLDER).rounds():
+            from experiments.run.resume import CONTINUING, resumed
+
+            # `inspect` has compared everything else.
+            given = request.given & (RESULT_NEUTRAL | CONTINUING) - {"out", "resume"}
+            resume = dataclasses.replace(request.options, resume=str(folder), accept_other_code=True)
+            request = resumed(dataclasses.replace(request, options=resume, given=given))
+        elif state == "unfinished":
+            remove_unfinished(folder)
+        # Imported now, so that errors, --help and what is finished do not wait for it.
+        import jax
+
+        from experiments.run import run
+
+        try:
+            run.run(request, console, observe)
+        finally:
+            # The next cell has other functions; nothing of this one's programs is used again but from the disk.
+            jax.clear_caches()
+    return read_summary(folder)
+
+
+def inspect(cell: Cell, folder: str | Path, trust: Trust = "sources") -> State:
+    """Content of a folder with respect to a cell.
+
+    Args:
+      cell: the run that belongs there.
+      folder: the folder.
+      trust: code whose runs count.
+
+    Raises:
+      InvalidInput: it holds the results of another run, or cannot be read.
+    """
+    folder = Path(folder)
+    if not any((folder / name).exists() for name in (CONFIG, METRICS, SUMMARY)):
+        return "absent"
+    if (folder / CONFIG).exists():
+        try:
+            request, config = cell.request(), read_config(folder)
+            differs = difference(request, config) or unmeasured(request, config, finished=(folder / SUMMARY).exists())
+        except KeyError as error:
+            raise InvalidInput(f"{folder / CONFIG} has no {error}: give --out another folder") from None
+        if differs:
+            raise InvalidInput(
+                f"{folder} holds another run ({differs}), which is never overwritten: give --out another"
+            )
+        if by_other_code(config, trust):
+            return "of other code"
+    elif (folder / SUMMARY).exists():
+        raise InvalidInput(f"{folder} holds a {SUMMARY} without its {CONFIG}: give --out another folder")
+    return "finished" if (folder / SUMMARY).exists() else "unfinished"
+
+
+def set_aside(files: Sequence[Path], root: Path) -> None:
+    """Move a run that other code made into a subfolder of its command's folder, with the same path from there.
+
+    Args:
+      files: the run's folder, and what else belongs to it; missing files are left out.
+      root: folder of the command.
+
+    Raises:
+      InvalidInput: a process is at work in the run's folder, or it cannot be moved.
+    """
+    moves = {path: path.relative_to(root) for path in files if path.exists()}
+    places = (root / OTHER_CODE / str(number) for number in itertools.count(1))
+    place = next(place for place in places if not any((place / path).exists() for path in moves.values()))
+    try:
+        with lock_run(files[0] / METRICS):
+            for path, target in moves.items():
+                make_folder((place / target).parent)
+                path.rename(place / target)
+    except OSError as error:
+        raise InvalidInput(f"cannot move {files[0]}: {error.strerror or error}") from None
+
+
+def rounds_done(folder: Path) -> int:
+    """Last evaluated round of a run; InvalidInput if its log cannot be read."""
+    lines = read_metrics(folder) if (folder / METRICS).exists() else []
+    return lines[-1]["round"] if lines else 0
+
+
+def difference(request: Request, config: dict[str, Any]) -> str:
+    """First difference between a stored and a requested configuration, in words; "" if they agree.
+
+    Args:
+      request: the requested configuration.
+      config: content of a run's config.json, of this version or an earlier one.
+    """
+    is_real = bool(config["data"]["is_real"])
+    source = request.options.source
+    if source != "auto" and is_real == (source == "embedded"):
+        return f"on {config['data']['description']}, not --source {source}"
+    if not is_real:
+        request, _ = request.on_embedded_data()
+    if config["dataset"] != request.dataset:
+        return f"on {config['dataset']}, not {request.dataset}"
+    if config.get("procedure", "") != request.procedure:
+        return f"{config.get('procedure') or 'usual rounds'}, not {request.procedure or 'usual rounds'}"
+    wanted = relevant_options(request) | {"seed": request.options.seed}
+    stored = resolve_defaults(config["options"] | config["hyper_parameters"])
+    stored |= by_content(stored, config.get("own_code", {}))
+    usual = _defaults(request.options.method)
+    for name, value in wanted.items():
+        # As JSON: tuples come back as lists.
+        found = stored.get(name, json.loads(json.dumps(usual.get(name), default=str)))
+        if found != json.loads(json.dumps(value)) and name == "data_digest":
+            return f"on data with the digest {found}, and that of {request.options.data} is {value}"
+        if found != json.loads(json.dumps(value)) and name in ("method_digest", "model_digest"):
+            return f"made with another text of {wanted[name.removesuffix('_digest')]}"
+        if found != json.loads(json.dumps(value)):
+            return f"{flag(name)} {found}, not {value}"
+    gone = sorted(set(config["hyper_parameters"]) - set(request.hyper_parameters))
+    return f"{flag(gone[0])} {stored[gone[0]]}, which {request.options.method} no longer has" if gone else ""
+
+
+@functools.cache
+def _defaults(method: str) -> dict[str, Any]:
+    """Values of options that did not exist yet when a run was made."""
+    return {field.name: field.default for field in dataclasses.fields(Options)} | vars(method_config(method)())
+
+
+def unmeasured(request: Request, config: dict[str, Any], *, finished: bool) -> str:
+    """Reason why a run lacks a requested measurement, in words; "" if it lacks none.
+
+    Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
+    that goes on must be measured alike to its end.
+
+    Args:
+      request: what is wanted.
+      config: content of the run's config.json.
+      finished: whether the run is.
+    """
+    optional, wanted = "before_aggregation", request.options.eval_protocol
+    found = config["options"].get("eval_protocol", Options.eval_protocol)
+    if found != wanted and (wanted == optional or (found == optional and not finished)):
+        return f"{flag('eval_protocol')} {found}, not {wanted}"
+    return ""
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the files of an interrupted run, and nothing else; a missing folder is no error.
+
+    Raises:
+      InvalidInput: a process is at work in the folder, or it cannot be cleared.
+    """
+    if not folder.exists():
+        return
+    try:
+        with lock_run(folder / METRICS):
+            Checkpoints(folder / FOLDER).clear()
+            trackers.clear(folder)
+            RunFolder.reopen(folder).tidy()
+            # The log last: it is what shows that a run is here.
+            for name in (CONFIG, METRICS):
+                (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"cannot clear {folder}: {error.strerror or error}") from None

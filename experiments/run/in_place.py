@@ -1,0 +1,184 @@
+"""FedAS as its released code runs it: clients align one shared backbone in place, one after another.
+
+In the released code a client aligns the server's own copy of the backbone, and the next client of the cohort receives
+what the one before it has left: the last of M clients starts from a backbone with M alignment epochs behind it, each
+towards another client. That cannot be said for one client alone, as a method of `pfl_jax` is written. One device, one
+client after another.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.cli.effects import RESULT_NEUTRAL
+from experiments.cli.options import PROCESSES, Options, flag
+from experiments.cli.request import IN_PLACE, Request
+from experiments.run.build import Experiment, make_method
+from pfl_jax import simulate
+from pfl_jax.base import ClientData, Cohort, Info, Method, PRNGKey, PyTree, Scores, State, at_round
+from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.engine.cohort import Settings, largest_first
+from pfl_jax.engine.mapping import add_up
+from pfl_jax.engine.rounds import score_client
+from pfl_jax.errors import Diverged, InvalidInput
+from pfl_jax.messages import join, split
+from pfl_jax.primitives.tree import all_finite, gather, scatter
+from pfl_jax.streams import EVALUATION
+
+FOLDER = "fedas-released"
+"""Name in the names of folders, in place of the method's."""
+
+UNKNOWN_HERE = {
+    *("chunk", "devices", "mesh", "state_on", "checkpoint_every", "keep_checkpoints", "resume", "keep_state"),
+    "accept_other_code",
+    *("held_out_clients", "eval_clients", "drop_rate", "on_nan", "schedule"),
+    *("attack", "attackers", "attack_scale", "server_mean", "compress"),
+    *PROCESSES,
+}
+"""Options of other runs that this one does not have."""
+
+
+class Procedure(NamedTuple):
+    """Federation whose clients align one backbone in place, as pure functions.
+
+    Attributes:
+      init: (FederatedData, key) -> State.
+      round: (FederatedData, State, size) -> (State, Cohort, Info); the cohort is in the order of the hand-over.
+      evaluate: (FederatedData, State, size) -> Scores [N] of what clients deploy when they receive the backbone, in
+        cohorts of `size` clients that hand it on.
+    """
+
+    init: Callable[[FederatedData, jax.Array], State]
+    round: Callable[[FederatedData, State, int], tuple[State, Cohort, Info]]
+    evaluate: Callable[[FederatedData, State, int], Scores]
+
+
+def procedure(aligned: Method, plain: Method, settings: Settings) -> Procedure:
+    """Build FedAS with the alignment in place.
+
+    Cohorts, initial models and batches are those of `pfl_jax.simulate.run` with the same key: where a cohort has one
+    client, all results are.
+
+    Args:
+      aligned: `pfl_jax.methods.fedas` with the serial alignment towards a client's own features.
+      plain: the same without alignment.
+      settings: of the cohorts.
+    """
+
+    def round_(data, state, size):
+        drawn = simulate.sample_cohort(state.key, state.round, data.train_count, size, settings)
+        round_key = jax.random.fold_in(state.key, state.round)
+        # The key of the aggregation, which FedAS does not use.
+        order = jax.random.permutation(jax.random.fold_in(round_key, data.num_clients), size)
+        order = largest_first(data.train_count[drawn.clients])[order]
+        clients, counts, present = gather((drawn.clients, drawn.counts, drawn.present), order)
+        cohort = Cohort(clients, counts, present, data.num_clients)
+
+        def one(backbone, client):
+            key = jax.random.fold_in(round_key, client)
+            kept, train = gather(state.clients, client), client_data(data, client, "train")
+            # Splits the key as the method does within `local`.
+            align_key, _ = jax.random.split(key)
+            backbone = _received(aligned, align_key, state.server, backbone, kept, train)["backbone"]
+            result = plain.local(key, state.server._replace(backbone=backbone), kept, train)
+            trained = score_client(plain, result.personal, data, client)
+            return backbone, (result.client, split(result.message, jnp.ones((), bool)), trained)
+
+        _, (rows, (messages, terms), trained) = jax.lax.scan(one, state.server.backbone, cohort.clients)
+        messages = join(messages, add_up(terms))
+        server, rows, info = plain.aggregate(round_key, state.server, rows, messages, cohort)
+        clients, trained = scatter((state.clients, state.trained), cohort.clients, (rows, trained))
+        return State(server, clients, trained, state.key, state.round + 1), cohort, info
+
+    def init(data, key):
+        return simulate.build(aligned, settings).init(data, key)
+
+    return Procedure(init, round_, functools.partial(_evaluate, aligned))
+
+
+def _received(
+    aligned: Method, key: PRNGKey, server: PyTree, backbone: PyTree, kept: PyTree, data: ClientData
+) -> PyTree:
+    """What a client has when it receives this backbone."""
+    return aligned.personalize(key, server._replace(backbone=backbone), kept, data)
+
+
+def _evaluate(aligned: Method, data: FederatedData, state: State, size: int) -> Scores:
+    """See `Procedure`."""
+    key = jax.random.fold_in(jax.random.fold_in(state.key, EVALUATION), state.round)
+    order = jax.random.permutation(jax.random.fold_in(key, data.num_clients), data.num_clients)
+
+    def one(backbone, place):
+        client = order[place]
+        # Every cohort begins with the server's backbone.
+        start = jax.tree.map(
+            lambda first, handed: jnp.where(place % size == 0, first, handed), state.server.backbone, backbone
+        )
+        kept, train = gather(state.clients, client), client_data(data, client, "train")
+        personal = _received(aligned, jax.random.fold_in(key, client), state.server, start, kept, train)
+        return personal["backbone"], score_client(aligned, personal, data, client)
+
+    _, scores = jax.lax.scan(one, state.server.backbone, jnp.arange(data.num_clients))
+    return jax.tree.map(lambda leaf: leaf[jnp.argsort(order)], scores)
+
+
+def procedure_of(experiment: Experiment) -> Procedure:
+    """Procedure of an experiment with FedAS."""
+    plain = make_method(experiment.request, experiment.dataset, alignment=False)
+    return procedure(at_round(experiment.method, 0), at_round(plain, 0), experiment.settings)
+
+
+def checked(request: Request) -> Request:
+    """Request of an alignment in place, on one device.
+
+    Raises:
+      InvalidInput: an option that affects results and cannot be used here.
+    """
+    options, own = request.options, request.hyper_parameters
+    if options.eval_protocol == "before_aggregation":
+        raise InvalidInput(f"{IN_PLACE} measures received and trained")
+    if idle := sorted(request.given & (UNKNOWN_HERE - RESULT_NEUTRAL)):
+        raise InvalidInput(f"{flag(idle[0])} is not an option of {IN_PLACE}")
+    if not own["alignment"] or own["manner"] != "serial":
+        raise InvalidInput(f"{IN_PLACE} needs --alignment and --manner serial")
+    if own["target"] == "global_class_mean":
+        raise InvalidInput(f"{IN_PLACE} is with a client's own features: --target example or class_mean")
+    unread = {name: getattr(Options, name) for name in ("state_on", "mesh", "checkpoint_every")}
+    return dataclasses.replace(
+        request, options=dataclasses.replace(options, **unread, devices=1, chunk=1), procedure=IN_PLACE
+    )
+
+
+def rounds(experiment: Experiment) -> Iterator[simulate.RoundResult]:
+    """Run the experiment, round by round.
+
+    Raises:
+      Diverged: what a client or the server computed is not finite.
+    """
+    settings, data = experiment.settings, experiment.data
+    if data.mesh is not None:
+        raise InvalidInput(f"{IN_PLACE} has one process")
+    pure, counts = procedure_of(experiment), np.asarray(data.train_count)
+    round_, evaluate = jax.jit(pure.round, static_argnums=2, donate_argnums=1), jax.jit(pure.evaluate, static_argnums=2)
+    finite, each_finite = jax.jit(all_finite), jax.jit(jax.vmap(all_finite))
+    state = jax.jit(pure.init)(data, jax.random.key(experiment.request.options.seed))
+    for number in range(1, settings.rounds + 1):
+        began, size = time.perf_counter(), settings.cohort_size(data.num_clients, number - 1)
+        state, cohort, info = round_(data, state, size)
+        clients, trained = np.asarray(cohort.clients), jax.tree.map(np.array, state.trained)
+        broken = clients[~np.asarray(each_finite(gather(state.clients, clients)))]
+        if broken.size or not bool(finite((state.server, state.clients))):
+            raise Diverged(number, sorted(broken.tolist()))
+        received = jax.tree.map(np.asarray, evaluate(data, state, size)) if settings.is_evaluated(number) else None
+        yield simulate.RoundResult(
+            *(number, state, info, clients, np.ones(size, bool), np.ones(size, bool), received, trained),
+            newcomers=None,
+            examples=int(counts[clients].sum()),
+            seconds=time.perf_counter() - began,
+        )

@@ -1,0 +1,176 @@
+"""Finished runs, loaded from their folders: data, method, and the final state with every client's model."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from experiments.folder.load import read_config, read_summary
+from experiments.folder.run_folder import CONFIG, SUMMARY
+from experiments.run import build
+from experiments.run.build import Experiment
+from experiments.run.history import check_identity
+from experiments.run.records import identity
+from experiments.run.resume import check_data, request_of
+from pfl_jax.base import ClientData, Method, MethodSchedule, Model, Params, Personal, State, at_round
+from pfl_jax.data.federated import FederatedData, Split, client_data
+from pfl_jax.data.sources import Dataset
+from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
+from pfl_jax.engine.rounds import Stages
+from pfl_jax.errors import InvalidInput
+from pfl_jax.primitives.tree import gather
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A finished run: its data, method and final state, for a notebook.
+
+    Attributes:
+      folder: its folder.
+      config: content of config.json.
+      summary: content of summary.json.
+      dataset: the examples.
+      data: the federation of the clients that took part.
+      model: model that they trained.
+      method: method with the run's hyper-parameters; a schedule if they changed with the round.
+      state: state after the last round; `pfl_jax.run` continues from it.
+      settings: settings of the simulation.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    dataset: Dataset
+    data: FederatedData
+    model: Model
+    method: Method | MethodSchedule
+    state: State
+    settings: Any
+
+    def client_data(self, client: int, split: Split = "test") -> ClientData:
+        """Examples of a client in the form of its model's inputs, without padding.
+
+        Args:
+          client: its number, from 0.
+          split: "train" or "test".
+        """
+        self._check_client(client)
+        padded = client_data(self.data, client, split)
+        real = np.asarray(padded.mask)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[real], padded)
+
+    def personal(self, client: int) -> Personal:
+        """Model that a client would deploy, as in the last evaluation, after fine-tuning if the method has it.
+
+        Args:
+          client: its number, from 0.
+        """
+        self._check_client(client)
+        state, own = self.state, gather(self.state.clients, client)
+        return self._personalize(self.data, state.server, state.key, state.round, client, own)
+
+    @functools.cached_property
+    def _personalize(self) -> Callable[..., Personal]:
+        """What a client does before it deploys, compiled."""
+        stages = Stages(self.method, self.settings)
+
+        def personal(data, server, key, rounds, client, own):
+            return stages.personal(data, server, key, rounds, stages.attackers(data, key), client, own)
+
+        return jax.jit(personal)
+
+    def predict(self, client: int, inputs: Any) -> jax.Array:
+        """Logits or log-probabilities [B, K] of a client's model.
+
+        Args:
+          client: its number, from 0.
+          inputs: [B, ...] as in `client_data`, normalized.
+        """
+        return at_round(self.method, max(int(self.state.round) - 1, 0)).predict(self.personal(client), inputs)
+
+    def params(self, client: int) -> Params:
+        """Parameters of a client's model, backbone and head.
+
+        Args:
+          client: its number, from 0.
+
+        Raises:
+          InvalidInput: the method's clients deploy something else than one set of parameters.
+        """
+        found, wanted = self.personal(client), jax.eval_shape(self.model.init, jax.random.key(0))
+        same = jax.tree.structure(found) == jax.tree.structure(wanted) and all(
+            one.shape == other.shape for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+        )
+        if not same:
+            name = self.summary["method"]
+            raise InvalidInput(
+                f"a client of {name} deploys more than one set of the model's parameters, which cannot be exported: "
+                "use load_run and its predict"
+            )
+        return found
+
+    def _check_client(self, client: int) -> None:
+        if not 0 <= client < self.data.num_clients:
+            raise InvalidInput(f"there is no client {client}: the run has clients 0 to {self.data.num_clients - 1}")
+
+
+def load_run(folder: str | Path) -> LoadedRun:
+    """Load a finished run from its folder: the data is loaded and divided again, the state is read.
+
+    Args:
+      folder: of the run.
+
+    Raises:
+      InvalidInput: the run is not finished or kept no state, a file cannot be read, or its data, or the text of its own
+        method or model, is no longer the same.
+
+    Example:
+      run = load_run("runs/digits-fedper-seed0-001")
+      run.predict(3, run.client_data(3).x).argmax(1)
+    """
+    folder = Path(folder).expanduser()
+    if not (folder / CONFIG).is_file():
+        raise InvalidInput(f"{folder}: there is no run in it")
+    if not (folder / SUMMARY).is_file():
+        raise InvalidInput(f"{folder}: the run is not finished: --resume {folder} goes on with it")
+    config, summary = read_config(folder), read_summary(folder)
+    checkpoints, last = Checkpoints(folder / FOLDER), summary.get("rounds_done")
+    if last not in checkpoints.rounds():
+        raise InvalidInput(f"{folder}: the run kept no state: make it again with --keep-state always")
+    experiment = _experiment(config, folder)
+
+    def check(record: dict[str, Any]) -> None:
+        check_identity(record.get("identity", {}), identity(experiment), checkpoints.folder, lambda _: None)
+
+    found = checkpoints.newest(experiment.state_shapes(), check)
+    if found is None or int(found.state.round) != last:
+        raise InvalidInput(f"{folder}: the checkpoint of round {last} cannot be read: make the run again")
+    data, options = experiment.data, experiment.request.options
+    # Only the processes of --distributed place clients on devices.
+    assert isinstance(data, FederatedData)
+    return LoadedRun(
+        folder=folder,
+        config=config,
+        summary=summary,
+        dataset=experiment.dataset,
+        data=data,
+        model=build.model_of(options, experiment.dataset),
+        method=experiment.method,
+        state=found.state,
+        settings=experiment.settings,
+    )
+
+
+def _experiment(config: dict[str, Any], folder: Path) -> Experiment:
+    """Parts of a stored run, built again in this process alone."""
+    alone = {"distributed": False, "coordinator": None, "num_processes": None, "process_id": None, "devices": "auto"}
+    options = config.get("options")
+    here = config | {"options": options | alone} if isinstance(options, dict) else config
+    experiment = build.build_experiment(request_of(here, folder, ""), Console(quiet=True))
+    check_data(folder, experiment.dataset.description)
+    return experiment

@@ -1,0 +1,119 @@
+"""Free memory, size of the clients' states, and advice on memory shortages.
+
+A shortage that JAX or NumPy notice is an error with advice. Where the kernel ends the process instead (exit code 137,
+"Killed"), no message can be printed: a smaller --chunk helps there too.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from experiments.host.jax_config import devices
+from experiments.run.build import Experiment
+from pfl_jax.engine.simulate import StateOn
+from pfl_jax.primitives.tree import byte_count
+
+CLIENTS_SHARE = 0.25
+"""Share of the free memory that the clients' states may take on the devices; a round may need them twice."""
+
+HOST_SHARE = 0.5
+"""Share of the machine's memory that they may take on the host."""
+
+MOST_BYTES = 2**28
+"""Size up to which --keep-state auto keeps a state."""
+
+
+def free_bytes(device: Any) -> int:
+    """Free memory of a device; of the machine for a CPU or where nothing else is known."""
+    figures = device.memory_stats() or {}
+    if "bytes_limit" in figures:
+        return figures["bytes_limit"] - figures["bytes_in_use"]
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 2**32
+
+
+def clients_bytes(experiment: Experiment) -> int:
+    """Size of all clients' states, computed without running anything."""
+    return byte_count(experiment.state_shapes().clients)
+
+
+def machine_bytes() -> float:
+    """Memory of the machine; infinity where it is not known."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return math.inf
+
+
+def state_place(experiment: Experiment) -> StateOn:
+    """Place of the clients' states: as requested, or where they fit. Several processes share them on their hosts."""
+    place = experiment.request.options.state_on
+    if place != "auto":
+        return place
+    used = devices(experiment.request.options)
+    # Every device keeps all of them, and the devices of a CPU share one memory.
+    used = [one for one in used if one.process_index == jax.process_index()]
+    copies, size = len(used) if jax.default_backend() == "cpu" else 1, clients_bytes(experiment)
+    if size > HOST_SHARE * machine_bytes() and not experiment.request.options.distributed:
+        return "disk"
+    return "host" if copies * size > CLIENTS_SHARE * free_bytes(used[0]) else "device"
+
+
+def is_kept(experiment: Experiment, notify: Callable[[str], None]) -> bool:
+    """Whether the final state of a run is kept; `notify` receives a message if it is too large for that."""
+    wanted = experiment.request.options.keep_state
+    if wanted != "auto":
+        return wanted == "always"
+    size = byte_count(experiment.state_shapes()._replace(key=()))
+    if size > MOST_BYTES:
+        notify(f"The final state has {size / 2**20:,.0f} MiB and is not kept: --keep-state always would keep it.")
+    return size <= MOST_BYTES
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether the error means that JAX or NumPy could not allocate memory."""
+    text = str(error)
+    return isinstance(error, MemoryError) or "out of memory" in text.lower() or "RESOURCE_EXHAUSTED" in text
+
+
+def advice(error: BaseException, experiment: Experiment | None) -> str:
+    """One line of advice on a memory shortage.
+
+    Args:
+      error: error that may contain the size of the failed allocation.
+      experiment: experiment that ran; None while its data was being loaded.
+    """
+    wanted = _wanted_bytes(str(error))
+    asked = "" if wanted is None else f" ({wanted / 2**30:,.1f} GiB were wanted at once)"
+    if experiment is None:
+        return f"the memory does not suffice for the data{asked}: use fewer --num-clients or a smaller --train-size"
+    used = devices(experiment.request.options)
+    # Evaluations walk over everyone.
+    chunk, everyone = experiment.settings.chunk, -(-experiment.data.num_clients // len(used))
+    chunk = min(chunk, everyone) if isinstance(chunk, int) else everyone
+    if chunk > 1:
+        # What a round takes beside the states grows with the clients under one vmap.
+        free = free_bytes(used[0])
+        fits = chunk // 2 if wanted is None or wanted <= free else int(chunk * free / wanted)
+        return (
+            f"the memory does not suffice for {chunk} clients at once on a device{asked}: use --chunk "
+            f"{max(1, min(fits, chunk // 2))}"
+        )
+    ways = [f"fewer --devices than {len(used)}"] if len(used) > 1 else []
+    ways += ["a smaller --batch-size"] if "batch_size" in experiment.request.hyper_parameters else []
+    next_place = {"device": "host"} | ({} if experiment.request.options.distributed else {"host": "disk"})
+    place = next_place.get(state_place(experiment))
+    ways.append("fewer --num-clients" if place is None else f"--state-on {place}")
+    return f"the memory does not suffice, even for one client after another{asked}: use {' or '.join(ways)}"
+
+
+def _wanted_bytes(text: str) -> float | None:
+    """Size in "allocating 123 bytes", "to allocate 1.50GiB" or "Unable to allocate 7. TiB"."""
+    found = re.search(r"allocat(?:e|ing) ([\d.]+) ?([KMGT]?)i?(?:B|bytes)", text)
+    return None if found is None else float(found[1]) * 1024 ** " KMGT".index(found[2] or " ")

@@ -1,0 +1,270 @@
+"""Records of an experiment: configuration, identity, headline and summary."""
+
+import dataclasses
+import platform
+import statistics
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.cli.effects import fixed_rounds, relevant_options
+from experiments.cli.hyper_parameters import unread_by_method
+from experiments.cli.measures import AVERAGES, FIELD, PROTOCOLS, Average
+from experiments.cli.options import Options, flag
+from experiments.cli.own_code import label, method_factory
+from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Evaluation, best, rounded
+from experiments.folder.version import method_version, source_versions
+from experiments.host.jax_config import devices
+from experiments.papers import published
+from experiments.run.build import Experiment
+from pfl_jax.base import Info
+from pfl_jax.data.federated import class_table
+from pfl_jax.data.sources import Dataset
+from pfl_jax.engine import chunking
+from pfl_jax.methods.factories import documented_info
+
+MOST_TABLE_ENTRIES = 20_000
+"""Maximum size of the table of classes by clients in the configuration."""
+
+
+def configuration(experiment: Experiment) -> dict[str, Any]:
+    """Configuration of a run: everything needed to repeat it."""
+    request, data, counts = experiment.request, experiment.data, experiment.counts
+    return {
+        "dataset": request.dataset,
+        "data": _data_record(experiment.dataset),
+        "options": dataclasses.asdict(request.options),
+        "hyper_parameters": request.hyper_parameters,
+        "given": sorted(request.given),
+        **({"own_code": request.own_code} if request.own_code else {}),
+        "info": documented_info(method_factory(request.options.method)),
+        "train_examples": np.asarray(data.train_count).tolist(),
+        "test_examples": counts.test.tolist(),
+        **({} if counts.validation is None else {"validation_examples": counts.validation.tolist()}),
+        **({} if counts.attackers is None else {"attackers": np.flatnonzero(counts.attackers).tolist()}),
+        "class_table": _class_table(experiment),
+        **privacy_record(experiment, experiment.settings.rounds),
+        "bytes_per_client_and_round": experiment.traffic._asdict(),
+        "chunk": experiment.settings.chunk,
+        "device": _device(request.options),
+        "versions": _versions(),
+        "method_version": method_version(request.options.method),
+    }
+
+
+def privacy_record(experiment: Experiment, rounds: int) -> dict[str, Any]:
+    """Entry "privacy" with the budgets after a number of rounds; empty without differential privacy."""
+    return {"privacy": [budget.record(rounds) for budget in experiment.privacy]} if experiment.privacy else {}
+
+
+def _class_table(experiment: Experiment) -> list[list[int]] | None:
+    """Training examples of each client under each label; None if too large for a readable file."""
+    data = experiment.data
+    # In a distributed run no process has the labels of all clients.
+    if data.mesh is not None or data.num_clients * data.num_classes > MOST_TABLE_ENTRIES:
+        return None
+    return class_table(data).tolist()
+
+
+def _data_record(dataset: Dataset) -> dict[str, Any]:
+    return {
+        "description": dataset.description,
+        "source": dataset.source,
+        "origin": dataset.origin,
+        "is_real": dataset.is_real,
+        "num_classes": dataset.num_classes,
+        "input_shape": list(dataset.input_shape),
+        "class_names": list(dataset.class_names),
+        "client_names": list(dataset.client_names),
+    }
+
+
+def identity(experiment: Experiment) -> dict[str, Any]:
+    """Identity of a run in its checkpoints: its configuration, and what affects the last bits of its results."""
+    request = experiment.request
+    options = {flag(name): value for name, value in relevant_options(request).items()}
+    if not fixed_rounds(request.options):
+        del options[flag("rounds")]
+    named = {"dataset": request.dataset, **options, "--seed": request.options.seed}
+    versions = {name: version for name, version in _versions().items() if name in ("jax", "jaxlib", *source_versions())}
+    return {
+        "run": named | {"data": experiment.dataset.description},
+        "made_with": {**versions, "device": _device(request.options), "chunk": experiment.settings.chunk},
+    }
+
+
+def _versions() -> dict[str, str]:
+    packages = ("jax", "jaxlib", "flax", "optax", "jaxopt", "numpy", "scikit-learn", "tensorflow-datasets")
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found | source_versions()
+
+
+def _device(options: Options) -> str:
+    """Kind and number of devices: "cpu x 2"."""
+    used = devices(options)
+    processes = len({one.process_index for one in used})
+    kind = used[0].device_kind if len(used) == 1 else f"{used[0].device_kind} x {len(used)}"
+    return kind if processes == 1 else f"{kind} in {processes} processes"
+
+
+def unused_shares(experiment: Experiment, cohort: np.ndarray | None = None) -> chunking.Unused:
+    """Parts of a round's work and time that train no model, counted in gradient steps.
+
+    Args:
+      experiment: the experiment.
+      cohort: clients [M] of the round; by default a cohort of typical sizes.
+    """
+    counts, settings = np.asarray(experiment.data.train_count), experiment.settings
+    if cohort is None:
+        sizes = chunking.typical_cohort(counts, settings.cohort_size(len(counts), 0))
+    else:
+        cohort = cohort[np.argsort(-counts[cohort], kind="stable")]
+        sizes = counts[cohort]
+    used = len(devices(experiment.request.options))
+    assert settings.chunk != "auto"
+    return chunking.unused_shares(
+        sizes,
+        places=None if cohort is None else np.asarray(experiment.data.places(jnp.asarray(cohort), used)),
+        batch_size=experiment.request.hyper_parameters.get("batch_size", 1),
+        chunk=settings.chunk,
+        devices=used,
+        drop_last=experiment.request.options.drop_last,
+    )
+
+
+MOST_INFO_ENTRIES = 10_000
+"""Maximum size of an entry of a round's Info in the metrics log."""
+
+
+def info_record(info: Info) -> dict[str, Any]:
+    """Small entries of a round's Info, for JSON: name -> nested lists, to six digits."""
+    leaves = {
+        "/".join(str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path): leaf
+        for path, leaf in jax.tree.leaves_with_path(info)
+    }
+    return {name: _digits(np.asarray(leaf)) for name, leaf in leaves.items() if leaf.size <= MOST_INFO_ENTRIES}
+
+
+def _digits(array: np.ndarray) -> Any:
+    if array.ndim:
+        return [_digits(row) for row in array]
+    return float(f"{array:.6g}") if array.dtype.kind == "f" else array.item()
+
+
+_PLAIN = {"compress": "none", "server_mean": "mean"}
+"""Hyper-parameters with the values that change nothing."""
+
+
+def headline(experiment: Experiment) -> str:
+    """One line that describes a run; the data source comes first."""
+    request, options, data = experiment.request, experiment.request.options, experiment.data
+    counts = np.asarray(data.train_count)
+    sizes = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
+    values = request.hyper_parameters
+    left_out = unread_by_method(options.method, values).keys() | {name for name in values if values[name] is None}
+    left_out |= {name for name, plain in _PLAIN.items() if values.get(name) == plain}
+    own = ", ".join(f"{name}={value}" for name, value in values.items() if name not in left_out)
+    unused = unused_shares(experiment)
+    return (
+        f"{experiment.dataset.description}: {label(options.method)}({own}), {label(options.model)}, "
+        f"{options.rounds} rounds, {options.num_clients} clients with {sizes} training examples, "
+        f"participation {options.participation:g}, {_division(options)}{_sample(experiment)}, on {_device(options)}, "
+        f"chunk {experiment.settings.chunk} ({unused.steps:.1%} of the steps wasted, devices idle {unused.devices:.1%})"
+    )
+
+
+def _sample(experiment: Experiment) -> str:
+    """How many clients are evaluated, in words; nothing if all are."""
+    wanted, clients = experiment.settings.eval_clients, experiment.data.num_clients
+    return "" if wanted is None or wanted >= clients else f", {wanted} of {clients} clients evaluated after aggregation"
+
+
+def _division(options: Options) -> str:
+    """Partition in words, with all other options that change the clients or their examples."""
+    words = [options.partition]
+    if options.held_out_clients:
+        words.append(f"{options.held_out_clients} of the clients held out")
+    if options.attack is not None and options.attackers:
+        number = round(options.attackers * (options.num_clients - options.held_out_clients))
+        who = "1 client attacks" if number == 1 else f"{number} clients attack"
+        words.append(f"{who} ({options.attack})")
+    if options.drop_rate:
+        words.append(f"{options.drop_rate:.0%} of each round drop out")
+    if options.partition == "pathological":
+        words[0] += f" ({options.pathological_protocol})"
+    if options.shift != "none":
+        words.append({"labels": "labels permuted by group", "rotation": "images rotated by group"}[options.shift])
+    if options.augment:
+        words.append("augmented")
+    if options.drop_last:
+        words.append("incomplete batches dropped")
+    if not options.shuffle:
+        words.append("batches in a fixed order")
+    return ", ".join(words)
+
+
+_REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up", "bytes_down")
+"""Entries of the last evaluation that the summary repeats."""
+
+
+def summary(
+    experiment: Experiment, evaluations: Sequence[Evaluation], unused: chunking.Unused, speeds: Sequence[float]
+) -> dict[str, Any]:
+    """Summary of a finished run; accuracies are in percent, means over clients unless they are called pooled.
+
+    Args:
+      experiment: the finished experiment.
+      evaluations: all its evaluations, at least one.
+      unused: means over the rounds.
+      speeds: examples per second of parts of the run, see `History.steady_speeds`.
+    """
+    request, options, last = experiment.request, experiment.request.options, evaluations[-1]
+    figure = published.find(request, is_real=experiment.dataset.is_real)
+    line = last.record()
+    top = {average: best(evaluations, options.eval_protocol, average) for average in AVERAGES}
+    return {
+        "dataset": request.dataset,
+        "data_source": experiment.dataset.description,
+        "method": label(options.method),
+        "hyper_parameters": request.hyper_parameters,
+        "seed": options.seed,
+        "rounds": options.rounds,
+        "rounds_done": last.round,
+        "num_clients": options.num_clients,
+        "eval_protocol": options.eval_protocol,
+        **_accuracies(last, "clients"),
+        **{name: line[name] for name in _REPEATED if name in line},
+        **({} if last.validation_counts is None else {"best_round_chosen_on": VALIDATION}),
+        "best": {"round": top["clients"].round, **_accuracies(top["clients"], "clients")},
+        "best_pooled": {"round": top["examples"].round, **_accuracies(top["examples"], "examples")},
+        **privacy_record(experiment, last.round),
+        "per_client_accuracy": line[f"{options.eval_protocol}_per_client"],
+        **{name: values for name, values in line.items() if name.endswith("_per_client")},
+        "paper_accuracy": None if figure is None else figure.accuracy_percent,
+        "seconds": round(last.seconds, 3),
+        "examples_per_second": round(statistics.harmonic_mean(speeds), 1),
+        "chunk": experiment.settings.chunk,
+        "wasted_step_share": round(unused.steps, 4),
+        "idle_device_share": round(unused.devices, 4),
+        "jax_version": jax.__version__,
+        "device": _device(options),
+    }
+
+
+def _accuracies(evaluation: Evaluation, average: Average) -> dict[str, float]:
+    """Accuracies of an evaluation by protocol: "received_accuracy", ..., and "received_validation_accuracy", ..."""
+    found = {}
+    for protocol in evaluation.protocols:
+        found[f"{protocol}_accuracy"] = rounded(getattr(evaluation.summary(protocol), FIELD[average]))
+        if validation := evaluation.validation(protocol):
+            found[f"{protocol}_{VALIDATION}_accuracy"] = rounded(getattr(validation, FIELD[average]))
+    return found

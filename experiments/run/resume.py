@@ -1,0 +1,195 @@
+"""Request of a run that is resumed: an interrupted one, or one to which rounds are added."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from experiments import unknown_dataset
+from experiments.cli.effects import RESULT_NEUTRAL, fixed_rounds, result_neutral
+from experiments.cli.options import PROCESSES, Options, flag
+from experiments.cli.own_code import KINDS, check_unchanged, label
+from experiments.cli.presets import DEFAULT_PRESET
+from experiments.cli.request import Request, parse
+from experiments.folder.load import read_config, read_json
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
+from experiments.folder.version import RESUMED_BY, by_other_code, code_version, versions_behind
+from experiments.run.build import Experiment
+from experiments.run.records import privacy_record
+from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
+from pfl_jax.errors import InvalidInput
+
+CONTINUING = {"resume", "accept_other_code", "out", "checkpoint_every", "keep_checkpoints", "eval_protocol"}
+"""Options for resuming a run, which do not define it."""
+
+
+def resumed(request: Request) -> Request:
+    """Request of the run that --resume names, continued in its own folder.
+
+    Args:
+      request: the checked command line; what it gives beside --resume must be what the run has, except for more
+        rounds.
+
+    Raises:
+      InvalidInput: there is no such run, it has all its rounds, or it is another one; the line says what differs.
+    """
+    options = request.options
+    folder = Path(options.resume or "").expanduser()
+    if "out" in request.given:
+        raise InvalidInput("--out cannot be given with --resume: a run goes on in its own folder")
+    if not (folder / CONFIG).is_file():
+        if (folder / METRICS).is_file():
+            raise InvalidInput(
+                f"--resume {folder}: there is no {CONFIG}: the run is starting now, or was killed while it did; then "
+                "remove the folder, and start it again"
+            )
+        raise InvalidInput(f"--resume {folder}: there is no run in it")
+    if "rounds" not in request.given:
+        refuse_finished(folder)
+    if not (folder / METRICS).is_file():
+        raise InvalidInput(f"--resume {folder}: {METRICS} is missing")
+    config = read_config(folder)
+    found = request_of(config, folder)
+    if by_other_code(config, "all" if options.accept_other_code else "sources"):
+        raise InvalidInput(
+            f"--resume {folder}: other code than today's began the run; --accept-other-code resumes it all the same"
+        )
+    if found.dataset != request.dataset:
+        raise InvalidInput(f"--resume {folder}: the run is on {found.dataset}, not {request.dataset}")
+    stored = {**vars(found.options), **found.hyper_parameters}
+    given = {**vars(options), **request.hyper_parameters}
+    # Wherever the user's own files are: that their text is the same has been checked.
+    for values in (stored, given):
+        values |= {kind: label(values[kind]) for kind in KINDS}
+    fixed = request.given - CONTINUING - RESULT_NEUTRAL - {"rounds"}
+    protocols = (found.options.eval_protocol, options.eval_protocol)
+    if "before_aggregation" in protocols or "eval_protocol" not in result_neutral(stored):
+        # Whether the evaluations so far include this protocol, or have reached the target by it.
+        fixed |= request.given & {"eval_protocol"}
+    # The method first: it decides which other options there are.
+    for name in sorted(fixed, key=lambda name: (name != "method", name)):
+        if name not in stored:
+            raise InvalidInput(f"--resume {folder}: the run's method {found.options.method} has no {flag(name)}")
+        if stored[name] != given[name]:
+            raise InvalidInput(f"--resume {folder}: the run has {flag(name)} {stored[name]}, not {given[name]}")
+    added = request.given & {"rounds"}
+    if added:
+        _check_rounds(folder, found.options, options.rounds)
+    # Never the processes that began it.
+    taken = PROCESSES | request.given & (CONTINUING | RESULT_NEUTRAL) | added
+    changed = {name: getattr(options, name) for name in taken}
+    restored = dataclasses.replace(found.options, **changed | {"resume": str(folder), "out": str(folder)})
+    return dataclasses.replace(found, options=restored, given=found.given | added)
+
+
+def refuse_finished(folder: Path, rounds: int = 0) -> None:
+    """Raise InvalidInput for the folder of a run that has finished, and has this number of rounds or more."""
+    if (folder / SUMMARY).exists() and (not rounds or rounds <= read_config(folder)["options"]["rounds"]):
+        raise InvalidInput(
+            f"--resume {folder}: the run is finished, its results are in {folder / SUMMARY}; a larger --rounds adds "
+            "rounds to it"
+        )
+
+
+def _check_rounds(folder: Path, options: Options, rounds: int) -> None:
+    """Raise InvalidInput unless a run can go on to a number of rounds.
+
+    Args:
+      folder: of the run.
+      options: its own.
+      rounds: at the end.
+    """
+    refuse_finished(folder, rounds)
+    if rounds < options.rounds:
+        raise InvalidInput(f"--resume {folder}: the run has --rounds {options.rounds}, which can only grow")
+    if rounds == options.rounds:
+        return
+    if cause := fixed_rounds(options):
+        raise InvalidInput(
+            f"--resume {folder}: rounds cannot be added to a run with {cause}: with --rounds {rounds} its earlier "
+            "rounds would have been others"
+        )
+    if (folder / SUMMARY).exists() and not Checkpoints(folder / FOLDER).rounds():
+        raise InvalidInput(
+            f"--resume {folder}: rounds are added to a finished run from its last checkpoint, and it has none: give "
+            "runs --keep-state always"
+        )
+
+
+def request_of(config: dict[str, Any], folder: Path, prefix: str = "--resume ") -> Request:
+    """Request from a stored configuration, checked as if its values were given on the command line.
+
+    Args:
+      config: content of a run's config.json.
+      folder, prefix: the run's folder, and what stands before it in errors.
+
+    Raises:
+      InvalidInput: the configuration was edited, or a file of the user's own has another text now; the line says where.
+    """
+    try:
+        dataset, given, _ = config["dataset"], frozenset(config["given"]), config["data"]["description"]
+        values = {**config["options"], **config["hyper_parameters"], "resume": None, "out": None}
+        for kind, entry in config.get("own_code", {}).items():
+            # Before it is executed.
+            check_unchanged(kind, entry)
+            values[kind] = f"{entry['file']}:{values[kind].rpartition(':')[2]}"
+        if dataset not in DEFAULT_PRESET:
+            raise InvalidInput(unknown_dataset(dataset))
+        return dataclasses.replace(parse(dataset, _words(values)), given=given)
+    except InvalidInput as error:
+        raise InvalidInput(f"{prefix}{folder}: {CONFIG} cannot be used: {error}") from None
+    except KeyError as error:
+        raise InvalidInput(f"{prefix}{folder}: {CONFIG} is not a run's, it has no {error}") from None
+    except (TypeError, AttributeError) as error:
+        raise InvalidInput(f"{prefix}{folder}: {CONFIG} is not a run's ({error})") from None
+
+
+def _words(values: dict[str, Any]) -> list[str]:
+    """Options as command-line arguments."""
+    words = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            words.append(flag(name if value else f"no_{name}"))
+        elif isinstance(value, list):
+            words += [flag(name), *map(str, value)]
+        else:
+            words.append(f"{flag(name)}={value}")
+    return words
+
+
+def add_rounds(folder: RunFolder, experiment: Experiment, done: int, notify: Callable[[str], None]) -> None:
+    """Write a larger number of rounds into a run's configuration; what it left at its earlier end is removed.
+
+    Args:
+      folder: of the run.
+      experiment: with the new number of rounds; nothing happens if it is the old one.
+      done: round of the checkpoint from which the run goes on.
+      notify: receives a note if finished rounds after it are trained again.
+    """
+    config, rounds = read_config(folder.path), experiment.settings.rounds
+    if config["options"]["rounds"] == rounds:
+        return
+    if (folder.path / SUMMARY).exists():
+        # Its digests are no longer those of the log, which has been cut off after the checkpoint.
+        last = read_json(folder.path / SUMMARY).get("rounds_done", 0)
+        if done < last:
+            notify(f"The last checkpoint is of round {done}: rounds {done + 1} to {last} are trained again.")
+    # The summary first: without it, the run is an unfinished one.
+    (folder.path / SUMMARY).unlink(missing_ok=True)
+    more = {"options": config["options"] | {"rounds": rounds}, "given": sorted({*config["given"], "rounds"})}
+    folder.write(CONFIG, config | more | privacy_record(experiment, rounds))
+
+
+def record_code(folder: RunFolder) -> None:
+    """Write into a run's configuration that today's code goes on with it, unless it is that of all rounds so far."""
+    config = read_config(folder.path)
+    known, today = versions_behind(config), code_version(config["options"]["method"])
+    if today not in known:
+        folder.write(CONFIG, config | {RESUMED_BY: [*known[1:], today]})
+
+
+def check_data(folder: Path, description: str) -> None:
+    """Raise InvalidInput if the data differs from the data the run was started with."""
+    began = read_config(folder)["data"]["description"]
+    if began != description:
+        raise InvalidInput(f"the run in {folder} began on {began}, which is {description} now; give --data-dir")

@@ -1,1 +1,0 @@
-"""Runtime: JAX configuration, devices, processes, locks, signals, progress, and the compilation cache."""

@@ -1,0 +1,209 @@
+"""The FedAS study: records from runs, the page from records, and that nothing is run twice. No run is made here."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.lab.fedas_ablation import __main__ as command
+from experiments.lab.fedas_ablation import steps
+from experiments.lab.fedas_ablation.steps import STEPS, Place
+from experiments.lab.pages import fedas
+from pfl_jax.errors import InvalidInput
+
+ROOT = Path(__file__).parents[2]
+PLACE = Place("fashion_mnist", 0.2, STEPS[0], 0)
+
+RECEIVED = [[10.0, 20.0, 40.0], [20.0, 30.0, 60.0], [30.0, 60.0, 90.0]]
+TRAINED = [[50.0, None, None], [50.0, 70.0, None], [80.0, 70.0, None]]
+COHORTS = [[0], [1], [0]]
+SIZES = [1, 2, 5]
+
+
+def run_folder(folder, rounds=3):
+    """Three rounds of three clients with 1, 2 and 5 test examples."""
+    folder.mkdir(parents=True)
+    config = {
+        "options": {"rounds": rounds},
+        "test_examples": SIZES,
+        "data": {"description": "pictures"},
+        "versions": {"pfl_jax": "abc", "jax": "1", "jaxlib": "1", "python": "3", "numpy": "2"},
+        "method_version": 1,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    lines = [
+        {
+            "round": number,
+            "received_per_client": received,
+            "trained_per_client": trained,
+            "cohort": cohort,
+            "seconds": 1,
+        }
+        for number, (received, trained, cohort) in enumerate(zip(RECEIVED, TRAINED, COHORTS, strict=True), start=1)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return folder
+
+
+def test_the_measures_by_hand(tmp_path):
+    record = steps.from_run(PLACE, run_folder(tmp_path / "run"))
+    assert record["received"]["mean"] == pytest.approx([70 / 3, 110 / 3, 60], abs=1e-4)
+    assert record["received"]["pooled"] == [(10 + 40 + 200) / 8, (20 + 60 + 300) / 8, (30 + 120 + 450) / 8]
+    assert record["received_of_trained"]["mean"] == [10, 25, 45]
+    assert record["received_of_trained"]["pooled"] == pytest.approx([10, 80 / 3, 50], abs=1e-4)
+    assert record["trained"]["mean"] == [50, 60, 75]
+    assert record["trained"]["pooled"] == pytest.approx([50, 190 / 3, 220 / 3], abs=1e-4)
+    # Round 2: client 1 with its trained model, the others with what they received after round 1. What they had before
+    # the first round is not known.
+    assert record["before_aggregation"]["mean"] == pytest.approx(
+        [None, (10 + 70 + 40) / 3, (80 + 30 + 60) / 3], abs=1e-4
+    )
+    assert record["before_aggregation"]["pooled"] == [None, (10 + 140 + 200) / 8, (80 + 60 + 300) / 8]
+    assert record["clients_trained"] == [1, 2, 2]
+    assert steps.value(record, "before_aggregation", "pooled", "best") == 55
+    assert steps.value(record, "received", "mean", "last") == 60
+    assert not any("per_client" in key for key in record)
+
+
+def test_everyone_in_the_first_cohort_leaves_nothing_unknown(tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.COHORTS", [[0, 1, 2]] * 3)
+    monkeypatch.setattr(f"{__name__}.TRAINED", [[50.0, 60.0, 70.0]] * 3)
+    record = steps.from_run(PLACE, run_folder(tmp_path / "run"))
+    assert record["before_aggregation"] == record["trained"]
+
+
+def test_a_run_without_some_rounds_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="has not every round"):
+        steps.from_run(PLACE, run_folder(tmp_path / "run", rounds=4))
+
+
+def test_a_record_of_another_run_is_refused(tmp_path):
+    record = steps.from_run(PLACE, run_folder(tmp_path / "run"))
+    steps.write(PLACE, record, tmp_path / "there")
+    assert steps.read(PLACE, tmp_path / "there") == record
+    assert steps.read(PLACE._replace(seed=1), tmp_path / "there") is None
+    steps.path_of(PLACE._replace(seed=1), tmp_path / "there").write_text(json.dumps(record))
+    with pytest.raises(InvalidInput, match="is of another run"):
+        steps.read(PLACE._replace(seed=1), tmp_path / "there")
+
+
+def made(place, value):
+    """A record whose measures are constants apart from each other."""
+    curves = {name: value + offset for name, offset in zip(steps.MEASURES, (0.0, 1.0, 2.0, -3.0), strict=True)}
+    every = {name: {"mean": [height - 1, height], "pooled": [height, height - 0.5]} for name, height in curves.items()}
+    return {"command": place.command(Path("runs") / place.name), "version": 1, **every}
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Fashion-MNIST at participation 0.2: two seeds of the whole ladder, whose steps rise by their number."""
+    for seed in (0, 1):
+        for number, step in enumerate(STEPS):
+            place = Place("fashion_mnist", 0.2, step, seed)
+            steps.write(place, made(place, 60.0 + number * (seed + 1)), tmp_path / "results")
+    return fedas.load(tmp_path / "results")
+
+
+def test_the_page_says_what_the_records_say(study):
+    text = fedas.text(study)
+    assert "**80 of 96 runs are missing**" in text
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| h |") and "| 0, 1 |" in line]
+    ((_, title, received, of_trained, trained, before, last, seeds),) = rows
+    assert title.endswith("(released)")
+    # The best of rounds, over seeds 60 + 7 and 60 + 14; the step before is 1 and 2 lower.
+    assert (received, of_trained, trained, before) == ("70.5 (+1.5)", "71.5 (+1.5)", "72.5 (+1.5)", "67.5 (+1.5)")
+    assert (last, seeds) == ("72.5", "0, 1 |")
+    # FedAS as printed against the first step.
+    (printed,) = [line for line in text.splitlines() if line.startswith("| c |") and "| 0, 1 |" in line]
+    assert "63.0 (+3.0)" in printed
+    # Released: 72.5 trained against 61.5 - 3 before aggregation of the second step.
+    assert "| Fashion-MNIST | 0.2 | +14.0 | +9.0 | +9.0 | +9.0 |" in text
+    assert "of +14.0 points as released, +5.0 are the measure and +9.0 the method (+6.0 to +12.0 over 2 seeds)" in text
+    assert "| Fashion-MNIST | 1 | — | — | — | — |" in text
+    # The largest change by any measure is that of FedAS as printed, which is two steps above.
+    assert "By *trained* the largest change is that of (c) FedAS as printed: +3.0" in text
+    assert "$" not in text
+
+
+def test_the_figure_has_the_numbers(study):
+    picture = fedas.picture(study)
+    (panel,) = picture.panels
+    assert panel.title == "Fashion-MNIST, participation 0.2"
+    # Steps have the letters of the table.
+    assert list(panel.x_names) == list("abcdefgh")
+    assert picture.caption.startswith("a: FedPer; b: FedPer, batches as released; ")
+    assert picture.caption.endswith("Bands: range over seeds.")
+    trained = next(series for series in panel.series if series.label == "trained")
+    np.testing.assert_allclose(trained.y, [62 + 1.5 * number for number in range(8)])
+    np.testing.assert_allclose(trained.high, [62 + 2 * number for number in range(8)])
+
+
+def test_whole_ladders_come_first():
+    places = steps.places(list(steps.SOURCES), steps.PARTICIPATION, 3)
+    assert len(places) == len(set(places)) == len({place.name for place in places}) == 96
+    assert {(place.seed, place.participation) for place in places[:16]} == {(0, 0.2)}
+    for place in places:
+        request = place.cell.request()
+        assert (request.options.eval_every, request.options.participation) == (1, place.participation)
+        assert (request.options.drop_last, request.options.shuffle) == (
+            (False, True) if place.step.name in ("fedper", "fedas") else (True, False)
+        )
+
+
+def test_the_steps_differ_in_one_choice():
+    choices = [Place("fashion_mnist", 1.0, step, 0).cell.request() for step in STEPS]
+    differences = []
+    for one, other in itertools.pairwise(choices[2:]):
+        left, right = ({**vars(each.options), **each.hyper_parameters} for each in (one, other))
+        differences.append({name for name in left if left[name] != right[name]})
+    assert differences == [
+        {"drop_last", "shuffle"},
+        {"target", "align_loss"},
+        {"reduction"},
+        {"first_alignment"},
+        set(),
+    ]
+    assert [step.in_place for step in STEPS] == [False] * 7 + [True]
+
+
+def test_finished_runs_are_not_made_again(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def measure(place, folder, console):
+        asked.append((place.name, folder.name))
+        return made(place, 50.0)
+
+    monkeypatch.setattr(command, "measure", measure)
+    words = ["--dataset", "fashion_mnist", "--participation", "0.2", "--step", "fedper", "fedas", "--seeds", "2"]
+    words += ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+    assert command.main([*words, "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("# missing") == 4
+    assert not asked
+    assert command.main([*words, "--seeds", "1"]) == 0
+    assert [name for name, _ in asked] == [
+        f"fashion_mnist-participation0.2-{name}-seed0" for name in ("fedper", "fedas")
+    ]
+    assert all(name == folder for name, folder in asked)
+    assert command.main(words) == 0
+    assert len(asked) == 4
+    assert command.main(words) == 0
+    assert len(asked) == 4
+    assert "**92 of 96 runs are missing**" in fedas.text(fedas.load(tmp_path / "results"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--dataset digits", "unknown dataset 'digits'"),
+        ("--participation 0.5", "unknown participation '0.5' (there are 0.2, 1)"),
+        ("--step fedavg", "unknown step 'fedavg'"),
+        ("--seeds 0", "--seeds must be at least 1, not 0"),
+        ("--rounds 3", "unrecognized arguments"),
+    ],
+)
+def test_what_cannot_be_asked_for(words, message, capsys):
+    assert command.main(words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line

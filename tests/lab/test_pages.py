@@ -1,0 +1,80 @@
+"""One command makes everything in README and docs/ that the committed results give."""
+
+import shutil
+
+import pytest
+from test_results_page import MAIN, keep
+
+from experiments.lab.pages import __main__ as command
+from experiments.lab.pages import parts, privacy, robustness
+from experiments.run.committed import Library
+from experiments.show.pictures import Lines
+from pfl_jax.errors import InvalidInput
+
+ROOT = command.ROOT
+WRITTEN = {"README.md", *(f"docs/{name}.md" for name in ("results", "privacy", "robustness", "performance", "fedas"))}
+WRITTEN |= {"docs/distributed.md", *(f"docs/figures/{name}.svg" for name in ("results", "privacy", "robustness"))}
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout with the pages of this one, and one finished run."""
+    (tmp_path / "docs").mkdir()
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
+    shutil.copytree(ROOT / "results/benchmark", tmp_path / "results/benchmark")
+    keep(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
+    return tmp_path
+
+
+def test_all_pages_are_what_the_committed_results_give():
+    # Otherwise run python -m experiments.lab.pages.
+    assert command.differing(ROOT) == []
+
+
+def test_the_command_makes_all_and_check_says_what_differs(checkout, capsys):
+    assert command.main(["--check"], checkout) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert {name for name in WRITTEN if name in err} == WRITTEN - {"docs/performance.md", "docs/distributed.md"}
+    assert command.main([], checkout) == 0
+    assert set(capsys.readouterr().out.split()) == WRITTEN
+    assert command.main(["--check"], checkout) == 0
+    # What stands around a part stays.
+    before, after = ((place / "README.md").read_text().split("<!-- made: results -->") for place in (ROOT, checkout))
+    assert before[0] == after[0]
+    assert before[1].split("<!-- end of made -->")[1] == after[1].split("<!-- end of made -->")[1]
+    # The same results give the same bytes.
+    made = {name: (checkout / name).read_bytes() for name in WRITTEN}
+    assert command.main([], checkout) == 0
+    assert {name: (checkout / name).read_bytes() for name in WRITTEN} == made
+    keep(checkout, f"{MAIN}/fedpac/seed-1", 90.0)
+    assert {str(path.relative_to(checkout)) for path in command.differing(checkout)} == {
+        *("docs/results.md", "README.md", "docs/figures/results.svg")
+    }
+
+
+@pytest.mark.parametrize("text", ["# Title\n", "<!-- made: other -->\n<!-- end of made -->\n"])
+def test_a_page_without_its_marks_is_left_alone(text, checkout, capsys):
+    (checkout / "README.md").write_text(text)
+    assert command.main([], checkout) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: README.md has the parts ")
+    assert (checkout / "README.md").read_text() == text
+
+
+def test_parts_are_replaced_by_their_names(tmp_path):
+    page, end = tmp_path / "page.md", "<!-- end of made -->\n"
+    page.write_text(f"before\n<!-- made: one -->\nold\n{end}between\n<!-- made: two -->\n{end}after\n")
+    want = f"before\n<!-- made: one -->\n1\n{end}between\n<!-- made: two -->\n2\n{end}after\n"
+    assert parts.filled(page, {"two": "2\n", "one": "1\n", "three": "3\n"}) == want
+    with pytest.raises(InvalidInput, match=r"page.md has the parts one, two, of one"):
+        parts.filled(page, {"one": "1\n"})
+
+
+@pytest.mark.parametrize(("module", "tables"), [(privacy, 1), (robustness, 3)])
+def test_tables_and_pictures_of_the_committed_results(module, tables):
+    assert module.measured(Library()).count("| `fedavg` |") == tables
+    shown = module.drawn(Library())
+    assert all(isinstance(panel, Lines) for panel in shown.panels)
+    assert shown.caption.endswith("; no point: not finished.")

@@ -1,0 +1,16 @@
+"""Ctrl-C in this process, as a run hears it."""
+
+import os
+import signal
+import time
+
+from experiments.host import signals
+
+
+def ask_to_stop(number=signal.SIGTERM):
+    """Sends a signal, and waits until the thread has told the run; fails after ten seconds."""
+    os.kill(os.getpid(), number)
+    until = time.monotonic() + 10
+    while not signals._process.stop.asked:
+        assert time.monotonic() < until
+        time.sleep(0.01)
