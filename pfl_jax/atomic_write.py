@@ -57,24 +57,10 @@ def make_folder(path: Path) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a text file, completely or not at all; raise CannotWrite on failure.
-
-    Args:
-      path: path of the file, which is created if it does not exist.
-      line: the line, without line break.
-    """
-    rest = memoryview(f"{line}\n".encode())
+    """Append a line to a text file; on failure raise CannotWrite, and readers leave out a last line that is cut."""
     try:
-        # Unbuffered, so that closing the file does not repeat a write that failed.
-        with path.open("ab", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            try:
-                while rest:
-                    rest = rest[file.write(rest) :]
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    file.truncate(size)
-                raise
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
     except OSError as error:
         raise cannot_write(path, error) from None
 

@@ -25,7 +25,6 @@ from pfl_jax.methods.factories import SIGNATURE, arguments
 from pfl_jax.networks.flax_modules import check_model, from_flax
 from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.safe_read import read_file
 
 KINDS = ("method", "model")
 """Options that take FILE.py:NAME."""
@@ -214,7 +213,7 @@ def _path(name: str) -> Path:
 
 def _read(path: Path) -> bytes:
     try:
-        return read_file(path)
+        return path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from pfl_jax.errors import InvalidInput
-from pfl_jax.safe_read import open_file, read_file
 
 LENGTH = 16
 """Hexadecimal digits of a digest."""
@@ -23,7 +22,7 @@ def digest(content: bytes) -> str:
 def digest_of_file(path: Path) -> str:
     """Digest of a file's content; InvalidInput if it cannot be read."""
     try:
-        with open_file(path) as file:
+        with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:LENGTH]
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
@@ -48,7 +47,7 @@ def cut_log(log: Path, size: int, expected: str | None = None, *, cut: bool = Tr
     """
     if not log.is_file() or log.stat().st_size < size:
         raise InvalidInput(f"{log} is shorter than at the last checkpoint: start the run anew, in another folder")
-    if expected is not None and digest(read_file(log)[:size]) != expected:
+    if expected is not None and digest(log.read_bytes()[:size]) != expected:
         raise InvalidInput(f"{log} is not as it was at the last checkpoint: start the run anew, in another folder")
     if cut:
         with log.open("r+b") as file:

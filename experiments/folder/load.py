@@ -12,7 +12,6 @@ from experiments.folder.intact import DIGESTS, digest_of_content, digest_of_file
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, VALIDATION, rounded
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import pooled
-from pfl_jax.safe_read import read_file
 
 COUNTERS = ("bytes_up", "bytes_down", "seconds")
 """Entries of an evaluation beside its scores."""
@@ -171,7 +170,7 @@ def _summaries(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[Any]
 
 def _bytes(path: Path) -> bytes:
     try:
-        return read_file(path)
+        return path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
 

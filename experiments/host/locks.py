@@ -9,7 +9,6 @@ from pathlib import Path
 from experiments.folder.run_folder import CONFIG, METRICS
 from pfl_jax.atomic_write import cannot_write, make_folder
 from pfl_jax.errors import InvalidInput
-from pfl_jax.safe_read import open_to_append
 
 
 @contextlib.contextmanager
@@ -48,7 +47,7 @@ def lock_folder(folder: str | Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _locked(path: Path, refusal: str) -> Iterator[None]:
     try:
-        file = open_to_append(path)
+        file = path.open("ab")
     except OSError as error:
         raise cannot_write(path, error) from None
     with file:

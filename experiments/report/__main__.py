@@ -22,7 +22,6 @@ from experiments.cli.parser import choose, parse
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, write_text
 from experiments.host.console import print_line
 from pfl_jax.errors import InvalidInput
-from pfl_jax.safe_read import read_file
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -82,7 +81,7 @@ def _check(out: Path, plot: Path | None) -> None:
     if target.exists() and not target.is_file():
         raise InvalidInput(f"{target} is no regular file: give the name of one")
     # A page may be overwritten while its runs continue; a picture does not show what made it.
-    if target.exists() and (plot is not None or OURS not in read_file(target)):
+    if target.exists() and (plot is not None or OURS not in target.read_bytes()):
         raise InvalidInput(f"{target} is there already and not a report's page: give another name, or remove it")
 
 

@@ -16,7 +16,6 @@ from pfl_jax.data import rows
 from pfl_jax.data.rows import Rows
 from pfl_jax.data.specs import Arrays, DatasetSpec
 from pfl_jax.errors import InvalidInput
-from pfl_jax.safe_read import open_file, read_file
 
 SYSTEM_FOLDERS = (Path("/usr/share/datasets"), Path("/usr/local/share/datasets"))
 """Folders in which Linux distributions install datasets, such as Debian's package `dataset-fashion-mnist`."""
@@ -153,7 +152,7 @@ def _read_idx(path: Path, shape: tuple[int, ...], *, by_rows: bool) -> Any:
     begin, is_packed = 4 * (2 + len(shape)), path.suffix == ".gz"
     stays = by_rows and not is_packed
     try:
-        with open_file(path) as raw, gzip.open(raw) if is_packed else contextlib.nullcontext(raw) as file:
+        with path.open("rb") as raw, gzip.open(raw) if is_packed else contextlib.nullcontext(raw) as file:
             header = file.read(begin)
             content = b"" if stays else file.read()
         size = path.stat().st_size - begin if stays else len(content)
@@ -177,7 +176,7 @@ def _read_idx(path: Path, shape: tuple[int, ...], *, by_rows: bool) -> Any:
 
 def _load_cifar(layout: CifarFormat, paths: tuple[Path, ...], origin: Path) -> Arrays:
     try:
-        contents = _members(paths[0], layout) if len(paths) == 1 else {path.name: read_file(path) for path in paths}
+        contents = _members(paths[0], layout) if len(paths) == 1 else {path.name: path.read_bytes() for path in paths}
     except UNREADABLE as error:
         raise InvalidInput(f"{origin} cannot be read, it may be truncated: {error}") from error
     arrays, width = [], layout.labels + 3072
@@ -196,7 +195,7 @@ def _members(archive: Path, layout: CifarFormat) -> dict[str, bytes]:
     """Name -> content of the archive's members that form the dataset."""
     wanted = {f"{layout.folder}/{name}": name for name in layout.train + layout.test}
     contents = {}
-    with open_file(archive) as raw, tarfile.open(fileobj=raw, mode="r:gz") as tar:
+    with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
             name = wanted.get(member.name.removeprefix("./"))
             if name is not None and member.isfile():

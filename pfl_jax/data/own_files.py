@@ -12,7 +12,6 @@ from pfl_jax.data.arrays import from_arrays
 from pfl_jax.data.read_tables import Columns
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
-from pfl_jax.safe_read import open_file
 
 HUB = "hf:"
 """What the name of a dataset on the Hugging Face hub starts with."""
@@ -118,7 +117,7 @@ def _digest_of_files(path: str, stamps: tuple[tuple[str, int, int], ...]) -> str
     for name, _, _ in stamps:
         if name != path:
             whole.update(f"{Path(name).relative_to(path).as_posix()}\0".encode())
-        with open_file(name) as file:
+        with open(name, "rb") as file:
             whole.update(hashlib.file_digest(file, "sha256").digest())
     return whole.hexdigest()
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from pfl_jax.data.read_tables import Columns, check_names
 from pfl_jax.errors import InvalidInput, one_line
-from pfl_jax.safe_read import open_file
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
 """Endings of images; other files are left alone."""
@@ -41,7 +40,7 @@ def image_folder(path: Path, label: str | None, client: str | None) -> Columns:
     images: list[Any] = []
     for _, file in files:
         try:
-            with open_file(file) as content, Image.open(content) as opened:
+            with Image.open(file) as opened:
                 mode = opened.mode
                 images.append(np.asarray(opened.convert("L" if mode in GRAY else "RGB")))
         # Pillow raises SyntaxError for broken PNG chunks.

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from pfl_jax.data import rows
 from pfl_jax.errors import InvalidInput, one_line
-from pfl_jax.safe_read import BAD_NPZ, open_file, open_npz
+from pfl_jax.safe_read import BAD_NPZ, open_npz
 
 
 class Columns(NamedTuple):
@@ -97,7 +96,7 @@ def _numbers(texts: Any, *kinds: type) -> np.ndarray:
 
 def is_cut(path: str | Path) -> bool:
     """Whether a text file that is not empty ends without the end of a line; a file that is cut off mostly does."""
-    with open_file(path) as file:
+    with open(path, "rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read() not in (b"\n", b"\r")
 
@@ -106,7 +105,7 @@ def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
     """Header and rows, all of the same length; blank lines are left out."""
     begin, lines = 1, []
     try:
-        with io.TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
+        with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True, skipinitialspace=True)
             for row in reader:
                 if (end := reader.line_num) > begin:

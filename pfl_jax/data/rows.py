@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pfl_jax.errors import InvalidInput
-from pfl_jax.safe_read import open_file, open_npz
+from pfl_jax.safe_read import open_npz
 
 BLOCK = 2**22
 """Bytes that are read at a time."""
@@ -136,7 +136,7 @@ def of_file(path: str | Path, offset: int, shape: Sequence[int], dtype: Any) -> 
         # Rows that follow each other are read at once.
         breaks = np.flatnonzero(np.diff(rows) != 1) + 1
         try:
-            with open_file(path) as file:
+            with open(path, "rb") as file:
                 for begin, end in zip([0, *breaks], [*breaks, len(rows)], strict=True):
                     file.seek(offset + int(rows[begin]) * width)
                     if file.readinto(content.data[begin * width : end * width]) < (end - begin) * width:
@@ -153,7 +153,7 @@ def of_npz(path: str | Path, name: str) -> Any:
 
     Errors are those of `pfl_jax.safe_read.BAD_NPZ`.
     """
-    with open_npz(path) as stored, open_file(path) as file, zipfile.ZipFile(file) as archive:
+    with open_npz(path) as stored, open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         member = archive.getinfo(f"{name}.npy")
         with archive.open(member) as content:
             version = np.lib.format.read_magic(content)

@@ -27,7 +27,6 @@ import numpy as np
 from pfl_jax.atomic_write import cannot_write
 from pfl_jax.base import PyTree
 from pfl_jax.errors import InvalidInput
-from pfl_jax.safe_read import open_file
 
 NAME = "clients.rows"
 """Name of the file in a run's folder."""
@@ -114,7 +113,7 @@ class Table:
           InvalidInput: the file cannot be opened.
         """
         try:
-            with open_file(path) as regular:
+            with path.open("rb") as regular:
                 file = _File(os.dup(regular.fileno()), "r")
         except OSError as error:
             raise InvalidInput(f"the clients' states cannot be read from {path}: {error.strerror or error}") from None

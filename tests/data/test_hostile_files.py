@@ -9,7 +9,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from archives import IDX_NAMES, cifar_members, idx, images, write_idx, write_tar
+from archives import cifar_members, idx, images, write_idx, write_tar
 from damage import FUZZ, limit, mutations
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,6 @@ from pfl_jax import data
 from pfl_jax.data import files, read_tables, tfds
 from pfl_jax.data.specs import SPECS, Arrays
 from pfl_jax.errors import InvalidInput
-from pfl_jax.safe_read import open_file, open_to_append
 
 GRAY = (*images(40, 10, (28, 28)), *images(20, 10, (28, 28), 1))
 COLOR = (*images(20, 10, (32, 32, 3)), *images(10, 10, (32, 32, 3), 1))
@@ -126,26 +125,6 @@ def test_pickles_are_never_read(tmp_path, content):
     path.write_bytes(pickle.dumps(Evil()))
     assert "pickle" in refusal(lambda: data.from_file(path))
     assert not (tmp_path / "pickles-are-executed").exists()
-
-
-# What is no file
-
-
-@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
-def test_what_is_no_file_is_not_waited_for(tmp_path, make):
-    for name in ("my.npz", "my.csv"):
-        make(tmp_path / name)
-        with limit(10), pytest.raises(InvalidInput):
-            data.from_file(tmp_path / name)
-    for opening in (open_file, open_to_append):
-        with limit(10), pytest.raises(OSError, match="no regular file"):
-            opening(tmp_path / "my.npz")
-
-
-def test_a_data_set_of_fifos(tmp_path):
-    for name in IDX_NAMES:
-        os.mkfifo(tmp_path / name)
-    assert "no files of fashion_mnist found" in refusal(gray(tmp_path))
 
 
 # Anything

@@ -4,7 +4,6 @@ test_bad_input.py goes over the same list. Nothing here trains: all of it is ref
 """
 
 import contextlib
-import functools
 import gzip
 import io
 import json
@@ -320,13 +319,6 @@ def _report() -> Iterator[Case]:
     yield Case(section, "report run --out page", "page is a FIFO", lambda here: os.mkfifo(here / "page"))
     yield Case(section, "report run --out /dev/full")
     yield Case(section, "report run --plot page.txt")
-    for name in ("config.json", "metrics.jsonl"):
-        yield Case(section, "report run", f"{name} is a FIFO", functools.partial(_fifo, name))
-
-
-def _fifo(name: str, here: Path) -> None:
-    (here / "run" / name).unlink()
-    os.mkfifo(here / "run" / name)
 
 
 def _loop(path: Path) -> None:

@@ -35,9 +35,7 @@ DAMAGES = {
     "a number of a million digits": lambda path: path.write_bytes(b'{"round": ' + b"9" * 1_000_000 + b"}"),
     "gone": lambda path: path.unlink(),
     "a folder": lambda path: _replace(path, os.mkdir),
-    "a FIFO": lambda path: _replace(path, os.mkfifo),
     "a symlink loop": lambda path: _replace(path, lambda path: path.symlink_to(path.name)),
-    "a device without end": lambda path: _replace(path, lambda path: path.symlink_to("/dev/zero")),
 }
 """Name -> function that does it to a file."""
 
