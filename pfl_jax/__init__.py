@@ -4,7 +4,7 @@
 >>> import pfl_jax
 >>> from pfl_jax import data, methods, models
 >>> dataset = data.load("digits")
->>> parts = data.partition.grouped(dataset.train_y, dataset.test_y, num_clients=5, s=20, train_size=60, test_size=30)
+>>> parts = data.partition.grouped(dataset, num_clients=5, s=20, train_size=60, test_size=30)
 >>> federation = data.federate(dataset, parts)
 >>> model = models.mlp(dataset.input_shape, dataset.num_classes)
 >>> method = methods.fedper(model, pfl_jax.LocalTraining(lr=0.1, batch_size=10))

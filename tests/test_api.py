@@ -68,8 +68,8 @@ PUBLIC = [
     ),
 ]
 DOCUMENTED = [f"pfl_jax.{name}" for name in PUBLIC if name not in ("simulate", "sweep", "models")] + [
-    *(f"pfl_jax.data.{name}" for name in ("arrays", "augment", "federated", "own_files", "partition", "pathological")),
-    *(f"pfl_jax.data.{name}" for name in ("shift", "sources")),
+    *(f"pfl_jax.data.{name}" for name in ("arrays", "augment", "clients", "federated", "own_files", "partition")),
+    *(f"pfl_jax.data.{name}" for name in ("pathological", "shift", "sources")),
     *sorted({factory.__module__ for factory in METHODS.values()}),
 ]
 

@@ -36,7 +36,9 @@ def names(tmp_path, monkeypatch, capsys):
 
 
 def test_the_pages_data_is_what_it_says(names, capsys):
-    assert names["printed"] == "('hill', 'north', 'river', 'south') [34 34 33 33]\n"
+    assert names["printed"] == "('hill', 'north', 'river', 'south') [34 34 33 33]\n0 float32\n"
+    assert names["of_dicts"].train_count.tolist() == [34, 34, 33, 33]
+    assert names["of_pairs"].test_count.tolist() == [18, 18, 18, 18]
     assert len(names["parts"].train) == 5
     clients = []
     for module, words in commands():

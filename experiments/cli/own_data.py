@@ -79,7 +79,7 @@ def load(options: Options) -> Dataset:
     Raises:
       InvalidInput: it is missing, cannot be used, or is not what the run began on.
     """
-    dataset = own_files.from_file(**_arguments(options))
+    dataset = _read(**_arguments(options))
     if options.data_digest not in (None, dataset.origin):
         raise InvalidInput(
             f"{options.data} is not the data of this run, or has changed: its digest is {dataset.origin}, not "
@@ -99,8 +99,19 @@ def sizes(options: Options) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=16)
 def _sizes(**arguments: Any) -> tuple[int, int]:
-    dataset = own_files.from_file(**arguments)
+    dataset = _read(**arguments)
     return len(dataset.train_y), len(dataset.client_names)
+
+
+def _read(**arguments: Any) -> Dataset:
+    dataset = own_files.from_file(**arguments)
+    if not dataset.num_classes:
+        shape = ", ".join(["P", *map(str, dataset.train_y.shape[1:])])
+        raise InvalidInput(
+            f"{arguments['data']}: labels {dataset.train_y.dtype} [{shape}] are no classes: give an integer or a word "
+            "for each row"
+        )
+    return dataset
 
 
 def is_file(data: str | None) -> TypeGuard[str]:

@@ -2,6 +2,7 @@
 
 from pfl_jax.data import augment, partition, shift
 from pfl_jax.data.arrays import from_arrays
+from pfl_jax.data.clients import from_clients
 from pfl_jax.data.federated import (
     FederatedData,
     class_table,
@@ -28,6 +29,7 @@ __all__ = [
     "federate",
     "federate_runs",
     "from_arrays",
+    "from_clients",
     "from_file",
     "hold_out",
     "load",

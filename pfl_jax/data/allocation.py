@@ -109,6 +109,18 @@ def assign_both(
     return Partition(*parts, pooled=True)
 
 
+def by_client(train: np.ndarray, test: np.ndarray, names: Sequence[str] | np.ndarray) -> Partition:
+    """Partition of rows by the numbers of their clients, int [P_train] and [P_test], whose names are for errors."""
+    parts = []
+    for what, own, offset in (("training", train, 0), ("test", test, len(train))):
+        counts = np.bincount(own, minlength=len(names))
+        if counts.min() == 0:
+            raise InvalidInput(f"client {names[int(counts.argmin())]} has no {what} rows")
+        order = np.argsort(own, kind="stable")
+        parts.append([offset + rows for rows in np.split(order, np.cumsum(counts)[:-1])])
+    return Partition(*parts, pooled=True)
+
+
 def split_train_test(rng: np.random.Generator, assigned: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Shuffle each client's examples and split them 75/25 into training and test examples, at least one of each."""
     shuffled = [rng.permutation(examples) for examples in assigned]

@@ -1,11 +1,11 @@
-"""Data sets from a user's own arrays: any inputs, any labels, with clients of its own where rows say whose they are."""
+"""Data sets from a user's own arrays: any inputs, any labels or targets, and clients where rows say whose they are."""
 
 from typing import Any
 
 import numpy as np
 
 from pfl_jax.data import checks
-from pfl_jax.data.allocation import Partition
+from pfl_jax.data.allocation import by_client
 from pfl_jax.data.rows import Rows, blocks, take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
@@ -35,17 +35,20 @@ def from_arrays(
     Args:
       x: inputs [P, ...] of any rank from 2: numbers, as float32 (wider floats are rounded to it) or as integers of at
         most 32 bits; booleans are integers 0 and 1. Images are [P, H, W, C].
-      y: labels [P], integers or strings, at least two different ones; they become 0 to K - 1 in sorted order.
+      y: labels [P] of classes, integers or strings, at least two different ones; they become 0 to K - 1 in sorted
+        order. Floats [P] and numbers [P, ...] are targets that are no classes: they stay as they are, as float32 or
+        int32, and K is 0.
       test_x: test inputs [P_test, ...]; without them a share of the rows is the test set.
-      test_y: test labels [P_test], all of them among those of y.
-      test_fraction: share of test rows, 0.25 by default: of each client where clients are given, else of each class;
-        drawn by `seed`, and at least one row of either kind for a client. Not together with a test set.
+      test_y: test labels [P_test], all of them among those of y; or targets [P_test, ...].
+      test_fraction: share of test rows, 0.25 by default: of each client where clients are given, else of each class, or
+        of all rows where there are no classes; drawn by `seed`, and at least one row of either kind for a client. Not
+        together with a test set.
       client: [P], integers or strings: whose row it is, for `pfl_jax.data.partition.natural`.
       test_client: [P_test], likewise; with a test set and clients.
       normalize: subtract the mean of the training rows and divide by their deviation, for each feature, or for each
         channel of images; what does not vary becomes 0. uint8 images stay uint8, with mean and std of pixels / 255.
-      num_classes: K, where labels are integers from 0 to K - 1 of which some may be missing; by default the labels
-        there are.
+      num_classes: K, where labels are integers (or whole floats) from 0 to K - 1 of which some may be missing; by
+        default the labels there are.
       name: of the data set.
       source: what kind of data this is.
       origin: where it came from.
@@ -55,7 +58,7 @@ def from_arrays(
       The dataset: `class_names` are the labels where these are not 0 to K - 1, `client_names` the clients.
 
     Raises:
-      InvalidInput: arrays of unequal length or of a wrong type or shape, NaN or infinite inputs, missing labels, one
+      InvalidInput: arrays of unequal length or of a wrong type or shape, NaN or infinite numbers, missing labels, one
         class only, labels that are no classes, test labels or clients unknown in training, a client without training
         or test rows.
 
@@ -66,18 +69,18 @@ def from_arrays(
       >>> dataset = data.from_arrays(x, y, client=["a"] * 4 + ["b"] * 4)
       >>> dataset.input_shape, dataset.num_classes, dataset.class_names
       ((3,), 2, ('no', 'yes'))
-      >>> parts = data.partition.natural(dataset.train_client, dataset.test_client)
-      >>> [len(rows) for rows in parts.train], [len(rows) for rows in parts.test]
-      ([3, 3], [1, 1])
+      >>> data.federate(dataset).train_count.tolist()
+      [3, 3]
     """
     if (test_x is None) != (test_y is None) or (test_client is None) != (test_x is None or client is None):
         raise InvalidInput("test rows have inputs, labels and, if training rows have them, clients: give all or none")
     x = checks.inputs(x, "x")
-    labels = _names(y, "y", len(x), "label")
-    classes = _classes(labels, num_classes)
-    clients = None if client is None else _names(client, "client", len(x), "client")
+    # Floats may be labels where the number of classes says so.
+    y = _sized(checks.targets(y, "y") if num_classes is None else checks.names(y, "y", "label"), "y", len(x))
+    clients = None if client is None else _sized(checks.names(client, "client", "client"), "client", len(x))
+    classes = _classes(y, num_classes) if checks.are_classes(y) else np.zeros(0, np.int64)
     owners = np.zeros(0, np.int64) if clients is None else np.unique(clients)
-    y = _numbers(labels, classes, "y", "label")
+    y = _numbers(y, classes, "y", "label") if len(classes) else y
     client = None if clients is None else _numbers(clients, owners, "client", "client")
     if test_x is None:
         train, test = _divide((x, y, client), TEST_FRACTION if test_fraction is None else test_fraction, owners, seed)
@@ -106,44 +109,11 @@ def from_arrays(
     )
 
 
-def natural(client_of_train_row: Any, client_of_test_row: Any, *, names: Any = None) -> Partition:
-    """Natural clients: the rows that name the same client are that client's.
-
-    Args:
-      client_of_train_row: integers or strings [P_train]; clients are numbered in sorted order.
-      client_of_test_row: likewise [P_test].
-      names: for errors, what the clients 0, 1, ... are called.
-
-    Returns:
-      The partition: disjoint and complete.
-
-    Raises:
-      InvalidInput: a client without training or test rows.
-
-    Example:
-      >>> from pfl_jax.data import partition
-      >>> parts = partition.natural(["x", "y", "x"], ["y", "x"])
-      >>> [rows.tolist() for rows in parts.train], [rows.tolist() for rows in parts.test]
-      ([[0, 2], [1]], [[4], [3]])
-    """
-    train, test = np.asarray(client_of_train_row), np.asarray(client_of_test_row)
-    owners, numbers = np.unique(np.concatenate([train, test]), return_inverse=True)
-    parts = []
-    for what, own, offset in (("training", numbers[: len(train)], 0), ("test", numbers[len(train) :], len(train))):
-        counts = np.bincount(own, minlength=len(owners))
-        if len(counts) and counts.min() == 0:
-            empty = int(counts.argmin())
-            raise InvalidInput(f"client {owners[empty] if names is None else names[empty]} has no {what} rows")
-        order = np.argsort(own, kind="stable")
-        parts.append([offset + rows for rows in np.split(order, np.cumsum(counts)[:-1])])
-    return Partition(*parts, pooled=True)
-
-
-def _names(values: Any, what: str, size: int, role: str) -> np.ndarray:
-    found = checks.names(values, what, role)
-    if len(found) != size:
-        raise InvalidInput(f"{what} has {len(found)} {role}s for {size} rows")
-    return found
+def _sized(values: np.ndarray, what: str, size: int) -> np.ndarray:
+    """The values, if there is one for each row; InvalidInput otherwise."""
+    if len(values) != size:
+        raise InvalidInput(f"{what} has {len(values)} values for {size} rows")
+    return values
 
 
 def _classes(labels: np.ndarray, num_classes: int | None) -> np.ndarray:
@@ -181,20 +151,24 @@ Part = tuple[Any, np.ndarray, np.ndarray | None]
 def _with_test_set(train: Part, test: tuple[Any, Any, Any], classes: np.ndarray, owners: np.ndarray) -> list[Part]:
     """Training and test rows, from a test set as given."""
     x, test_x = checks.one_type(train[0], checks.inputs(test[0], "test x"), ("x", "test x"))
-    test_y = _numbers(_names(test[1], "test y", len(test_x), "label"), classes, "test y", "label")
+    if len(classes):
+        y, test_y = train[1], _numbers(checks.names(test[1], "test y", "label"), classes, "test y", "label")
+    else:
+        y, test_y = checks.one_type(train[1], checks.numeric_targets(test[1], "test y"), ("y", "test y"))
     client = None
     if train[2] is not None:
-        client = _numbers(_names(test[2], "test client", len(test_x), "client"), owners, "test client", "client")
-        natural(train[2], client, names=owners)
-    return [(x, *train[1:]), (test_x, test_y, client)]
+        names = _sized(checks.names(test[2], "test client", "client"), "test client", len(test_x))
+        client = _numbers(names, owners, "test client", "client")
+        by_client(train[2], client, owners)
+    return [(x, y, train[2]), (test_x, _sized(test_y, "test y", len(test_x)), client)]
 
 
 def _divide(rows: Part, fraction: float, owners: np.ndarray, seed: int) -> list[Part]:
-    """Training and test rows, these drawn from each client, or from each class where there are no clients."""
+    """Training and test rows, these drawn from each client, or where there are none from each class, or from all."""
     if not 0 < fraction < 1:
         raise InvalidInput(f"the test fraction must be above 0 and below 1, not {fraction:g}")
     x, y, client = rows
-    group = y if client is None else client
+    group = client if client is not None else y if checks.are_classes(y) else np.zeros(len(y), np.int64)
     rng = np.random.default_rng(seed)
     is_test = np.zeros(len(y), bool)
     for number in range(group.max() + 1):

@@ -1,7 +1,7 @@
 """Checks of data sets and partitions, once on the host: what is wrong is named, what is meant is made right.
 
-Lists and other kinds of arrays become NumPy arrays, wider floats float32, booleans 0 and 1, labels [P, 1] and whole
-floats labels [P], masks of examples their indices.
+Lists and other kinds of arrays become NumPy arrays, wider floats float32, booleans 0 and 1, labels [P, 1] labels [P],
+masks of examples their indices.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,19 @@ def inputs(x: Any, what: str) -> Any:
         float32.
     """
     x = x if isinstance(x, Rows) else np.asarray(x)
-    if x.dtype.kind not in "fiub":
-        raise InvalidInput(f"{what} holds {x.dtype}: inputs are numbers")
     if x.ndim < 2 or 0 in x.shape:
         raise InvalidInput(f"{what} has shape {list(x.shape)}: give one row for each example, [P, ...]")
     if x.ndim == 4 and x.shape[1] in (1, 3) and min(x.shape[2:]) > 4:
         raise InvalidInput(
             f"{what} has shape {list(x.shape)}, channels first: give [P, H, W, C], with np.moveaxis({what}, 1, -1)"
         )
+    return _numbers(x, what)
+
+
+def _numbers(x: Any, what: str) -> Any:
+    """Numbers as float32 or integers of at most 32 bits."""
+    if x.dtype.kind not in "fiub":
+        raise InvalidInput(f"{what} holds {x.dtype}: give numbers")
     if x.dtype.kind == "b":
         return x.astype(np.uint8)
     if x.dtype.kind == "f":
@@ -54,9 +59,10 @@ def _check_finite(x: np.ndarray | Rows, what: str) -> None:
             bad = np.argwhere(~np.isfinite(part.astype(np.float32, copy=False)))
         if len(bad):
             (row, *place), value = bad[0].tolist(), part[tuple(bad[0])]
+            at = f"row {start + row}, place {place}" if place else f"row {start + row}"
             raise InvalidInput(
-                f"{what} has {value} in row {start + row}, place {place} (counted from 0), which is no finite float32: "
-                "leave such rows out, or fill them in"
+                f"{what} has {value} in {at} (counted from 0), which is no finite float32: leave such rows out, or "
+                "fill them in"
             )
 
 
@@ -86,9 +92,7 @@ def names(values: Any, what: str, role: str) -> np.ndarray:
     Raises:
       InvalidInput: another shape, neither integers nor strings, or an empty string.
     """
-    values = np.asarray(values)
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
+    values = _without_last_axis(values)
     if values.ndim != 1 or not len(values):
         one_hot = f"; of one-hot labels take np.argmax({what}, axis=1)" if values.ndim == 2 else ""
         raise InvalidInput(f"{what} has shape {list(values.shape)}: give one {role} for each row, [P]{one_hot}")
@@ -127,11 +131,63 @@ def labels(y: Any, num_classes: int | None, what: str) -> np.ndarray:
     return y.astype(np.int32)
 
 
-def both_labels(train_y: Any, test_y: Any, num_clients: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Labels of both sets as int32, and the number of classes K, for a partition over so many clients."""
+def targets(y: Any, what: str) -> np.ndarray:
+    """Labels of classes as of `names`; or other targets as of `numeric_targets`."""
+    y = _without_last_axis(y)
+    return names(y, what, "label") if are_classes(y) else numeric_targets(y, what)
+
+
+def numeric_targets(y: Any, what: str) -> np.ndarray:
+    """Targets that are no classes, [P] or [P, ...], as float32 or int32.
+
+    Raises:
+      InvalidInput: no rows, or numbers that `inputs` refuses.
+    """
+    y = _without_last_axis(y)
+    if y.ndim == 0 or 0 in y.shape:
+        raise InvalidInput(f"{what} has shape {list(y.shape)}: give one target for each row, [P] or [P, ...]")
+    y = _numbers(y, what)
+    return y if y.dtype == np.float32 else y.astype(np.int32)
+
+
+def are_classes(y: Any) -> bool:
+    """Whether targets are labels of classes: one for each row, and no floats."""
+    return y.ndim == 1 and y.dtype.kind != "f"
+
+
+def _without_last_axis(y: Any) -> np.ndarray:
+    """Targets [P] of targets [P, 1]; others as they are."""
+    y = np.asarray(y)
+    return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+
+
+def is_dataset(given: Any) -> None:
+    """Raise InvalidInput for anything but a Dataset."""
+    if not isinstance(given, Dataset):
+        raise InvalidInput(
+            f"dataset must be a Dataset, of data.load, data.from_arrays or data.from_clients, not a "
+            f"{type(given).__name__}"
+        )
+
+
+def both_labels(given: Dataset, num_clients: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Labels of both sets as int32, and the number of classes K, for a partition by class over so many clients."""
+    is_dataset(given)
     hyper_parameters.whole("the number of clients", num_clients)
-    train_y, test_y = labels(train_y, None, "train_y"), labels(test_y, None, "test_y")
+    if not given.num_classes:
+        raise InvalidInput(f"{given.description} has no classes to divide: use partition.iid or partition.natural")
+    train_y, test_y = labels(given.train_y, None, "train_y"), labels(given.test_y, None, "test_y")
     return train_y, test_y, 1 + int(max(train_y.max(), test_y.max()))
+
+
+def both_targets(train_y: Any, test_y: Any, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of K classes, or for K = 0 other targets, of both sets."""
+    if num_classes:
+        return labels(train_y, num_classes, "train_y"), labels(test_y, num_classes, "test_y")
+    if are_classes(_without_last_axis(train_y)):
+        raise InvalidInput("num_classes is 0, and train_y holds classes: give their number, or floats")
+    numbers = numeric_targets(train_y, "train_y"), numeric_targets(test_y, "test_y")
+    return one_type(*numbers, ("train_y", "test_y"))
 
 
 def dataset(given: Dataset) -> Dataset:
@@ -140,16 +196,15 @@ def dataset(given: Dataset) -> Dataset:
     Raises:
       InvalidInput: inputs, labels, classes, mean and std that cannot be used, or do not belong together.
     """
-    if not isinstance(given, Dataset):
-        raise InvalidInput(f"dataset must be a Dataset, of data.load or data.from_arrays, not a {type(given).__name__}")
-    hyper_parameters.whole("num_classes", given.num_classes)
+    is_dataset(given)
+    hyper_parameters.whole("num_classes", given.num_classes, 0)
     # What stays in its file was checked when that was opened.
     train_x, test_x = (
         x if isinstance(x, Rows) else inputs(x, what)
         for x, what in ((given.train_x, "train_x"), (given.test_x, "test_x"))
     )
     train_x, test_x = one_type(train_x, test_x, ("train_x", "test_x"))
-    train_y, test_y = (labels(getattr(given, name), given.num_classes, name) for name in ("train_y", "test_y"))
+    train_y, test_y = both_targets(given.train_y, given.test_y, given.num_classes)
     for split, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
         if len(x) != len(y):
             raise InvalidInput(f"there are {len(x)} rows in {split}_x, and {len(y)} labels in {split}_y")

@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec
 from pfl_jax.base import ClientData
 from pfl_jax.data import checks
 from pfl_jax.data import shift as shifts
-from pfl_jax.data.partition import Partition
+from pfl_jax.data.clients import from_clients
+from pfl_jax.data.partition import Partition, natural
 from pfl_jax.data.places import spread
 from pfl_jax.data.rows import Rows, concatenate, take
 from pfl_jax.data.sources import Dataset
@@ -33,7 +34,7 @@ class FederatedData(NamedTuple):
       x: [P, ...], the inputs of the pool: training examples, then test examples. uint8 [P, H, W, C] for images,
         otherwise float32 or integers. Of a dataset that was loaded by rows, `pfl_jax.data.rows.Rows`, which only
         `pfl_jax.engine.placement.place` can use.
-      y: int32 [P], the labels of the pool.
+      y: [P], int32, the labels of the pool; or other targets, float32 [P] or numbers [P, ...].
       train_index: int32 [N, n_max].
       train_count: int32 [N].
       test_index: int32 [N, t_max].
@@ -105,40 +106,47 @@ PER_CLIENT = (
 
 
 def federate(
-    dataset: Dataset,
-    partition: Partition,
+    dataset: Any,
+    partition: Partition | None = None,
     *,
     shift: shifts.Shift = "none",
     num_groups: int = 1,
     seed: int = 0,
+    **columns: Any,
 ) -> FederatedData:
-    """Put a dataset and its partition onto the device.
+    """Put the examples of clients onto the device.
 
     The pool contains only examples that clients use (typically a few thousand of EMNIST's 814,255); the indices in the
     tables are into this pool.
 
     Args:
-      dataset: the examples.
-      partition: indices of each client's examples.
+      dataset: a `Dataset`, or what `pfl_jax.data.from_clients` takes, such as a list of the clients' arrays.
+      partition: indices of each client's examples; None for the dataset's own clients.
       shift: "labels" permutes the labels, "rotation" rotates the images, differently for each group of clients.
       num_groups: number of groups G of the shift; client i belongs to group i mod G.
-      seed: seed of the shift.
+      seed: seed of the shift, and of the division into training and test rows of what is no `Dataset`.
+      **columns: other arguments of `from_clients`, for what is no `Dataset`.
 
     Returns:
       The federation's data.
 
     Raises:
-      InvalidInput: inputs or labels that are not as in `Dataset`, NaN among them, rows of a partition that are not as
-        in `Partition`, or a shift that is unknown or not possible for these inputs.
+      InvalidInput: what `from_clients` refuses, inputs or labels that are not as in `Dataset`, NaN among them, a
+        partition that is not as in `Partition`, or a shift that is unknown or not possible for these inputs.
 
     Example:
       >>> from pfl_jax import data
       >>> dataset = data.load("digits")
-      >>> parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=4, train_size=30, test_size=20)
+      >>> parts = data.partition.iid(dataset, num_clients=4, train_size=30, test_size=20)
       >>> federation = data.federate(dataset, parts)
       >>> federation.num_clients, federation.train_index.shape, federation.x.shape
       (4, (4, 30), (200, 8, 8, 1))
     """
+    if not isinstance(dataset, Dataset) and partition is None:
+        dataset = from_clients(dataset, seed=seed, **columns)
+    elif columns:
+        raise InvalidInput(f"{next(iter(columns))} is not for a Dataset, whose columns have their places already")
+    partition = natural(dataset) if partition is None else partition
     dataset, (partition,) = _checked(dataset, [partition], shift)
     used = _used_examples([partition])
     return FederatedData(**_pool(dataset, used), **_clients(dataset, partition, used, shift, num_groups, seed))
@@ -170,10 +178,7 @@ def federate_runs(
     seeds = [0] * len(partitions) if seeds is None else seeds
     kinds = {(len(partition.train), partition.validation is None) for partition in partitions}
     if len(kinds) != 1 or len(seeds) != len(partitions):
-        raise InvalidInput(
-            "runs need one partition and one seed each, over the same number of clients, and all or none of them have "
-            "validation examples"
-        )
+        raise InvalidInput("runs need a partition and a seed each, of as many clients, all with validation or none")
     dataset, partitions = _checked(dataset, partitions, shift)
     used = _used_examples(partitions)
     runs = [
@@ -221,13 +226,8 @@ def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, Federated
 
 def _checked(dataset: Dataset, partitions: Sequence[Partition], shift: shifts.Shift) -> tuple[Dataset, list[Partition]]:
     """Dataset and partitions in the form that the functions below take; raise InvalidInput if they cannot be used."""
-    choice("shift", shift, shifts.SHIFTS)
     dataset = checks.dataset(dataset)
-    kind, shape = dataset.train_x.dtype, dataset.train_x.shape
-    if shift == "rotation" and (len(shape) != 4 or kind not in (np.uint8, np.float32)):
-        raise InvalidInput(
-            f"shift rotation is for images [H, W, C] of uint8 or float32, not for inputs {kind} {list(shape[1:])}"
-        )
+    shifts.check(shift, dataset)
     return dataset, [checks.partition(each, len(dataset.train_y), len(dataset.test_y)) for each in partitions]
 
 
@@ -247,7 +247,7 @@ def _pool(dataset: Dataset, used: np.ndarray) -> dict[str, Any]:
     x = concatenate([take(dataset.train_x, from_train), take(dataset.test_x, from_test)])
     return {
         "x": x if isinstance(x, Rows) else jnp.asarray(x),
-        "y": jnp.asarray(np.concatenate([dataset.train_y[from_train], dataset.test_y[from_test]]), jnp.int32),
+        "y": jnp.asarray(np.concatenate([dataset.train_y[from_train], dataset.test_y[from_test]])),
         "num_classes": NumClasses(dataset.num_classes),
         "mean": None if dataset.mean is None else jnp.asarray(dataset.mean, jnp.float32),
         "std": None if dataset.std is None else jnp.asarray(dataset.std, jnp.float32),
@@ -286,13 +286,13 @@ def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> C
       split: "train", "test" or "validation".
 
     Returns:
-      ClientData with x [n_max, ...], y int32 [n_max] and mask [n_max]. Padding repeats the pool's first example. x is
-      float32 if it is normalized or rotated; otherwise it has the type and the values of the pool.
+      ClientData with x [n_max, ...], y [n_max, ...] and mask [n_max]. Padding repeats the pool's first example. x is
+      float32 if it is normalized or rotated; otherwise x and y have the type and the values of the pool.
 
     Example:
       >>> from pfl_jax import data
       >>> dataset = data.load("digits")
-      >>> parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=2, train_size=[30, 20], test_size=10)
+      >>> parts = data.partition.iid(dataset, num_clients=2, train_size=[30, 20], test_size=10)
       >>> one = data.client_data(data.federate(dataset, parts), 1, "train")
       >>> print(one.x.shape, one.mask.sum())  # 20 examples, padded to the largest client's 30
       (30, 8, 8, 1) 20
@@ -307,11 +307,7 @@ def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> C
         x = (x.astype(jnp.float32) / 255 - data.mean) / data.std
     if data.label_map is not None:
         y = data.label_map[client][y]
-    return ClientData(
-        x=x,
-        y=y,
-        mask=jnp.arange(index.shape[-1]) < count,
-    )
+    return ClientData(x, y, mask=jnp.arange(index.shape[-1]) < count)
 
 
 def _tables(data: FederatedData, split: Split) -> tuple[jax.Array, jax.Array]:
@@ -336,11 +332,13 @@ def class_table(data: FederatedData, split: Split = "train") -> np.ndarray:
     Example:
       >>> from pfl_jax import data
       >>> dataset = data.load("digits")
-      >>> parts = data.partition.grouped(dataset.train_y, dataset.test_y, 2, s=0, train_size=30, test_size=10)
+      >>> parts = data.partition.grouped(dataset, 2, s=0, train_size=30, test_size=10)
       >>> print(data.class_table(data.federate(dataset, parts)))
       [[10 10 10  0  0  0  0  0  0  0]
        [ 0  0 10 10 10  0  0  0  0  0]]
     """
+    if not data.num_classes:
+        raise InvalidInput("the targets of this federation are no classes, which could be counted")
     index, count = map(np.asarray, _tables(data, split))
     y = np.asarray(data.y)[index]
     if data.label_map is not None:

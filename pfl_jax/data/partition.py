@@ -1,7 +1,7 @@
 """Partitions of a dataset over clients.
 
-A partition is a function of the labels and a seed. Its indices are into the concatenation of training and test
-examples, the order of the pool in `pfl_jax.data.federated`.
+A partition is a function of a data set, of which it reads labels or clients, and a seed. Its indices are into the
+concatenation of training and test examples, the order of the pool in `pfl_jax.data.federated`.
 
 Sources: FedPAC (Xu, Tong & Huang 2023, "Personalized federated learning with feature alignment and classifier
 collaboration"), sections B.2, C.7 and C.8; FedAS (Yang, Huang & Ye 2024, "FedAS: bridging inconsistency in personalized
@@ -15,12 +15,11 @@ import numpy as np
 
 from pfl_jax.data import allocation, checks, dirichlet_counts
 from pfl_jax.data.allocation import Partition, Sizes
-from pfl_jax.data.arrays import natural
 from pfl_jax.data.dirichlet_counts import Counts
 from pfl_jax.data.pathological import PATHOLOGICAL_CLASSES, pathological
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import choice
+from pfl_jax.hyper_parameters import choice, whole
 
 FEDAS_MIN_SIZE = 40
 """Minimum number of a client's examples in FedAS's code: a batch of 10 test examples / (1 - 0.75)."""
@@ -41,8 +40,7 @@ def dominant_classes(num_classes: int) -> list[np.ndarray]:
 
 
 def grouped(
-    train_y: np.ndarray,
-    test_y: np.ndarray,
+    dataset: Dataset,
     num_clients: int,
     *,
     s: float = 20.0,
@@ -59,8 +57,7 @@ def grouped(
     the released code: clients share examples only of classes that are exhausted.
 
     Args:
-      train_y: int [P_train], labels of the training examples.
-      test_y: int [P_test], labels of the test examples.
+      dataset: the dataset, whose labels are classes.
       num_clients: N.
       s: percentage of examples spread over all classes, in [0, 100]; 100 is IID.
       train_size: training examples of each client.
@@ -76,13 +73,13 @@ def grouped(
 
     Example:
       >>> import numpy as np
-      >>> from pfl_jax.data import partition
-      >>> y = np.repeat(np.arange(10), 100)
-      >>> parts = partition.grouped(y, y, num_clients=5, s=20, train_size=100, test_size=50)
-      >>> np.bincount(y[parts.train[0]]).tolist()  # dominant classes 0, 1, 2, and two of each class besides
+      >>> from pfl_jax import data
+      >>> digits = data.load("digits")
+      >>> parts = data.partition.grouped(digits, num_clients=5, s=20, train_size=100, test_size=50)
+      >>> np.bincount(digits.train_y[parts.train[0]]).tolist()  # dominant classes 0, 1, 2, and two of each besides
       [29, 29, 28, 2, 2, 2, 2, 2, 2, 2]
     """
-    train_y, test_y, num_classes = checks.both_labels(train_y, test_y, num_clients)
+    train_y, test_y, num_classes = checks.both_labels(dataset, num_clients)
     if not 0 <= s <= 100:
         raise InvalidInput(f"s is a percentage between 0 and 100, not {s:g}")
     dominant = [np.unique(group) for group in (dominant_classes(num_classes) if groups is None else groups)]
@@ -102,8 +99,7 @@ def grouped(
 
 
 def dirichlet(
-    train_y: np.ndarray,
-    test_y: np.ndarray,
+    dataset: Dataset,
     num_clients: int,
     *,
     beta: float,
@@ -111,7 +107,6 @@ def dirichlet(
     min_size: int | None = None,
     train_size: Sizes | None = None,
     test_size: Sizes | None = None,
-    keep_split: bool = False,
     seed: int = 0,
 ) -> Partition:
     """Division of each class over the clients in proportions p_k ~ Dir_N(beta, ..., beta).
@@ -120,13 +115,12 @@ def dirichlet(
 
     Protocol "fedas" (FedAS 4.1 and its released code): training and test set are merged. A client that already has
     P / N examples gets none of the remaining classes. The proportions are drawn again until the smallest client has
-    `min_size` examples. Each client's examples are shuffled and divided 75/25 into training and test examples. With
-    `keep_split`, a client's examples from the training set are its training examples and the others its test examples;
-    this is for datasets whose sets must not be mixed, such as the embedded digits, which are split by writer.
+    `min_size` examples. Each client's examples are shuffled and divided 75/25 into training and test examples. Of a
+    dataset with `keep_split`, such as the embedded digits, which are split by writer, a client's examples from the
+    training set are its training examples and the others its test examples.
 
     Args:
-      train_y: int [P_train], labels of the training examples.
-      test_y: int [P_test], labels of the test examples.
+      dataset: the dataset, whose labels are classes.
       num_clients: N.
       beta: concentration, positive; clients differ more for smaller values.
       protocol: "fedpac" or "fedas".
@@ -134,7 +128,6 @@ def dirichlet(
         for "fedpac" and 40 for "fedas".
       train_size: maximum number of a client's training examples; by default unlimited.
       test_size: maximum number of a client's test examples; by default unlimited.
-      keep_split: see above; "fedpac" never mixes the two sets.
       seed: seed of proportions and shuffles.
 
     Returns:
@@ -146,14 +139,13 @@ def dirichlet(
         minimum.
 
     Example:
-      >>> import numpy as np
-      >>> from pfl_jax.data import partition
-      >>> y = np.repeat(np.arange(10), 100)
-      >>> parts = partition.dirichlet(y, y, num_clients=5, beta=0.1, seed=0)
-      >>> sum(len(row) for row in parts.train)  # each example belongs to one client
-      1000
+      >>> from pfl_jax import data
+      >>> digits = data.load("digits")
+      >>> parts = data.partition.dirichlet(digits, num_clients=5, beta=0.1)
+      >>> sum(len(row) for row in parts.train) == len(digits.train_y)  # each example belongs to one client
+      True
     """
-    train_y, test_y, num_classes = checks.both_labels(train_y, test_y, num_clients)
+    train_y, test_y, num_classes = checks.both_labels(dataset, num_clients)
     if not (np.isfinite(beta) and beta > 0):
         raise InvalidInput(f"beta is a positive number, not {beta:g}")
     rng = np.random.default_rng(seed)
@@ -164,7 +156,7 @@ def dirichlet(
     else:
         divide, needs = dirichlet_counts.merged_sets, (1, 1, max(FEDAS_MIN_SIZE if min_size is None else min_size, 2))
     counts = dirichlet_counts.draw(rng, totals, divide, num_clients, beta, needs)
-    if protocol == "fedpac" or keep_split:
+    if protocol == "fedpac" or dataset.keep_split:
         train = allocation.assign(train_y, counts.train, rng, "training", 0)
         test = allocation.assign(test_y, counts.test, rng, "test", len(train_y))
     else:
@@ -178,8 +170,7 @@ def dirichlet(
 
 
 def iid(
-    train_y: np.ndarray,
-    test_y: np.ndarray,
+    dataset: Dataset,
     num_clients: int,
     *,
     train_size: Sizes | None = None,
@@ -189,8 +180,7 @@ def iid(
     """Random assignment of examples, independent of their class.
 
     Args:
-      train_y: int [P_train], labels of the training examples.
-      test_y: int [P_test], labels of the test examples.
+      dataset: the dataset, with or without classes.
       num_clients: N.
       train_size: training examples of each client; by default all examples are divided evenly, up to one example.
       test_size: test examples of each client, by default likewise.
@@ -203,22 +193,48 @@ def iid(
       InvalidInput: more clients than examples, or a client that needs more examples than exist.
 
     Example:
-      >>> import numpy as np
-      >>> from pfl_jax.data import partition
-      >>> y = np.repeat(np.arange(10), 10)
-      >>> [len(row) for row in partition.iid(y, y, num_clients=3).train]
-      [34, 33, 33]
+      >>> from pfl_jax import data
+      >>> [len(row) for row in data.partition.iid(data.load("digits"), num_clients=4).train]
+      [322, 322, 322, 321]
     """
-    train_y, test_y, _ = checks.both_labels(train_y, test_y, num_clients)
+    checks.is_dataset(dataset)
+    whole("the number of clients", num_clients)
+    # All examples as those of one class.
+    labels = np.zeros(len(dataset.train_y), np.int32), np.zeros(len(dataset.test_y), np.int32)
     sizes = []
-    for name, y, size in (("training", train_y, train_size), ("test", test_y, test_size)):
+    for name, y, size in zip(("training", "test"), labels, (train_size, test_size), strict=True):
         if size is None and num_clients > len(y):
             raise InvalidInput(f"{num_clients} clients cannot share {len(y)} {name} examples: use fewer clients")
         sizes.append([len(part) for part in np.array_split(y, num_clients)] if size is None else size)
-    # All examples as those of one class.
-    labels = np.zeros_like(train_y), np.zeros_like(test_y)
     rng = np.random.default_rng(seed)
     return allocation.assign_both(rng, labels, tuple(sizes), num_clients, lambda _, size: np.array([size]))
+
+
+def natural(dataset: Dataset) -> Partition:
+    """Natural clients: each has the rows that are its own in the data set.
+
+    Args:
+      dataset: with `train_client` and `test_client`, as of `from_arrays` with clients, and of `from_clients`.
+
+    Returns:
+      The partition, disjoint and complete; clients have the numbers that they have in the dataset.
+
+    Raises:
+      InvalidInput: no clients in the data set, or one without training or test rows.
+
+    Example:
+      >>> import numpy as np
+      >>> from pfl_jax import data
+      >>> dataset = data.from_arrays(np.eye(8), [0, 1] * 4, client=["x", "y", "x", "y", "x", "y", "x", "y"])
+      >>> [len(rows) for rows in data.partition.natural(dataset).train]
+      [3, 3]
+    """
+    checks.is_dataset(dataset)
+    train, test = dataset.train_client, dataset.test_client
+    if train is None or test is None:
+        raise InvalidInput(f"{dataset.description} has no clients of its own for the partition natural")
+    names = dataset.client_names or np.arange(1 + max(np.max(train), np.max(test)))
+    return allocation.by_client(train, test, names)
 
 
 PARTITIONS: dict[str, Callable[..., Partition]] = {
@@ -227,7 +243,7 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
     "dirichlet": dirichlet,
     "iid": iid,
 }
-"""Partitions by name: (train_y, test_y, num_clients, *, seed, ...) -> Partition."""
+"""Partitions by name: (Dataset, num_clients, *, seed, ...) -> Partition."""
 
 
 def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **options: Any) -> Partition:
@@ -235,7 +251,7 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
 
     Args:
       name: a key of PARTITIONS, or "natural" for the dataset's own clients.
-      dataset: the dataset to divide; "dirichlet" respects its `keep_split`.
+      dataset: the dataset to divide.
       num_clients: N.
       seed: seed of the partition.
       **options: options of the partition function; None for the default.
@@ -250,14 +266,11 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
     choice("partition", name, [*PARTITIONS, "natural"])
     given = {key: value for key, value in options.items() if value is not None}
     if name == "natural":
-        if dataset.train_client is None or dataset.test_client is None:
-            raise InvalidInput(f"{dataset.description} has no clients of its own for the partition natural")
+        parts = natural(dataset, **given)
         if num_clients != len(dataset.client_names):
             raise InvalidInput(f"{dataset.description} has {len(dataset.client_names)} clients, not {num_clients}")
-        return natural(dataset.train_client, dataset.test_client, **given)
-    if name == "dirichlet":
-        given.setdefault("keep_split", dataset.keep_split)
-    return PARTITIONS[name](dataset.train_y, dataset.test_y, num_clients, seed=seed, **given)
+        return parts
+    return PARTITIONS[name](dataset, num_clients, seed=seed, **given)
 
 
 def with_validation(parts: Partition, fraction: float, *, seed: int = 0) -> Partition:
@@ -282,10 +295,9 @@ def with_validation(parts: Partition, fraction: float, *, seed: int = 0) -> Part
         examples.
 
     Example:
-      >>> import numpy as np
-      >>> from pfl_jax.data import partition
-      >>> y = np.repeat(np.arange(10), 10)
-      >>> parts = partition.with_validation(partition.iid(y, y, num_clients=3), 0.1)
+      >>> from pfl_jax import data
+      >>> parts = data.partition.iid(data.load("digits"), num_clients=3, train_size=[34, 33, 33])
+      >>> parts = data.partition.with_validation(parts, 0.1)
       >>> [len(row) for row in parts.train], [len(row) for row in parts.validation]
       ([31, 30, 30], [3, 3, 3])
     """

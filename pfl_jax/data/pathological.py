@@ -8,6 +8,7 @@ import numpy as np
 
 from pfl_jax.data import allocation, checks
 from pfl_jax.data.allocation import Partition, Sizes
+from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import choice
 
@@ -16,8 +17,7 @@ PATHOLOGICAL_CLASSES = (3, 3, 5, 5, 8)
 
 
 def pathological(
-    train_y: np.ndarray,
-    test_y: np.ndarray,
+    dataset: Dataset,
     num_clients: int,
     *,
     protocol: Literal["random", "clustered"] = "random",
@@ -34,8 +34,7 @@ def pathological(
     example. Examples are assigned as in `grouped`.
 
     Args:
-      train_y: int [P_train], labels of the training examples.
-      test_y: int [P_test], labels of the test examples.
+      dataset: the dataset, whose labels are classes.
       num_clients: N.
       protocol: "random" or "clustered".
       train_size: training examples of each client.
@@ -48,17 +47,17 @@ def pathological(
 
     Raises:
       InvalidInput: the protocol is unknown; a group has no class or more classes than exist; there are fewer class sets
-        than groups; a size is below 1; or a client needs more examples of a class than exist.
+        than groups; a size is below 1; a client needs more examples of a class than exist; or there are no classes.
 
     Example:
       >>> import numpy as np
-      >>> from pfl_jax.data import partition
-      >>> y = np.repeat(np.arange(10), 100)
-      >>> parts = partition.pathological(y, y, num_clients=5, train_size=60)
-      >>> [len(np.unique(y[row])) for row in parts.train]
+      >>> from pfl_jax import data
+      >>> digits = data.load("digits")
+      >>> parts = data.partition.pathological(digits, num_clients=5, train_size=60, test_size=20)
+      >>> [len(np.unique(digits.train_y[row])) for row in parts.train]
       [3, 3, 5, 5, 8]
     """
-    train_y, test_y, num_classes = checks.both_labels(train_y, test_y, num_clients)
+    train_y, test_y, num_classes = checks.both_labels(dataset, num_clients)
     if not classes_per_group or min(classes_per_group) < 1 or max(classes_per_group) > num_classes:
         wanted_classes = "/".join(map(str, classes_per_group))
         raise InvalidInput(f"clients cannot have {wanted_classes} different classes where there are {num_classes}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pfl_jax.data.read_tables import Columns, check_names
+from pfl_jax.data.read_tables import Columns, Names, among
 from pfl_jax.errors import InvalidInput, one_line
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
@@ -75,15 +75,28 @@ def hugging_face(source: Path | str, label: str | None, client: str | None) -> C
     Raises:
       InvalidInput: the package datasets is missing, the data cannot be read, or has no such columns.
     """
-    label = label or "label"
-    splits = _splits(source)
+    return of_splits(source, _splits(source), None, label or "label", client)
+
+
+def of_splits(source: Path | str, splits: dict[str, Any], x: Names | None, y: Names, client: str | None) -> Columns:
+    """Columns of the splits of a Hugging Face dataset: the only one or "train", and "test" if there is one.
+
+    Args:
+      source: what has the splits, for errors.
+      splits: name -> rows.
+      x: the inputs; None for the images, or what `read_tables.among` chooses.
+      y, client: see `read_tables.among`.
+
+    Raises:
+      InvalidInput: there are no such columns, or several splits and no "train".
+    """
     first = "train" if "train" in splits else next(iter(splits))
     if first != "train" and len(splits) > 1:
         raise InvalidInput(f"{source} has no split train (there are {', '.join(splits)})")
-    found = _columns(source, splits[first], label, client)
+    found = _columns(source, splits[first], x, y, client)
     if "test" not in splits or first == "test":
         return found
-    test = _columns(source, splits["test"], label, client)
+    test = _columns(source, splits["test"], x, y, client)
     return found._replace(test_x=test.x, test_y=test.y, test_client=test.client)
 
 
@@ -109,31 +122,16 @@ def _arrays(rows: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(values) for name, values in rows.with_format("numpy")[:].items()}
 
 
-def _columns(source: Path | str, rows: Any, label: str, client: str | None) -> Columns:
+def _columns(source: Path | str, rows: Any, x: Names | None, y: Names, client: str | None) -> Columns:
     """Inputs, labels and clients of a split."""
     arrays = _arrays(rows)
-    for name in filter(None, (label, client)):
-        if name not in arrays:
-            raise InvalidInput(f"{source} has no column {name} (there are {', '.join(arrays)})")
-    y, owner = arrays[label], None if client is None else arrays[client]
-    names = getattr(rows.features[label], "names", None)
+    images = [name for name in arrays if type(rows.features[name]).__name__ == "Image"]
+    found = among(source, arrays, x or images or None, y, client)
+    if found.features[0] in images and found.x.ndim == 3:
+        found = found._replace(x=found.x[..., None])
+    names = getattr(rows.features[y], "names", None) if isinstance(y, str) else None
     if names:
-        if y.min() < 0:
-            raise InvalidInput(f"{source} has rows without a {label} (-1): leave them out")
-        y = np.array(names)[y]
-    inputs = {name: values for name, values in arrays.items() if name not in (label, client)}
-    images = [name for name in inputs if type(rows.features[name]).__name__ == "Image"]
-    chosen = images or [name for name, values in inputs.items() if values.ndim > 1] or list(inputs)
-    if not chosen:
-        raise InvalidInput(f"{source} has no inputs: its only columns are {', '.join(arrays)}")
-    check_names(source, chosen)
-    if odd := [name for name in chosen if inputs[name].dtype.kind not in "fiub"]:
-        raise InvalidInput(f"{source}: the column {odd[0]} is not numeric, or its rows are of different shapes")
-    if len(chosen) > 1 and inputs[chosen[0]].ndim > 1:
-        raise InvalidInput(f"{source} has several columns of arrays ({', '.join(chosen)}): leave one")
-    x = inputs[chosen[0]]
-    if x.ndim == 1:
-        x = np.stack([inputs[name] for name in chosen], axis=1)
-    elif images and x.ndim == 3:
-        x = x[..., None]
-    return Columns(x, y, owner, features=tuple(chosen))
+        if found.y.min() < 0:
+            raise InvalidInput(f"{source} has rows without a {y} (-1): leave them out")
+        found = found._replace(y=np.array(names)[found.y])
+    return found

@@ -5,7 +5,7 @@ import csv
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,51 @@ class Columns(NamedTuple):
     test_y: np.ndarray | None = None
     test_client: np.ndarray | None = None
     features: tuple[str, ...] = ()
+
+
+Names: TypeAlias = str | Sequence[str]
+"""Name of one array or column, or names of several columns side by side."""
+
+
+def among(
+    source: Path | str,
+    arrays: dict[str, np.ndarray],
+    x: Names | None,
+    y: Names,
+    client: str | None,
+) -> Columns:
+    """Inputs, labels and clients among named arrays [P, ...].
+
+    Args:
+      source: what holds the arrays, for errors.
+      arrays: name -> array.
+      x: the inputs; None for the only array of rank 2 or more, or all columns [P], besides labels and clients.
+      y: the labels.
+      client: the clients; None for none.
+
+    Raises:
+      InvalidInput: a missing array, no inputs, or some that are not numeric or do not stand side by side.
+    """
+    labels, chosen = ([names] if isinstance(names, str) else list(names or ()) for names in (y, x))
+    for name in filter(None, (*labels, *chosen, client)):
+        if name not in arrays:
+            raise InvalidInput(f"{source} has no column {name} (there are {', '.join(arrays)})")
+    rest = [name for name in arrays if name not in (*labels, client)]
+    chosen = chosen or [name for name in rest if arrays[name].ndim > 1] or rest
+    if not chosen:
+        raise InvalidInput(f"{source} has no inputs: its only columns are {', '.join(arrays)}")
+    check_names(source, chosen)
+    if odd := [name for name in chosen if arrays[name].dtype.kind not in "fiub"]:
+        raise InvalidInput(f"{source}: the column {odd[0]} is not numeric, or its rows are of different shapes")
+    for names in (chosen, labels):
+        shapes = {arrays[name].shape for name in names}
+        if len(names) > 1 and (len(shapes) > 1 or len(shapes.pop()) > 1):
+            raise InvalidInput(f"{source} has several columns of arrays ({', '.join(names)}): leave one")
+    features = arrays[chosen[0]]
+    if features.ndim == 1:
+        features = np.stack([arrays[name] for name in chosen], axis=1)
+    targets = arrays[y] if isinstance(y, str) else np.stack([arrays[name] for name in labels], axis=1)
+    return Columns(features, targets, None if client is None else arrays[client], features=tuple(chosen))
 
 
 def npz(path: Path, label: str | None, client: str | None, *, by_rows: bool = False) -> Columns:

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfl_jax.hyper_parameters import whole
+from pfl_jax.data.sources import Dataset
+from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import choice, whole
 
 Shift: TypeAlias = Literal["none", "labels", "rotation"]
 """Difference between groups of clients: none, a permutation of the labels, or a rotation of the images."""
@@ -70,6 +72,18 @@ def rotations(num_clients: int, num_groups: int) -> np.ndarray:
     """
     whole("num_groups", num_groups)
     return direction(np.arange(num_clients) % num_groups * 360 / num_groups)
+
+
+def check(shift: Shift, dataset: Dataset) -> None:
+    """Raise InvalidInput for a shift that is unknown, or not possible for the inputs or targets of `dataset`."""
+    choice("shift", shift, SHIFTS)
+    kind, shape = dataset.train_x.dtype, dataset.train_x.shape
+    if shift == "rotation" and (len(shape) != 4 or kind not in (np.uint8, np.float32)):
+        raise InvalidInput(
+            f"shift rotation is for images [H, W, C] of uint8 or float32, not for inputs {kind} {list(shape[1:])}"
+        )
+    if shift == "labels" and not dataset.num_classes:
+        raise InvalidInput(f"shift labels permutes classes, and the targets of {dataset.description} are none")
 
 
 def direction(degrees: float | np.ndarray) -> np.ndarray:

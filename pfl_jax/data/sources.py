@@ -36,10 +36,10 @@ class Dataset(NamedTuple):
       is_real: False for synthetic images in place of the dataset.
       train_x: [P_train, ...], float32 or integers of at most 32 bits; images are uint8 [P_train, H, W, C]. If loaded by
         rows, `pfl_jax.data.rows.Rows` of this shape and type.
-      train_y: int32 [P_train].
+      train_y: int32 [P_train], the classes; or other targets, float32 [P_train] or numbers [P_train, ...].
       test_x: [P_test, ...], of the same type as train_x.
-      test_y: int32 [P_test].
-      num_classes: K.
+      test_y: likewise [P_test, ...].
+      num_classes: K; 0 for targets that are no classes.
       mean: mean of uint8 pixels divided by 255, per channel; None for inputs that are not rescaled.
       std: standard deviation of the same pixels, per channel; None together with the mean.
       keep_split: whether training and test examples must not be mixed, as for scikit-learn's digits, which are split by

@@ -82,7 +82,7 @@ def build(
       >>> import pfl_jax
       >>> from pfl_jax import LocalTraining, Settings, data, methods, models
       >>> dataset = data.load("digits")
-      >>> parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=4, train_size=20, test_size=10)
+      >>> parts = data.partition.iid(dataset, num_clients=4, train_size=20, test_size=10)
       >>> federation = data.federate(dataset, parts)
       >>> method = methods.fedper(models.mlp(dataset.input_shape, dataset.num_classes), LocalTraining(batch_size=10))
       >>> engine = pfl_jax.build(method, Settings(rounds=2)).jit()

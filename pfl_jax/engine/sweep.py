@@ -136,7 +136,7 @@ def run(
       >>> import jax.numpy as jnp
       >>> from pfl_jax import LocalTraining, Settings, data, methods, models, sweep
       >>> dataset = data.load("digits")
-      >>> parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=4, train_size=20, test_size=10)
+      >>> parts = data.partition.iid(dataset, num_clients=4, train_size=20, test_size=10)
       >>> federation = data.federate(dataset, parts)
       >>> model = models.mlp(dataset.input_shape, dataset.num_classes, hidden=(16,))
       >>> def local(lr):

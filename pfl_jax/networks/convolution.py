@@ -138,8 +138,8 @@ def _bands(padding: int, x: jax.Array, height: int, width: int) -> jax.Array:
 def _convolve_in_bands(padding: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Convolution as one matrix product, whose rows are windows of four columns' results at once.
 
-    The matrix [kh taps Cin, 4 Cout] has four copies of the kernel, each shifted by one column, and zeros elsewhere. With
-    few channels this takes more operations than a product over the single windows, and a third of the copies.
+    The matrix [kh taps Cin, 4 Cout] has four copies of the kernel, each shifted by one column, and zeros elsewhere.
+    With few channels this takes more operations than a product over the single windows, and a third of the copies.
     """
     height, width, channels, features = kernel.shape
     windows = _bands(padding, x, height, width)
@@ -152,7 +152,7 @@ def _convolve_in_bands(padding: int, x: jax.Array, kernel: jax.Array) -> jax.Arr
 
 def _kernel_gradient_in_bands(padding: int, x: jax.Array, g: jax.Array) -> jax.Array:
     """K as one product of the windows of bands, in which the kernel's shifted copies are added up."""
-    batch, rows, columns, features = g.shape
+    columns, features = g.shape[2:]
     height, width = (x.shape[axis] + 2 * padding - g.shape[axis] + 1 for axis in (1, 2))
     windows = _bands(padding, x, height, width)
     g = jnp.pad(g, ((0, 0), (0, 0), (0, _BAND * windows.shape[2] - columns), (0, 0)))

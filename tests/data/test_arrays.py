@@ -30,7 +30,7 @@ def inputs(kind, shape, size=40):
 
 
 def federation(dataset, clients=3):
-    parts = partition.iid(dataset.train_y, dataset.test_y, clients)
+    parts = partition.iid(dataset, clients)
     return federate(dataset, parts), parts
 
 
@@ -85,7 +85,7 @@ def test_runs_held_out_clients_and_devices_have_the_same_inputs():
 
 def test_rotation_is_for_images():
     dataset = from_arrays(inputs(np.float32, (4,)), Y)
-    parts = partition.iid(dataset.train_y, dataset.test_y, 2)
+    parts = partition.iid(dataset, 2)
     with pytest.raises(InvalidInput, match="rotation"):
         federate(dataset, parts, shift="rotation", num_groups=2)
     image = from_arrays(inputs(np.float32, (4, 4, 1)), Y)
@@ -116,7 +116,6 @@ def test_labels_of_any_kind_become_classes():
         (np.array(["d", "a", "c", "b"])[Y], ("a", "b", "c", "d")),
         (np.array(["d", "a", "c", "b"], object)[Y], ("a", "b", "c", "d")),
         (np.array([b"x", b"y"])[Y % 2], ("x", "y")),
-        (Y.astype(float) * 10, ("0", "10", "20", "30")),
         (Y % 2 == 1, ()),
     ):
         dataset = from_arrays(x, labels, test_x=x, test_y=labels)
@@ -129,9 +128,38 @@ def test_labels_of_any_kind_become_classes():
     for train, test in ((Y % 2 + 9, np.array(["9", "10"])[Y % 2]), (np.array(["9", "10", "a"])[Y % 3], Y % 2 + 9)):
         dataset = from_arrays(x, train, test_x=x, test_y=test)
         assert np.array(dataset.class_names)[dataset.test_y].tolist() == test.astype(str).tolist()
-    assert from_arrays(x, Y, num_classes=9).num_classes == 9
+    # Floats are labels where the number of classes is given.
+    for labels in (Y, Y.astype(float)):
+        assert from_arrays(x, labels, num_classes=9).num_classes == 9
     with pytest.raises(InvalidInput, match="labels are the integers 0 to 2"):
         from_arrays(x, Y, num_classes=3)
+
+
+@pytest.mark.parametrize(
+    "y",
+    [RNG.normal(size=40), Y * 1.0, Y[:, None] * 0.5, RNG.integers(0, 2, (40, 3)), Y[:, None] > np.arange(4)],
+    ids=["floats", "whole floats", "one column", "several labels", "flags"],
+)
+def test_other_targets_stay_as_they_are(y):
+    x = np.arange(40.0)[:, None]
+    dataset = from_arrays(x, y, client=np.arange(40) % 4)
+    assert (dataset.num_classes, dataset.class_names) == (0, ())
+    data = federate(dataset)
+    want = (y[:, 0] if y.shape[1:] == (1,) else y).astype(np.float32 if y.dtype.kind == "f" else np.int32)
+    assert data.y.dtype == want.dtype
+    assert data.num_classes == 0
+    for split in ("train", "test"):
+        got = client_data(data, 2, split)
+        rows = np.asarray(got.x)[np.asarray(got.mask), 0].astype(int)
+        assert (rows % 4 == 2).all()
+        np.testing.assert_array_equal(np.asarray(got.y)[np.asarray(got.mask)], want[rows])
+    # Without clients or classes to divide by, any rows are test rows; a test set of integers beside floats is floats.
+    assert len(from_arrays(x, y, test_fraction=0.3).test_y) == 12
+    both = from_arrays(x, y, test_x=x, test_y=y.astype(int))
+    assert both.test_y.dtype == both.train_y.dtype == want.dtype
+    parts = partition.iid(dataset, 3)
+    assert sum(map(len, parts.train)) == len(dataset.train_y)
+    assert placement.place(data, client_mesh(jax.devices()[:2])).own.num_classes == 0
 
 
 def test_a_share_of_each_class_or_client_is_the_test_set():
@@ -159,7 +187,7 @@ def test_natural_clients_have_their_own_rows_alone():
     owner = RNG.permutation(np.repeat([11, 5, 7], [9, 12, 19]))
     x = np.stack([owner, np.arange(40)], axis=1)
     dataset = from_arrays(x, Y, client=owner)
-    parts = partition.natural(dataset.train_client, dataset.test_client)
+    parts = partition.natural(dataset)
     named = partition.make("natural", dataset, 3)
     data, seen = federate(dataset, parts), []
     for client, name in enumerate((5, 7, 11)):
@@ -179,10 +207,13 @@ def test_natural_clients_have_their_own_rows_alone():
     assert_same(partition.make("natural", dataset, 3, beta=None).train[0], named.train[0])
     with pytest.raises(TypeError, match="unexpected keyword argument 'beta'"):
         partition.make("natural", dataset, 3, beta=0.1)
-    with pytest.raises(InvalidInput, match="client b has no test rows"):
-        partition.natural(["a", "b"], ["a"])
-    with pytest.raises(InvalidInput, match="client c has no training rows"):
-        partition.natural(["a", "b"], ["a", "b", "c"])
+    for changes, message in (
+        ({"test_client": dataset.test_client % 2}, "client 11 has no test rows"),
+        ({"train_client": dataset.train_client // 2}, "client 11 has no training rows"),
+        ({"train_client": dataset.train_client // 2, "client_names": ()}, "client 2 has no training rows"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            partition.natural(dataset._replace(**changes))
 
 
 @pytest.mark.parametrize("shape", [(3,), (5, 2), (4, 4, 3)], ids=str)
@@ -222,6 +253,6 @@ def test_normalized_bytes_of_images_stay_bytes(monkeypatch):
 )
 def test_numbers_beyond_64_bits_are_no_names(values):
     x, values = np.zeros((4, 2), np.float32), np.array(values)
-    for words in ({"y": values}, {"y": [0, 1, 0, 1], "client": values}):
+    for words in ({"y": values, "num_classes": 4}, {"y": [0, 1, 0, 1], "client": values}):
         with pytest.raises(InvalidInput, match="is an integer or a string"):
             from_arrays(x, **words)

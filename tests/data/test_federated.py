@@ -13,7 +13,7 @@ from pfl_jax.errors import InvalidInput
 client_data = jax.jit(client_data, static_argnums=2)
 
 DATASET = load("digits")
-PARTITION = dirichlet(DATASET.train_y, DATASET.test_y, 6, beta=0.5, train_size=[50, 60, 70, 80, 90, 100], seed=1)
+PARTITION = dirichlet(DATASET, 6, beta=0.5, train_size=[50, 60, 70, 80, 90, 100], seed=1)
 DATA = federate(DATASET, PARTITION)
 POOL_X = np.concatenate([DATASET.train_x, DATASET.test_x])
 POOL_Y = np.concatenate([DATASET.train_y, DATASET.test_y])
@@ -78,8 +78,8 @@ def test_unknown_split():
     ("call", "message"),
     [
         (lambda: hold_out(federate_runs(DATASET, [PARTITION] * 3), 1), "one federation, and this data has 3 runs"),
-        (lambda: federate_runs(DATASET, [PARTITION] * 3, seeds=[0, 1]), "one partition and one seed each"),
-        (lambda: federate_runs(DATASET, []), "one partition and one seed each"),
+        (lambda: federate_runs(DATASET, [PARTITION] * 3, seeds=[0, 1]), "a partition and a seed each"),
+        (lambda: federate_runs(DATASET, []), "a partition and a seed each"),
     ],
 )
 def test_wrong_numbers_are_refused_in_one_line(call, message):

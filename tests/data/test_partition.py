@@ -21,12 +21,21 @@ from pfl_jax.data.partition import (
     pathological,
     with_validation,
 )
-from pfl_jax.data.sources import load
+from pfl_jax.data.sources import Dataset, load
 from pfl_jax.errors import InvalidInput
 
 TRAIN_Y = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 120)).astype(np.int32)
 TEST_Y = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 40)).astype(np.int32)
 POOL_Y = np.concatenate([TRAIN_Y, TEST_Y])
+
+
+def labeled(train_y, test_y):
+    """Dataset of these labels, whose inputs nobody reads."""
+    x = np.zeros((0, 1), np.float32)
+    return Dataset("labels", "arrays", "", True, x, train_y, x, test_y, 1 + int(np.max(train_y)), None, None, False)
+
+
+DATASET = labeled(TRAIN_Y, TEST_Y)
 
 fast = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 2**31)
@@ -53,13 +62,13 @@ def assert_same(first, second):
 
 def calls():
     return [
-        pytest.param(lambda seed: grouped(TRAIN_Y, TEST_Y, 6, train_size=60, test_size=20, seed=seed), id="grouped"),
-        pytest.param(lambda seed: dirichlet(TRAIN_Y, TEST_Y, 6, beta=0.5, seed=seed), id="fedpac"),
-        pytest.param(lambda seed: dirichlet(TRAIN_Y, TEST_Y, 6, beta=0.5, protocol="fedas", seed=seed), id="fedas"),
-        pytest.param(lambda seed: iid(TRAIN_Y, TEST_Y, 6, seed=seed), id="iid"),
-        pytest.param(lambda seed: pathological(TRAIN_Y, TEST_Y, 6, train_size=60, seed=seed, test_size=9), id="random"),
+        pytest.param(lambda seed: grouped(DATASET, 6, train_size=60, test_size=20, seed=seed), id="grouped"),
+        pytest.param(lambda seed: dirichlet(DATASET, 6, beta=0.5, seed=seed), id="fedpac"),
+        pytest.param(lambda seed: dirichlet(DATASET, 6, beta=0.5, protocol="fedas", seed=seed), id="fedas"),
+        pytest.param(lambda seed: iid(DATASET, 6, seed=seed), id="iid"),
+        pytest.param(lambda seed: pathological(DATASET, 6, train_size=60, seed=seed, test_size=9), id="random"),
         pytest.param(
-            lambda seed: pathological(TRAIN_Y, TEST_Y, 6, protocol="clustered", train_size=60, test_size=9, seed=seed),
+            lambda seed: pathological(DATASET, 6, protocol="clustered", train_size=60, test_size=9, seed=seed),
             id="clustered",
         ),
     ]
@@ -74,19 +83,19 @@ def test_the_seed_determines_the_partition(call):
 @pytest.mark.parametrize(
     ("draw", "digest"),
     [
-        (lambda: grouped(TRAIN_Y, TEST_Y, 6, train_size=61, test_size=23, seed=7), "a0bc3ba1318f"),
+        (lambda: grouped(DATASET, 6, train_size=61, test_size=23, seed=7), "a0bc3ba1318f"),
         # The first draw leaves a client four training examples.
-        (lambda: dirichlet(TRAIN_Y, TEST_Y, 25, beta=0.2, seed=7), "a25c4c950acd"),
-        (lambda: dirichlet(TRAIN_Y, TEST_Y, 12, beta=0.3, protocol="fedas", train_size=80, seed=7), "e7a462b97373"),
-        (lambda: dirichlet(TRAIN_Y, TEST_Y, 6, beta=0.3, protocol="fedas", keep_split=True, seed=7), "74dd0a31b782"),
-        (lambda: iid(TRAIN_Y, TEST_Y, 7, seed=7), "5c49f493d9a7"),
-        (lambda: iid(TRAIN_Y, TEST_Y, 7, train_size=61, test_size=23, seed=7), "2f946752c3f7"),
-        (lambda: pathological(TRAIN_Y, TEST_Y, 6, train_size=61, test_size=23, seed=7), "db7e6f53c6ae"),
+        (lambda: dirichlet(DATASET, 25, beta=0.2, seed=7), "a25c4c950acd"),
+        (lambda: dirichlet(DATASET, 12, beta=0.3, protocol="fedas", train_size=80, seed=7), "e7a462b97373"),
+        (lambda: dirichlet(DATASET._replace(keep_split=True), 6, beta=0.3, protocol="fedas", seed=7), "74dd0a31b782"),
+        (lambda: iid(DATASET, 7, seed=7), "5c49f493d9a7"),
+        (lambda: iid(DATASET, 7, train_size=61, test_size=23, seed=7), "2f946752c3f7"),
+        (lambda: pathological(DATASET, 6, train_size=61, test_size=23, seed=7), "db7e6f53c6ae"),
         (
-            lambda: pathological(TRAIN_Y, TEST_Y, 6, protocol="clustered", train_size=61, test_size=23, seed=7),
+            lambda: pathological(DATASET, 6, protocol="clustered", train_size=61, test_size=23, seed=7),
             "98ff717a4dda",
         ),
-        (lambda: with_validation(iid(TRAIN_Y, TEST_Y, 7, train_size=61, test_size=23), 0.3, seed=7), "85523709c129"),
+        (lambda: with_validation(iid(DATASET, 7, train_size=61, test_size=23), 0.3, seed=7), "85523709c129"),
     ],
 )
 def test_draws_are_those_of_stored_results(draw, digest):
@@ -108,7 +117,7 @@ def test_draws_are_those_of_stored_results(draw, digest):
     seed=seeds,
 )
 def test_grouped_sizes_and_shares(num_clients, s, train_size, test, seed):
-    partition = grouped(TRAIN_Y, TEST_Y, num_clients, s=s, train_size=train_size, test_size=test, seed=seed)
+    partition = grouped(DATASET, num_clients, s=s, train_size=train_size, test_size=test, seed=seed)
     assert sizes(partition.train) == [train_size] * num_clients
     assert sizes(partition.test) == [test] * num_clients
     assert_distinct(partition.train + partition.test)
@@ -126,7 +135,7 @@ def test_grouped_sizes_and_shares(num_clients, s, train_size, test, seed):
 def test_grouped_has_the_class_counts_of_the_paper():
     """600 examples, s = 20: 12 of every class and 160 more of each of three dominant ones (FedPAC B.2)."""
     y = np.repeat(np.arange(10), 6000)
-    partition = grouped(y, y, 20, s=20, train_size=600, test_size=600)
+    partition = grouped(labeled(y, y), 20, s=20, train_size=600, test_size=600)
     counts = table(partition.train, y)
     for client in range(20):
         expected = np.full(10, 12)
@@ -136,7 +145,7 @@ def test_grouped_has_the_class_counts_of_the_paper():
 
 
 def test_grouped_reuses_a_class_only_when_it_is_exhausted():
-    partition = grouped(TRAIN_Y, TEST_Y, 20, s=20, train_size=60, test_size=20)
+    partition = grouped(DATASET, 20, s=20, train_size=60, test_size=20)
     uses = np.bincount(np.concatenate(partition.train), minlength=len(TRAIN_Y))
     for label in range(10):
         assert np.ptp(uses[label == TRAIN_Y]) <= 1
@@ -144,7 +153,7 @@ def test_grouped_reuses_a_class_only_when_it_is_exhausted():
 
 def test_grouped_sizes_may_differ():
     drawn = np.array([30, 60, 120, 30, 60, 90])
-    partition = grouped(TRAIN_Y, TEST_Y, 6, train_size=drawn, test_size=[5, 6, 7, 8, 9, 10])
+    partition = grouped(DATASET, 6, train_size=drawn, test_size=[5, 6, 7, 8, 9, 10])
     assert sizes(partition.train) == drawn.tolist()
     assert sizes(partition.test) == [5, 6, 7, 8, 9, 10]
 
@@ -154,7 +163,7 @@ def test_groups_of_other_class_counts():
     assert [(group[0], group[-1]) for group in dominant_classes(62)] == [(0, 9), (10, 35), (36, 61)]
     assert [len(group) for group in dominant_classes(100)] == [20] * 5
     assert [len(group) for group in dominant_classes(3)] == [1] * 3
-    custom = grouped(TRAIN_Y, TEST_Y, 2, s=0, train_size=10, test_size=10, groups=[[1], [2, 3]])
+    custom = grouped(DATASET, 2, s=0, train_size=10, test_size=10, groups=[[1], [2, 3]])
     assert set(TRAIN_Y[custom.train[0]]) == {1}
     assert set(TRAIN_Y[custom.train[1]]) == {2, 3}
 
@@ -162,7 +171,7 @@ def test_groups_of_other_class_counts():
 def test_a_thousand_clients_of_fifty_share_cifar10():
     """FedPAC C.9 with the labels of CIFAR-10: classes in two groups are dealt out more than once, evenly."""
     train_y, test_y = np.repeat(np.arange(10), 5000), np.repeat(np.arange(10), 1000)
-    partition = grouped(train_y, test_y, 1000, train_size=50, test_size=300)
+    partition = grouped(labeled(train_y, test_y), 1000, train_size=50, test_size=300)
     assert sizes(partition.train) == [50] * 1000
     counts = table(partition.train, train_y)
     assert (counts.sum(axis=0)[1::2] < 5000).all()
@@ -194,9 +203,7 @@ def test_drawn_sizes_are_the_choices_equally_often():
     seed=seeds,
 )
 def test_pathological_clients_hold_few_classes_evenly(num_clients, protocol, train_size, test, seed):
-    partition = pathological(
-        TRAIN_Y, TEST_Y, num_clients, protocol=protocol, train_size=train_size, test_size=test, seed=seed
-    )
+    partition = pathological(DATASET, num_clients, protocol=protocol, train_size=train_size, test_size=test, seed=seed)
     assert_distinct(partition.train + partition.test)
     train, held_out = table(partition.train), table(partition.test)
     for client in range(num_clients):
@@ -210,7 +217,7 @@ def test_pathological_clients_hold_few_classes_evenly(num_clients, protocol, tra
 
 def test_clustered_groups_share_a_class_set_and_random_clients_do_not():
     def class_sets(protocol):
-        partition = pathological(TRAIN_Y, TEST_Y, 20, protocol=protocol, train_size=60, test_size=20, seed=1)
+        partition = pathological(DATASET, 20, protocol=protocol, train_size=60, test_size=20, seed=1)
         return [tuple(np.flatnonzero(counts)) for counts in table(partition.train)]
 
     clustered = class_sets("clustered")
@@ -221,9 +228,9 @@ def test_clustered_groups_share_a_class_set_and_random_clients_do_not():
 
 def test_pathological_on_other_class_counts():
     y = np.repeat(np.arange(100), 20)
-    partition = pathological(y, y, 5, protocol="clustered", train_size=24, test_size=24)
+    partition = pathological(labeled(y, y), 5, protocol="clustered", train_size=24, test_size=24)
     assert [len(set(y[hand])) for hand in partition.train] == [3, 3, 5, 5, 8]
-    tight = pathological(y % 8, y % 8, 10, protocol="clustered", train_size=24, test_size=24)
+    tight = pathological(labeled(y % 8, y % 8), 10, protocol="clustered", train_size=24, test_size=24)
     assert len(set((y % 8)[tight.train[4]])) == 8
 
 
@@ -237,7 +244,7 @@ def test_groups_of_clients():
 @fast
 @given(num_clients=st.integers(1, 10), beta=st.sampled_from([0.3, 1.0, 100.0]), seed=seeds)
 def test_dirichlet_by_set_deals_everything_once(num_clients, beta, seed):
-    partition = dirichlet(TRAIN_Y, TEST_Y, num_clients, beta=beta, min_size=3, seed=seed)
+    partition = dirichlet(DATASET, num_clients, beta=beta, min_size=3, seed=seed)
     np.testing.assert_array_equal(np.sort(np.concatenate(partition.train)), np.arange(len(TRAIN_Y)))
     np.testing.assert_array_equal(np.sort(np.concatenate(partition.test)), len(TRAIN_Y) + np.arange(len(TEST_Y)))
     assert min(sizes(partition.train)) >= 3
@@ -249,7 +256,8 @@ def test_dirichlet_by_set_deals_everything_once(num_clients, beta, seed):
 @fast
 @given(num_clients=st.integers(1, 10), beta=st.sampled_from([0.3, 1.0, 100.0]), seed=seeds, keep_split=st.booleans())
 def test_dirichlet_merged_deals_everything_once(num_clients, beta, seed, keep_split):
-    partition = dirichlet(TRAIN_Y, TEST_Y, num_clients, beta=beta, protocol="fedas", keep_split=keep_split, seed=seed)
+    dataset = DATASET._replace(keep_split=keep_split)
+    partition = dirichlet(dataset, num_clients, beta=beta, protocol="fedas", seed=seed)
     np.testing.assert_array_equal(np.sort(np.concatenate(partition.train + partition.test)), np.arange(len(POOL_Y)))
     held = np.add(sizes(partition.train), sizes(partition.test))
     assert held.min() >= 40
@@ -275,7 +283,7 @@ def test_dirichlet_merged_skips_full_clients():
 
 def test_dirichlet_beta_sets_the_heterogeneity():
     def concentration(beta):
-        counts = table(dirichlet(TRAIN_Y, TEST_Y, 5, beta=beta, min_size=1).train)
+        counts = table(dirichlet(DATASET, 5, beta=beta, min_size=1).train)
         return (counts.max(axis=1) / counts.sum(axis=1)).mean()
 
     assert concentration(0.1) > 0.4 > 0.15 > concentration(1000.0)
@@ -296,7 +304,7 @@ def test_dirichlet_beta_sets_the_heterogeneity():
 )
 def test_dirichlet_says_what_is_too_little(train_y, clients, options, lacking):
     with pytest.raises(InvalidInput, match=f"beta = 0.5 gives each of {clients} clients {lacking}: use fewer clients"):
-        dirichlet(train_y, TEST_Y, clients, beta=0.5, **options)
+        dirichlet(labeled(train_y, TEST_Y), clients, beta=0.5, **options)
 
 
 def test_dirichlet_proportions_have_the_moments_of_the_dirichlet():
@@ -325,14 +333,14 @@ def test_dirichlet_loses_no_example_to_rounding():
 @pytest.mark.parametrize("limits", [{}, {"train_size": 100, "test_size": 60}])
 @pytest.mark.parametrize("protocol", ["fedpac", "fedas"])
 def test_every_class_is_trained_and_tested_where_proportions_are_equal(protocol, limits):
-    parts = dirichlet(TRAIN_Y, TEST_Y, 4, beta=100.0, protocol=protocol, **limits)
+    parts = dirichlet(DATASET, 4, beta=100.0, protocol=protocol, **limits)
     assert (table(parts.train) > 0).all()
     assert (table(parts.test) > 0).all()
 
 
 @pytest.mark.parametrize("protocol", ["fedpac", "fedas"])
 def test_dirichlet_bounds_sizes(protocol):
-    partition = dirichlet(TRAIN_Y, TEST_Y, 5, beta=1.0, protocol=protocol, train_size=30, test_size=[1, 2, 3, 4, 5])
+    partition = dirichlet(DATASET, 5, beta=1.0, protocol=protocol, train_size=30, test_size=[1, 2, 3, 4, 5])
     assert max(sizes(partition.train)) <= 30
     assert (np.array(sizes(partition.test)) <= [1, 2, 3, 4, 5]).all()
 
@@ -343,7 +351,7 @@ def test_dirichlet_bounds_sizes(protocol):
 @fast
 @given(num_clients=st.integers(1, 40), seed=seeds)
 def test_iid_shares_everything_evenly(num_clients, seed):
-    partition = iid(TRAIN_Y, TEST_Y, num_clients, seed=seed)
+    partition = iid(DATASET, num_clients, seed=seed)
     np.testing.assert_array_equal(np.sort(np.concatenate(partition.train)), np.arange(len(TRAIN_Y)))
     np.testing.assert_array_equal(np.sort(np.concatenate(partition.test)), len(TRAIN_Y) + np.arange(len(TEST_Y)))
     assert np.ptp(sizes(partition.train)) <= 1
@@ -351,7 +359,7 @@ def test_iid_shares_everything_evenly(num_clients, seed):
 
 
 def test_iid_with_sizes_reuses_only_what_it_must():
-    partition = iid(TRAIN_Y, TEST_Y, 7, train_size=500, test_size=10)
+    partition = iid(DATASET, 7, train_size=500, test_size=10)
     assert sizes(partition.train) == [500] * 7
     assert_distinct(partition.train)
     assert np.ptp(np.bincount(np.concatenate(partition.train), minlength=len(TRAIN_Y))) <= 1
@@ -364,33 +372,33 @@ def test_iid_with_sizes_reuses_only_what_it_must():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: grouped(TRAIN_Y, TEST_Y, 2, s=101), "between 0 and 100"),
-        (lambda: grouped(TRAIN_Y, TEST_Y, 2, s=-1), "between 0 and 100"),
-        (lambda: grouped(TRAIN_Y, TEST_Y, 2, train_size=600), "needs 172 training examples of class"),
-        (lambda: grouped(TRAIN_Y, TEST_Y, 2, train_size=[60, 60, 60]), "one for each of 2 clients"),
-        (lambda: grouped(TRAIN_Y, TEST_Y, 2, train_size=0), "at least 1"),
-        (lambda: grouped(TRAIN_Y, TEST_Y, 2, train_size=10, groups=[[10]]), "between 0 and 9"),
-        (lambda: dirichlet(TRAIN_Y, TEST_Y, 2, beta=float("nan")), "positive"),
-        (lambda: dirichlet(TRAIN_Y, TEST_Y, 2, beta=float("inf")), "positive"),
-        (lambda: dirichlet(TRAIN_Y, TEST_Y, 2, beta=1, protocol="fedad"), "protocol"),
-        (lambda: dirichlet(TRAIN_Y, TEST_Y, 100, beta=0.01), "no Dirichlet draw"),
-        (lambda: dirichlet(TRAIN_Y, TEST_Y, 35, beta=0.001, protocol="fedas"), "no Dirichlet draw"),
+        (lambda: grouped(DATASET, 2, s=101), "between 0 and 100"),
+        (lambda: grouped(DATASET, 2, s=-1), "between 0 and 100"),
+        (lambda: grouped(DATASET, 2, train_size=600), "needs 172 training examples of class"),
+        (lambda: grouped(DATASET, 2, train_size=[60, 60, 60]), "one for each of 2 clients"),
+        (lambda: grouped(DATASET, 2, train_size=0), "at least 1"),
+        (lambda: grouped(DATASET, 2, train_size=10, groups=[[10]]), "between 0 and 9"),
+        (lambda: dirichlet(DATASET, 2, beta=float("nan")), "positive"),
+        (lambda: dirichlet(DATASET, 2, beta=float("inf")), "positive"),
+        (lambda: dirichlet(DATASET, 2, beta=1, protocol="fedad"), "protocol"),
+        (lambda: dirichlet(DATASET, 100, beta=0.01), "no Dirichlet draw"),
+        (lambda: dirichlet(DATASET, 35, beta=0.001, protocol="fedas"), "no Dirichlet draw"),
         (
-            lambda: pathological(TRAIN_Y % 7, TEST_Y % 7, 5, train_size=9),
+            lambda: pathological(labeled(TRAIN_Y % 7, TEST_Y % 7), 5, train_size=9),
             "3/3/5/5/8 .* where there are 7",
         ),
-        (lambda: pathological(TRAIN_Y, TEST_Y, 5, classes_per_group=()), "classes where there are 10"),
-        (lambda: pathological(TRAIN_Y, TEST_Y, 5, train_size=600), "a client needs .* of class"),
-        (lambda: pathological(TRAIN_Y, TEST_Y, 5, protocol="cluster"), "protocol"),  # pyright: ignore[reportArgumentType]
+        (lambda: pathological(DATASET, 5, classes_per_group=()), "classes where there are 10"),
+        (lambda: pathological(DATASET, 5, train_size=600), "a client needs .* of class"),
+        (lambda: pathological(DATASET, 5, protocol="cluster"), "protocol"),  # pyright: ignore[reportArgumentType]
         (
-            lambda: pathological(TRAIN_Y, TEST_Y, 5, protocol="clustered", classes_per_group=[9] * 11),
+            lambda: pathological(DATASET, 5, protocol="clustered", classes_per_group=[9] * 11),
             "not 11 different sets of 9 of 10",
         ),
         (lambda: draw_sizes([], 5), "sizes to choose from"),
         (lambda: draw_sizes([300, 0], 5), "sizes to choose from"),
         (lambda: make("group", load("digits"), 4), "unknown partition 'group' .*natural.*; did you mean grouped"),
-        (lambda: iid(TRAIN_Y, TEST_Y, 401), "fewer clients"),
-        (lambda: iid(TRAIN_Y, TEST_Y, 4, train_size=1201), "needs 1201 training examples"),
+        (lambda: iid(DATASET, 401), "fewer clients"),
+        (lambda: iid(DATASET, 4, train_size=1201), "needs 1201 training examples"),
     ],
 )
 def test_invalid_input_gives_a_one_line_error(call, message):
@@ -407,12 +415,12 @@ def test_make_passes_options_and_honours_keep_split():
     partition = make("dirichlet", dataset, 5, seed=3, beta=0.5, protocol="fedas", min_size=None, train_size=None)
     assert all(hand.max() < embedded.FIRST_TEST_DIGIT for hand in partition.train)
     assert all(hand.min() >= embedded.FIRST_TEST_DIGIT for hand in partition.test)
-    assert_same(make("iid", dataset, 3, seed=1), iid(dataset.train_y, dataset.test_y, 3, seed=1))
+    assert_same(make("iid", dataset, 3, seed=1), iid(dataset, 3, seed=1))
     assert set(PARTITIONS) == {"grouped", "pathological", "dirichlet", "iid"}
 
 
 def test_validation_examples_are_training_examples_set_apart():
-    parts = grouped(TRAIN_Y, TEST_Y, 5, train_size=[2, 5, 20, 60, 61], test_size=9)
+    parts = grouped(DATASET, 5, train_size=[2, 5, 20, 60, 61], test_size=9)
     found = with_validation(parts, 0.25, seed=3)
     assert sizes(found.validation) == [1, 1, 5, 15, 15]
     assert_same((found.test,), (parts.test,))
@@ -431,7 +439,7 @@ def test_what_a_client_sets_apart_does_not_depend_on_the_others():
 
 def test_nobody_trains_on_the_validation_examples_of_another_client():
     # Forty clients of 70 hold each of 1,200 examples twice or three times, with other clients each time.
-    parts = iid(TRAIN_Y, TEST_Y, 40, train_size=70, test_size=10)
+    parts = iid(DATASET, 40, train_size=70, test_size=10)
     found = with_validation(parts, 0.1)
     apart = np.unique(np.concatenate(found.validation))
     assert not np.isin(np.concatenate(found.train), apart).any()
@@ -453,7 +461,7 @@ def test_a_client_keeps_its_last_training_example():
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 1.5, float("nan")])
 def test_fractions_of_validation_examples_that_are_refused(fraction):
-    parts = iid(TRAIN_Y, TEST_Y, 4)
+    parts = iid(DATASET, 4)
     with pytest.raises(InvalidInput, match="above 0 and below 1"):
         with_validation(parts, fraction)
     with pytest.raises(InvalidInput, match="already"):

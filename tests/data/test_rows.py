@@ -78,7 +78,7 @@ def test_own_data_by_rows_is_the_same(tmp_path, monkeypatch, kind, normalize):
     assert isinstance(whole.train_x, np.ndarray)
     for one, other in zip(whole, lazy, strict=True):
         np.testing.assert_array_equal(one, np.asarray(other) if isinstance(other, Rows) else other)
-    parts = data.partition.natural(whole.train_client, whole.test_client)
+    parts = data.partition.natural(whole)
     mesh = client_mesh(jax.devices()[:2])
     placed = [placement.place(data.federate(one, parts), mesh) for one in (whole, lazy)]
     jax.tree.map(np.testing.assert_array_equal, *placed)

@@ -14,7 +14,7 @@ client_data = jax.jit(client_data, static_argnums=2)
 rotate = jax.jit(shift.rotate)
 
 DATASET = load("digits")
-PARTITION = iid(DATASET.train_y, DATASET.test_y, 7, train_size=[10, 20, 30, 15, 12, 9, 8], test_size=6)
+PARTITION = iid(DATASET, 7, train_size=[10, 20, 30, 15, 12, 9, 8], test_size=6)
 PLAIN = federate(DATASET, PARTITION)
 
 

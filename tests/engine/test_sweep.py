@@ -70,10 +70,7 @@ def test_each_run_equals_the_same_run_alone(name, chunk, devices):
 @pytest.mark.slow
 def test_each_run_may_have_its_own_partition():
     dataset = load("digits")
-    parts = [
-        partition.dirichlet(dataset.train_y, dataset.test_y, 3, beta=0.5, train_size=30, test_size=20, seed=seed)
-        for seed in (0, 1)
-    ]
+    parts = [partition.dirichlet(dataset, 3, beta=0.5, train_size=30, test_size=20, seed=seed) for seed in (0, 1)]
     data = federate_runs(dataset, parts, shift="labels", num_groups=3, seeds=[0, 1])
     single = [federate(dataset, part, shift="labels", num_groups=3, seed=seed) for seed, part in enumerate(parts)]
     for run, expected in enumerate(single):
@@ -120,8 +117,8 @@ def test_runs_must_agree_in_number():
         with pytest.raises(InvalidInput, match=r"keys must be keys \[R\], such as .*, not "):
             sweep.run(make, tiny_federation(), SETTINGS, wrong)
     dataset = load("digits")
-    parts = [partition.iid(dataset.train_y, dataset.test_y, clients, train_size=5, test_size=5) for clients in (2, 3)]
-    with pytest.raises(InvalidInput, match="over the same number of clients"):
+    parts = [partition.iid(dataset, clients, train_size=5, test_size=5) for clients in (2, 3)]
+    with pytest.raises(InvalidInput, match="of as many clients"):
         federate_runs(dataset, parts)
 
 

@@ -77,7 +77,7 @@ def test_runs_of_a_sweep_have_validation_scores():
 
 def test_a_federation_from_a_partition_has_validation_examples():
     dataset = pfl_data.load("digits")
-    parts = pfl_data.partition.grouped(dataset.train_y, dataset.test_y, 3, train_size=[20, 30, 40], test_size=10)
+    parts = pfl_data.partition.grouped(dataset, 3, train_size=[20, 30, 40], test_size=10)
     parts = pfl_data.partition.with_validation(parts, 0.2, seed=1)
     federation = pfl_data.federate(dataset, parts, shift="labels", num_groups=3)
     assert federation.validation_count.tolist() == [4, 6, 8]
@@ -96,12 +96,12 @@ def test_a_federation_from_a_partition_has_validation_examples():
 
 def test_runs_with_different_validation_tables_are_padded():
     dataset = pfl_data.load("digits")
-    parts = [pfl_data.partition.iid(dataset.train_y, dataset.test_y, 2, train_size=size) for size in (10, 30)]
+    parts = [pfl_data.partition.iid(dataset, 2, train_size=size) for size in (10, 30)]
     several = [pfl_data.partition.with_validation(one, 0.2) for one in parts]
     runs = pfl_data.federate_runs(dataset, several)
     assert runs.validation_index.shape == (2, 2, 6)
     assert runs.validation_count.tolist() == [[2, 2], [6, 6]]
-    with pytest.raises(InvalidInput, match="all or none of them have validation examples"):
+    with pytest.raises(InvalidInput, match="all with validation or none"):
         pfl_data.federate_runs(dataset, [several[0], parts[1]])
     with pytest.raises(InvalidInput, match="has no validation examples"):
         client_data(pfl_data.federate(dataset, parts[0]), 0, "validation")

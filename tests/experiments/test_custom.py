@@ -82,7 +82,7 @@ def test_natural_clients_from_the_file_to_the_results(wine, capsys, monkeypatch)
 
     # The same with the library alone.
     dataset = from_arrays(WINE.data, WINE.target, client=GROWER, normalize=True)
-    data = federate(dataset, partition.natural(dataset.train_client, dataset.test_client))
+    data = federate(dataset, partition.natural(dataset))
     model = models.mlp(dataset.input_shape, dataset.num_classes)
     values = config["hyper_parameters"]
     recipe = {name: values[name] for name in ("lr", "momentum", "weight_decay", "batch_size", "epochs")}

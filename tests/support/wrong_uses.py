@@ -202,6 +202,16 @@ def _pixels() -> Iterator[tuple[str, Call, str]]:
         yield what, lambda changes=changes: run(dataset(**changes)), text
 
 
+def whole(given: Dataset) -> data.FederatedData:
+    """Federation of one client with everything."""
+    return data.federate(given, data.partition.iid(given, 1))
+
+
+def shifted(given: Dataset) -> data.FederatedData:
+    """Federation of two clients with other labels."""
+    return data.federate(given, data.partition.iid(given, 2), shift="labels", num_groups=2)
+
+
 def _labels() -> Iterator[tuple[str, Call, str]]:
     def labels(change: Callable[[np.ndarray], Any], **changes: Any) -> Call:
         return lambda: run(dataset(train_y=change(TRAIN_Y), test_y=change(TEST_Y), **changes))
@@ -219,17 +229,30 @@ def _labels() -> Iterator[tuple[str, Call, str]]:
     yield "more images than labels", lambda: run(dataset(train_y=TRAIN_Y[:-3])), "24 rows in train_x.*21 labels"
     yield "fewer test images than labels", lambda: run(dataset(test_x=TEST_X[:-3])), "9 rows in test_x.*12 labels"
     yield "more test images than labels", lambda: run(dataset(test_y=TEST_Y[:-3])), "12 rows in test_x.*9 labels"
-    yield "no classes", lambda: run(dataset(num_classes=0)), "num_classes must be a whole number of at least 1, not 0"
+    yield "no classes", lambda: run(dataset(num_classes=0)), "num_classes is 0, and train_y holds classes"
+    yield "-1 classes", lambda: run(dataset(num_classes=-1)), "num_classes must be a whole number of at least 0, not -1"
     yield "2.5 classes", lambda: run(dataset(num_classes=2.5)), "num_classes must be a whole number"
-    parts = lambda y: data.partition.grouped(y, y, 3, train_size=4)  # noqa: E731
+    parts = lambda y: data.partition.grouped(dataset(train_y=y), 3, train_size=4)  # noqa: E731
     yield "grouped: one-hot labels", lambda: parts(np.eye(CLASSES)[TRAIN_Y]), r"train_y has shape \[24, 3\]"
     yield "grouped: a label -1", lambda: parts(TRAIN_Y - 1), "train_y has -1"
     yield "grouped: a label 2.7", lambda: parts(at(TRAIN_Y, 2, 2.7)), "train_y has 2.7"
+    several = data.from_arrays(TRAIN_X, np.eye(CLASSES)[TRAIN_Y])
+    for name, values in {"grouped": {}, "pathological": {}, "dirichlet": {"beta": 1}}.items():
+        yield (
+            f"{name}: several labels a row",
+            lambda name=name, values=values: data.partition.make(name, several, 3, **values),
+            "arrays .* has no classes to divide: use partition.iid or partition.natural",
+        )
+    yield "labels shifted: several labels a row", lambda: shifted(several), "permutes classes, .* are none"
+    yield "class_table: several labels a row", lambda: data.class_table(whole(several)), "no classes"
     yield (
-        "iid: one-hot labels",
-        lambda: data.partition.iid(np.eye(CLASSES)[TRAIN_Y], TEST_Y, 3),
-        r"train_y has shape \[24, 3\]",
+        "several labels in training, one in test",
+        lambda: data.from_arrays(TRAIN_X, np.eye(CLASSES)[TRAIN_Y], test_x=TEST_X, test_y=TEST_Y * 1.0),
+        r"y float32 \[3\] and test y float32 \[\] must be of one type and shape",
     )
+    yield "a target NaN", lambda: data.from_arrays(TRAIN_X, at(TRAIN_Y, 2, np.nan)), "y has nan in row 2 .*no finite"
+    yield "targets that are strings", lambda: data.from_arrays(TRAIN_X, [["a", "b"]] * TRAIN), "y holds <U1: give num"
+    yield "no targets", lambda: data.from_arrays(TRAIN_X, []), r"y has shape \[0\]: give one target for each row"
 
 
 def _models() -> Iterator[tuple[str, Call, str]]:
@@ -301,14 +324,15 @@ def _partitions() -> Iterator[tuple[str, Call, str]]:
     yield "no clients", lambda: run(parts=Partition([], [])), "tables of 0 clients"
     yield "a pair for a partition", lambda: run(parts=tables()), "partition must be a data.Partition"
     yield "arrays for a dataset", lambda: run((TRAIN_X, TRAIN_Y)), "dataset must be a Dataset"
-    yield "iid: no clients", lambda: data.partition.iid(TRAIN_Y, TEST_Y, 0), "number of clients"
-    yield "iid: 1.5 clients", lambda: data.partition.iid(TRAIN_Y, TEST_Y, 1.5), "number of clients"
-    yield "iid: half examples", lambda: data.partition.iid(TRAIN_Y, TEST_Y, 3, train_size=1.5), "whole number"
-    yield "grouped: s of NaN", lambda: data.partition.grouped(TRAIN_Y, TEST_Y, 3, s=np.nan, train_size=3), "percentage"
-    yield "dirichlet: beta 0", lambda: data.partition.dirichlet(TRAIN_Y, TEST_Y, 3, beta=0), "beta"
+    yield "iid: labels for a dataset", lambda: data.partition.iid(TRAIN_Y, 3), "dataset must be a Dataset"
+    yield "iid: no clients", lambda: data.partition.iid(dataset(), 0), "number of clients"
+    yield "iid: 1.5 clients", lambda: data.partition.iid(dataset(), 1.5), "number of clients"
+    yield "iid: half examples", lambda: data.partition.iid(dataset(), 3, train_size=1.5), "whole number"
+    yield "grouped: s of NaN", lambda: data.partition.grouped(dataset(), 3, s=np.nan, train_size=3), "percentage"
+    yield "dirichlet: beta 0", lambda: data.partition.dirichlet(dataset(), 3, beta=0), "beta"
     yield (
         "dirichlet: sizes of 0",
-        lambda: data.partition.dirichlet(TRAIN_Y, TEST_Y, 3, beta=9, min_size=0, train_size=0),
+        lambda: data.partition.dirichlet(dataset(), 3, beta=9, min_size=0, train_size=0),
         "at least 1",
     )
 

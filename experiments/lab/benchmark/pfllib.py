@@ -115,8 +115,7 @@ def prepare(options: Options, root: Path) -> Any:
 
     kind = "embedded" if options.embedded else "files"
     dataset = sources.load("fashion_mnist", kind, None, notify=lambda message: None)
-    labels = dataset.train_y, dataset.test_y
-    parts = partition.grouped(*labels, CLIENTS, s=20, train_size=EXAMPLES, test_size=EXAMPLES, seed=0)
+    parts = partition.grouped(dataset, CLIENTS, s=20, train_size=EXAMPLES, test_size=EXAMPLES, seed=0)
     data = federated.federate(dataset, parts)
     pool = (np.asarray(data.x, np.float32) / 255 - np.asarray(data.mean)) / np.asarray(data.std)
     tables = [np.asarray(table) for table in (data.train_index, data.test_index)]

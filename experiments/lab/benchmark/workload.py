@@ -120,7 +120,7 @@ def dataset(name: str = "fashion_mnist") -> Dataset:
 def federation(clients: int, examples: int, name: str = "fashion_mnist") -> FederatedData:
     """Clients of equal size in FedPAC's groups."""
     data = dataset(name)
-    parts = partition.grouped(data.train_y, data.test_y, clients, s=20, train_size=examples, test_size=examples, seed=0)
+    parts = partition.grouped(data, clients, s=20, train_size=examples, test_size=examples, seed=0)
     return federated.federate(data, parts)
 
 

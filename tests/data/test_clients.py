@@ -1,0 +1,234 @@
+"""Data sets of what people have: each client's arrays, and tables with a column of clients."""
+
+import types
+
+import numpy as np
+import pytest
+
+from pfl_jax import data
+from pfl_jax.data import client_data, federate, from_arrays, from_clients
+from pfl_jax.errors import InvalidInput
+
+RNG = np.random.default_rng(0)
+SIZES = {"ward": 6, "clinic": 9, "home": 5}
+X = {name: RNG.normal(size=(size, 3)) for name, size in SIZES.items()}
+Y = {name: np.arange(size) % 2 for name, size in SIZES.items()}
+TABLE = {
+    "age": np.concatenate([rows[:, 0] for rows in X.values()]),
+    "dose": np.concatenate([rows[:, 1] for rows in X.values()]),
+    "pulse": np.concatenate([rows[:, 2] for rows in X.values()]),
+    "ill": np.concatenate(list(Y.values())),
+    "where": np.repeat(list(SIZES), list(SIZES.values())),
+}
+
+
+class Frame:
+    """What `from_clients` needs of a DataFrame."""
+
+    def __init__(self, columns):
+        self._columns, self.columns = columns, list(columns)
+
+    def __getitem__(self, name):
+        return self._columns[name]
+
+
+def pandas_frame(columns):
+    return pytest.importorskip("pandas").DataFrame(columns)
+
+
+def hugging_face(columns):
+    return pytest.importorskip("datasets").Dataset.from_dict({name: list(column) for name, column in columns.items()})
+
+
+class AllRows:
+    """Rows of which one asks for all."""
+
+    def __init__(self, columns):
+        self._columns = columns
+
+    def __getitem__(self, rows):
+        assert rows == slice(None)
+        return self._columns
+
+
+class Split:
+    """What `from_clients` needs of a Hugging Face dataset."""
+
+    def __init__(self, columns):
+        self._columns, self.features = columns, {name: types.SimpleNamespace() for name in columns}
+
+    def with_format(self, kind):
+        assert kind == "numpy"
+        return AllRows(self._columns)
+
+
+def rows_of(dataset, client):
+    """All rows of a client, sorted, with their labels."""
+    x = np.concatenate([dataset.train_x[dataset.train_client == client], dataset.test_x[dataset.test_client == client]])
+    y = np.concatenate([dataset.train_y[dataset.train_client == client], dataset.test_y[dataset.test_client == client]])
+    order = np.lexsort(x.T)
+    return x[order], y[order]
+
+
+def check(dataset, names=tuple(SIZES)):
+    assert dataset.client_names == names
+    for client, name in enumerate(names):
+        x, y = rows_of(dataset, client)
+        order = np.lexsort(X[name].astype(np.float32).T)
+        np.testing.assert_array_equal(x, X[name].astype(np.float32)[order])
+        np.testing.assert_array_equal(y, Y[name][order])
+
+
+def test_clients_arrays():
+    pairs = {name: (X[name], Y[name]) for name in SIZES}
+    check(from_clients(pairs))
+    check(from_clients({name: {"x": X[name].tolist(), "y": Y[name]} for name in SIZES}))
+    check(from_clients({name: {"id": Y[name] + 5, "u": X[name], "v": Y[name]} for name in SIZES}, y="v"))
+    check(from_clients({name: {"x": X[name], "z": Y[name][:, None], "y": Y[name]} for name in SIZES}, x="x"))
+    check(from_clients([{"x": X[name], "y": Y[name]} for name in SIZES])._replace(client_names=tuple(SIZES)))
+    assert from_clients(list(pairs.values())).client_names == ("0", "1", "2")
+    # The rows of a client may be a table.
+    columns = ("age", "dose", "pulse", "ill")
+    tables = {name: Frame({column: TABLE[column][TABLE["where"] == name] for column in columns}) for name in SIZES}
+    check(from_clients(tables, y="ill"))
+
+
+@pytest.mark.parametrize("kind", [Frame, Split, pandas_frame, hugging_face])
+def test_tables_with_a_column_of_clients(kind):
+    table = kind(TABLE)
+    dataset = from_clients(table, y="ill", client="where")
+    check(dataset, tuple(sorted(SIZES)))
+    same = from_arrays(
+        np.stack([TABLE[name] for name in ("age", "dose", "pulse")], 1), TABLE["ill"], client=TABLE["where"]
+    )
+    np.testing.assert_array_equal(dataset.train_x, same.train_x)
+    few = from_clients(table, x=["pulse", "age"], y=["dose", "ill"], client="where")
+    assert few.num_classes == 0
+    np.testing.assert_array_equal(few.train_x, same.train_x[:, [2, 0]])
+    np.testing.assert_array_equal(few.train_y[:, 0], same.train_x[:, 1])
+    assert from_clients(table, x="pulse", y="ill", client="where").input_shape == (1,)
+
+
+def test_pandas_names_and_types():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(TABLE).assign(
+        where=lambda one: one["where"].astype("category"), well=lambda one: one.ill < 1
+    )
+    dataset = from_clients(frame, y="ill", client="where")
+    check(dataset._replace(train_x=dataset.train_x[:, :3], test_x=dataset.test_x[:, :3]), tuple(sorted(SIZES)))
+    # groupby gives a mapping whose keys may be pairs.
+    groups = dict(iter(pandas.DataFrame(TABLE).groupby(["where", "ill"])))
+    assert from_clients(groups, x=["age"], y="pulse").client_names[0] == "('clinic', 0)"
+    with pytest.raises(InvalidInput, match="column where is not numeric"):
+        from_clients(frame, y="ill", client="age")
+
+
+def test_hugging_face_images_splits_and_names():
+    datasets = pytest.importorskip("datasets")
+    label = datasets.ClassLabel(names=["well", "ill"])
+    features = datasets.Features({"scan": datasets.Image(), "label": label, "who": datasets.Value("string")})
+    pixels = RNG.integers(0, 256, (20, 4, 4), dtype=np.uint8)
+    columns = {"scan": list(pixels), "label": TABLE["ill"].tolist(), "who": TABLE["where"].tolist()}
+    rows = datasets.Dataset.from_dict(columns, features=features)
+    dataset = from_clients(datasets.DatasetDict({"train": rows, "test": rows}), y="label", client="who")
+    np.testing.assert_array_equal(dataset.train_x, pixels[..., None])
+    np.testing.assert_array_equal(dataset.test_x, dataset.train_x)
+    assert dataset.class_names == ("ill", "well")
+    # As partitioners give them: a dataset, or its splits, for each client.
+    parts = {name: rows.filter(lambda row, name=name: row["who"] == name).train_test_split(2) for name in SIZES}
+    by_client = from_clients(parts, x="scan", y="label")
+    assert by_client.client_names == tuple(SIZES)
+    assert np.bincount(by_client.test_client).tolist() == [2, 2, 2]
+
+
+def test_test_rows_of_a_clients_own():
+    whole = {name: {"x": X[name], "y": Y[name], "test_x": -X[name][:2], "test_y": Y[name][:2]} for name in SIZES}
+    dataset = from_clients(whole)
+    np.testing.assert_array_equal(np.bincount(dataset.train_client), list(SIZES.values()))
+    np.testing.assert_array_equal(dataset.test_x, np.concatenate([-rows[:2] for rows in X.values()]).astype(np.float32))
+    assert dataset.test_client.tolist() == [0, 0, 1, 1, 2, 2]
+    # One training row is enough then.
+    assert (
+        from_clients(whole | {"new": {name: rows[:1] for name, rows in whole["ward"].items()}}).client_names[3] == "new"
+    )
+
+
+def test_federate_takes_them_at_once():
+    pairs = [(X[name], Y[name]) for name in SIZES]
+    got = federate(pairs, seed=3, normalize=True, test_fraction=0.4)
+    dataset = from_clients(pairs, seed=3, normalize=True, test_fraction=0.4)
+    want = federate(dataset, data.partition.natural(dataset))
+    for name in ("x", "y", "train_index", "test_index", "train_count", "test_count"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
+    assert got.test_count.tolist() == [2, 4, 2]
+    assert got.num_classes == 2
+    np.testing.assert_array_equal(federate(dataset).train_index, want.train_index)
+
+
+def test_targets_for_every_place_of_a_sequence():
+    tokens = {name: RNG.integers(1, 30, (size, 8)) for name, size in SIZES.items()}
+    federation = federate({name: (rows[:, :-1], rows[:, 1:]) for name, rows in tokens.items()})
+    one = client_data(federation, 1, "train")
+    assert (one.x.dtype, one.y.dtype, one.y.shape[1:]) == (np.int32, np.int32, (7,))
+    np.testing.assert_array_equal(one.x[:, 1:], one.y[:, :-1])
+    assert federation.num_classes == 0
+
+
+def changed(**changes):
+    return {"ward": {"x": X["ward"], "y": Y["ward"]}, "clinic": {"x": X["clinic"], "y": Y["clinic"]} | changes}
+
+
+def with_tests(**changes):
+    return {"ward": {"x": X["ward"], "y": Y["ward"], "test_x": X["ward"], "test_y": Y["ward"]} | changes}
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        ({}, {}, "there are no clients"),
+        ("ward", {}, "a mapping, a list or a table, not a str"),
+        (np.zeros((3, 2)), {}, "a mapping, a list or a table, not a ndarray"),
+        ({"x": X["ward"], "y": Y["ward"]}, {}, r"client x is a ndarray: give \(x, y\), a dict"),
+        ((X["ward"], Y["ward"]), {}, r"client 0 is a ndarray: give \(x, y\), a dict"),
+        (changed(), {"y": "ill"}, r"client ward has no column ill \(there are x, y\)"),
+        (changed(), {"x": "age"}, r"client ward has no column age \(there are x, y\)"),
+        (Frame(TABLE), {"y": "ill"}, r"the table has no column client \(there are age, dose"),
+        (Frame(TABLE), {"y": "sick", "client": "where"}, "the table has no column sick"),
+        (Frame(TABLE), {"y": "ill", "client": "dose"}, "the table: the column where is not numeric"),
+        (Frame(TABLE | {"dose": X["ward"]}), {"y": ["ill", "dose"], "client": "where"}, "several columns of arrays"),
+        (Frame({"ill": Y["ward"], "where": Y["ward"]}), {"y": "ill", "client": "where"}, "the table has no inputs"),
+        (changed(z=X["clinic"]), {}, r"client clinic has several columns of arrays \(x, z\): leave one"),
+        (changed(y=Y["clinic"][:-1]), {}, "client clinic has 9 rows in x, and 8 in y"),
+        (changed(x=X["clinic"][:0], y=[]), {}, "client clinic has 0 rows in x, and needs a training and a test row"),
+        (changed(x=X["clinic"][:1], y=[0]), {}, "client clinic has 1 rows in x, and needs a training and a test row"),
+        (changed(x=X["clinic"][:, :2]), {}, r"ward float64 \[3\] and client clinic float64 \[2\] must be of one"),
+        (changed(y=np.eye(9)), {}, r"y has shape \[9, 9\] of client clinic, and \[6\] of client ward"),
+        (
+            changed(test_x=X["clinic"], test_y=Y["clinic"]),
+            {},
+            "client clinic or client ward has test rows, and the other",
+        ),
+        (changed(test_x=X["clinic"]), {}, "the test set of client clinic has no column y"),
+        (with_tests(test_x=X["ward"][:2]), {}, "client ward has 2 rows in test_x, and 6 in test_y"),
+        (with_tests(test_x=X["ward"][:0], test_y=[]), {}, "client ward has 0 rows in test_x, and needs a test row"),
+        ({"a": {"u": [1, 2], "v": [3, 4, 5], "y": [0, 1]}}, {}, r"several columns of arrays \(u, v\)"),
+        (changed(x=np.full((9, 3), np.nan)), {}, "x has nan in row"),
+        (changed(), {"test_fraction": 2}, "the test fraction must be"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(given, options, message):
+    with pytest.raises(InvalidInput, match=message) as error:
+        federate(given, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_dataset_has_no_columns_to_name():
+    dataset = from_clients({name: (X[name], Y[name]) for name in SIZES})
+    with pytest.raises(InvalidInput, match="y is not for a Dataset"):
+        federate(dataset, y="ill")
+    with pytest.raises(InvalidInput, match="dataset must be a Dataset"):
+        federate([(X["ward"], Y["ward"])], data.partition.iid(dataset, 2))
+    with pytest.raises(InvalidInput, match="no clients of its own"):
+        federate(from_arrays(X["ward"], Y["ward"]))
+    with pytest.raises(TypeError, match="lable"):
+        federate([(X["ward"], Y["ward"])], lable="y")
