@@ -48,12 +48,7 @@ def from_nnx(
     def split(rngs: nnx.Rngs) -> tuple[nnx.Module, Any]:
         return _without_head(make(rngs), path, record)
 
-    try:
-        graphs = [nnx.split(part) for part in nnx.eval_shape(lambda: split(nnx.Rngs(0)))]
-    except InvalidInput:
-        raise
-    except Exception as error:
-        raise InvalidInput(f"the function of rngs fails: {module_checks.said(error)}") from None
+    graphs = [nnx.split(part) for part in nnx.eval_shape(lambda: split(nnx.Rngs(0)))]
     kinds = {type(leaf) for _, state in graphs for _, leaf in nnx.to_flat_state(state)}
     others = {kind.__name__ for kind in kinds if not issubclass(kind, nnx.Param)}
     if any(issubclass(kind, nnx.BatchStat) for kind in kinds):
@@ -79,13 +74,10 @@ def from_nnx(
         calls.append((len(seen), bool(seen) and seen[-1] is result))
         return result
 
-    try:
-        params = jax.eval_shape(init, jax.random.key(0))
-        features = jax.eval_shape(probe, params["backbone"], inputs)
-    except Exception as error:
-        raise module_checks.not_callable(inputs, error) from None
+    params = jax.eval_shape(init, jax.random.key(0))
+    features = jax.eval_shape(probe, params["backbone"], inputs)
     module_checks.require_one_last_call("/".join(path), *calls[-1])
-    num_features = module_checks.num_features_of(features, "/".join(path))
+    num_features = module_checks.num_features(features)
     return Model(init, functools.partial(apply, 0), functools.partial(apply, 1), num_features, num_classes)
 
 
