@@ -307,11 +307,7 @@ def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> C
         x = (x.astype(jnp.float32) / 255 - data.mean) / data.std
     if data.label_map is not None:
         y = data.label_map[client][y]
-    return ClientData(
-        x=x,
-        y=y,
-        mask=jnp.arange(index.shape[-1]) < count,
-    )
+    return ClientData(x, y, mask=jnp.arange(index.shape[-1]) < count)
 
 
 def _tables(data: FederatedData, split: Split) -> tuple[jax.Array, jax.Array]:

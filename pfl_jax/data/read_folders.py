@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pfl_jax.data.read_tables import Columns, check_names
+from pfl_jax.data.read_tables import Columns, check_names, require
 from pfl_jax.errors import InvalidInput, one_line
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
@@ -112,9 +112,7 @@ def _arrays(rows: Any) -> dict[str, np.ndarray]:
 def _columns(source: Path | str, rows: Any, label: str, client: str | None) -> Columns:
     """Inputs, labels and clients of a split."""
     arrays = _arrays(rows)
-    for name in filter(None, (label, client)):
-        if name not in arrays:
-            raise InvalidInput(f"{source} has no column {name} (there are {', '.join(arrays)})")
+    require(source, "column", (label, client), arrays)
     y, owner = arrays[label], None if client is None else arrays[client]
     names = getattr(rows.features[label], "names", None)
     if names:
