@@ -65,7 +65,9 @@ def one_line(error: object, length: int = 300) -> str:
 
 
 def word(value: Any) -> str:
-    """A value of a wrong type, as errors name it: texts and numbers as they are, anything else by its type."""
+    """A value of a wrong type in an error: texts and numbers as they are, arrays as "float32 [2]", others by type."""
+    if isinstance(getattr(value, "shape", None), tuple):
+        return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, str | int | float):
         return repr(value)
     if isinstance(value, type):

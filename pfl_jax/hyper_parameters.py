@@ -74,30 +74,20 @@ class Words(NamedTuple):
         return listed([*self.plain, *(f"{name}:NUMBER" for name in self.numbered)])
 
     def parse(self, text: str, name: str = "it") -> tuple[str, float | None]:
-        """Name and number of a text; None for a name alone.
-
-        Args:
-          text: the text.
-          name: of the hyper-parameter, for the error.
-
-        Raises:
-          InvalidInput: the text is none of them.
-        """
+        """Name and number of a text, None for a name alone; InvalidInput, with the `name` of its option, for others."""
         word, colon, digits = text.partition(":")
         if not colon and word in self.plain:
             return word, None
         if word not in self.numbered:
             near = hint(word, [*self.plain, *self.numbered])
             raise InvalidInput(f"{name} must be {self}, not {text!r}{near}")
-        if not digits:
-            raise InvalidInput(f"{name} {word} needs a number, {word}:NUMBER")
+        kind, limits = ("whole number", self.numbered[word]) if word in self.whole else ("number", self.numbered[word])
         try:
             number = float(int(digits)) if word in self.whole else float(digits)
         except ValueError:
-            kind = "a whole number" if word in self.whole else "a number"
-            raise InvalidInput(f"{name} {text}: {digits!r} is not {kind}") from None
-        if not self.numbered[word].has(number):
-            raise InvalidInput(f"{name} {text}: the number must {self.numbered[word]}")
+            number = math.nan
+        if not limits.has(number):
+            raise InvalidInput(f"{name} {word}:NUMBER needs a {kind} that must {limits}, not {digits!r}")
         return word, number
 
 
@@ -137,11 +127,7 @@ class ReadWith(NamedTuple):
 
 
 def range_of(kind: Any) -> Range:
-    """Range of the numbers of a type; without one in its annotation they are finite.
-
-    Args:
-      kind: the type.
-    """
+    """Range of the numbers of a type `kind`; without one in its annotation they are finite."""
     return next((note for note in _notes(kind) if isinstance(note, Range)), FINITE)
 
 
@@ -200,25 +186,13 @@ def _check_type(name: str, value: Any, kind: Any) -> None:
 
 
 def whole(name: str, value: Any, least: int = 1) -> None:
-    """Raise InvalidInput unless a value is an integer of at least `least`.
-
-    Args:
-      name: of what has the value.
-      value: anything.
-      least: smallest value.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+    """Raise InvalidInput, with its `name`, unless a `value` is an integer of at least `least`."""
+    if not _is_of(value, int) or value < least:
         raise InvalidInput(f"{name} must be a whole number of at least {least}, not {value!r}")
 
 
 def real(name: str, value: Any, allowed: Range) -> None:
-    """Raise InvalidInput unless a value is a number in a range.
-
-    Args:
-      name: of what has the value.
-      value: anything.
-      allowed: the range.
-    """
+    """Raise InvalidInput, with its `name`, unless a `value` is a number in the range `allowed`."""
     is_number = _is_of(value, float)
     if not (is_number and allowed.has(value)):
         is_unbounded = is_number and not math.isfinite(value) and allowed.high == math.inf
@@ -227,25 +201,13 @@ def real(name: str, value: Any, allowed: Range) -> None:
 
 
 def choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raise InvalidInput unless a value is one of the choices.
-
-    Args:
-      name: of what has the value.
-      value: anything.
-      choices: all of them.
-    """
+    """Raise InvalidInput, with its `name`, unless a `value` is one of the `choices`."""
     if value not in (names := list(choices)):
         raise InvalidInput(unknown(name, value, names))
 
 
 def unknown(name: str, value: Any, choices: Sequence[str]) -> str:
-    """Error message for a value that is none of the choices, with the nearest one.
-
-    Args:
-      name: of what has the value.
-      value: the wrong value.
-      choices: all of them.
-    """
+    """Error message for a `value` of `name` that is none of the `choices`, with the nearest one."""
     return f"unknown {name} {str(value)!r} (there are {', '.join(choices)}){hint(str(value), choices)}"
 
 

@@ -43,6 +43,7 @@ def test_an_error_is_told_in_one_line_of_limited_length():
         (np, "a module"),
         (functools.partial(word), "a partial"),
         ([1], "a list"),
+        (np.zeros((2, 8), np.float32), "float32 [2, 8]"),
     ],
 )
 def test_a_value_of_a_wrong_type_is_named(value, words):

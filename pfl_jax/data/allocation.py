@@ -21,8 +21,8 @@ class Partition(NamedTuple):
     Clients may share examples, but nobody is tested on what anybody trains on.
 
     Attributes:
-      train: distinct indices of each client's training examples, int64 [n_i]; or masks of them, bool.
-      test: distinct indices of each client's test examples, int64 [t_i]; or masks.
+      train: distinct indices of each client's training examples, int64 [n_i].
+      test: distinct indices of each client's test examples, int64 [t_i].
       validation: distinct indices of each client's validation examples, int64 [v_i], which may be empty; None for a
         partition without any. They are training examples set apart, see `pfl_jax.data.partition.with_validation`.
       pooled: whether all indices are into the concatenation of training and test examples, as those of the functions in

@@ -1,7 +1,6 @@
 """Checks of data sets and partitions, once on the host: what is wrong is named, what is meant is made right.
 
-Lists and other kinds of arrays become NumPy arrays, wider floats float32, booleans 0 and 1, labels [P, 1] labels [P],
-masks of examples their indices.
+Lists and other kinds of arrays become NumPy arrays, wider floats float32, booleans 0 and 1, labels [P, 1] labels [P].
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from pfl_jax import hyper_parameters
 from pfl_jax.data.allocation import Partition
 from pfl_jax.data.rows import Rows, blocks
 from pfl_jax.data.sources import Dataset
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, word
 
 SPLITS = {"train": "training", "test": "test", "validation": "validation"}
 """Field of a partition -> the word for its examples."""
@@ -82,12 +81,7 @@ def one_type(train_x: Any, test_x: Any, names: tuple[str, str]) -> tuple[Any, An
 
 
 def names(values: Any, what: str, role: str) -> np.ndarray:
-    """Labels or clients, [P] or [P, 1], as int64 or strings [P].
-
-    Args:
-      values: the labels or clients.
-      what: their name, for errors.
-      role: what they are: "label" or "client".
+    """Labels or clients, [P] or [P, 1], as int64 or strings [P]; their name `what` and `role` are for errors.
 
     Raises:
       InvalidInput: another shape, neither integers nor strings, or an empty string.
@@ -243,7 +237,7 @@ def partition(given: Partition, num_train: int, num_test: int) -> Partition:
     for split in splits:
         end = num_train + num_test if given.pooled else num_test if split == "test" else num_train
         offset = num_train if split == "test" and not given.pooled else 0
-        rows = [_indices(row, client, split, end) for client, row in enumerate(getattr(given, split))]
+        rows = [_indices(row, client, split) for client, row in enumerate(getattr(given, split))]
         flat, owner = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         if len(outside := np.flatnonzero((flat < 0) | (flat >= end))):
             which = "training and test examples together" if given.pooled else "its own set, unless pooled=True"
@@ -259,19 +253,16 @@ def partition(given: Partition, num_train: int, num_test: int) -> Partition:
     return Partition(**tables, pooled=True)
 
 
-def _indices(given: Any, client: int, split: str, end: int) -> np.ndarray:
-    """Indices of one client as int64 [n], from indices or a mask."""
+def _indices(given: Any, client: int, split: str) -> np.ndarray:
+    """Indices of one client as int64 [n]."""
     row = np.asarray(given)
-    if row.ndim == 1 and row.dtype.kind == "b" and len(row) == end:
-        row = np.flatnonzero(row)
     if row.shape == (0,):
         if split != "validation":
             raise InvalidInput(f"client {client} has no {SPLITS[split]} examples: use fewer clients")
         return np.zeros(0, np.int64)
     if row.ndim != 1 or row.dtype.kind not in "iu":
         raise InvalidInput(
-            f"client {client} has {SPLITS[split]} indices of {row.dtype} and shape {list(row.shape)}: give whole "
-            f"numbers [n], or a mask [{end}]"
+            f"client {client} has {SPLITS[split]} indices {word(row)}: give whole numbers [n], of a mask np.flatnonzero"
         )
     return row.astype(np.int64, copy=False)
 
@@ -279,10 +270,7 @@ def _indices(given: Any, client: int, split: str, end: int) -> np.ndarray:
 def _check_used_once(keys: Sequence[np.ndarray], is_used: dict[str, np.ndarray], num_train: int) -> None:
     """Raise InvalidInput if a client has an example twice, or one is for testing and for anything else.
 
-    Args:
-      keys: client * P + example of all tables.
-      is_used: split -> bool [P], examples in the pool that clients have.
-      num_train: where the test examples of the pool begin.
+    `keys` are client * P + example of all tables, `is_used` says of each split which of the P examples clients have.
     """
     every, size = np.sort(np.concatenate(keys)), len(is_used["test"])
     if len(twice := every[1:][every[1:] == every[:-1]]):

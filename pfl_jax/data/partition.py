@@ -305,7 +305,7 @@ def with_validation(parts: Partition, fraction: float, *, seed: int = 0) -> Part
         raise InvalidInput(f"the fraction of validation examples must be above 0 and below 1, not {fraction:g}")
     if parts.validation is not None:
         raise InvalidInput("the partition has validation examples already")
-    rows = [np.flatnonzero(row) if row.dtype == bool else row for row in map(np.asarray, parts.train)]
+    rows = [np.asarray(row) for row in parts.train]
     order = np.random.default_rng((seed, 3)).permutation(1 + max(int(row.max()) for row in rows))
     sizes = [min(max(round(fraction * len(row)), 1), len(row) - 1) for row in rows]
     if not any(sizes):

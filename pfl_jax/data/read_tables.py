@@ -3,7 +3,7 @@
 import contextlib
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -90,9 +90,7 @@ def npz(path: Path, label: str | None, client: str | None, *, by_rows: bool = Fa
         raise InvalidInput(
             f"{path} is damaged, no .npz file, or holds a pickle, which is never read ({one_line(error, 80)})"
         ) from None
-    for role in ("x", "y", "client"):
-        if role in wanted and role not in there:
-            raise InvalidInput(f"{path} has no array {wanted[role]} (there are {', '.join(names)})")
+    require(path, "array", [wanted[role] for role in ("x", "y", "client") if role in wanted], names)
     return Columns(**there)
 
 
@@ -104,9 +102,7 @@ def csv_file(path: Path, label: str | None, client: str | None) -> Columns:
     """
     header, lines = _rows(path)
     label = label or "label"
-    for name in filter(None, (label, client)):
-        if name not in header:
-            raise InvalidInput(f"{path} has no column {name} (there are {', '.join(header)})")
+    require(path, "column", (label, client), header)
     columns = {name: np.array(values) for name, values in zip(header, zip(*lines, strict=True), strict=True)}
     last = columns[header[-1]]
     if header[-1] in (label, client) and np.sum(last == last[-1]) == 1 and is_cut(path):
@@ -174,6 +170,13 @@ def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
         if len(row) != len(header):
             raise InvalidInput(f"{path} has {len(row)} fields in line {number}, and {len(header)} in its header")
     return header, [row for _, row in rest]
+
+
+def require(source: Path | str, kind: str, wanted: Iterable[str | None], there: Iterable[str]) -> None:
+    """Raise InvalidInput for the first array or column, its kind, that is wanted and not there."""
+    for name in wanted:
+        if name is not None and name not in (names := list(there)):
+            raise InvalidInput(f"{source} has no {kind} {name} (there are {', '.join(names)})")
 
 
 def check_names(source: Path | str, columns: Sequence[str]) -> None:

@@ -2,19 +2,17 @@
 
 import contextlib
 import dataclasses
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
-import flax.errors
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from pfl_jax.base import Method, MethodSchedule, PyTree, State, at_round
-from pfl_jax.data.federated import PER_CLIENT, FederatedData, client_data
+from pfl_jax.data.federated import FederatedData, client_data, select_run
 from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.cohort import RoundSettings, Settings
 from pfl_jax.engine.mapping import AXIS
@@ -30,10 +28,7 @@ GENERATOR = "threefry2x32"
 def expect(name: str, value: Any, fits: bool, wanted: str) -> None:
     """Raise InvalidInput "NAME must be WANTED, not VALUE" unless `fits`."""
     if not fits:
-        is_array = hasattr(value, "shape") and hasattr(value, "dtype")
-        raise InvalidInput(
-            f"{name} must be {wanted}, not {f'{value.dtype} {list(value.shape)}' if is_array else word(value)}"
-        )
+        raise InvalidInput(f"{name} must be {wanted}, not {word(value)}")
 
 
 def check_run(
@@ -50,10 +45,8 @@ def check_run(
     on_nan: Any,
 ) -> None:
     """Raise InvalidInput unless the arguments of `pfl_jax.engine.simulate.run` are of their types and fit together."""
-    # A schedule is a function too, but a factory of methods takes a recipe of training.
-    is_schedule = callable(method) and not isinstance(method, type) and "training" not in _arguments(method)
     wanted = "a Method, such as methods.fedavg(model), or a function from the round to one"
-    expect("method", method, isinstance(method, Method) or is_schedule, wanted)
+    expect("method", method, isinstance(method, Method) or callable(method), wanted)
     for name, federation in {"data": data, "newcomers": newcomers}.items():
         is_none = name == "newcomers" and federation is None
         expect(name, federation, is_none or isinstance(federation, Federation), "a federation, of data.federate")
@@ -63,12 +56,10 @@ def check_run(
     choice("state_on", state_on, ("device", "host", "disk"))
     if state_on == "disk" and data.mesh is not None and data.mesh.is_multi_process:
         raise InvalidInput("state_on disk is for one process: with several, each keeps its own clients' on the host")
-    if state_folder is not None:
-        expect("state_folder", state_folder, isinstance(state_folder, str | Path), "a folder")
-        if state_on != "disk":
-            raise InvalidInput(f"state_folder is for state_on disk, not for {state_on}")
-        if not Path(state_folder).is_dir():
-            raise InvalidInput(f"the folder {state_folder} for the clients' states is not there")
+    if state_folder is not None and state_on != "disk":
+        raise InvalidInput(f"state_folder is for state_on disk, not for {state_on}")
+    if state_folder is not None and not Path(state_folder).is_dir():
+        raise InvalidInput(f"the folder {state_folder} for the clients' states is not there")
     choice("on_nan", on_nan, ("stop", "skip-client"))
     if state is not None:
         check_state(cast(Method | MethodSchedule, method), data, settings, state)
@@ -102,19 +93,12 @@ def check_sweep(
     chunk: Any,
     mesh: Any,
 ) -> None:
-    """Raise InvalidInput unless the arguments of `pfl_jax.engine.sweep.run` are of their types and fit together.
-
-    Args:
-      make_method, data, settings, keys, states, chunk, mesh: its arguments.
-      values: its hyper-parameters.
-    """
+    """Raise InvalidInput unless the arguments of `pfl_jax.engine.sweep.run` are of their types and fit together."""
     expect("make_method", make_method, callable(make_method), "a function of hyper-parameters to a Method")
     is_federation = isinstance(data, FederatedData)
     expect("data", data, is_federation, "a federation, of data.federate or data.federate_runs")
     expect("settings", settings, isinstance(settings, Settings), "Settings, such as Settings(rounds=10)")
-    is_several = _is_typed(keys) and keys.ndim == 1 and keys.size
-    expect("keys", keys, is_several, "keys [R], such as jax.random.split(jax.random.key(0), 3)")
-    _check_generator("keys", keys)
+    check_key(keys, "keys", axes=1)
     if chunk not in (None, "auto"):
         whole("chunk", chunk)
     check_mesh(mesh)
@@ -154,33 +138,15 @@ def check_mesh(mesh: Any) -> None:
     expect("mesh", found, mesh is None or is_ours, f"of the one axis {AXIS} (Auto), as client_mesh() makes it")
 
 
-def check_key(key: Any, name: str = "key") -> None:
-    """Raise InvalidInput unless this is a single key of GENERATOR.
-
-    Args:
-      key: anything.
-      name: of what it is, for the error.
-    """
-    # Of a raw key, the only axis is that of its words.
-    is_raw = getattr(key, "dtype", None) == np.uint32 and key.ndim == 1
-    expect(name, key, is_raw or (_is_typed(key) and key.ndim == 0), "a key, such as jax.random.key(0)")
-    _check_generator(name, key)
-
-
-def typed_keys(keys: Any) -> Any:
-    """Keys [R] of raw keys, uint32 [R, 2], which `pfl_jax.engine.simulate.run` takes too; all else as it is."""
-    is_raw = getattr(keys, "dtype", None) == np.uint32 and keys.ndim == 2 and keys.shape[1] == 2
-    return jax.random.wrap_key_data(jnp.asarray(keys), impl=GENERATOR) if is_raw else keys
-
-
-def _is_typed(key: Any) -> bool:
+def check_key(key: Any, name: str = "key", *, axes: int = 0) -> None:
+    """Raise InvalidInput unless this is a key of GENERATOR, typed or raw, or with axes=1 keys [R]."""
     kind = getattr(key, "dtype", None)
-    return kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key)
-
-
-def _check_generator(name: str, key: Any) -> None:
-    """Raise InvalidInput unless a key, typed or raw, is of GENERATOR."""
-    found = str(jax.random.key_impl(key)) if _is_typed(key) else GENERATOR if key.shape[-1] == 2 else "another one"
+    is_typed = kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key)
+    # The last axis of raw keys is that of their words.
+    fits = (is_typed or kind == np.uint32) and key.ndim == axes + (not is_typed) and key.size > 0
+    wanted = "keys [R], such as jax.random.split(jax.random.key(0), 3)" if axes else "a key, such as jax.random.key(0)"
+    expect(name, key, fits, wanted)
+    found = str(jax.random.key_impl(key)) if is_typed else GENERATOR if key.shape[-1] == 2 else "another one"
     if found != GENERATOR:
         raise InvalidInput(
             f"{name} must be of JAX's generator {GENERATOR}, not of {found}, whose numbers depend on chunks: use "
@@ -188,11 +154,10 @@ def _check_generator(name: str, key: Any) -> None:
         )
 
 
-def _arguments(function: Callable[..., Any]) -> Iterable[str]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return ()
+def typed_keys(keys: Any) -> Any:
+    """Keys [R] of raw `keys`, uint32 [R, 2], which `pfl_jax.engine.simulate.run` takes too; all else as it is."""
+    is_raw = getattr(keys, "dtype", None) == np.uint32 and keys.ndim == 2 and keys.shape[1] == 2
+    return jax.random.wrap_key_data(jnp.asarray(keys), impl=GENERATOR) if is_raw else keys
 
 
 @contextlib.contextmanager
@@ -201,7 +166,7 @@ def explained(
 ) -> Iterator[None]:
     """Context whose errors become an InvalidInput if the reason is that the model does not take the inputs.
 
-    Only after an error is it traced what a client would deploy, so that a run that fits has no costs.
+    Only after an error is the model traced, so that a run that fits has no costs.
 
     Args:
       make: function of hyper-parameters, which may be traced, to the method or a schedule of it.
@@ -213,8 +178,8 @@ def explained(
     except (InvalidInput, jax.errors.JaxRuntimeError):
         raise
     except Exception as error:
-        one, key = _first(data), jax.eval_shape(lambda: jax.random.key(0))
-        reason = _misfit(make, values, one, key)
+        one = _first(data)
+        reason = _misfit(at_round(make(**values), 0), one)
         if reason is None:
             raise
         raise InvalidInput(
@@ -224,25 +189,13 @@ def explained(
         ) from error
 
 
-def _misfit(
-    make: Callable[..., Method | MethodSchedule], values: Mapping[str, Any], data: FederatedData, key: Any
-) -> Exception | None:
-    """Error of a prediction for a client, None if there is none; of Flax also one in what comes before."""
-
-    def deploy(values, key, data):
-        method, train = at_round(make(**values), 0), client_data(data, 0, "train")
-        server = method.init_server(key)
-        return method.personalize(key, server, method.init_client(key, server, train), train)
-
-    def predict(personal, values, data):
-        return at_round(make(**values), 0).predict(personal, client_data(data, 0, "test").x)
-
+def _misfit(method: Method, data: FederatedData) -> Exception | None:
+    """Error of a method's model for a client's inputs; None if there is none, or the method does not name its model."""
+    if method.work is None:
+        return None
+    model, x = method.work.model, jax.eval_shape(lambda data: client_data(data, 0, "test").x, data)
     try:
-        personal = jax.eval_shape(deploy, values, key, data)
-    except Exception as error:
-        return error if isinstance(error, flax.errors.ScopeParamShapeError) else None
-    try:
-        jax.eval_shape(predict, personal, values, data)
+        jax.eval_shape(lambda x: model.apply(model.init(jax.random.key(0)), x), x)
     except Exception as error:
         return error
     return None
@@ -250,23 +203,15 @@ def _misfit(
 
 def _first(data: Federation) -> FederatedData:
     """Shapes of the federation of one device, or of one run."""
-    if data.train_count.ndim == 1:
-        return jax.eval_shape(lambda data: data.on_device(), data)
-    data = cast(FederatedData, data)
-    own = {name: getattr(data, name) for name in PER_CLIENT}
-    return data._replace(**jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), own))
+    if data.train_count.ndim == 2:
+        data = jax.eval_shape(lambda data: select_run(data, 0), data)
+    return jax.eval_shape(lambda data: data.on_device(), data)
 
 
 def check_state(method: Method | MethodSchedule, data: Federation, settings: Settings, state: Any) -> None:
     """Raise InvalidInput unless a run of a method can continue from a state.
 
     A state that only fits, such as FedAvg's for FedProx, is taken for the start that it is.
-
-    Args:
-      method: the method or its schedule.
-      data: the federation.
-      settings: of the run.
-      state: to continue from.
     """
     expect("state", state, isinstance(state, State), "a State, such as a result's .state")
     check_key(state.key, "the state's key")
@@ -276,17 +221,14 @@ def check_state(method: Method | MethodSchedule, data: Federation, settings: Set
     if completed > settings.rounds:
         raise InvalidInput(f"state has completed {completed} rounds, and settings.rounds is {settings.rounds}")
     like = jax.eval_shape(build(method, settings).init, data, state.key)
-    if (state.trained.validation is None) != (like.trained.validation is None):
-        words = ("without", "with") if state.trained.validation is None else ("with", "without")
-        raise InvalidInput(f"state is of a federation {words[0]} validation examples, and this one is {words[1]} them")
     # A process may have only its own clients' rows.
-    for part, axes in (("server", 0), ("clients", 1), ("trained", 1)):
+    for part, axes in (("trained", 1), ("server", 0), ("clients", 1)):
         found, wanted = (_kinds(getattr(one, part), axes) for one in (state, like))
         if found != wanted:
             wrong = next(path for path in [*wanted, *found] if found.get(path) != wanted.get(path))
             raise InvalidInput(
-                f"state is of another method or model: its {part}{wrong} is {found.get(wrong, 'nothing')}, and here "
-                f"{wanted.get(wrong, 'nothing')}"
+                f"state is of another method, model or federation: its {part}{wrong} is "
+                f"{found.get(wrong, 'nothing')}, and here {wanted.get(wrong, 'nothing')}"
             )
 
 

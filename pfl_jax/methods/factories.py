@@ -77,20 +77,12 @@ def checked(factory: Any = None, *, version: int = 1) -> Any:
 
 
 def version_of(factory: Callable[..., Method]) -> int:
-    """Version of a method's results: those of one version agree up to rounding, as far as golden values show.
-
-    Args:
-      factory: decorated by `checked`.
-    """
+    """Version of the results of a factory's methods: those of one version agree up to rounding."""
     return vars(factory)["version"]
 
 
 def unchecked(factory: Callable[Arguments, Method]) -> Callable[Arguments, Method]:
-    """Factory without the checks of `checked`, for other factories: a phase of theirs may have no epochs.
-
-    Args:
-      factory: a factory decorated by `checked`.
-    """
+    """Factory without the checks of `checked`, for other factories: a phase of theirs may have no epochs."""
     return inspect.unwrap(factory)
 
 
@@ -126,13 +118,7 @@ def needs_vectors(model: Model, method: str, why: str) -> None:
 
 
 def check_values(factory: Callable[..., Method], values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    """Raise InvalidInput for hyper-parameters with which a factory cannot make a method.
-
-    Args:
-      factory: a factory of METHODS, or one with the same kind of signature.
-      values: name -> value.
-      kinds: annotation of each hyper-parameter, see `annotations`.
-    """
+    """Raise InvalidInput for hyper-parameters with which a factory cannot make a method, see `annotations`."""
     unknown = sorted(values.keys() - kinds.keys())
     takes_all = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(factory).parameters.values())
     if unknown and not takes_all:
@@ -156,23 +142,14 @@ def _name(factory: Callable[..., Method]) -> str:
 
 
 def arguments(factory: Callable[..., Method]) -> dict[str, inspect.Parameter]:
-    """Arguments of a factory that are hyper-parameters of its own: the keyword-only ones.
-
-    Args:
-      factory: a factory of METHODS, or one with the same kind of signature.
-    """
+    """Arguments of a factory that are hyper-parameters of its own: the keyword-only ones."""
     every = inspect.signature(factory, eval_str=True).parameters.values()
     # `functools.partial` makes a recipe that it is given keyword-only.
     return {one.name: one for one in every if one.kind is one.KEYWORD_ONLY and one.name != "training"}
 
 
 def annotations(factory: Callable[..., Method]) -> dict[str, Any]:
-    """Annotation of each hyper-parameter of a method, see `hyper_parameters`.
-
-    Args:
-      factory: a factory of METHODS, or one with the same kind of signature; an argument without annotation has the
-        type of its default.
-    """
+    """Annotation of each hyper-parameter of a method, see `hyper_parameters`; without one, the type of its default."""
     found = _own_annotations(factory)
     for recipe in recipes_of(factory):
         found |= get_type_hints(recipe, include_extras=True)
@@ -191,9 +168,7 @@ def _own_annotations(factory: Callable[..., Method]) -> dict[str, Any]:
 def on_linear_model(factory: Callable[..., Method], values: Mapping[str, Any]) -> Method | None:
     """Method of a factory for a linear model, to see what it says of itself without data; None if it cannot be made.
 
-    Args:
-      factory: a factory of METHODS, or one with the same kind of signature.
-      values: its hyper-parameters, see `hyper_parameters`; those of wrappers are ignored.
+    Of `values`, its hyper-parameters, those of wrappers are ignored.
     """
     own = {name: values[name] for name in arguments(factory) if name in values}
     recipe = {field.name: values[field.name] for field in fields(LocalTraining) if field.name in values}
@@ -245,13 +220,7 @@ def default_training(factory: Callable[..., Method]) -> LocalTraining:
 def hyper_parameters(factory: Callable[..., Method]) -> dict[str, Any]:
     """Default hyper-parameters of a method as one flat set.
 
-    They are the fields of its recipe of local training, its own, and those of the recipes of `recipes_of`.
-
-    Args:
-      factory: a factory of METHODS, or one with the same kind of signature.
-
-    Returns:
-      Name -> default value.
+    Name -> default value: the fields of its recipe of local training, its own, and those of `recipes_of`.
     """
     return (
         {field.name: getattr(default_training(factory), field.name) for field in fields(LocalTraining)}
@@ -261,13 +230,7 @@ def hyper_parameters(factory: Callable[..., Method]) -> dict[str, Any]:
 
 
 def documented_info(factory: Callable[..., Method]) -> dict[str, str]:
-    """Entries of a method's `Info` and what its factory's docstring says about them, in the section "Info".
-
-    Args:
-      factory: a factory of METHODS, or one with the same kind of signature.
-
-    Returns:
-      Name -> shape and meaning; empty if the docstring has no such section.
+    """Name -> shape and meaning of a method's `Info`, as the section "Info" of its factory's docstring has them.
 
     Example:
       >>> from pfl_jax.methods import METHODS

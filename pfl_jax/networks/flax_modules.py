@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import STATISTICS, ClientData, Model
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, one_line, word
 from pfl_jax.networks import module_checks
 from pfl_jax.networks.passes import DROPOUT_LAYERS, apply_backbone, init_backbone, one_pass
 from pfl_jax.tasks import CLASSIFICATION, Task
@@ -61,20 +61,24 @@ def from_flax(
       {'backbone': {'layers_0': {'bias': (16,), 'kernel': (8, 16)}}, 'head': {'bias': (3,), 'kernel': (16, 3)}}
     """
     inputs = jax.ShapeDtypeStruct((2, *input_shape), input_dtype)
-    if isinstance(module, nn.Module):
-        model = _from_linen(module, inputs, num_classes, tuple(head.split("/")))
-    elif _is_nnx_module(module):
+    if _is_nnx_module(module):
         raise InvalidInput(
             "a flax.nnx module has its parameters already: give a function rngs -> module, so that each seed starts "
             "from parameters of its own"
         )
-    elif isinstance(module, type) or not callable(module):
-        kind = module.__name__ if isinstance(module, type) else type(module).__name__
-        raise InvalidInput(f"{kind} is neither a Model nor a flax.linen module nor a function rngs -> flax.nnx module")
-    else:
-        from pfl_jax.networks.nnx_modules import from_nnx
-
-        model = from_nnx(module, inputs, num_classes, head.split("/"))
+    if isinstance(module, type) or not callable(module):
+        raise InvalidInput(
+            f"{word(module)} is neither a Model nor a flax.linen module nor a function rngs -> flax.nnx module"
+        )
+    try:
+        model = _from_module(module, inputs, num_classes, head.split("/"))
+    except InvalidInput:
+        raise
+    except Exception as error:
+        raise InvalidInput(
+            f"the module cannot be called with inputs {word(inputs)} alone: {type(error).__name__}: "
+            f"{one_line(error, 200)}"
+        ) from None
     model = model._replace(task=task)
     check_model(model, input_shape, num_classes, input_dtype=input_dtype)
     return model
@@ -100,26 +104,31 @@ def check_model(model: Model, input_shape: Sequence[int], num_classes: int, *, i
         raise
     except Exception as error:
         raise InvalidInput(
-            f"the model cannot be applied to inputs {module_checks.in_words(inputs)}: {module_checks.said(error)}"
+            f"the model cannot be applied to inputs {word(inputs)}: {type(error).__name__}: {one_line(error, 200)}"
         ) from None
     if set(params) != {"backbone", "head"}:
         raise InvalidInput(f"the model's parameters are {sorted(params)}, not backbone and head")
     places = tuple(getattr(features, "shape", ())[1:2]) if model.task.kind == "sequences" else ()
     if getattr(features, "shape", None) != (2, *places, model.num_features):
-        found = module_checks.in_words(features) if hasattr(features, "shape") else type(features).__name__
         wanted = [2, *places, model.num_features]
-        raise InvalidInput(f"two inputs have features {found}, not {wanted}: flatten before the head")
+        raise InvalidInput(f"two inputs have features {word(features)}, not {wanted}: flatten before the head")
     if logits.shape != (2, *places, num_classes) or model.num_classes != num_classes:
         what = f"{num_classes} classes" if model.task.kind == "classes" else f"the task {model.task.name}"
-        raise InvalidInput(
-            f"two inputs have logits {module_checks.in_words(logits)}, not {[2, *places, num_classes]} for {what}"
-        )
+        raise InvalidInput(f"two inputs have logits {word(logits)}, not {[2, *places, num_classes]} for {what}")
 
 
 def _is_nnx_module(module: Any) -> bool:
     # Nobody has one who has not imported flax.nnx.
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(module, nnx.Module)
+
+
+def _from_module(module: Any, inputs: jax.ShapeDtypeStruct, num_classes: int, path: Sequence[str]) -> Model:
+    if isinstance(module, nn.Module):
+        return _from_linen(module, inputs, num_classes, tuple(path))
+    from pfl_jax.networks.nnx_modules import from_nnx
+
+    return from_nnx(module, inputs, num_classes, path)
 
 
 def _from_linen(module: nn.Module, inputs: jax.ShapeDtypeStruct, num_classes: int, path: tuple[str, ...]) -> Model:
@@ -182,19 +191,14 @@ def _linen_head(module: nn.Module, inputs: jax.ShapeDtypeStruct, path: tuple[str
         last.append(bool(found) and result is found[-1][2])
         return result, variables
 
-    try:
-        _, variables = jax.eval_shape(first_call, jax.random.key(0), inputs)
-    except InvalidInput:
-        raise
-    except Exception as error:
-        raise module_checks.not_callable(inputs, error) from None
+    _, variables = jax.eval_shape(first_call, jax.random.key(0), inputs)
     module_checks.refuse_variables(set(variables) - {"params", STATISTICS})
     _refuse_statistics(variables.get(STATISTICS, {}), norms, path)
     params = variables.get("params", {})
     module_checks.require_part(path, _linen_parts(params), there=_lookup(params, path) is not None)
     module_checks.require_one_last_call(name, len(found), last[-1])
     head, features, _ = found[0]
-    return head, module_checks.num_features_of(features, name)
+    return head, module_checks.num_features(features)
 
 
 def _refuse_statistics(statistics: Any, norms: set[tuple[str, ...]], head: tuple[str, ...]) -> None:

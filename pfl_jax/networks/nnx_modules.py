@@ -101,13 +101,7 @@ def from_nnx(
     def split(rngs: nnx.Rngs) -> tuple[nnx.Module, Any]:
         return _without_head(make(rngs), path, record)
 
-    try:
-        made = nnx.eval_shape(lambda: split(nnx.Rngs(0)))
-    except InvalidInput:
-        raise
-    except Exception as error:
-        raise InvalidInput(f"the function of rngs fails: {module_checks.said(error)}") from None
-    backbone_part, head_part = (_part_of(module) for module in made)
+    backbone_part, head_part = (_part_of(module) for module in nnx.eval_shape(lambda: split(nnx.Rngs(0))))
     module_checks.refuse_dropout(name, bool(jax.tree.leaves(head_part.random)))
     if jax.tree.leaves(head_part.statistics):
         raise InvalidInput(f"the head {name} has BatchNorm, which only a backbone can have")
@@ -141,15 +135,10 @@ def from_nnx(
             )
         return result
 
-    try:
-        params = jax.eval_shape(init, jax.random.key(0))
-        found = jax.eval_shape(probe, params["backbone"], inputs)
-    except InvalidInput:
-        raise
-    except Exception as error:
-        raise module_checks.not_callable(inputs, error) from None
+    params = jax.eval_shape(init, jax.random.key(0))
+    found = jax.eval_shape(probe, params["backbone"], inputs)
     module_checks.require_one_last_call(name, *calls[-1])
-    num_features = module_checks.num_features_of(found, name)
+    num_features = module_checks.num_features(found)
     return Model(init, features, classify, num_features, num_classes, batch_features)
 
 

@@ -214,10 +214,10 @@ def test_fisher_traces_without_a_closed_form(model, shape, dtype):
         (lambda rngs: NnxNet(rngs, more=True), {}, "the module does more after head"),
         (lambda rngs: NnxNet(rngs), {"head": "tail"}, "no part tail .* one of .*norm"),
         (lambda rngs: 3, {}, "gives a int, not a flax.nnx module"),
-        (lambda rngs: 1 / 0, {}, "the function of rngs fails: ZeroDivisionError"),
+        (lambda rngs: 1 / 0, {}, "cannot be called with inputs .*: ZeroDivisionError"),
         (NnxNet(nnx.Rngs(0)), {}, "give a function rngs -> module"),
         (Named, {}, "Named is neither a Model nor a flax.linen module"),
-        ("net", {}, "str is neither a Model"),
+        ("net", {}, "'net' is neither a Model"),
     ],
 )
 def test_what_is_refused(module, options, message):
