@@ -165,7 +165,7 @@ def apple(
       number of clients.
     """
     risk = supervised_loss(model)
-    steps = {"core": training, "relations": training.replace(lr=relation_lr, weight_decay=0.0)}
+    steps = {"core": training, "relations": training.phase(relation_lr, weight_decay=0.0)}
     descent = optax.multi_transform(
         {name: recipe.transformation() for name, recipe in steps.items()}, {"core": "core", "relations": "relations"}
     )

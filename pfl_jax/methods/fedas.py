@@ -160,7 +160,7 @@ def fedas(
       "learning rate decay value" of 1e-3 in Section 4.1 is left out, because the paper does not say how it is applied.
     """
     # The targets are embeddings of the original images.
-    align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)
+    align_training = training.plain(align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)
     serial, parallel = (alignment and manner == name for name in ("serial", "parallel"))
     visits = align_training if serial else training
     aligner = _Alignment(model, visits, alignment, target, align_loss, lam, first_alignment)

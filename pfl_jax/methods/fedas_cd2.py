@@ -60,7 +60,7 @@ def fedas_cd2(
       choices of `cd2pfed` apply here too.
     """
     # The targets are embeddings of the original images.
-    align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)
+    align_training = training.plain(align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)
 
     def align(key, received, personal, last, data, trained):
         targets = extract_features(model, last["backbone"], data)

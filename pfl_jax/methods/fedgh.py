@@ -70,7 +70,7 @@ def fedgh(
       client's training the server's; with a copy of it, two full-batch rounds of three clients agree to 1e-6.
     """
     server_training = training.plain(
-        lr=server_lr,
+        server_lr,
         batch_size=server_batch_size,
         epochs=server_epochs,
         augment=None,

@@ -143,7 +143,7 @@ def fedpac(
     return align_and_combine(
         model,
         training,
-        training.replace(lr=head_lr, epochs=head_epochs),
+        training.phase(head_lr, epochs=head_epochs),
         lam if alignment else None,
         statistics_fn=statistics_fn,
         head_weights_fn=head_weights_fn,
