@@ -134,10 +134,10 @@ def resolved(
     if settings.chunk != "auto":
         return settings
     work, counts = at_round(method, 0).work, np.atleast_2d(counts)
-    size = settings.cohort_size(counts.shape[1], 0)
+    size, same_steps = settings.cohort_size(counts.shape[1], 0), work is not None and work.same_steps
     chunks = [
         choose_chunk(
-            typical_cohort(row, size),
+            np.minimum(typical_cohort(row, size), 1) if same_steps else typical_cohort(row, size),
             batch_size=1 if work is None else work.batch_size,
             devices=devices,
             backend=backend or jax.default_backend(),

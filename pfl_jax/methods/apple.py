@@ -213,5 +213,5 @@ def apple(
         personalize=lambda key, server, client, data: combine(client),
         predict=model.apply,
         download=lambda server, client: client.peers.models,
-        privacy=Privacy(training.epochs, (IDENTITY, "number of examples: sent, and the initial relations")),
+        privacy=Privacy(training.most_passes, (IDENTITY, "number of examples: sent, and the initial relations")),
     )

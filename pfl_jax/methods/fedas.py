@@ -178,8 +178,8 @@ def fedas(
             params = training.fit(train_key, params, examples, aligner.joint_loss())
         else:
             params = training.fit(train_key, params, data, losses.supervised_loss(model))
-        # The epochs of the training use the numbers below training.epochs.
-        trace = weighting.trace(jax.random.fold_in(train_key, training.epochs), params, data)
+        # The epochs of the training use the numbers below most_passes.
+        trace = weighting.trace(jax.random.fold_in(train_key, training.most_passes), params, data)
         return LocalResult(
             client=FedASClient(params["backbone"], params["head"], jnp.ones((), bool)),
             message=FedASMessage(
@@ -205,7 +205,7 @@ def fedas(
         # Clients need the server's head only before their first round.
         download=lambda server, client: server._replace(head=()),
         privacy=Privacy(
-            training.epochs + (align_epochs if serial else 0),
+            training.most_passes + (align_epochs if serial else 0),
             (
                 "trace of the Fisher information: sent, weight of the client in the mean; without synchronization the "
                 "number of examples",

@@ -74,4 +74,4 @@ def fedas_cd2(
         return {**received, "backbone": steps.fit(key, received["backbone"], data._replace(y=targets), loss)}
 
     method = decouple_channels(model, training, align, share=share, growth_rounds=growth_rounds, lam=lam)
-    return method._replace(privacy=Privacy(align_epochs + training.epochs, (SIZE,)))
+    return method._replace(privacy=Privacy(align_epochs + training.most_passes, (SIZE,)))

@@ -101,5 +101,5 @@ def fedgh(
         local=train,
         aggregate=aggregate,
         averaged=False,
-        privacy=Privacy(training.epochs, (IDENTITY, CLASS_SIZES, CLASS_MEANS)),
+        privacy=Privacy(training.most_passes, (IDENTITY, CLASS_SIZES, CLASS_MEANS)),
     )

@@ -213,7 +213,7 @@ def align_and_combine(
         predict=model.apply,
         download=download,
         privacy=Privacy(
-            head_training.epochs + training.epochs,
+            head_training.most_passes + training.most_passes,
             (
                 SIZE,
                 CLASS_SIZES,

@@ -65,5 +65,5 @@ def fedrep(
         return LocalResult(client=head, message=mean_by_size(backbone, data), personal=merge(backbone, head))
 
     # States, aggregation and deployment are those of FedPer; only local training differs.
-    privacy = Privacy(head_epochs + training.epochs, (SIZE,), clients=())
+    privacy = Privacy(head_epochs + training.most_passes, (SIZE,), clients=())
     return fedper(model)._replace(local=train, privacy=privacy)

@@ -167,7 +167,7 @@ def scaffold(
         personalize=lambda key, server, client, data: server.params,
         predict=model.apply,
         privacy=Privacy(
-            training.epochs,
+            training.most_passes,
             ("number of examples: the number of steps",),
             refused=""
             if by_steps

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, cast, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,13 @@ from pfl_jax import hyper_parameters
 from pfl_jax.base import ClientData, Loss, PRNGKey, PyTree, TrainingLoss
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import MOMENTUM, Count, Epochs, NotNegative, Positive
-from pfl_jax.primitives.mini_batches import FIXED_ORDER, Carry, Counts, Step, epoch_order
+from pfl_jax.primitives.mini_batches import Augment, Carry, Counts, Step, first_in_fixed_order, fold_batches
 from pfl_jax.primitives.mini_batches import num_steps as num_steps
 from pfl_jax.primitives.optimizers import add_weight_decay, initial_state, sgd
 from pfl_jax.primitives.optimizers import descend as descend
 from pfl_jax.primitives.private_gradients import private_gradient
 from pfl_jax.primitives.tree import map_statistics, register_unchecked, running_statistics
-from pfl_jax.streams import AUGMENTATION, DROPOUT, EXAMPLE_NOISE
+from pfl_jax.streams import EXAMPLE_NOISE
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 """Names of optimizers, see `LocalTraining.optimizer`."""
@@ -32,10 +32,10 @@ RATES = {"lr": 0.01, "momentum": 0.5, "weight_decay": 5e-4}
 """Numbers of an optimizer that a recipe makes, with their defaults; an optimizer of one's own has its own."""
 
 NOT_GIVEN: Any = None
-"""In the place of a number of RATES, until `LocalTraining.__post_init__`."""
+"""In the place of a number that has a default, until `LocalTraining.__post_init__`."""
 
-Augment = Callable[[PRNGKey, PyTree], PyTree]
-"""Random changes to the inputs of a mini-batch: (key, x [B, ...]) -> x of the same shape; hashable."""
+EPOCHS = 5
+"""Default number of local epochs."""
 
 
 @register_unchecked
@@ -49,7 +49,10 @@ class LocalTraining:
         with rates 0.9 and 0.999.
       weight_decay: weight decay, 5e-4 by default, decoupled from the gradient by adamw, added to it by all others.
       batch_size: examples in a mini-batch.
-      epochs: local epochs in a round, that is passes over a client's examples; phases of a method may have none.
+      epochs: local epochs in a round, that is passes over a client's examples, 5 by default; phases of a method may
+        have none. None beside local_steps.
+      local_steps: gradient steps of every client in a round in place of epochs, on the mini-batches of one reshuffled
+        epoch after another.
       optimizer: sgd (as PyTorch's SGD), adam, adamw; any optimizer of optax, such as optax.adam(1e-3), which has its
         own lr, momentum and weight_decay; or a function of the learning rate to one, such as optax.lion. Its state is
         initialized anew for each client in every round and phase, so a schedule in it starts again from step 0 there.
@@ -86,7 +89,8 @@ class LocalTraining:
     momentum: Annotated[float | jax.Array, MOMENTUM] = NOT_GIVEN
     weight_decay: NotNegative | jax.Array = NOT_GIVEN
     batch_size: Count = field(default=50, metadata={"static": True})
-    epochs: Epochs | jax.Array = 5
+    epochs: Epochs | jax.Array = NOT_GIVEN
+    local_steps: Count | jax.Array | None = field(default=None, kw_only=True)
     optimizer: Optimizer | MakeOptimizer | optax.GradientTransformation = field(
         default="sgd", metadata={"static": True}
     )
@@ -108,6 +112,10 @@ class LocalTraining:
                 )
             if not given and not self.has_own_optimizer:
                 object.__setattr__(self, name, default)
+        if self.local_steps is None and self.epochs is None:
+            object.__setattr__(self, "epochs", EPOCHS)
+        elif self.local_steps is not None and self.epochs is not None:
+            raise InvalidInput("epochs and local_steps exclude each other: local_steps counts mini-batches, not passes")
         hyper_parameters.check({name: value for name, value in vars(self).items() if value is not None}, _kinds())
         if self.dp_clip is None and isinstance(self.dp_noise, int | float) and self.dp_noise > 0:
             raise InvalidInput("dp_noise needs a dp_clip: noise alone does not make a gradient private")
@@ -117,8 +125,12 @@ class LocalTraining:
 
         Args:
           changes: name of a field -> its new value. An optimizer that has its own learning rate replaces those of
-            RATES too.
+            RATES too; epochs replace local_steps, and the other way round.
         """
+        if changes.get("local_steps") is not None:
+            changes = {"epochs": NOT_GIVEN} | changes
+        elif changes.get("epochs") is not None:
+            changes = {"local_steps": None} | changes
         if isinstance(changes.get("optimizer"), optax.GradientTransformation):
             changes = dict.fromkeys(RATES, NOT_GIVEN) | changes
         return dataclasses.replace(self, **changes)
@@ -177,7 +189,14 @@ class LocalTraining:
 
     def num_steps(self, count: Counts) -> Counts:
         """Number of gradient steps that `fit` takes on `count` examples, see `num_steps`."""
+        if self.local_steps is not None:
+            return cast(Counts, self.local_steps * (count > 0))
         return num_steps(count, self.batch_size, self.epochs, drop_last=self.drop_last)
+
+    @property
+    def most_passes(self) -> int | jax.Array:
+        """Largest number of passes over a client's examples in a round: local_steps where one batch has them all."""
+        return self.epochs if self.local_steps is None else self.local_steps
 
     def fit(
         self,
@@ -243,7 +262,8 @@ class LocalTraining:
 
         The real examples are shuffled anew in every epoch. An epoch of a client with m real examples takes
         ceil(m / batch_size) steps, the last one on the remaining examples, so a small client costs less than a large
-        one unless both run under one vmap. `drop_last`, `shuffle` and `augment` apply as described in `LocalTraining`;
+        one unless both run under one vmap. With `local_steps` the last epoch may be incomplete. `drop_last`, `shuffle`
+        and `augment` apply as described in `LocalTraining`;
         augmentation and losses have keys of their own, and do not change the order of the examples; all that makes
         steps (`lr`, `optimizer`, `clip_norm`) is the caller's. Trip counts are dynamic, so under jit the result cannot
         be differentiated in reverse mode: use `jax.jvp`.
@@ -279,36 +299,13 @@ class LocalTraining:
         return self._fold(key, carry, data, step)
 
     def _fold(self, key: PRNGKey, carry: Carry, data: ClientData, step: Step[Carry]) -> Carry:
-        (n,) = data.mask.shape
-        size = self.batch_size
-        count = jnp.sum(data.mask, dtype=jnp.int32)
-        padded_length = -(-n // size) * size
-        steps = num_steps(count, size, drop_last=self.drop_last)
-        fixed = None if self.shuffle else epoch_order(jax.random.key(FIXED_ORDER), data.mask, padded_length)
-
-        def epoch(epoch_index, carry):
-            order = fixed
-            if order is None:
-                order = epoch_order(jax.random.fold_in(key, epoch_index), data.mask, padded_length)
-
-            def batch_step(index, carry):
-                rows = jax.lax.dynamic_slice(order, (index * size,), (size,))
-                batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
-
-                def step_key(stream):
-                    return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, stream), epoch_index), index)
-
-                if self.augment is not None:
-                    batch = batch._replace(x=self.augment(step_key(AUGMENTATION), batch.x))
-                batch = batch._replace(mask=index * size + jnp.arange(size) < count)
-                return step(carry, batch, step_key(DROPOUT))
-
-            return jax.lax.fori_loop(0, steps, batch_step, carry)
-
-        return jax.lax.fori_loop(0, self.epochs, epoch, carry)
+        names = ("batch_size", "epochs", "local_steps", "drop_last", "shuffle", "augment")
+        return fold_batches(key, carry, data, step, **{name: getattr(self, name) for name in names})
 
     def always_visited(self, mask: jax.Array) -> jax.Array:
-        """Real examples that every epoch visits: bool [n]. A fixed order with `drop_last` always leaves some out.
+        """Real examples that a round may visit: bool [n].
+
+        A fixed order with `drop_last`, or with fewer steps than an epoch has, always leaves the same ones out.
 
         Args:
           mask: [n], the real examples.
@@ -322,13 +319,12 @@ class LocalTraining:
           >>> print(jnp.sum(LocalTraining(batch_size=2, drop_last=True, shuffle=False).always_visited(mask)))
           4
         """
-        if self.shuffle or not self.drop_last:
+        if self.shuffle or not (self.drop_last or self.local_steps is not None):
             return mask
-        (n,) = mask.shape
-        count = jnp.sum(mask, dtype=jnp.int32)
-        order = epoch_order(jax.random.key(FIXED_ORDER), mask, n)
-        visited = jnp.arange(n) < self.batch_size * num_steps(count, self.batch_size, drop_last=True)
-        return jnp.zeros(n, bool).at[order].set(visited) & mask
+        steps = num_steps(jnp.sum(mask, dtype=jnp.int32), self.batch_size, drop_last=self.drop_last)
+        if self.local_steps is not None:
+            steps = jnp.minimum(steps, self.local_steps)
+        return first_in_fixed_order(mask, self.batch_size * steps)
 
 
 @functools.cache

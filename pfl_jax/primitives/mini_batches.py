@@ -7,12 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfl_jax.base import ClientData, PRNGKey
+from pfl_jax.base import ClientData, PRNGKey, PyTree
+from pfl_jax.streams import AUGMENTATION, DROPOUT
 
 Carry = TypeVar("Carry")
 
 Step = Callable[[Carry, ClientData, PRNGKey], Carry]
 """Step on a mini-batch: (carry, mini-batch, key of its loss) -> the next carry."""
+
+
+Augment = Callable[[PRNGKey, PyTree], PyTree]
+"""Random changes to the inputs of a mini-batch: (key, x [B, ...]) -> x of the same shape; hashable."""
 
 Counts = TypeVar("Counts", jax.Array, np.ndarray)
 
@@ -55,3 +60,66 @@ def epoch_order(key: PRNGKey, mask: jax.Array, length: int) -> jax.Array:
     bits = jax.random.bits(key, (n,), jnp.uint32)
     _, _, order = jax.lax.sort((~mask, bits, jnp.arange(n, dtype=jnp.int32)), num_keys=2)
     return jnp.pad(order, (0, length - n))
+
+
+def first_in_fixed_order(mask: jax.Array, length: int | jax.Array) -> jax.Array:
+    """Real rows that are among the first in the order of an epoch without shuffling: bool [n].
+
+    Args:
+      mask: [n], the real rows.
+      length: how many rows of the order.
+    """
+    (n,) = mask.shape
+    order = epoch_order(jax.random.key(FIXED_ORDER), mask, n)
+    return jnp.zeros(n, bool).at[order].set(jnp.arange(n) < length) & mask
+
+
+def fold_batches(
+    key: PRNGKey,
+    carry: Carry,
+    data: ClientData,
+    step: Step[Carry],
+    *,
+    batch_size: int,
+    epochs: int | jax.Array,
+    local_steps: int | jax.Array | None,
+    drop_last: bool,
+    shuffle: bool,
+    augment: Augment | None,
+) -> Carry:
+    """Fold carry = step(carry, batch, key) over mini-batches, see `pfl_jax.LocalTraining.fold`.
+
+    Args:
+      key, carry, data, step: see there.
+      batch_size, epochs, local_steps, drop_last, shuffle, augment: fields of `pfl_jax.LocalTraining`.
+    """
+    (n,) = data.mask.shape
+    count = jnp.sum(data.mask, dtype=jnp.int32)
+    padded_length = -(-n // batch_size) * batch_size
+    steps = num_steps(count, batch_size, drop_last=drop_last)
+    if local_steps is not None:
+        # Epochs that have begun; the last one may be incomplete.
+        epochs = -(-local_steps * (count > 0) // jnp.maximum(steps, 1))
+    fixed = None if shuffle else epoch_order(jax.random.key(FIXED_ORDER), data.mask, padded_length)
+
+    def epoch(epoch_index, carry):
+        order = fixed
+        if order is None:
+            order = epoch_order(jax.random.fold_in(key, epoch_index), data.mask, padded_length)
+
+        def batch_step(index, carry):
+            rows = jax.lax.dynamic_slice(order, (index * batch_size,), (batch_size,))
+            batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
+
+            def step_key(stream):
+                return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, stream), epoch_index), index)
+
+            if augment is not None:
+                batch = batch._replace(x=augment(step_key(AUGMENTATION), batch.x))
+            batch = batch._replace(mask=index * batch_size + jnp.arange(batch_size) < count)
+            return step(carry, batch, step_key(DROPOUT))
+
+        left = steps if local_steps is None else jnp.minimum(steps, local_steps - epoch_index * steps)
+        return jax.lax.fori_loop(0, left, batch_step, carry)
+
+    return jax.lax.fori_loop(0, epochs, epoch, carry)
