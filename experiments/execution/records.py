@@ -142,6 +142,9 @@ def unused_shares(experiment: Experiment, cohort: np.ndarray | None = None) -> U
         cohort = cohort[np.argsort(-counts[cohort], kind="stable")]
         sizes = counts[cohort]
     used = len(devices(experiment.request.options))
+    if experiment.request.options.local_steps is not None:
+        # All clients take as many steps: one mini-batch each stands for them.
+        sizes = np.minimum(sizes, 1)
     schedule: dict[str, Any] = {
         "places": None if cohort is None else np.asarray(experiment.data.places(jnp.asarray(cohort), used)),
         "batch_size": experiment.request.hyper_parameters.get("batch_size", 1),

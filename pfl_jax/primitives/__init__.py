@@ -57,6 +57,8 @@ from pfl_jax.primitives.metrics import pooled as pooled
 from pfl_jax.primitives.metrics import score as score
 from pfl_jax.primitives.metrics import summarize as summarize
 from pfl_jax.primitives.mini_batches import epoch_order as epoch_order
+from pfl_jax.primitives.mini_batches import first_in_fixed_order as first_in_fixed_order
+from pfl_jax.primitives.mini_batches import fold_batches as fold_batches
 from pfl_jax.primitives.mini_batches import num_steps as num_steps
 from pfl_jax.primitives.optimizers import add_weight_decay as add_weight_decay
 from pfl_jax.primitives.optimizers import descend as descend

@@ -1,10 +1,16 @@
 """A number of gradient steps in place of epochs: which examples they visit, and all that counts steps."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.commands.main import main
+from experiments.config.identity import relevant_options
+from experiments.config.request import parse
+from experiments.execution.estimate import examples_visited
 from pfl_jax import Settings, methods, models
 from pfl_jax.base import ClientData
 from pfl_jax.engine import chunking
@@ -82,3 +88,36 @@ def test_clients_of_all_sizes_go_under_one_vmap():
         return chunking.resolved(Settings(1), method, sizes, backend="gpu").chunk
 
     assert (chunk(epochs=1), chunk(local_steps=17)) == (1, 4)
+
+
+SMALL = ["--source", "embedded", "--num-clients", "4", "--rounds", "1", "--train-size", "20", "--batch-size", "10"]
+
+
+def test_the_option_is_in_place_of_epochs():
+    plain, stepped = parse("digits", SMALL), parse("digits", [*SMALL, "--local-steps", "17"])
+    assert stepped.hyper_parameters["epochs"] is None
+    # Results that were stored before there was the option keep their identity, and are no results of this one.
+    known = relevant_options(plain)
+    assert "local_steps" not in known
+    assert known["epochs"] >= 1
+    other = relevant_options(stepped)
+    assert (other["local_steps"], other["epochs"]) == (17, None)
+    assert (plain.visits(3, 60), stepped.visits(3, 60)) == (60 * known["epochs"], 3 * 17 * 10)
+    assert examples_visited(stepped) * 2 == examples_visited(parse("digits", [*SMALL, "--local-steps", "34"]))
+    with pytest.raises(InvalidInput, match="--local-steps cannot be given with --epochs"):
+        parse("digits", [*SMALL, "--local-steps", "17", "--epochs", "2"])
+    with pytest.raises(InvalidInput, match="--local-steps must be a whole number of at least 1"):
+        parse("digits", [*SMALL, "--local-steps", "0"])
+
+
+def test_a_run_takes_as_many_steps(tmp_path):
+    """One step of all of the 20 examples is an epoch of them."""
+    scores = {}
+    for words in ("--epochs 1", "--local-steps 1", "--local-steps 3"):
+        folder = tmp_path / words.replace(" ", "")
+        arguments = [*SMALL, "--batch-size", "64", "--method", "fedavg", *words.split(), "--out", str(folder)]
+        assert main("digits", arguments) == 0
+        scores[words] = json.loads((folder / "summary.json").read_text())
+    losses = {words: one["received_per_client"] for words, one in scores.items()}
+    assert losses["--epochs 1"] == losses["--local-steps 1"] != losses["--local-steps 3"]
+    assert scores["--local-steps 3"]["wasted_step_share"] == 0
