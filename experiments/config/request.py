@@ -134,7 +134,6 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     if options.augment and dataset in SPECS and SPECS[dataset].shape[-1] != 3:
         raise InvalidInput(f"--augment is for color images, and those of {dataset} are gray")
     if options.local_steps is not None:
-        ranges.whole("--local-steps", options.local_steps)
         if "epochs" in given:
             raise InvalidInput("--local-steps cannot be given with --epochs: it is in place of them")
         hyper_parameters["epochs"] = None

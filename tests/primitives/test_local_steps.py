@@ -106,7 +106,7 @@ def test_the_option_is_in_place_of_epochs():
     assert examples_visited(stepped) * 2 == examples_visited(parse("digits", [*SMALL, "--local-steps", "34"]))
     with pytest.raises(InvalidInput, match="--local-steps cannot be given with --epochs"):
         parse("digits", [*SMALL, "--local-steps", "17", "--epochs", "2"])
-    with pytest.raises(InvalidInput, match="--local-steps must be a whole number of at least 1"):
+    with pytest.raises(InvalidInput, match="--local-steps must be at least 1, not 0"):
         parse("digits", [*SMALL, "--local-steps", "0"])
 
 
