@@ -207,11 +207,13 @@ class LocalWork(NamedTuple):
       model: the model that clients train.
       batch_size: examples of a mini-batch.
       drop_last: whether incomplete last batches are left out.
+      same_steps: whether all clients take the same number of steps, whatever their sizes.
     """
 
     model: Model
     batch_size: int
     drop_last: bool
+    same_steps: bool = False
 
 
 class Privacy(NamedTuple):

@@ -250,7 +250,7 @@ def describe(kind: Any) -> str:
         else:
             # Beside a Literal, str stands for what is not built in.
             names.append("FILE.py:NAME" if part is str and names else _WORDS.get(part, "a function"))
-    return listed(names)
+    return listed(list(dict.fromkeys(names)))
 
 
 _WORDS = {
@@ -291,5 +291,7 @@ def _is_of(value: Any, part: Any) -> bool:
         return isinstance(value, part)
     if get_origin(part) is Callable:
         return callable(value)
+    if isinstance(part, type) and issubclass(part, tuple):
+        return isinstance(value, part)
     # Arrays have been converted, see `check`.
     return part is not jax.Array

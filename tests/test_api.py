@@ -61,6 +61,7 @@ PUBLIC = [
             "local_training",
             "losses",
             "metrics",
+            "mini_batches",
             "private_gradients",
             "simplex_qp",
             "tree",

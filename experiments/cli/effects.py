@@ -50,6 +50,9 @@ def relevant_options(request: Request) -> dict[str, Any]:
     """
     unused = {name for names in PARTITION_OPTIONS.values() for name in names}
     unused -= set(PARTITION_OPTIONS[request.options.partition])
+    if request.options.local_steps is None:
+        # Its runs are those of before there was this option.
+        unused.add("local_steps")
     if request.options.optimizer != "sgd":
         unused.add("momentum")
     unused |= {name for name, models in MODEL_OPTIONS.items() if request.options.model not in models}

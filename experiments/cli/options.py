@@ -106,23 +106,23 @@ class Options:
     least one, unless the client has only one. By accuracy on them a run chooses its best round, and a sweep its best
     setting."""
     shift: Literal["none", "labels", "rotation"] = "none"
-    """Additional difference between groups of clients, in training and test examples: a permutation of the labels
-    (labels: concept shift), or a rotation of the images by multiples of 360 degrees / groups (rotation: feature
-    skew)."""
+    """Additional difference between groups of clients, in all examples: a permutation of the labels (labels: concept
+    shift), or a rotation of the images by multiples of 360 degrees / groups (rotation: feature skew)."""
     augment: bool = False
     """Random crops and flips of color images in every training batch, as in FedPAC's released code. Heads that are
     trained on precomputed features (FedPAC, FedRep), statistics and tests use the original images."""
     drop_last: bool = False
     """Leave out an incomplete last batch of an epoch, unless it is the client's only batch."""
     shuffle: bool = True
-    """Draw a new order of a client's examples for every local epoch; with --no-shuffle the order is always the
-    same."""
+    """Draw a new order of a client's examples for every local epoch; with --no-shuffle it is always the same."""
     pixel_normalization: PixelNormalization = "fedas"
     """Paper whose released code defines the mean and standard deviation that normalize CIFAR's pixels: 0.5 (fedas), or
     those of CIFAR-10's training pixels (fedpac). No effect on other datasets."""
     optimizer: Optimizer = "sgd"
     """Optimizer of local training, initialized anew in every round: sgd (as in PyTorch and the papers), adam, or adamw
     with decoupled weight decay. Adam and AdamW do not use --momentum."""
+    local_steps: int | None = None
+    """Gradient steps of every client in a round in place of --epochs, on one reshuffled epoch after another."""
     clip_norm: float | None = None
     """Largest norm of a mini-batch's gradient over all parameters; larger gradients are scaled down to it."""
     dp_clip: float | None = None
@@ -251,8 +251,8 @@ class Options:
         for name in ("test_fraction", "val_fraction"):
             value = getattr(self, name)
             _require(value is None or 0 < value < 1, name, "must be above 0 and below 1", value)
-        if self.clip_norm is not None:
-            _require(0 < self.clip_norm < math.inf, "clip_norm", "must be positive and finite", self.clip_norm)
+        clip = self.clip_norm
+        _require(clip is None or 0 < clip < math.inf, "clip_norm", "must be positive and finite", clip)
         self._check_privacy()
         self._check_model()
         if self.eval_clients is not None and self.eval_protocol == "before_aggregation":

@@ -156,7 +156,7 @@ SELECTION = ("method", "preset")
 TRAINING_HYPER_PARAMETERS = ("lr", "momentum", "weight_decay", "batch_size", "epochs")
 """Hyper-parameters of `LocalTraining` for which methods and presets have their own defaults; in the group training."""
 
-TRAINING_OPTIONS = ("optimizer", "clip_norm", "schedule", "drop_last", "shuffle", "augment")
+TRAINING_OPTIONS = ("local_steps", "optimizer", "clip_norm", "schedule", "drop_last", "shuffle", "augment")
 """Other options of local training, which have the same defaults for all methods."""
 
 PRIVACY_OPTIONS = ("dp_clip", "dp_noise", "dp_delta")

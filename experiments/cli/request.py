@@ -40,7 +40,7 @@ class Request:
     Attributes:
       dataset: name of the experiment.
       options: the common options.
-      hyper_parameters: all hyper-parameters of the method.
+      hyper_parameters: all hyper-parameters of the method; epochs is None with --local-steps.
       given: names of the options that the user gave; all others have the values of the preset or the method.
       own_code: files of the user's own method and model, see `own_code.files`.
       procedure: IN_PLACE, or "" for the rounds of `pfl_jax.simulate.run`.
@@ -52,6 +52,17 @@ class Request:
     given: frozenset[str]
     own_code: dict[str, dict[str, str]] = field(default_factory=dict)
     procedure: str = ""
+
+    def visits(self, clients: int, examples: int) -> int:
+        """Examples of the mini-batches of a round: with --local-steps, those of complete ones.
+
+        Args:
+          clients: number of clients that train.
+          examples: their training examples together.
+        """
+        if self.options.local_steps is None:
+            return examples * self.hyper_parameters.get("epochs", 1)
+        return clients * self.options.local_steps * self.hyper_parameters["batch_size"]
 
     def real_numbers(self) -> dict[str, float]:
         """Hyper-parameters that can be inputs of a compiled program."""
@@ -115,6 +126,10 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
         given = given - {"mesh"} | {"devices"}
     if options.augment and dataset in SPECS and SPECS[dataset].shape[-1] != 3:
         raise InvalidInput(f"--augment is for color images, and those of {dataset} are gray")
+    if options.local_steps is not None:
+        if "epochs" in given:
+            raise InvalidInput("--local-steps cannot be given with --epochs: it is in place of them")
+        hyper_parameters["epochs"] = None
     request = Request(dataset, options, hyper_parameters, frozenset(given), files(vars(options)))
     check_schedules(options.schedule or (), method, request.real_numbers())
     return request

@@ -223,8 +223,8 @@ def privacy_of(request: Request, settings: simulate.Settings, counts: np.ndarray
       InvalidInput: --dp-delta is too large, or dp-accounting is not installed.
     """
     options = request.options
-    recipe = {name: getattr(options, name) for name in ("optimizer", "clip_norm", "dp_clip", "dp_noise")}
-    values, factory = recipe | request.hyper_parameters, method_factory(options.method)
+    recipe = {name: getattr(options, name) for name in ("optimizer", "clip_norm", "local_steps", "dp_clip", "dp_noise")}
+    values, factory = recipe | _given(request.hyper_parameters), method_factory(options.method)
     return tuple(budgets_of(factory, values, settings, counts, jax.random.key(options.seed), options.dp_delta))
 
 
@@ -241,7 +241,7 @@ def make_method(request: Request, dataset: Dataset, **values: Any) -> Method | M
     """
     options = request.options
     model, factory = model_of(options, dataset), method_factory(options.method)
-    hyper_parameters = request.hyper_parameters | values
+    hyper_parameters = _given(request.hyper_parameters) | values
     recipe = training_of(options, dataset)
 
     def make(**changing: Any) -> Method:
@@ -261,6 +261,11 @@ def make_method(request: Request, dataset: Dataset, **values: Any) -> Method | M
     if not schedules:
         return method
     return lambda index: make(**scheduled(schedules, hyper_parameters, index, options.rounds))
+
+
+def _given(hyper_parameters: dict[str, Any]) -> dict[str, Any]:
+    """Hyper-parameters without epochs where there are --local-steps in their place."""
+    return {name: value for name, value in hyper_parameters.items() if name != "epochs" or value is not None}
 
 
 def model_of(options: Options, dataset: Dataset) -> Model:
@@ -284,7 +289,7 @@ def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
 def training_of(options: Options, dataset: Dataset) -> dict[str, Any]:
     """Fields of the recipe of local training that are options of every method."""
     augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if options.augment else None
-    names = ("optimizer", "clip_norm", "drop_last", "shuffle", "dp_clip", "dp_noise")
+    names = ("optimizer", "clip_norm", "local_steps", "drop_last", "shuffle", "dp_clip", "dp_noise")
     return {"augment": augment} | {name: getattr(options, name) for name in names}
 
 

@@ -33,7 +33,7 @@ def examples_visited(request: Request) -> int:
         spec = SPECS.get(request.dataset)
         size = round(0.75 * sum((spec and spec.published) or (0, 0)) / clients)
     cohort = max(1, round(options.participation * clients))
-    return options.rounds * cohort * size * request.hyper_parameters.get("epochs", 1)
+    return options.rounds * request.visits(cohort, cohort * size)
 
 
 class Speeds:

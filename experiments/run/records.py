@@ -130,6 +130,9 @@ def unused_shares(experiment: Experiment, cohort: np.ndarray | None = None) -> c
         cohort = cohort[np.argsort(-counts[cohort], kind="stable")]
         sizes = counts[cohort]
     used = len(devices(experiment.request.options))
+    if experiment.request.options.local_steps is not None:
+        # All clients take as many steps: one mini-batch each stands for them.
+        sizes = np.minimum(sizes, 1)
     assert settings.chunk != "auto"
     return chunking.unused_shares(
         sizes,

@@ -157,7 +157,7 @@ def run_rounds(
       KeyboardInterrupt: `stop` was asked; there is a checkpoint.
     """
     first, before = runs[0].experiment, runs[0].history.elapsed
-    options, epochs = first.request.options, first.request.hyper_parameters.get("epochs", 1)
+    request, options = first.request, first.request.options
     if all(run.has_reached_target() for run in runs):
         # Only the summary was missing.
         return state
@@ -170,7 +170,7 @@ def run_rounds(
             state, number = latest, results[0].round
             elapsed = before + time.perf_counter() - began
             for run, result in zip(runs, results, strict=True):
-                run.history.add(result.examples * epochs, seconds, elapsed)
+                run.history.add(request.visits(len(result.cohort), result.examples), seconds, elapsed)
                 unused = unused_shares(run.experiment, result.cohort)
                 run.history.wasted.append(unused.steps)
                 run.history.idle.append(unused.devices)
@@ -182,7 +182,7 @@ def run_rounds(
                     run.warn(console)
                 if observe is not None:
                     observe(run.experiment, result)
-            visits = sum(result.examples for result in results) * epochs
+            visits = sum(request.visits(len(result.cohort), result.examples) for result in results)
             progress.update(number, seconds, _accuracy(runs), visits / seconds)
             is_last = number == options.rounds or all(run.has_reached_target() for run in runs)
             # A signal reaches one process or all, before or after the end of a round.

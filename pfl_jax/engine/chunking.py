@@ -10,7 +10,7 @@ from pfl_jax.base import Method, MethodSchedule, at_round
 from pfl_jax.data.places import spread
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.networks.models import is_convolutional
-from pfl_jax.primitives.local_training import num_steps
+from pfl_jax.primitives.mini_batches import num_steps
 
 MAX_WASTE = 0.1
 """Share of wasted gradient steps up to which `choose_chunk` takes a larger chunk."""
@@ -21,7 +21,7 @@ class Unused(NamedTuple):
 
     Attributes:
       steps: of the gradient steps, those spent on clients that have already finished: 1 - sum_i s_i / sum_i s_{longest
-        client of i's chunk}, with s_i of `pfl_jax.primitives.local_training.num_steps`. 0 if clients run one after
+        client of i's chunk}, with s_i of `pfl_jax.primitives.mini_batches.num_steps`. 0 if clients run one after
         another.
       devices: of the devices' time, what they wait for the one that trains longest: 1 - sum_d t_d / (D max_d t_d), with
         t_d the steps that device d runs, those of finished clients included. 0 on one device.
@@ -114,10 +114,10 @@ def resolved(
     if settings.chunk != "auto":
         return settings
     work, counts = at_round(method, 0).work, np.atleast_2d(counts)
-    size = settings.cohort_size(counts.shape[1], 0)
+    size, same_steps = settings.cohort_size(counts.shape[1], 0), work is not None and work.same_steps
     chunks = [
         choose_chunk(
-            typical_cohort(row, size),
+            np.minimum(typical_cohort(row, size), 1) if same_steps else typical_cohort(row, size),
             batch_size=1 if work is None else work.batch_size,
             devices=devices,
             backend=backend or jax.default_backend(),

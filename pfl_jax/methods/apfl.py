@@ -9,8 +9,9 @@ from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import Fraction
 from pfl_jax.methods.factories import OWN_GRADIENTS, checked
 from pfl_jax.primitives.aggregation import follow_mixture, mean_by_size
-from pfl_jax.primitives.local_training import LocalTraining, descend
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
+from pfl_jax.primitives.optimizers import descend, initial_state
 from pfl_jax.primitives.tree import interpolate
 
 
@@ -64,6 +65,8 @@ def apfl(
       is 0.5.
     """
 
+    if adaptive:
+        training.require_lr("an adaptive alpha of apfl")
     risk, optimizer = supervised_loss(model), training.transformation()
 
     def loss(models, alpha, batch, key):
@@ -87,7 +90,7 @@ def apfl(
             return models, alpha, opt_state
 
         models = (client.own, server)
-        carry = (models, client.alpha, optimizer.init(models))
+        carry = (models, client.alpha, initial_state(optimizer, models))
         (own, shared), learned, _ = training.fold(key, carry, data, step)
         personal = interpolate(learned, own, shared)
         return LocalResult(APFLClient(own, learned), mean_by_size(shared, data), personal)

@@ -165,7 +165,7 @@ def apple(
       number of clients.
     """
     risk = supervised_loss(model)
-    steps = {"core": training, "relations": training.replace(lr=relation_lr, weight_decay=0.0)}
+    steps = {"core": training, "relations": training.phase(relation_lr, weight_decay=0.0)}
     descent = optax.multi_transform(
         {name: recipe.transformation() for name, recipe in steps.items()}, {"core": "core", "relations": "relations"}
     )
@@ -213,5 +213,5 @@ def apple(
         personalize=lambda key, server, client, data: combine(client),
         predict=model.apply,
         download=lambda server, client: client.peers.models,
-        privacy=Privacy(training.epochs, (IDENTITY, "number of examples: sent, and the initial relations")),
+        privacy=Privacy(training.most_passes, (IDENTITY, "number of examples: sent, and the initial relations")),
     )

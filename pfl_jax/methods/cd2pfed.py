@@ -193,5 +193,5 @@ def decouple_channels(
         personalize=lambda key, server, client, data: receive(key, server, client, data)[0],
         predict=model.apply,
         download=lambda server, client: server.params,
-        privacy=Privacy(training.epochs, (SIZE,)),
+        privacy=Privacy(training.most_passes, (SIZE,)),
     )

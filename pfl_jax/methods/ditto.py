@@ -57,5 +57,5 @@ def ditto(
         init_client=lambda key, server, data: server,
         local=train,
         personalize=lambda key, server, client, data: client,
-        privacy=Privacy(personal_epochs + training.epochs, (SIZE,), clients=()),
+        privacy=Privacy(personal_epochs + training.most_passes, (SIZE,), clients=()),
     )

@@ -66,11 +66,11 @@ def checked(factory: Any = None, *, version: int = 1) -> Any:
             raise InvalidInput(f"{taken} is a field of the recipe: give LocalTraining({taken}={values[taken]!r})")
         check_model(model)
         # A server's optimizer is no argument of the factory, see `make_method`.
-        check_values(factory, {"epochs": recipe.epochs} | values, _own_annotations(factory))
+        check_values(factory, {"epochs": recipe.most_passes} | values, _own_annotations(factory))
         made: Method = factory(model, recipe, **values)
         if recipe.dp_clip is not None and made.privacy is not None and made.privacy.refused:
             raise InvalidInput(f"{factory.__name__} cannot train with dp_clip: {made.privacy.refused}")
-        return made._replace(work=LocalWork(model, recipe.batch_size, recipe.drop_last))
+        return made._replace(work=LocalWork(model, recipe.batch_size, recipe.drop_last, recipe.local_steps is not None))
 
     vars(with_checks)["version"] = version
     return with_checks

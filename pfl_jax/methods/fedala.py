@@ -170,7 +170,7 @@ def fedala(
         local=train,
         personalize=lambda key, server, client, data: adapt(key, server, client, data)[0],
         privacy=Privacy(
-            training.epochs,
+            training.most_passes,
             (SIZE, "gradients of the weights that interpolate the models, and when they have converged"),
             clients=(),
         ),

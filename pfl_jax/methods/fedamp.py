@@ -111,5 +111,5 @@ def fedamp(
         personalize=lambda key, server, client, data: client.params,
         predict=model.apply,
         download=lambda server, client: client.cloud,
-        privacy=Privacy(training.epochs),
+        privacy=Privacy(training.most_passes),
     )

@@ -161,7 +161,7 @@ def fedas(
     if alignment and (target != "example" or align_loss == "class_sum"):
         needs_classes(model, "fedas", "target and align_loss are given by classes; choose example and mean")
     # The targets are embeddings of the original images.
-    align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)
+    align_training = training.plain(align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)
     serial, parallel = (alignment and manner == name for name in ("serial", "parallel"))
     visits = align_training if serial else training
     aligner = _Alignment(model, visits, alignment, target, align_loss, lam, first_alignment)
@@ -179,8 +179,8 @@ def fedas(
             params = training.fit(train_key, params, examples, aligner.joint_loss())
         else:
             params = training.fit(train_key, params, data, losses.supervised_loss(model))
-        # The epochs of the training use the numbers below training.epochs.
-        trace = weighting.trace(jax.random.fold_in(train_key, training.epochs), params, data)
+        # The epochs of the training use the numbers below most_passes.
+        trace = weighting.trace(jax.random.fold_in(train_key, training.most_passes), params, data)
         return LocalResult(
             client=FedASClient(params["backbone"], params["head"], jnp.ones((), bool)),
             message=FedASMessage(
@@ -206,7 +206,7 @@ def fedas(
         # Clients need the server's head only before their first round.
         download=lambda server, client: server._replace(head=()),
         privacy=Privacy(
-            training.epochs + (align_epochs if serial else 0),
+            training.most_passes + (align_epochs if serial else 0),
             (
                 "trace of the Fisher information: sent, weight of the client in the mean; without synchronization the "
                 "number of examples",

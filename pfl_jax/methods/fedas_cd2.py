@@ -61,7 +61,7 @@ def fedas_cd2(
     """
     needs_classes(model, "fedas_cd2", "its two paths learn each other's probabilities of classes")
     # The targets are embeddings of the original images.
-    align_training = training.plain(lr=align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)
+    align_training = training.plain(align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)
 
     def align(key, received, personal, last, data, trained):
         targets = extract_features(model, last["backbone"], data)
@@ -75,4 +75,4 @@ def fedas_cd2(
         return {**received, "backbone": steps.fit(key, received["backbone"], data._replace(y=targets), loss)}
 
     method = decouple_channels(model, training, align, share=share, growth_rounds=growth_rounds, lam=lam)
-    return method._replace(privacy=Privacy(align_epochs + training.epochs, (SIZE,)))
+    return method._replace(privacy=Privacy(align_epochs + training.most_passes, (SIZE,)))

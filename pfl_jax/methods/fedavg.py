@@ -40,5 +40,5 @@ def fedavg(model: Model, training: LocalTraining = LocalTraining()) -> Method:
         personalize=lambda key, server, client, data: server,
         predict=model.apply,
         averaged=True,
-        privacy=Privacy(training.epochs, (SIZE,), clients=()),
+        privacy=Privacy(training.most_passes, (SIZE,), clients=()),
     )

@@ -97,5 +97,5 @@ def fedbn(model: Model, training: LocalTraining = LocalTraining()) -> Method:
         personalize=lambda key, server, client, data: receive(server, client),
         # Clients need the initial normalization layers only before their first round.
         download=lambda server, client: split_normalization(server)[1],
-        privacy=Privacy(training.epochs, (SIZE,), clients=()),
+        privacy=Privacy(training.most_passes, (SIZE,), clients=()),
     )

@@ -196,5 +196,5 @@ def fedcac(
         personalize=lambda key, server, client, data: current(server, client),
         predict=model.apply,
         download=current,
-        privacy=Privacy(training.epochs, (SIZE,)),
+        privacy=Privacy(training.most_passes, (SIZE,)),
     )

@@ -9,7 +9,8 @@ from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import NotNegative, Range
 from pfl_jax.methods.factories import OWN_GRADIENTS, checked, needs_vectors
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_training import LocalTraining, descend
+from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.primitives.optimizers import descend, initial_state
 
 
 class FedDBEServer(NamedTuple):
@@ -89,7 +90,9 @@ def feddbe(
             gradient, (statistics, mean) = jax.grad(loss, has_aux=True)(parts, batch, mean, key)
             return *descend(optimizer, gradient, statistics, parts, opt_state), mean
 
-        parts, _, mean = training.fold(key, (start, optimizer.init(start), jnp.zeros(model.num_features)), data, step)
+        parts, _, mean = training.fold(
+            key, (start, initial_state(optimizer, start), jnp.zeros(model.num_features)), data, step
+        )
         return parts, mean
 
     def mean_feature(key, server, data):

@@ -103,5 +103,5 @@ def feddyn(model: Model, training: LocalTraining = LocalTraining(momentum=0.0), 
         personalize=lambda key, server, client, data: server.params,
         download=lambda server, client: server.params,
         averaged=False,
-        privacy=Privacy(training.epochs, clients=()),
+        privacy=Privacy(training.most_passes, clients=()),
     )

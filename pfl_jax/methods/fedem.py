@@ -102,7 +102,7 @@ def fedem(
         predict=predict,
         averaged=True,
         privacy=Privacy(
-            training.epochs,
+            training.most_passes,
             (SIZE, "losses on the examples: the mixture's weights and those of the examples in the loss"),
             clients=(),
         ),

@@ -196,7 +196,7 @@ def fedfomo(
         download=lambda server, client: jax.tree.map(lambda leaf: leaf[1:], client.models),
         averaged=False,
         privacy=Privacy(
-            training.epochs,
+            training.most_passes,
             (
                 IDENTITY,
                 "number of examples: the order in which models are drawn",

@@ -71,7 +71,7 @@ def fedgh(
     """
     needs_classes(model, "fedgh", "its server trains on the mean feature of each class")
     server_training = training.plain(
-        lr=server_lr,
+        server_lr,
         batch_size=server_batch_size,
         epochs=server_epochs,
         augment=None,
@@ -102,5 +102,5 @@ def fedgh(
         local=train,
         aggregate=aggregate,
         averaged=False,
-        privacy=Privacy(training.epochs, (IDENTITY, CLASS_SIZES, CLASS_MEANS)),
+        privacy=Privacy(training.most_passes, (IDENTITY, CLASS_SIZES, CLASS_MEANS)),
     )

@@ -148,7 +148,7 @@ def fedpac(
     return align_and_combine(
         model,
         training,
-        training.replace(lr=head_lr, epochs=head_epochs),
+        training.phase(head_lr, epochs=head_epochs),
         lam if alignment else None,
         statistics_fn=statistics_fn,
         head_weights_fn=head_weights_fn,
@@ -218,7 +218,7 @@ def align_and_combine(
         predict=model.apply,
         download=download,
         privacy=Privacy(
-            head_training.epochs + training.epochs,
+            head_training.most_passes + training.most_passes,
             (
                 SIZE,
                 CLASS_SIZES,

@@ -94,7 +94,7 @@ def fedpac_proto(
     return align_and_combine(
         model,
         training,
-        training.replace(lr=head_lr, epochs=head_epochs),
+        training.phase(head_lr, epochs=head_epochs),
         lam if alignment else None,
         statistics_fn=lambda features, data: (),
         head_weights_fn=lambda messages, counts: (

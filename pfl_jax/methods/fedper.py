@@ -44,5 +44,5 @@ def fedper(model: Model, training: LocalTraining = LocalTraining()) -> Method:
         predict=model.apply,
         download=lambda server, client: server["backbone"],
         averaged=True,
-        privacy=Privacy(training.epochs, (SIZE,), clients=()),
+        privacy=Privacy(training.most_passes, (SIZE,), clients=()),
     )

@@ -127,7 +127,7 @@ def fedproto_g(
         personalize=lambda key, server, client, data: client,
         predict=model.apply,
         download=lambda server, client: server.prototypes,
-        privacy=Privacy(training.epochs, (CLASS_SIZES, CLASS_MEANS)),
+        privacy=Privacy(training.most_passes, (CLASS_SIZES, CLASS_MEANS)),
     )
 
 
@@ -174,5 +174,7 @@ def fedproto_l(
         personalize=lambda key, server, client, data: client.params,
         predict=model.apply,
         download=lambda server, client: (),
-        privacy=Privacy(training.epochs, ("mean feature of each class: kept by the client, targets of its training",)),
+        privacy=Privacy(
+            training.most_passes, ("mean feature of each class: kept by the client, targets of its training",)
+        ),
     )

@@ -44,4 +44,4 @@ def fedprox(
         params = training.fit(key, server, data, loss)
         return LocalResult(client=(), message=mean_by_size(params, data), personal=params)
 
-    return fedavg(model, training)._replace(local=train, privacy=Privacy(training.epochs, (SIZE,), clients=()))
+    return fedavg(model, training)._replace(local=train, privacy=Privacy(training.most_passes, (SIZE,), clients=()))

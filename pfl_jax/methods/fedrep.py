@@ -49,7 +49,8 @@ def fedrep(
       the last round of the released code all clients train only their heads, for at least ten epochs on the final
       backbone, and these models are evaluated.
     """
-    head_training = training.replace(lr=training.lr if head_lr is None else head_lr, epochs=head_epochs)
+    head_training = training if head_lr is None else training.phase(head_lr)
+    head_training = head_training.replace(epochs=head_epochs)
     risk = supervised_loss(model)
 
     def train(key, server, client, data):
@@ -64,5 +65,5 @@ def fedrep(
         return LocalResult(client=head, message=mean_by_size(backbone, data), personal=merge(backbone, head))
 
     # States, aggregation and deployment are those of FedPer; only local training differs.
-    privacy = Privacy(head_epochs + training.epochs, (SIZE,), clients=())
+    privacy = Privacy(head_epochs + training.most_passes, (SIZE,), clients=())
     return fedper(model)._replace(local=train, privacy=privacy)

@@ -82,7 +82,7 @@ def fedrod(model: Model, training: LocalTraining = LocalTraining()) -> Method:
         predict=predict,
         averaged=True,
         privacy=Privacy(
-            training.epochs,
+            training.most_passes,
             (SIZE, "numbers of examples of each class: the loss of the shared head"),
             clients=(),
         ),

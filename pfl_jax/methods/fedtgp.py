@@ -209,5 +209,5 @@ def fedtgp(
         personalize=lambda key, server, client, data: FedTGPModel(client, server.prototypes, server.ready),
         predict=predict,
         download=lambda server, client: server.prototypes,
-        privacy=Privacy(training.epochs, (IDENTITY, CLASS_SIZES, CLASS_MEANS)),
+        privacy=Privacy(training.most_passes, (IDENTITY, CLASS_SIZES, CLASS_MEANS)),
     )

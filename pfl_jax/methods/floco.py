@@ -14,8 +14,9 @@ from pfl_jax.primitives.aggregation import mean_by_size, size_weights, weighted_
 from pfl_jax.primitives.ensembles import init_models
 from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
 from pfl_jax.primitives.float64 import in_float64
-from pfl_jax.primitives.local_training import LocalTraining, descend
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
+from pfl_jax.primitives.optimizers import descend, initial_state
 from pfl_jax.primitives.tree import choose, merge
 from pfl_jax.streams import SIMPLEX_POINTS
 
@@ -233,7 +234,7 @@ def floco(
             return *descend(optimizer, gradient, statistics, params, opt_state), index + 1
 
         start = (server.backbone, server.heads)
-        (backbone, heads), *_ = training.fold(key, (start, optimizer.init(start), 0), data, step)
+        (backbone, heads), *_ = training.fold(key, (start, initial_state(optimizer, start), 0), data, step)
         message = FlocoMessage(mean_by_size(backbone, data), heads)
         return LocalResult(client, message, at(backbone, heads, client.point))
 

@@ -88,6 +88,6 @@ def hypcluster(
         personalize=lambda key, server, client, data: gather(server, best_model(server, data)),
         predict=model.apply,
         privacy=Privacy(
-            training.epochs, (SIZE, "losses on the examples: the choice of the shared model, which is sent")
+            training.most_passes, (SIZE, "losses on the examples: the choice of the shared model, which is sent")
         ),
     )

@@ -158,7 +158,7 @@ def knn_per(
         personalize=lambda key, server, client, data: memorize(server, data),
         predict=predict,
         privacy=Privacy(
-            training.epochs,
+            training.most_passes,
             (SIZE, "features and labels of the examples: kept by the client, for its own predictions"),
             clients=(),
         ),

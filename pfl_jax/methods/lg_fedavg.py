@@ -53,5 +53,5 @@ def lg_fedavg(model: Model, training: LocalTraining = LocalTraining()) -> Method
         # Clients need the initial backbone only before their first round.
         download=lambda server, client: server["head"],
         averaged=True,
-        privacy=Privacy(training.epochs, (SIZE,), clients=()),
+        privacy=Privacy(training.most_passes, (SIZE,), clients=()),
     )

@@ -33,5 +33,5 @@ def local(model: Model, training: LocalTraining = LocalTraining()) -> Method:
         personalize=lambda key, server, client, data: client,
         predict=model.apply,
         download=lambda server, client: (),
-        privacy=Privacy(training.epochs),
+        privacy=Privacy(training.most_passes),
     )

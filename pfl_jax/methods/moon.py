@@ -101,5 +101,5 @@ def moon(
     return fedavg(model, training)._replace(
         init_client=lambda key, server, data: MoonClient(server, jnp.zeros((), bool)),
         local=train,
-        privacy=Privacy(training.epochs, (SIZE,), clients=()),
+        privacy=Privacy(training.most_passes, (SIZE,), clients=()),
     )

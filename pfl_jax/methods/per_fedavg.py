@@ -10,8 +10,9 @@ from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
 from pfl_jax.methods.factories import OWN_GRADIENTS, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.scaffold import mean_gradient
-from pfl_jax.primitives.local_training import LocalTraining, descend
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
+from pfl_jax.primitives.optimizers import descend, initial_state
 from pfl_jax.primitives.tree import choose
 
 MetaGradient: TypeAlias = Literal["first_order", "hessian_free"]
@@ -119,7 +120,7 @@ def per_fedavg(
             return *descend(optimizer, *direction, params, opt_state), index + 1
 
         numbered = data._replace(y=(data.y, jnp.arange(data.mask.shape[0], dtype=jnp.int32)))
-        params, *_ = sampling.fold(key, (server, optimizer.init(server), 0), numbered, step)
+        params, *_ = sampling.fold(key, (server, initial_state(optimizer, server), 0), numbered, step)
         return LocalResult(client=(), message=Mean(params, jnp.ones(())), personal=adapt(key, params, data))
 
     return fedavg(model, training)._replace(

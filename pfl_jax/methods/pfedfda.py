@@ -309,7 +309,7 @@ def pfedfda(
         personalize=personalize,
         predict=lambda personal, inputs: model.features(personal.backbone, inputs) @ personal.kernel + personal.bias,
         privacy=Privacy(
-            training.epochs,
+            training.most_passes,
             (
                 SIZE,
                 "class means and covariance of the features: sent, and the classifier of the training",

@@ -140,5 +140,5 @@ def pfedgraph(
         personalize=lambda key, server, client, data: client.params,
         predict=model.apply,
         download=lambda server, client: client,
-        privacy=Privacy(training.epochs, (SIZE,)),
+        privacy=Privacy(training.most_passes, (SIZE,)),
     )

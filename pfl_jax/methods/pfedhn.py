@@ -164,5 +164,5 @@ def pfedhn(
         personalize=lambda key, server, client, data: receive(server, client),
         predict=model.apply,
         download=lambda server, client: receive(server, client),
-        privacy=Privacy(training.epochs, (IDENTITY,)),
+        privacy=Privacy(training.most_passes, (IDENTITY,)),
     )

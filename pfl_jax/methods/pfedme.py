@@ -6,8 +6,9 @@ from pfl_jax.base import LocalResult, Method, Model, Privacy
 from pfl_jax.hyper_parameters import Count, NotNegative
 from pfl_jax.methods.factories import OWN_GRADIENTS, checked
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_training import LocalTraining, descend
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import proximal, supervised_loss
+from pfl_jax.primitives.optimizers import descend, initial_state
 from pfl_jax.primitives.tree import interpolate
 
 
@@ -54,7 +55,8 @@ def pfedme(
       Clients are weighted by their numbers of examples, as in the released code. A client that was never trained
       deploys the initial model.
     """
-    optimizer = training.replace(lr=training.lr if personal_lr is None else personal_lr).transformation()
+    training.require_lr("pfedme's step of w_i")
+    optimizer = (training if personal_lr is None else training.replace(lr=personal_lr)).transformation()
 
     def train(key, server, client, data):
         def step(models, batch, key):
@@ -67,7 +69,7 @@ def pfedme(
                 gradient, statistics = jax.grad(loss, has_aux=True)(params, batch, jax.random.fold_in(key, index))
                 return descend(optimizer, gradient, statistics, params, opt_state)
 
-            personal, _ = jax.lax.fori_loop(0, inner_steps, inner, (personal, optimizer.init(personal)))
+            personal, _ = jax.lax.fori_loop(0, inner_steps, inner, (personal, initial_state(optimizer, personal)))
             return jax.tree.map(lambda w, t: w - training.lr * lam * (w - t), local, personal), personal
 
         local, personal = training.fold(key, (server, server), data, step)

@@ -127,8 +127,9 @@ def scaffold(
       The paper has no momentum. With momentum m, S_i is replaced by `effective_steps`, so that c_i remains an estimate
       of the client's gradient. With S_i itself, c_i would be up to 1 / (1 - m) times too large: the corrections would
       oscillate around their fixed point for m = 0.5 and diverge for m = 0.9. Weight decay is part of the steps, so c_i
-      estimates the gradient of the loss with weight decay. Adam's and clipped steps are not multiples of gradients;
-      there c_i+ is the client's gradient at w (option I), which takes one more pass over the examples.
+      estimates the gradient of the loss with weight decay. The steps of other optimizers and clipped ones are no
+      multiples of gradients; there c_i+ is the client's gradient at w (option I), which takes one more pass over the
+      examples.
     """
     loss = supervised_loss(model)
     by_steps = training.optimizer == "sgd" and training.clip_norm is None
@@ -166,7 +167,7 @@ def scaffold(
         personalize=lambda key, server, client, data: server.params,
         predict=model.apply,
         privacy=Privacy(
-            training.epochs,
+            training.most_passes,
             ("number of examples: the number of steps",),
             refused=""
             if by_steps

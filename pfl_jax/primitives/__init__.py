@@ -44,7 +44,6 @@ from pfl_jax.primitives.head_combination import solve_head_weights as solve_head
 from pfl_jax.primitives.holdout import fixed_subset as fixed_subset
 from pfl_jax.primitives.holdout import stratified_folds as stratified_folds
 from pfl_jax.primitives.local_training import LocalTraining as LocalTraining
-from pfl_jax.primitives.local_training import num_steps as num_steps
 from pfl_jax.primitives.losses import balanced_softmax as balanced_softmax
 from pfl_jax.primitives.losses import classwise_alignment as classwise_alignment
 from pfl_jax.primitives.losses import deployed_loss as deployed_loss
@@ -59,8 +58,13 @@ from pfl_jax.primitives.metrics import no_scores as no_scores
 from pfl_jax.primitives.metrics import pooled as pooled
 from pfl_jax.primitives.metrics import score as score
 from pfl_jax.primitives.metrics import summarize as summarize
+from pfl_jax.primitives.mini_batches import epoch_order as epoch_order
+from pfl_jax.primitives.mini_batches import first_in_fixed_order as first_in_fixed_order
+from pfl_jax.primitives.mini_batches import fold_batches as fold_batches
+from pfl_jax.primitives.mini_batches import num_steps as num_steps
 from pfl_jax.primitives.optimizers import add_weight_decay as add_weight_decay
 from pfl_jax.primitives.optimizers import descend as descend
+from pfl_jax.primitives.optimizers import initial_state as initial_state
 from pfl_jax.primitives.optimizers import sgd as sgd
 from pfl_jax.primitives.private_gradients import clipped_gradient_sum as clipped_gradient_sum
 from pfl_jax.primitives.private_gradients import private_gradient as private_gradient

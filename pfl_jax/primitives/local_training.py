@@ -4,22 +4,23 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, Literal, cast, get_type_hints
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from pfl_jax import hyper_parameters
 from pfl_jax.base import ClientData, Loss, PRNGKey, PyTree, TrainingLoss
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import MOMENTUM, Count, Epochs, NotNegative, Positive
-from pfl_jax.primitives.optimizers import add_weight_decay, sgd
+from pfl_jax.primitives.mini_batches import Augment, Carry, Counts, Step, first_in_fixed_order, fold_batches
+from pfl_jax.primitives.mini_batches import num_steps as num_steps
+from pfl_jax.primitives.optimizers import add_weight_decay, initial_state, sgd
 from pfl_jax.primitives.optimizers import descend as descend
 from pfl_jax.primitives.private_gradients import private_gradient
 from pfl_jax.primitives.tree import map_statistics, register_unchecked, running_statistics
-from pfl_jax.streams import AUGMENTATION, DROPOUT, EXAMPLE_NOISE
+from pfl_jax.streams import EXAMPLE_NOISE
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 """Names of optimizers, see `LocalTraining.optimizer`."""
@@ -27,51 +28,14 @@ Optimizer = Literal["sgd", "adam", "adamw"]
 MakeOptimizer = Callable[[float | jax.Array], optax.GradientTransformation]
 """Function of the learning rate to an optimizer, such as optax.lion; hashable."""
 
-Augment = Callable[[PRNGKey, PyTree], PyTree]
-"""Random changes to the inputs of a mini-batch: (key, x [B, ...]) -> x of the same shape; hashable."""
+RATES = {"lr": 0.01, "momentum": 0.5, "weight_decay": 5e-4}
+"""Numbers of an optimizer that a recipe makes, with their defaults; an optimizer of one's own has its own."""
 
-Counts = TypeVar("Counts", jax.Array, np.ndarray)
+NOT_GIVEN: Any = None
+"""In the place of a number that has a default, until `LocalTraining.__post_init__`."""
 
-
-def num_steps(count: Counts, batch_size: int, epochs: int | jax.Array = 1, *, drop_last: bool = False) -> Counts:
-    """Number of gradient steps that `LocalTraining.fit` takes on `count` examples.
-
-    The last batch of an epoch may be incomplete; with drop_last it is left out, unless it is the only one.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from pfl_jax.primitives import local_training
-      >>> print(local_training.num_steps(jnp.array([50, 51]), batch_size=50, epochs=2))
-      [2 4]
-      >>> print(local_training.num_steps(jnp.array([49, 99]), batch_size=50, drop_last=True))
-      [1 1]
-    """
-    steps = count // batch_size
-    # One more step for the remaining examples; with drop_last only if there is no complete batch.
-    return cast(Counts, epochs * (steps + ((count % batch_size > 0) & (not drop_last or steps == 0))))
-
-
-FIXED_ORDER = 0
-"""Seed of the fixed order of the examples without shuffling."""
-
-
-def _epoch_order(key: PRNGKey, mask: jax.Array, length: int) -> jax.Array:
-    """Row numbers [length] that start with the real rows of mask [n] in random order.
-
-    Then come the other rows, and row 0 again where length is above n; the caller's masks exclude all of these.
-    """
-    # The 32 random bits of a row do not depend on the number of rows, so the order does not depend on the amount of
-    # padding. Sorting by (padding, bits) puts the real rows first.
-    (n,) = mask.shape
-    bits = jax.random.bits(key, (n,), jnp.uint32)
-    _, _, order = jax.lax.sort((~mask, bits, jnp.arange(n, dtype=jnp.int32)), num_keys=2)
-    return jnp.pad(order, (0, length - n))
-
-
-Carry = TypeVar("Carry")
-
-Step = Callable[[Carry, ClientData, PRNGKey], Carry]
-"""Step on a mini-batch: (carry, mini-batch, key of its loss) -> the next carry."""
+EPOCHS = 5
+"""Default number of local epochs."""
 
 
 @register_unchecked
@@ -80,15 +44,20 @@ class LocalTraining:
     """Recipe of local training: the optimizer and the mini-batches. A pytree, whose numbers may be traced.
 
     Attributes:
-      lr: learning rate.
-      momentum: momentum of SGD; other optimizers have their own. The moments of Adam and AdamW decay with rates 0.9 and
-        0.999.
-      weight_decay: weight decay, decoupled from the gradient by adamw, added to it by all others.
+      lr: learning rate, 0.01 by default; None beside an optimizer with a learning rate of its own.
+      momentum: momentum of SGD, 0.5 by default; other optimizers have their own. The moments of Adam and AdamW decay
+        with rates 0.9 and 0.999.
+      weight_decay: weight decay, 5e-4 by default, decoupled from the gradient by adamw, added to it by all others.
       batch_size: examples in a mini-batch.
-      epochs: local epochs in a round, that is passes over a client's examples; phases of a method may have none.
-      optimizer: sgd (as PyTorch's SGD), adam, adamw, or a function of the learning rate to an optax optimizer, such as
-        optax.lion; its state is initialized anew in every round. One that needs the value of the loss, such as
-        optax.polyak_sgd, gets that of the mini-batch, but not with dp_clip, nor in methods with steps of their own.
+      epochs: local epochs in a round, that is passes over a client's examples, 5 by default; phases of a method may
+        have none. None beside local_steps.
+      local_steps: gradient steps of every client in a round in place of epochs, on the mini-batches of one reshuffled
+        epoch after another.
+      optimizer: sgd (as PyTorch's SGD), adam, adamw; any optimizer of optax, such as optax.adam(1e-3), which has its
+        own lr, momentum and weight_decay; or a function of the learning rate to one, such as optax.lion. Its state is
+        initialized anew for each client in every round and phase, so a schedule in it starts again from step 0 there.
+        One that needs the value of the loss, such as optax.polyak_sgd, gets that of the mini-batch, but not with
+        dp_clip, nor in methods with steps of their own.
       clip_norm: largest global norm of a mini-batch's gradient; larger gradients are scaled down to it. None for no
         limit.
       drop_last: whether to leave out an incomplete last batch of an epoch, as PyTorch's DataLoader(drop_last=True)
@@ -116,12 +85,15 @@ class LocalTraining:
       2.00
     """
 
-    lr: NotNegative | jax.Array = 0.01
-    momentum: Annotated[float | jax.Array, MOMENTUM] = 0.5
-    weight_decay: NotNegative | jax.Array = 5e-4
+    lr: NotNegative | jax.Array = NOT_GIVEN
+    momentum: Annotated[float | jax.Array, MOMENTUM] = NOT_GIVEN
+    weight_decay: NotNegative | jax.Array = NOT_GIVEN
     batch_size: Count = field(default=50, metadata={"static": True})
-    epochs: Epochs | jax.Array = 5
-    optimizer: Optimizer | MakeOptimizer = field(default="sgd", metadata={"static": True})
+    epochs: Epochs | jax.Array = NOT_GIVEN
+    local_steps: Count | jax.Array | None = field(default=None, kw_only=True)
+    optimizer: Optimizer | MakeOptimizer | optax.GradientTransformation = field(
+        default="sgd", metadata={"static": True}
+    )
     clip_norm: Positive | jax.Array | None = None
     drop_last: bool = field(default=False, metadata={"static": True})
     shuffle: bool = field(default=True, metadata={"static": True})
@@ -131,12 +103,20 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         """Raise InvalidInput for a value that no recipe can have; traced numbers pass."""
-        if isinstance(self.optimizer, optax.GradientTransformation):
-            raise InvalidInput(
-                "optimizer must be a function of the learning rate, such as optax.adam, not what it returns: lr is the "
-                "learning rate"
-            )
-        hyper_parameters.check(vars(self), _kinds())
+        for name, default in RATES.items():
+            given = getattr(self, name) is not None
+            if given and self.has_own_optimizer:
+                raise InvalidInput(
+                    f"{name} would have no effect beside an optimizer that has its own: give the optimizer alone, or a "
+                    "function of the learning rate, such as optimizer=optax.adam with lr=1e-3"
+                )
+            if not given and not self.has_own_optimizer:
+                object.__setattr__(self, name, default)
+        if self.local_steps is None and self.epochs is None:
+            object.__setattr__(self, "epochs", EPOCHS)
+        elif self.local_steps is not None and self.epochs is not None:
+            raise InvalidInput("epochs and local_steps exclude each other: local_steps counts mini-batches, not passes")
+        hyper_parameters.check({name: value for name, value in vars(self).items() if value is not None}, _kinds())
         if self.dp_clip is None and isinstance(self.dp_noise, int | float) and self.dp_noise > 0:
             raise InvalidInput("dp_noise needs a dp_clip: noise alone does not make a gradient private")
 
@@ -144,21 +124,61 @@ class LocalTraining:
         """Copy of this recipe with other values.
 
         Args:
-          changes: name of a field -> its new value.
+          changes: name of a field -> its new value. An optimizer that has its own learning rate replaces those of
+            RATES too; epochs replace local_steps, and the other way round.
         """
+        if changes.get("local_steps") is not None:
+            changes = {"epochs": NOT_GIVEN} | changes
+        elif changes.get("epochs") is not None:
+            changes = {"local_steps": None} | changes
+        if isinstance(changes.get("optimizer"), optax.GradientTransformation):
+            changes = dict.fromkeys(RATES, NOT_GIVEN) | changes
         return dataclasses.replace(self, **changes)
 
-    def plain(self, **changes: Any) -> "LocalTraining":
-        """Copy of this recipe without momentum and weight decay, and with other values.
+    @property
+    def has_own_optimizer(self) -> bool:
+        """Whether the optimizer has a learning rate of its own, not `lr`."""
+        return isinstance(self.optimizer, optax.GradientTransformation)
+
+    def phase(self, lr: float | jax.Array, **changes: Any) -> "LocalTraining":
+        """Recipe of another phase of a method, with a learning rate of its own.
+
+        Its optimizer is that of this recipe; where that has its own learning rate, SGD with the default momentum and
+        weight decay.
 
         Args:
+          lr: learning rate.
           changes: name of a field -> its new value.
         """
-        return dataclasses.replace(self, **{"momentum": 0.0, "weight_decay": 0.0, **changes})
+        steps = {"optimizer": "sgd"} if self.has_own_optimizer else {}
+        return self.replace(**{**steps, "lr": lr, **changes})
+
+    def plain(self, lr: float | jax.Array, **changes: Any) -> "LocalTraining":
+        """Recipe of another `phase` without momentum and weight decay.
+
+        Args:
+          lr: learning rate.
+          changes: name of a field -> its new value.
+        """
+        return self.phase(lr, **{"momentum": 0.0, "weight_decay": 0.0, **changes})
+
+    def require_lr(self, use: str) -> None:
+        """Raise InvalidInput for an optimizer with a learning rate of its own, where a method uses `lr` itself.
+
+        Args:
+          use: what it uses it for.
+        """
+        if self.has_own_optimizer:
+            raise InvalidInput(
+                f"{use} needs lr, which a recipe has not beside an optimizer with a learning rate of its own: give a "
+                "function of the learning rate, such as optimizer=optax.adam with lr=1e-3"
+            )
 
     def transformation(self) -> optax.GradientTransformation:
         """Optimizer as an optax gradient transformation; clipping comes first."""
-        if self.optimizer == "sgd":
+        if isinstance(self.optimizer, optax.GradientTransformation):
+            steps = self.optimizer
+        elif self.optimizer == "sgd":
             steps = sgd(self.lr, self.momentum, self.weight_decay)
         elif self.optimizer == "adamw":
             steps = optax.adamw(self.lr, weight_decay=self.weight_decay)
@@ -169,7 +189,14 @@ class LocalTraining:
 
     def num_steps(self, count: Counts) -> Counts:
         """Number of gradient steps that `fit` takes on `count` examples, see `num_steps`."""
+        if self.local_steps is not None:
+            return cast(Counts, self.local_steps * (count > 0))
         return num_steps(count, self.batch_size, self.epochs, drop_last=self.drop_last)
+
+    @property
+    def most_passes(self) -> int | jax.Array:
+        """Largest number of passes over a client's examples in a round: local_steps where one batch has them all."""
+        return self.epochs if self.local_steps is None else self.local_steps
 
     def fit(
         self,
@@ -196,11 +223,12 @@ class LocalTraining:
           transformation: optimizer to use in place of `transformation()`.
 
         Raises:
-          InvalidInput: the optimizer needs more than a step has, or params has running statistics and loss gives none.
+          InvalidInput: the optimizer cannot start from params or needs more than a step has, or params has running
+            statistics and loss gives none.
         """
         optimizer = optax.with_extra_args_support(self.transformation() if transformation is None else transformation)
 
-        start, clip = (params, optimizer.init(params)), self.dp_clip
+        start, clip = (params, initial_state(optimizer, params)), self.dp_clip
 
         def value_and_statistics(params, batch, key):
             # The old statistics have no gradient, also if a penalty is on all parameters.
@@ -234,7 +262,8 @@ class LocalTraining:
 
         The real examples are shuffled anew in every epoch. An epoch of a client with m real examples takes
         ceil(m / batch_size) steps, the last one on the remaining examples, so a small client costs less than a large
-        one unless both run under one vmap. `drop_last`, `shuffle` and `augment` apply as described in `LocalTraining`;
+        one unless both run under one vmap. With `local_steps` the last epoch may be incomplete. `drop_last`, `shuffle`
+        and `augment` apply as described in `LocalTraining`;
         augmentation and losses have keys of their own, and do not change the order of the examples; all that makes
         steps (`lr`, `optimizer`, `clip_norm`) is the caller's. Trip counts are dynamic, so under jit the result cannot
         be differentiated in reverse mode: use `jax.jvp`.
@@ -270,36 +299,13 @@ class LocalTraining:
         return self._fold(key, carry, data, step)
 
     def _fold(self, key: PRNGKey, carry: Carry, data: ClientData, step: Step[Carry]) -> Carry:
-        (n,) = data.mask.shape
-        size = self.batch_size
-        count = jnp.sum(data.mask, dtype=jnp.int32)
-        padded_length = -(-n // size) * size
-        steps = num_steps(count, size, drop_last=self.drop_last)
-        fixed = None if self.shuffle else _epoch_order(jax.random.key(FIXED_ORDER), data.mask, padded_length)
-
-        def epoch(epoch_index, carry):
-            order = fixed
-            if order is None:
-                order = _epoch_order(jax.random.fold_in(key, epoch_index), data.mask, padded_length)
-
-            def batch_step(index, carry):
-                rows = jax.lax.dynamic_slice(order, (index * size,), (size,))
-                batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
-
-                def step_key(stream):
-                    return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, stream), epoch_index), index)
-
-                if self.augment is not None:
-                    batch = batch._replace(x=self.augment(step_key(AUGMENTATION), batch.x))
-                batch = batch._replace(mask=index * size + jnp.arange(size) < count)
-                return step(carry, batch, step_key(DROPOUT))
-
-            return jax.lax.fori_loop(0, steps, batch_step, carry)
-
-        return jax.lax.fori_loop(0, self.epochs, epoch, carry)
+        names = ("batch_size", "epochs", "local_steps", "drop_last", "shuffle", "augment")
+        return fold_batches(key, carry, data, step, **{name: getattr(self, name) for name in names})
 
     def always_visited(self, mask: jax.Array) -> jax.Array:
-        """Real examples that every epoch visits: bool [n]. A fixed order with `drop_last` always leaves some out.
+        """Real examples that a round may visit: bool [n].
+
+        A fixed order with `drop_last`, or with fewer steps than an epoch has, always leaves the same ones out.
 
         Args:
           mask: [n], the real examples.
@@ -313,13 +319,12 @@ class LocalTraining:
           >>> print(jnp.sum(LocalTraining(batch_size=2, drop_last=True, shuffle=False).always_visited(mask)))
           4
         """
-        if self.shuffle or not self.drop_last:
+        if self.shuffle or not (self.drop_last or self.local_steps is not None):
             return mask
-        (n,) = mask.shape
-        count = jnp.sum(mask, dtype=jnp.int32)
-        order = _epoch_order(jax.random.key(FIXED_ORDER), mask, n)
-        visited = jnp.arange(n) < self.batch_size * num_steps(count, self.batch_size, drop_last=True)
-        return jnp.zeros(n, bool).at[order].set(visited) & mask
+        steps = num_steps(jnp.sum(mask, dtype=jnp.int32), self.batch_size, drop_last=self.drop_last)
+        if self.local_steps is not None:
+            steps = jnp.minimum(steps, self.local_steps)
+        return first_in_fixed_order(mask, self.batch_size * steps)
 
 
 @functools.cache

@@ -48,6 +48,25 @@ def sgd(
     )
 
 
+def initial_state(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
+    """First state of an optimizer for the parameters that it is to move.
+
+    Args:
+      optimizer: as in optax.
+      params: any pytree of float arrays.
+
+    Raises:
+      InvalidInput: the optimizer is for parameters of another structure, such as those of a whole model.
+    """
+    try:
+        return optimizer.init(params)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"the optimizer cannot start from the parameters that are trained ({first_line(error)}): methods also "
+            "train parts of a model, so labels and masks must be functions of the parameters"
+        ) from error
+
+
 def descend(
     optimizer: optax.GradientTransformation,
     gradient: PyTree,

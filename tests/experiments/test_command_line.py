@@ -371,7 +371,7 @@ def test_a_methods_options_are_its_factorys_arguments(name):
     every = hyper_parameters(METHODS[name])
     # These are the same for all methods.
     common = every.keys() & {"augment", *(field.name for field in dataclasses.fields(Options))}
-    assert common == {"optimizer", "clip_norm", "drop_last", "shuffle", "augment", "dp_clip", "dp_noise"}
+    assert common == {"optimizer", "clip_norm", "local_steps", "drop_last", "shuffle", "augment", "dp_clip", "dp_noise"}
     assert dataclasses.asdict(config()) == {option: every[option] for option in every if option not in common}
     with pytest.raises(dataclasses.FrozenInstanceError):
         config().lr = 1.0

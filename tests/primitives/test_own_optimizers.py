@@ -1,0 +1,156 @@
+"""Optimizers of optax in local training: schedules, other steps for each layer, and what needs a learning rate."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import tiny_federation, tiny_model
+
+from pfl_jax.base import ClientData
+from pfl_jax.data.federated import client_data
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS, make_method
+from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.primitives.losses import masked_mean, supervised_loss
+
+MODEL, KEY = tiny_model(), jax.random.key(0)
+PARAMS = MODEL.init(jax.random.key(1))
+DATA = client_data(tiny_federation(), 1, "train")
+LOSS = supervised_loss(MODEL)
+STEPS = {"batch_size": 8, "epochs": 2}
+
+
+def fitted(**recipe):
+    return jax.jit(lambda: LocalTraining(**STEPS | recipe).fit(KEY, PARAMS, DATA, LOSS))()
+
+
+def assert_same(got, want):
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7), got, want)
+
+
+def test_an_optimizer_of_optax_has_rates_of_its_own():
+    plain = {"momentum": 0.0, "weight_decay": 0.0}
+    assert_same(fitted(optimizer=optax.sgd(0.1, momentum=0.9)), fitted(lr=0.1, momentum=0.9, weight_decay=0.0))
+    assert_same(fitted(optimizer=optax.adam(0.03)), fitted(optimizer="adam", lr=0.03, weight_decay=0.0))
+    assert_same(fitted(optimizer=optax.sgd(0.1), clip_norm=0.01), fitted(lr=0.1, clip_norm=0.01, **plain))
+
+
+def test_the_defaults_are_those_of_a_recipe_without_one():
+    recipe = LocalTraining()
+    assert (recipe.lr, recipe.momentum, recipe.weight_decay) == (0.01, 0.5, 5e-4)
+    own = recipe.replace(optimizer=optax.adam(0.1))
+    assert (own.lr, own.momentum, own.weight_decay) == (None, None, None)
+    assert own.replace(epochs=3).epochs == 3
+    assert own.replace(optimizer="sgd") == recipe
+    # From one flat set of values, as the command line and sweeps have it.
+    assert make_method("fedavg", MODEL, optimizer=optax.adam(0.1)).work.batch_size == 50
+
+
+def quadratic(params, batch, key):
+    """Its gradient is 1 in each entry."""
+    return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params)) + 0.0 * masked_mean(batch.x, batch.mask)
+
+
+ONES = ClientData(jnp.ones(10), jnp.zeros(10), jnp.ones(10, bool))
+
+
+def test_a_schedule_starts_again_in_every_round_and_phase():
+    rates = np.float32([0.5, 0.25, 0.125, 0.0625])
+    schedule = optax.join_schedules([optax.constant_schedule(rate) for rate in rates], [1, 2, 3])
+    recipe = LocalTraining(optimizer=optax.sgd(schedule), batch_size=5, epochs=2)
+    first = recipe.fit(KEY, jnp.zeros(2), ONES, quadratic)
+    np.testing.assert_allclose(first, -rates.sum())
+    np.testing.assert_allclose(recipe.fit(KEY, first, ONES, quadratic), -2 * rates.sum())
+
+
+def labels(params):
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[0].key, params)
+
+
+def test_layers_with_steps_of_their_own():
+    optimizer = optax.multi_transform({"backbone": optax.sgd(0.1), "head": optax.set_to_zero()}, labels)
+    trained = LocalTraining(optimizer=optimizer, **STEPS).fit(KEY, PARAMS, DATA, LOSS)
+    jax.tree.map(np.testing.assert_array_equal, trained["head"], PARAMS["head"])
+    assert np.abs(trained["backbone"]["kernel"] - PARAMS["backbone"]["kernel"]).max() > 1e-3
+    # Labels for a whole model do not fit the backbone that FedRep trains.
+    fixed = optax.multi_transform({"backbone": optax.sgd(0.1), "head": optax.set_to_zero()}, labels(PARAMS))
+    with pytest.raises(InvalidInput, match="labels and masks must be functions of the parameters"):
+        LocalTraining(optimizer=fixed, **STEPS).fit(KEY, PARAMS["backbone"], DATA, LOSS)
+
+
+def test_a_learning_rate_inside_an_optimizer_may_be_traced():
+    def trained(rate):
+        return LocalTraining(optimizer=optax.adam(rate), **STEPS).fit(KEY, PARAMS, DATA, LOSS)
+
+    rates = jnp.array([0.01, 0.1])
+    several = jax.jit(jax.vmap(trained))(rates)
+    for index, rate in enumerate(rates):
+        assert_same(jax.tree.map(lambda leaf, index=index: leaf[index], several), jax.jit(trained)(rate))
+
+
+def test_a_recipe_is_an_argument_of_a_compiled_program():
+    traces = []
+
+    @jax.jit
+    def train(recipe):
+        traces.append(recipe)
+        return recipe.fit(KEY, PARAMS, DATA, LOSS)
+
+    recipe = LocalTraining(optimizer=optax.adam(0.01), **STEPS)
+    train(recipe)
+    train(recipe.replace(epochs=1))
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("lr", 0.01), ("momentum", 0.5), ("weight_decay", 0.0)])
+def test_a_number_without_effect_is_refused(name, value):
+    with pytest.raises(InvalidInput, match=f"^{name} would have no effect beside an optimizer that has its own"):
+        LocalTraining(optimizer=optax.adam(0.1), **{name: value})
+    with pytest.raises(InvalidInput, match=f"^{name} would have no effect"):
+        LocalTraining(optimizer=optax.adam(0.1)).replace(**{name: value})
+    with pytest.raises(InvalidInput, match=f"^{name} would have no effect"):
+        jax.jit(lambda value: LocalTraining(optimizer=optax.adam(0.1), **{name: value}).epochs)(value)
+
+
+def test_a_phase_with_a_learning_rate_of_its_own_takes_steps_of_sgd():
+    own = LocalTraining(optimizer=optax.adam(0.1), clip_norm=2.0)
+    assert own.phase(0.3, epochs=1) == LocalTraining(lr=0.3, clip_norm=2.0, epochs=1)
+    assert own.plain(0.3) == LocalTraining(lr=0.3, momentum=0.0, weight_decay=0.0, clip_norm=2.0)
+    adam = LocalTraining(optimizer="adam", momentum=0.2)
+    assert adam.phase(0.3) == adam.replace(lr=0.3)
+
+
+NEED_LR = {"pfedme": "step of w_i needs lr"}
+"""Methods in whose equations the learning rate of local training stands."""
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_with_it_or_says_why_not(name):
+    recipe = LocalTraining(optimizer=optax.adam(0.01), **STEPS)
+    if name in NEED_LR:
+        with pytest.raises(InvalidInput, match=NEED_LR[name]):
+            METHODS[name](MODEL, recipe)
+        return
+    method = METHODS[name](MODEL, recipe)
+
+    def local(key):
+        server = method.init_server(key)
+        return method.local(key, server, method.init_client(key, server, DATA), DATA)
+
+    jax.eval_shape(local, KEY)
+
+
+def test_an_adaptive_share_of_apfl_needs_a_learning_rate():
+    with pytest.raises(InvalidInput, match="adaptive alpha of apfl needs lr"):
+        METHODS["apfl"](MODEL, LocalTraining(optimizer=optax.adam(0.01)), adaptive=True)
+
+
+def test_the_control_variates_of_scaffold_are_gradients():
+    """Also beside an SGD of optax, of which the recipe does not know the learning rate."""
+    method = METHODS["scaffold"](MODEL, LocalTraining(optimizer=optax.sgd(0.2), **STEPS))
+    server = method.init_server(jax.random.key(1))
+    client = method.init_client(KEY, server, DATA)
+    result = jax.jit(method.local)(KEY, server, client, DATA)
+    want, _ = jax.grad(LOSS, has_aux=True)(server.params, DATA, KEY)
+    assert_same(result.client.trained, want)
