@@ -7,7 +7,7 @@
 >>> parts = data.partition.grouped(dataset.train_y, dataset.test_y, num_clients=5, s=20, train_size=60, test_size=30)
 >>> federation = data.federate(dataset, parts)
 >>> model = models.mlp(dataset.input_shape, dataset.num_classes)
->>> method = methods.fedper(model, pfl_jax.LocalSGD(lr=0.1, batch_size=10))
+>>> method = methods.fedper(model, pfl_jax.LocalTraining(lr=0.1, batch_size=10))
 >>> for result in pfl_jax.run(method, federation, pfl_jax.Settings(rounds=2), jax.random.key(0)):
 ...     accuracy = result.received["accuracy"]  # each client's, after aggregation
 ...     print(result.round, accuracy.shape, accuracy.mean() > 0.6)
@@ -16,8 +16,8 @@
 
 Names that most programs use:
 
-- `METHODS`: all methods by name; each is a factory in `pfl_jax.methods`. `LocalSGD`: the recipe of local training that
-  each factory takes. `make_method` builds a method from its name and one flat set of hyper-parameters.
+- `METHODS`: all methods by name; each is a factory in `pfl_jax.methods`. `LocalTraining`: the recipe of local training
+  that each factory takes. `make_method` builds a method from its name and one flat set of hyper-parameters.
 - `Method`, `Model`, `ClientData`, `Cohort`, `LocalResult`, `Mean` and `State`: the types that methods use.
 - `run`, `Settings`, `RoundResult`, `Scores`, `client_mesh`: run a federation round by round, on one or more devices.
 - `InvalidInput`: error for invalid input. Its subclass `Diverged`: error for a run with NaN or infinite values.
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pfl_jax.errors import Diverged, InvalidInput
     from pfl_jax.methods import METHODS, make_method
     from pfl_jax.networks import models
-    from pfl_jax.primitives.local_sgd import LocalSGD
+    from pfl_jax.primitives.local_training import LocalTraining
 
 
 def _keep_lapack_to_one_thread() -> None:
@@ -85,7 +85,7 @@ __all__ = [
     "Engine",
     "InvalidInput",
     "LocalResult",
-    "LocalSGD",
+    "LocalTraining",
     "Mean",
     "Method",
     "Model",
@@ -119,7 +119,7 @@ _HOME = {
     **dict.fromkeys(("Diverged", "InvalidInput"), "errors"),
     **dict.fromkeys(("METHODS", "make_method"), "methods"),
     **dict.fromkeys(("Engine", "build"), "engine.build"),
-    "LocalSGD": "primitives.local_sgd",
+    "LocalTraining": "primitives.local_training",
 }
 
 # Modules of subpackages that are also names of this package.

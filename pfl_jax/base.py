@@ -217,8 +217,8 @@ class LocalWork(NamedTuple):
 class Privacy(NamedTuple):
     """What a method does with a client's data besides what differential privacy covers, see `pfl_jax.privacy`.
 
-    With `dp_clip`, every step of `LocalSGD.fit` is private, and with `client_clip` the update that a client sends. The
-    neighboring relation keeps the number of examples, which therefore counts as public.
+    With `dp_clip`, every step of `LocalTraining.fit` is private, and with `client_clip` the update that a client sends.
+    The neighboring relation keeps the number of examples, which therefore counts as public.
 
     Attributes:
       passes: private passes over a client's examples in a round in which it takes part.

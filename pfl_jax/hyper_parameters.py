@@ -4,7 +4,7 @@ A hyper-parameter's type is its annotation in the factory's signature, which als
 which values of others it is read:
 
     def my_method(
-        model, training=LocalSGD(), *, mu: NotNegative = 1.0, temperature: Annotated[Positive, ReadWith("mu")] = 0.5
+        model, training=LocalTraining(), *, mu: NotNegative = 1.0, tau: Annotated[Positive, ReadWith("mu")] = 0.5
     ): ...
 
 Values are checked when a method is built. Traced values, whose numbers are not known then, pass.

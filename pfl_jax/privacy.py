@@ -245,7 +245,7 @@ def participations(settings: Settings, counts: np.ndarray, key: PRNGKey) -> np.n
 
 def _example_budget(privacy: Privacy | None, values, settings, counts, rounds, delta) -> Budget:
     if privacy is None:
-        uses, uncovered = None, ("whatever the method computes from the examples outside of LocalSGD.fit",)
+        uses, uncovered = None, ("whatever the method computes from the examples outside of LocalTraining.fit",)
     else:
         uses = rounds * int(privacy.passes) + int(privacy.deployment)
         uncovered = privacy.examples

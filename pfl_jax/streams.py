@@ -23,7 +23,7 @@ SURVEY = LARGEST - 8
 ATTACKERS = LARGEST - 20
 EVALUATED_CLIENTS = LARGEST - 9
 
-# Streams of the key of a client's local training, besides the epochs of `LocalSGD.fold`.
+# Streams of the key of a client's local training, besides the epochs of `LocalTraining.fold`.
 PERSONAL_MODEL = LARGEST
 AUGMENTATION = LARGEST - 6
 AGGREGATION_WEIGHTS = LARGEST - 7
@@ -85,9 +85,8 @@ rounding of compressed messages, an attacker's noise, the noise on clipped gradi
 the steps of training and in the gradient over all of a client's examples.
 
 A step's loss gets the key fold_in(fold_in(fold_in(key, DROPOUT), epoch), step of the epoch), where `key` is that of
-`LocalSGD.fit` or `LocalSGD.fold`, which depends on the round and the client; a private step folds DROPOUT into the key
-of its noise. Part i of `mean_gradient` gets
-fold_in(fold_in(key, FULL_GRADIENT), i)."""
+`LocalTraining.fit` or `LocalTraining.fold`, which depends on the round and the client; a private step folds DROPOUT
+into the key of its noise. Part i of `mean_gradient` gets fold_in(fold_in(key, FULL_GRADIENT), i)."""
 
 AGGREGATION = {"client_noise": CLIENT_NOISE}
 """Name -> stream of the key of an aggregation: the noise on the sum of the clients' clipped updates."""

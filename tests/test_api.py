@@ -20,6 +20,7 @@ ROOT = Path(pfl_jax.__file__).parent
 INTERNAL = {
     "atomic_write",
     "safe_read",
+    "networks.passes",
     "streams",
     "testing.comparison",
     "wrappers",
@@ -55,7 +56,7 @@ PUBLIC = [
             "float64",
             "head_combination",
             "holdout",
-            "local_sgd",
+            "local_training",
             "losses",
             "metrics",
             "private_gradients",

@@ -33,7 +33,7 @@ def test_example(example):
 
 def test_the_entry_points_and_primitives_have_examples():
     names = {example.name.removeprefix("pfl_jax.") for example in examples()}
-    modules = "aggregation losses tree feature_statistics simplex_qp head_combination fisher float64 local_sgd"
+    modules = "aggregation losses tree feature_statistics simplex_qp head_combination fisher float64 local_training"
     modules = [f"primitives.{name}" for name in modules.split()]
     modules += ["networks.convolution", "data.partition", "data.federated"]
     assert {"pfl_jax", "engine.sweep.run", "networks.models.mlp", "data.sources.load"} <= names

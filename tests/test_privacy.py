@@ -10,7 +10,7 @@ from pfl_jax import privacy
 from pfl_jax.engine.cohort import Settings, sample_cohort
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.privacy import budgets, gaussian_epsilon, gaussian_noise, participations, sampled_epsilon
 
 accounting = pytest.importorskip("dp_accounting")
@@ -126,7 +126,7 @@ def test_delta():
         of(**EXAMPLE, delta=0.0)
 
 
-def mine(model, training=LocalSGD()):
+def mine(model, training=LocalTraining()):
     base = METHODS["fedavg"](model, training)
     return base._replace(local=lambda *given: base.local(*given))
 
@@ -135,10 +135,10 @@ def test_methods_of_others():
     (budget,) = of(mine, **EXAMPLE)
     assert np.isnan(budget.epsilon(3))
     assert "does not say" in str(budget)
-    assert "outside of LocalSGD.fit" in str(budget)
+    assert "outside of LocalTraining.fit" in str(budget)
 
 
-def own_clip(model, training=LocalSGD(), *, client_clip=3.0):
+def own_clip(model, training=LocalTraining(), *, client_clip=3.0):
     return METHODS["fedavg"](model, training)
 
 

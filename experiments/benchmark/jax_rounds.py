@@ -16,7 +16,7 @@ from pfl_jax.base import Method, Model, Params, Scores, State
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.engine.rounds import Outcome
 from pfl_jax.networks.convolution import conv2d
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 
 
@@ -70,7 +70,7 @@ def compiled_training(
       model: by default the workload's.
     """
     model = workload.network() if model is None else model
-    training = LocalSGD(scale.lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs)
+    training = LocalTraining(scale.lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs)
     loss = supervised_loss(model)
 
     def one(shared, client):

@@ -20,7 +20,7 @@ from pfl_jax.networks.pooling import max_pool
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.feature_statistics import class_centroids
 from pfl_jax.primitives.fisher import MICROBATCH, fisher_trace
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import cross_entropy, deployed_loss, feature_alignment
 
 Ways: TypeAlias = tuple[Callable[[], PyTree], Callable[[], PyTree]]
@@ -60,8 +60,8 @@ def _client(scale: Scale) -> ClientData:
     return jax.tree.map(jnp.asarray, client_data(data, 0, "train"))
 
 
-def _recipe(scale: Scale, lr: float) -> LocalSGD:
-    return LocalSGD(lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs=1)
+def _recipe(scale: Scale, lr: float) -> LocalTraining:
+    return LocalTraining(lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs=1)
 
 
 def _classification(logits: Callable[[PyTree, jax.Array], jax.Array]) -> Loss:
@@ -138,7 +138,7 @@ def _fedas_targets(scale: Scale) -> Ways:
             return feature_alignment(model.features(backbone, batch.x), target(batch), batch.mask)
 
         # FedAS, Section 4.1.
-        return LocalSGD(scale.lr, 0.0, 0.0, batch_size=16, epochs=1).fit(jax.random.key(1), backbone, data, loss)
+        return LocalTraining(scale.lr, 0.0, 0.0, batch_size=16, epochs=1).fit(jax.random.key(1), backbone, data, loss)
 
     def in_steps(backbone, previous, data):
         return epoch(backbone, data, lambda batch: model.features(previous, batch.x))

@@ -20,7 +20,7 @@ SELECTION = ("method", "preset")
 """Options that determine the defaults of all others; they come last in the method's own group."""
 
 TRAINING_HYPER_PARAMETERS = ("lr", "momentum", "weight_decay", "batch_size", "epochs")
-"""Hyper-parameters of `LocalSGD` for which methods and presets have their own defaults; in the group training."""
+"""Hyper-parameters of `LocalTraining` for which methods and presets have their own defaults; in the group training."""
 
 TRAINING_OPTIONS = ("optimizer", "clip_norm", "schedule", "drop_last", "shuffle", "augment")
 """Other options of local training, which have the same defaults for all methods."""

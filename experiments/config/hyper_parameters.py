@@ -12,7 +12,7 @@ from experiments.config.own_code import is_own, label, method_factory, option_ki
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import unread
 from pfl_jax.methods.factories import RECIPES, annotations, arguments, default_training, function_of, recipes_of
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 
 
 def method_config(name: str) -> type:
@@ -49,7 +49,7 @@ def _config(name: str) -> type:
         kind = argument(option_kind(name, parameter), texts.get(parameter.name, ""))
         fields.append((parameter.name, kind, dataclasses.field(default=parameter.default)))
     training = default_training(factory)
-    _, texts = _documented(LocalSGD)
+    _, texts = _documented(LocalTraining)
     for field in TRAINING_HYPER_PARAMETERS:
         value = getattr(training, field)
         fields.append((field, argument(type(value), texts[field]), dataclasses.field(default=value)))

@@ -14,7 +14,7 @@ from pfl_jax.hyper_parameters import NOT_NEGATIVE, POSITIVE, real
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.models import MODELS
 from pfl_jax.networks.text import TEXT_MODELS
-from pfl_jax.primitives.local_sgd import Optimizer
+from pfl_jax.primitives.local_training import Optimizer
 from pfl_jax.privacy import DELTA
 
 if TYPE_CHECKING:

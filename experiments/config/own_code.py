@@ -24,7 +24,7 @@ from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import SIGNATURE, arguments
 from pfl_jax.networks.flax_modules import check_model, from_flax
 from pfl_jax.networks.models import MODELS
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.safe_read import read_file
 
 KINDS = ("method", "model")
@@ -126,12 +126,12 @@ def method_factory(name: str) -> Callable[..., Method]:
     if len(others) != 2 or others[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
         named = ", ".join(one.name for one in others)
         raise InvalidInput(f"--method {name} takes ({named}) before its keyword-only arguments: {SIGNATURE}")
-    if others[1].name != "training" or not isinstance(others[1].default, LocalSGD):
+    if others[1].name != "training" or not isinstance(others[1].default, LocalTraining):
         raise InvalidInput(f"--method {name}: the second argument is {others[1]}: {SIGNATURE}")
     for one in own:
         if one.default is inspect.Parameter.empty:
             raise InvalidInput(f"--method {name}: its option {one.name} needs a default")
-        if one.name in vars(LocalSGD()):
+        if one.name in vars(LocalTraining()):
             raise InvalidInput(f"--method {name}: {one.name} is a field of the recipe of local training, not its own")
         option_kind(name, one)
     return factory

@@ -1,7 +1,7 @@
 """Random augmentation of training images, drawn anew for every mini-batch.
 
-`pfl_jax.LocalSGD(augment=...)` applies it to every mini-batch, independently of the method. Statistics, Fisher traces,
-embeddings, test examples and precomputed features use the original images.
+`pfl_jax.LocalTraining(augment=...)` applies it to every mini-batch, independently of the method. Statistics, Fisher
+traces, embeddings, test examples and precomputed features use the original images.
 """
 
 from collections.abc import Sequence

@@ -83,11 +83,11 @@ def build(
     Example:
       >>> import jax
       >>> import pfl_jax
-      >>> from pfl_jax import LocalSGD, Settings, data, methods, models
+      >>> from pfl_jax import LocalTraining, Settings, data, methods, models
       >>> dataset = data.load("digits")
       >>> parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=4, train_size=20, test_size=10)
       >>> federation = data.federate(dataset, parts)
-      >>> method = methods.fedper(models.mlp(dataset.input_shape, dataset.num_classes), LocalSGD(batch_size=10))
+      >>> method = methods.fedper(models.mlp(dataset.input_shape, dataset.num_classes), LocalTraining(batch_size=10))
       >>> engine = pfl_jax.build(method, Settings(rounds=2)).jit()
       >>> state = engine.init(federation, jax.random.key(0))
       >>> for _ in range(2):

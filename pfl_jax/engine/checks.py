@@ -21,7 +21,7 @@ from pfl_jax.engine.mapping import AXIS
 from pfl_jax.engine.store import Federation
 from pfl_jax.errors import InvalidInput, first_line, word
 from pfl_jax.hyper_parameters import check, choice, whole
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 
 GENERATOR = "threefry2x32"
 """Generator of random numbers of every key. The numbers of others depend under vmap on the other clients of a chunk."""
@@ -126,7 +126,7 @@ def check_sweep(
             raise InvalidInput(
                 f"every run needs one key and one value: keys has shape {keys.shape}, but {name} {shape}"
             )
-    kinds = get_type_hints(LocalSGD, include_extras=True)
+    kinds = get_type_hints(LocalTraining, include_extras=True)
     for name, value in values.items():
         for one in np.asarray(value).tolist():
             check({name: one}, kinds)

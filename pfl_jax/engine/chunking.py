@@ -9,7 +9,7 @@ from pfl_jax.base import Method, MethodSchedule, at_round
 from pfl_jax.data.places import spread
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.networks.models import is_convolutional
-from pfl_jax.primitives.local_sgd import num_steps
+from pfl_jax.primitives.local_training import num_steps
 
 MAX_WASTE = 0.1
 """Share of wasted gradient steps up to which `choose_chunk` takes a larger chunk."""
@@ -26,7 +26,7 @@ def wasted_step_share(
 ) -> float:
     """Share of a round's gradient steps spent on clients that have already finished.
 
-        1 - sum_i s_i / sum_i s_{longest client of i's chunk},   s_i of `pfl_jax.primitives.local_sgd.num_steps`
+        1 - sum_i s_i / sum_i s_{longest client of i's chunk},   s_i of `pfl_jax.primitives.local_training.num_steps`
 
     Clients under one vmap run as many steps as the largest of them; the surplus steps of the others are discarded.
     Clients, sorted by size, are spread over the devices by `pfl_jax.data.places.spread`, and each device takes its
@@ -124,9 +124,9 @@ def resolved(
 
     Example:
       >>> import numpy as np
-      >>> from pfl_jax import LocalSGD, Settings, methods, models
+      >>> from pfl_jax import LocalTraining, Settings, methods, models
       >>> from pfl_jax.engine import chunking
-      >>> method = methods.fedavg(models.fedpac_cnn((28, 28, 1), 10), LocalSGD(batch_size=50))
+      >>> method = methods.fedavg(models.fedpac_cnn((28, 28, 1), 10), LocalTraining(batch_size=50))
       >>> sizes = np.full(20, 600)
       >>> [chunking.resolved(Settings(10), method, sizes, backend=name).chunk for name in ("cpu", "gpu")]
       [1, 20]

@@ -106,7 +106,7 @@ def run(
     Args:
       method: the method; or a schedule, a function from the round (counted from 0, traced) to the method of that
         round, so that real-valued hyper-parameters can change from round to round:
-        lambda round: fedavg(model, LocalSGD(lr=optax.cosine_decay_schedule(0.1, 100)(round))). Evaluations use the
+        lambda round: fedavg(model, LocalTraining(lr=optax.cosine_decay_schedule(0.1, 100)(round))). Evaluations use the
         method of the last completed round.
       data: the federation's examples. With `PlacedData` each device holds only the examples of its own clients, in one
         process or several.

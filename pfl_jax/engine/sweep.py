@@ -168,13 +168,13 @@ def run(
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from pfl_jax import LocalSGD, Settings, data, methods, models, sweep
+      >>> from pfl_jax import LocalTraining, Settings, data, methods, models, sweep
       >>> dataset = data.load("digits")
       >>> parts = data.partition.iid(dataset.train_y, dataset.test_y, num_clients=4, train_size=20, test_size=10)
       >>> federation = data.federate(dataset, parts)
       >>> model = models.mlp(dataset.input_shape, dataset.num_classes, hidden=(16,))
       >>> def local(lr):
-      ...     return methods.local(model, LocalSGD(lr=lr, batch_size=10))
+      ...     return methods.local(model, LocalTraining(lr=lr, batch_size=10))
       >>> keys = jax.vmap(jax.random.key)(jnp.array([0, 1, 0]))
       >>> rates = {"lr": jnp.array([0.01, 0.01, 0.1])}
       >>> for result in sweep.run(local, federation, Settings(rounds=1), keys, rates):

@@ -55,7 +55,7 @@ from pfl_jax.methods.pfedgraph import pfedgraph as pfedgraph
 from pfl_jax.methods.pfedhn import pfedhn as pfedhn
 from pfl_jax.methods.pfedme import pfedme as pfedme
 from pfl_jax.methods.scaffold import scaffold as scaffold
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.wrappers.client_privacy import ClientPrivacy, private_clients
 from pfl_jax.wrappers.compression import Compression, compressed
 from pfl_jax.wrappers.server_mean import ServerMean, robust
@@ -106,13 +106,13 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedas": fedas,
     "fedas_cd2": fedas_cd2,
 }
-"""name -> factory(model, training: LocalSGD, **hyper-parameters) -> Method
+"""name -> factory(model, training: LocalTraining, **hyper-parameters) -> Method
 
 Each raises InvalidInput for a value of a wrong type or out of its range, see `pfl_jax.hyper_parameters`."""
 
 
 def make_method(method: str | Callable[..., Method], model: Model, **values: Any) -> Method:
-    """Build a method from one flat set of hyper-parameters: its own, and the fields of LocalSGD and of wrappers.
+    """Build a method from one flat set of hyper-parameters: its own, and the fields of LocalTraining and of wrappers.
 
     Args:
       method: a name in METHODS, or a factory with the same kind of signature.
@@ -125,14 +125,14 @@ def make_method(method: str | Callable[..., Method], model: Model, **values: Any
     Example:
       >>> from pfl_jax import make_method, models
       >>> model = models.mlp((8, 8, 1), 10)
-      >>> method = make_method("ditto", model, lr=0.05, epochs=1, lam=0.5)  # LocalSGD(lr=0.05, epochs=1), lam=0.5
+      >>> method = make_method("ditto", model, lr=0.05, epochs=1, lam=0.5)  # LocalTraining(lr=0.05, epochs=1), lam=0.5
     """
     if isinstance(method, str):
         ranges.choice("method", method, METHODS)
     factory = METHODS[method] if isinstance(method, str) else method
     check_model(model)
     check_values(factory, values, annotations(factory))
-    recipe = {field.name for field in fields(LocalSGD)} & values.keys()
+    recipe = {field.name for field in fields(LocalTraining)} & values.keys()
     training = default_training(factory).replace(**{name: values.pop(name) for name in recipe})
     recipes = [
         recipe(**{field.name: values.pop(field.name) for field in fields(recipe) if field.name in values})

@@ -9,7 +9,7 @@ from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import Fraction
 from pfl_jax.methods.factories import OWN_GRADIENTS, checked
 from pfl_jax.primitives.aggregation import follow_mixture, mean_by_size
-from pfl_jax.primitives.local_sgd import LocalSGD, descend
+from pfl_jax.primitives.local_training import LocalTraining, descend
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import interpolate
 
@@ -24,7 +24,7 @@ class APFLClient(NamedTuple):
 @checked
 def apfl(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     alpha: Fraction = 0.25,
     adaptive: bool = False,

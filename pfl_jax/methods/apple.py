@@ -11,7 +11,7 @@ from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
 from pfl_jax.methods.factories import IDENTITY, checked
 from pfl_jax.primitives.aggregation import follow_mixture, weighted_mean
 from pfl_jax.primitives.fingerprints import WORDS, fingerprint, fingerprint_key, same_fingerprint
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import choose, gather
 
@@ -116,7 +116,7 @@ def download(
 @checked(version=2)
 def apple(
     model: Model,
-    training: LocalSGD = LocalSGD(momentum=0.9),
+    training: LocalTraining = LocalTraining(momentum=0.9),
     *,
     relation_lr: NotNegative = 1e-3,
     mu: Annotated[NotNegative, ReadWith("relation_rounds")] = 0.1,

@@ -11,7 +11,7 @@ from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import Epochs, Fraction, NotNegative
 from pfl_jax.methods.factories import SIZE, checked, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean, supervised_loss
 
 Align = Callable[[PRNGKey, Params, PyTree, Params, ClientData, jax.Array], Params]
@@ -84,7 +84,7 @@ def distillation(model: Model, params: Params, personal: PyTree, batch: ClientDa
 @checked
 def cd2pfed(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     share: Fraction = 0.5,
     growth_rounds: Epochs = 20,
@@ -138,7 +138,7 @@ def cd2pfed(
 
 def decouple_channels(
     model: Model,
-    training: LocalSGD,
+    training: LocalTraining,
     align: Align,
     *,
     share: float,

@@ -6,7 +6,7 @@ from pfl_jax.base import LocalResult, Method, Model, Privacy
 from pfl_jax.hyper_parameters import Epochs, NotNegative
 from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import proximal, supervised_loss
 from pfl_jax.streams import PERSONAL_MODEL
 
@@ -14,7 +14,7 @@ from pfl_jax.streams import PERSONAL_MODEL
 @checked
 def ditto(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     lam: NotNegative = 1.0,
     personal_epochs: Epochs = 5,

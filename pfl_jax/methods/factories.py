@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from pfl_jax import hyper_parameters as ranges
 from pfl_jax.base import LocalWork, Method, Model
 from pfl_jax.errors import InvalidInput, word
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.wrappers.client_privacy import ClientPrivacy
 from pfl_jax.wrappers.compression import Compression
 from pfl_jax.wrappers.server_mean import ServerMean
@@ -22,7 +22,7 @@ from pfl_jax.wrappers.server_optimizer import ServerOptimizer
 Arguments = ParamSpec("Arguments")
 """Arguments of a factory: model, training and its own hyper-parameters."""
 
-SIGNATURE = "a method is made by NAME(model, training: LocalSGD = LocalSGD(), *, ...)"
+SIGNATURE = "a method is made by NAME(model, training: LocalTraining = LocalTraining(), *, ...)"
 """What a factory takes, for errors."""
 
 # What several methods say in `pfl_jax.base.Privacy`.
@@ -50,7 +50,7 @@ def checked(factory: Any = None, *, version: int = 1) -> Any:
       version: number that is raised when the method's results change beyond rounding, see `version_of`.
 
     Returns:
-      The factory, which raises InvalidInput for what is no model, for a recipe that is no `LocalSGD`, for a
+      The factory, which raises InvalidInput for what is no model, for a recipe that is no `LocalTraining`, for a
       hyper-parameter that is unknown, of a wrong type or out of its range, and for `dp_clip` where `Method.privacy`
       refuses it.
     """
@@ -60,10 +60,10 @@ def checked(factory: Any = None, *, version: int = 1) -> Any:
     @functools.wraps(factory)
     def with_checks(model: Any, training: Any = None, **values: Any) -> Method:
         recipe = default_training(factory) if training is None else training
-        if not isinstance(recipe, LocalSGD):
-            raise InvalidInput(f"training must be a LocalSGD, such as LocalSGD(lr=0.1), not {word(training)}")
-        if taken := next((field.name for field in fields(LocalSGD) if field.name in values), None):
-            raise InvalidInput(f"{taken} is a field of the recipe: give LocalSGD({taken}={values[taken]!r})")
+        if not isinstance(recipe, LocalTraining):
+            raise InvalidInput(f"training must be a LocalTraining, such as LocalTraining(lr=0.1), not {word(training)}")
+        if taken := next((field.name for field in fields(LocalTraining) if field.name in values), None):
+            raise InvalidInput(f"{taken} is a field of the recipe: give LocalTraining({taken}={values[taken]!r})")
         check_model(model)
         # A server's optimizer is no argument of the factory, see `make_method`.
         check_values(factory, {"epochs": recipe.epochs} | values, _own_annotations(factory))
@@ -181,7 +181,7 @@ def annotations(factory: Callable[..., Method]) -> dict[str, Any]:
 
 def _own_annotations(factory: Callable[..., Method]) -> dict[str, Any]:
     """Annotation of each field of the recipe of local training and of each argument of the factory."""
-    recipe = get_type_hints(LocalSGD, include_extras=True) | {"epochs": Annotated[int, ranges.AT_LEAST_ONE]}
+    recipe = get_type_hints(LocalTraining, include_extras=True) | {"epochs": Annotated[int, ranges.AT_LEAST_ONE]}
     return recipe | {
         name: type(one.default) if one.annotation is one.empty else one.annotation
         for name, one in arguments(factory).items()
@@ -196,7 +196,7 @@ def on_linear_model(factory: Callable[..., Method], values: Mapping[str, Any]) -
       values: its hyper-parameters, see `hyper_parameters`; those of wrappers are ignored.
     """
     own = {name: values[name] for name in arguments(factory) if name in values}
-    recipe = {field.name: values[field.name] for field in fields(LocalSGD) if field.name in values}
+    recipe = {field.name: values[field.name] for field in fields(LocalTraining) if field.name in values}
     found: list[Method] = []
     try:
         training = default_training(factory).replace(**recipe)
@@ -234,10 +234,10 @@ def recipes_of(factory: Callable[..., Method]) -> list[type]:
     return [one for one in RECIPES if one not in refused and not own & {field.name for field in fields(one)}]
 
 
-def default_training(factory: Callable[..., Method]) -> LocalSGD:
+def default_training(factory: Callable[..., Method]) -> LocalTraining:
     """Default recipe of local training of a factory; InvalidInput if it has none."""
     recipe = getattr(inspect.signature(factory).parameters.get("training"), "default", None)
-    if not isinstance(recipe, LocalSGD):
+    if not isinstance(recipe, LocalTraining):
         raise InvalidInput(f"{_name(factory)} has no argument training with a default recipe: {SIGNATURE}")
     return recipe
 
@@ -254,7 +254,7 @@ def hyper_parameters(factory: Callable[..., Method]) -> dict[str, Any]:
       Name -> default value.
     """
     return (
-        {field.name: getattr(default_training(factory), field.name) for field in fields(LocalSGD)}
+        {field.name: getattr(default_training(factory), field.name) for field in fields(LocalTraining)}
         | {name: one.default for name, one in arguments(factory).items()}
         | {field.name: field.default for recipe in recipes_of(factory) for field in fields(recipe)}
     )

@@ -13,7 +13,7 @@ from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.holdout import fixed_subset
-from pfl_jax.primitives.local_sgd import LocalSGD, sgd
+from pfl_jax.primitives.local_training import LocalTraining, sgd
 from pfl_jax.primitives.tree import choose, interpolate
 from pfl_jax.streams import AGGREGATION_WEIGHTS
 
@@ -86,7 +86,7 @@ class _InterpolationLoss(NamedTuple):
 @checked
 def fedala(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     layers: Count = 1,
     share: Annotated[Fraction, ReadWith("ala_lr")] = 0.8,

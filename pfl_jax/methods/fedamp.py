@@ -9,7 +9,7 @@ from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import NotNegative, Positive
 from pfl_jax.methods.factories import checked
 from pfl_jax.primitives.aggregation import mix
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import proximal, supervised_loss
 
 
@@ -53,7 +53,7 @@ def attention(models: Params, present: jax.Array, alpha_k: float | jax.Array, si
 @checked
 def fedamp(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     lam: NotNegative = 1e-3,
     alpha_k: Positive = 10.0,

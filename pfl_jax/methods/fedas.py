@@ -14,10 +14,10 @@ from pfl_jax.primitives.aggregation import mean_by_size, normalize_weights, weig
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.fisher import batch_fisher_trace, fisher_trace, trace_weights
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.tree import merge
 
-FEDAS_TRAINING = LocalSGD(lr=5e-3, momentum=0.0, weight_decay=0.0, batch_size=16)
+FEDAS_TRAINING = LocalTraining(lr=5e-3, momentum=0.0, weight_decay=0.0, batch_size=16)
 """Local training in FedAS's experiments (Section 4.1, which mentions neither momentum nor weight decay)."""
 
 ALIGNED = ReadWith("alignment")
@@ -81,7 +81,7 @@ MIN_TRACE = 1e-30
 @checked
 def fedas(
     model: Model,
-    training: LocalSGD = FEDAS_TRAINING,
+    training: LocalTraining = FEDAS_TRAINING,
     *,
     align_lr: Annotated[NotNegative, *SERIAL] = 0.01,
     align_batch_size: Annotated[Count, *SERIAL] = 16,
@@ -150,9 +150,9 @@ def fedas(
       by m although the weights already sum to 1, which would make every step m times smaller; this factor is left out,
       as in the released code. The weights (alpha - min) / (max - min) of Fig. 6a are normalized to sum to 1.
       The released code corresponds to `target="class_mean"`, `align_loss="class_sum"`, `first_alignment=True` and
-      `reduction="batch_means"` with `LocalSGD(drop_last=True, shuffle=False)`. In addition it aligns one shared model
-      in place, client after client, where here every client aligns its own copy. That cannot be written as functions of
-      single clients; `python -m experiments.fedas_released` runs it.
+      `reduction="batch_means"` with `LocalTraining(drop_last=True, shuffle=False)`. In addition it aligns one shared
+      model in place, client after client, where here every client aligns its own copy. That cannot be written as
+      functions of single clients; `python -m experiments.fedas_released` runs it.
       The paper gives no equations for the other alignments of Fig. 4b: here the parallel manner adds lam times the loss
       above to the cross entropy, and the global targets are those of FedPAC (Eq. 17, 19), without classes that have
       occurred in no cohort yet. Its "6-layer CNN" is not described further: the experiments have that of the released
@@ -230,7 +230,7 @@ class _Alignment:
     """
 
     model: Model
-    training: LocalSGD
+    training: LocalTraining
     enabled: bool
     target: Target
     loss: AlignmentLoss
@@ -322,7 +322,7 @@ class _Synchronization:
     """
 
     model: Model
-    training: LocalSGD
+    training: LocalTraining
     enabled: bool
     normalization: Normalization
     reduction: Reduction

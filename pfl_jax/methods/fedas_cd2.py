@@ -8,14 +8,14 @@ from pfl_jax.methods.cd2pfed import decouple_channels, select_entries
 from pfl_jax.methods.factories import SIZE, checked, needs_classes
 from pfl_jax.methods.fedas import FEDAS_TRAINING
 from pfl_jax.primitives.features import extract_features
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import feature_alignment, loss_of_features
 
 
 @checked
 def fedas_cd2(
     model: Model,
-    training: LocalSGD = FEDAS_TRAINING,
+    training: LocalTraining = FEDAS_TRAINING,
     *,
     share: Fraction = 0.5,
     growth_rounds: Epochs = 20,

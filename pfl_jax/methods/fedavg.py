@@ -3,12 +3,12 @@
 from pfl_jax.base import LocalResult, Method, Model, Privacy
 from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 
 
 @checked
-def fedavg(model: Model, training: LocalSGD = LocalSGD()) -> Method:
+def fedavg(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     """FedAvg: clients train the received model, the server averages the results.
 
         w_i = E epochs of SGD from w on client i;   w = sum_i beta_i w_i,  beta_i = n_i / sum_j n_j

@@ -5,7 +5,7 @@ from pfl_jax.hyper_parameters import Epochs
 from pfl_jax.methods.factories import checked
 from pfl_jax.methods.fedavg_ft import fedavg_ft
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import merge
 
@@ -13,7 +13,7 @@ from pfl_jax.primitives.tree import merge
 @checked
 def fedbabu(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     finetune_epochs: Epochs | None = None,
 ) -> Method:

@@ -8,7 +8,7 @@ from pfl_jax.base import STATISTICS, LocalResult, Method, Model, Params, Privacy
 from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 
 Leaves: TypeAlias = list[jax.Array]
@@ -52,7 +52,7 @@ def join_normalization(params: Params, normalization: Leaves | None = None, othe
 
 
 @checked
-def fedbn(model: Model, training: LocalSGD = LocalSGD()) -> Method:
+def fedbn(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     """FedBN: clients keep the parameters of their normalization layers and share all others.
 
         (w_i, a_i) = E epochs of SGD from (w, a_i) on CE;   w = sum_i beta_i w_i

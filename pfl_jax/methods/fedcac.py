@@ -9,7 +9,7 @@ from pfl_jax.base import LocalResult, Method, Model, Params, Privacy, PyTree
 from pfl_jax.hyper_parameters import Count, Fraction, ReadWith
 from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mix, size_weights, weighted_mean
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import map_statistics
 
@@ -120,7 +120,7 @@ def collaborators(overlap: jax.Array, present: jax.Array, progress: float | jax.
 @checked
 def fedcac(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     share: Fraction = 0.5,
     collaboration_rounds: Annotated[Count, ReadWith("share")] = 100,

@@ -12,7 +12,7 @@ from pfl_jax.methods.factories import WHOLE_BATCH, checked, needs_vectors
 from pfl_jax.networks.layers import Dense
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.features import extract_features
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import loss_of_features
 from pfl_jax.primitives.tree import interpolate
 from pfl_jax.streams import POLICY
@@ -84,7 +84,7 @@ def discrepancy(left: jax.Array, right: jax.Array, mask: jax.Array) -> jax.Array
 
 
 @checked
-def fedcp(model: Model, training: LocalSGD = LocalSGD(), *, lam: NotNegative = 5.0) -> Method:
+def fedcp(model: Model, training: LocalTraining = LocalTraining(), *, lam: NotNegative = 5.0) -> Method:
     r"""FedCP: a policy network decides for each example which share of each feature goes to which of two heads.
 
         r(x) = policy(f(x) v_i) in (0, 1)^d,   v_i = normalized sum over classes of the weights of client i's head
@@ -111,8 +111,8 @@ def fedcp(model: Model, training: LocalSGD = LocalSGD(), *, lam: NotNegative = 5
       client that was never trained has the vector v_i of the initial head (released: random numbers). All clients use
       the current global head and policy (released: a client outside the cohort keeps those of its last round, deploys
       them, and later trains from them). The released loaders do not shuffle and leave out incomplete mini-batches,
-      which is `LocalSGD(drop_last=True, shuffle=False)`. Compared with that code (commit 7110e97), without the noise:
-      two rounds of full batches give the same models to 1e-5.
+      which is `LocalTraining(drop_last=True, shuffle=False)`. Compared with that code (commit 7110e97), without the
+      noise: two rounds of full batches give the same models to 1e-5.
     """
     needs_vectors(model, "fedcp", "it compares those vectors between two models")
 

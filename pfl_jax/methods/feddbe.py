@@ -9,7 +9,7 @@ from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import NotNegative, Range
 from pfl_jax.methods.factories import OWN_GRADIENTS, checked, needs_vectors
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import LocalSGD, descend
+from pfl_jax.primitives.local_training import LocalTraining, descend
 
 
 class FedDBEServer(NamedTuple):
@@ -34,7 +34,7 @@ class FedDBEModel(NamedTuple):
 @checked
 def feddbe(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     kappa: NotNegative = 50.0,
     mean_rate: Annotated[float, Range(0, 1, above=True)] = 1.0,

@@ -10,7 +10,7 @@ from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import NotNegative
 from pfl_jax.methods.factories import checked
 from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import proximal, supervised_loss
 from pfl_jax.primitives.tree import map_statistics
 
@@ -40,7 +40,7 @@ class FedDynClient(NamedTuple):
 
 
 @checked
-def feddyn(model: Model, training: LocalSGD = LocalSGD(momentum=0.0), *, lam: NotNegative = 0.01) -> Method:
+def feddyn(model: Model, training: LocalTraining = LocalTraining(momentum=0.0), *, lam: NotNegative = 0.01) -> Method:
     r"""FedDyn: the clients' regularizers change so that their minima agree with that of the mean loss.
 
         w_i = E epochs of SGD from w on  CE(w_i) + lambda <r_i, w_i> + (lambda / 2) ||w_i - w||^2

@@ -10,7 +10,7 @@ from pfl_jax.hyper_parameters import Count
 from pfl_jax.methods.factories import SIZE, checked, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.ensembles import example_losses, init_models
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean
 
 
@@ -24,7 +24,7 @@ class Mixture(NamedTuple):
 @checked
 def fedem(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     learners: Count = 3,
 ) -> Method:

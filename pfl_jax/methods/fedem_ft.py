@@ -4,14 +4,14 @@ from pfl_jax.base import Method, Model
 from pfl_jax.hyper_parameters import Count, Epochs
 from pfl_jax.methods.factories import checked, needs_classes, unchecked
 from pfl_jax.methods.fedem import fedem
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.wrappers.fine_tuning import fine_tuned
 
 
 @checked
 def fedem_ft(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     learners: Count = 3,
     finetune_epochs: Epochs | None = None,

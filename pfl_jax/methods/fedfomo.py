@@ -15,7 +15,7 @@ from pfl_jax.primitives.aggregation import normalize_weights, weighted_mean
 from pfl_jax.primitives.ensembles import example_losses
 from pfl_jax.primitives.fingerprints import WORDS, fingerprint, fingerprint_key
 from pfl_jax.primitives.holdout import fixed_subset
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean, proximal
 from pfl_jax.primitives.tree import gather
 
@@ -85,7 +85,7 @@ def combine_models(
 @checked(version=2)
 def fedfomo(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     download: Count = 5,
     held_out: Fraction = 0.2,

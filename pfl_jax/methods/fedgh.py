@@ -12,7 +12,7 @@ from pfl_jax.methods.lg_fedavg import lg_fedavg
 from pfl_jax.primitives.feature_statistics import class_centroids
 from pfl_jax.primitives.features import extract_features, fit_head
 from pfl_jax.primitives.fingerprints import fingerprint, order_by_fingerprint
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import gather, merge
 
@@ -34,7 +34,7 @@ class FedGHMessage(NamedTuple):
 @checked(version=2)
 def fedgh(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     server_lr: Annotated[NotNegative, ReadWith("server_epochs")] = 0.01,
     server_batch_size: Annotated[Count, ReadWith("server_epochs")] = 1,

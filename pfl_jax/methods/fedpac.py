@@ -30,7 +30,7 @@ from pfl_jax.primitives.feature_statistics import (
 )
 from pfl_jax.primitives.features import extract_features, fit_head
 from pfl_jax.primitives.head_combination import solve_head_weights
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import feature_alignment, loss_of_features
 from pfl_jax.primitives.simplex_qp import Solver
 from pfl_jax.primitives.tree import merge
@@ -75,7 +75,7 @@ class FedPACMessage(NamedTuple):
 @checked
 def fedpac(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     lam: Annotated[NotNegative, ReadWith("alignment")] = 1.0,
     head_lr: NotNegative = 0.1,
@@ -158,8 +158,8 @@ def fedpac(
 
 def align_and_combine(
     model: Model,
-    training: LocalSGD,
-    head_training: LocalSGD,
+    training: LocalTraining,
+    head_training: LocalTraining,
     lam: float | None,
     *,
     statistics_fn: Callable[[jax.Array, ClientData], PyTree],

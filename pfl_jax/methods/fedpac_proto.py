@@ -9,7 +9,7 @@ from pfl_jax.base import Head, Method, Model
 from pfl_jax.hyper_parameters import Epochs, NotNegative, ReadWith
 from pfl_jax.methods.factories import checked, needs_classes
 from pfl_jax.methods.fedpac import align_and_combine
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import cross_entropy
 
 Reduction: TypeAlias = Literal["mean", "sum"]
@@ -51,7 +51,7 @@ def prototype_weights(
 @checked
 def fedpac_proto(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     lam: Annotated[NotNegative, ReadWith("alignment")] = 1.0,
     head_lr: NotNegative = 0.1,

@@ -3,13 +3,13 @@
 from pfl_jax.base import LocalResult, Method, Model, Privacy
 from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import merge
 
 
 @checked
-def fedper(model: Model, training: LocalSGD = LocalSGD()) -> Method:
+def fedper(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     """FedPer: the backbone is averaged, each client keeps its head, both are trained together.
 
         (theta_i, phi_i) = E epochs of SGD from (theta, phi_i);   theta = sum_i beta_i theta_i

@@ -11,7 +11,7 @@ from pfl_jax.hyper_parameters import NotNegative
 from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, checked, needs_classes
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
 from pfl_jax.primitives.features import extract_features
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import feature_alignment, loss_of_features
 
 
@@ -35,7 +35,7 @@ class ProtoState(NamedTuple):
 
 
 def local_step(
-    model: Model, training: LocalSGD, lam: float | jax.Array
+    model: Model, training: LocalTraining, lam: float | jax.Array
 ) -> Callable[[PRNGKey, Params, Prototypes, ClientData], tuple[Params, Prototypes]]:
     """Local update that aligns features to prototypes; classes without a prototype are not aligned.
 
@@ -72,7 +72,7 @@ def _init(model, key):
 @checked
 def fedproto_g(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     lam: NotNegative = 1.0,
 ) -> Method:
@@ -134,7 +134,7 @@ def fedproto_g(
 @checked
 def fedproto_l(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     lam: NotNegative = 1.0,
 ) -> Method:

@@ -5,14 +5,14 @@ from pfl_jax.hyper_parameters import NotNegative
 from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import proximal, supervised_loss
 
 
 @checked
 def fedprox(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     mu: NotNegative = 0.01,
 ) -> Method:

@@ -5,14 +5,14 @@ from pfl_jax.hyper_parameters import Epochs, NotNegative
 from pfl_jax.methods.factories import checked, unchecked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedprox import fedprox
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.wrappers.fine_tuning import fine_tuned
 
 
 @checked
 def fedprox_ft(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     mu: NotNegative = 0.01,
     finetune_epochs: Epochs | None = None,

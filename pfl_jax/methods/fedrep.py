@@ -10,7 +10,7 @@ from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.methods.fedper import fedper
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.features import extract_features, fit_head
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import merge
 
@@ -18,7 +18,7 @@ from pfl_jax.primitives.tree import merge
 @checked
 def fedrep(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     head_lr: Annotated[NotNegative | None, ReadWith("head_epochs")] = None,
     head_epochs: Epochs = 10,

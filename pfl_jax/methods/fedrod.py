@@ -8,7 +8,7 @@ from pfl_jax.base import Head, LocalResult, Method, Model, Params, Privacy
 from pfl_jax.methods.factories import SIZE, checked, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_counts
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import balanced_softmax, loss_of_features
 
 
@@ -25,7 +25,7 @@ class FedRoDModel(NamedTuple):
 
 
 @checked
-def fedrod(model: Model, training: LocalSGD = LocalSGD()) -> Method:
+def fedrod(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     """Fed-RoD: a shared model that corrects for class imbalance, and personal heads that fit each client's classes.
 
     Every step of a client trains both; n_ik is its number of examples of class k, and sg() stops the gradient:

@@ -11,7 +11,7 @@ from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, IDENTITY, checke
 from pfl_jax.methods.fedproto import Prototypes, local_step
 from pfl_jax.networks.layers import Dense
 from pfl_jax.primitives.fingerprints import fingerprint, order_by_fingerprint
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import cross_entropy
 from pfl_jax.primitives.tree import gather
 from pfl_jax.streams import PROTOTYPE_GENERATOR
@@ -109,7 +109,7 @@ def adaptive_margin(prototypes: Prototypes, threshold: float | jax.Array) -> jax
 @checked(version=2)
 def fedtgp(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     lam: NotNegative = 10.0,
     margin: Positive = 100.0,
@@ -163,7 +163,7 @@ def fedtgp(
     needs_classes(model, "fedtgp", "its prototypes are mean features of classes")
     step, num_classes = local_step(model, training, lam), model.num_classes
     # The server has its own recipe: options of the clients' optimizer and of augmentation do not apply.
-    server_training = LocalSGD(server_lr, 0.0, 0.0, server_batch_size, server_epochs)
+    server_training = LocalTraining(server_lr, 0.0, 0.0, server_batch_size, server_epochs)
 
     def train(key, server, client, data):
         known = Prototypes(server.prototypes, jnp.broadcast_to(server.ready, (num_classes,)))

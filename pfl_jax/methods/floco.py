@@ -14,7 +14,7 @@ from pfl_jax.primitives.aggregation import mean_by_size, size_weights, weighted_
 from pfl_jax.primitives.ensembles import init_models
 from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
 from pfl_jax.primitives.float64 import in_float64
-from pfl_jax.primitives.local_sgd import LocalSGD, descend
+from pfl_jax.primitives.local_training import LocalTraining, descend
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import choose, merge
 from pfl_jax.streams import SIMPLEX_POINTS
@@ -164,7 +164,7 @@ def nearby(key: PRNGKey, point: jax.Array, radius: float | jax.Array) -> jax.Arr
 @checked(version=2)
 def floco(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     endpoints: Count = 5,
     projection_round: Count = 20,

@@ -13,7 +13,7 @@ from pfl_jax.methods.factories import WHOLE_BATCH, checked, needs_classes
 from pfl_jax.networks.layers import Dense
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_counts
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import cross_entropy, loss_of_features, proximal
 from pfl_jax.streams import CATEGORY_EMBEDDINGS, VALVE
 
@@ -96,7 +96,9 @@ def cosine_logits(features: jax.Array, embeddings: jax.Array) -> jax.Array:
 
 
 @checked
-def gpfl(model: Model, training: LocalSGD = LocalSGD(), *, lam: NotNegative = 0.01, mu: NotNegative = 0.1) -> Method:
+def gpfl(
+    model: Model, training: LocalTraining = LocalTraining(), *, lam: NotNegative = 0.01, mu: NotNegative = 0.1
+) -> Method:
     r"""GPFL: a conditional valve turns features into shared ones, near class embeddings, and personal ones.
 
         z_c(x) = relu(f(x) (1 + gamma(c)) + beta(c)),   gamma and beta from the valve, for a condition c

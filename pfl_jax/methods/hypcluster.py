@@ -10,7 +10,7 @@ from pfl_jax.hyper_parameters import Count
 from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mix, size_weights
 from pfl_jax.primitives.ensembles import example_losses, init_models
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean, supervised_loss
 from pfl_jax.primitives.tree import gather
 
@@ -25,7 +25,7 @@ class ClusterMessage(NamedTuple):
 @checked
 def hypcluster(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     clusters: Count = 3,
 ) -> Method:

@@ -12,7 +12,7 @@ from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.holdout import fixed_subset
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean
 
 Kernel = Literal["exponential", "gaussian"]
@@ -83,7 +83,7 @@ def neighbor_probabilities(
 @checked
 def knn_per(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     neighbors: Count = 10,
     mixing: Fraction | Literal["auto"] = "auto",

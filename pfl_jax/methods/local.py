@@ -2,12 +2,12 @@
 
 from pfl_jax.base import LocalResult, Method, Model, Privacy
 from pfl_jax.methods.factories import checked
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 
 
 @checked
-def local(model: Model, training: LocalSGD = LocalSGD()) -> Method:
+def local(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     """Local-only training: each client trains its own model and sends nothing.
 
     All clients start from the same random model, as in the papers' comparisons. As with every other method, a client

@@ -11,7 +11,7 @@ from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
 from pfl_jax.methods.factories import SIZE, checked, needs_vectors
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import loss_of_features, masked_mean
 
 
@@ -51,7 +51,7 @@ def contrastive_loss(
 @checked
 def moon(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     mu: NotNegative = 1.0,
     temperature: Annotated[Positive, ReadWith("mu")] = 0.5,

@@ -10,7 +10,7 @@ from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
 from pfl_jax.methods.factories import OWN_GRADIENTS, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.scaffold import mean_gradient
-from pfl_jax.primitives.local_sgd import LocalSGD, descend
+from pfl_jax.primitives.local_training import LocalTraining, descend
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import choose
 
@@ -45,7 +45,7 @@ def deal(batch: ClientData, parts: int, step: int | jax.Array) -> list[ClientDat
 @checked
 def per_fedavg(
     model: Model,
-    training: LocalSGD = LocalSGD(momentum=0.0),
+    training: LocalTraining = LocalTraining(momentum=0.0),
     *,
     inner_lr: NotNegative = 0.01,
     meta_gradient: MetaGradient = "hessian_free",

@@ -13,7 +13,7 @@ from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_centroids, class_counts
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.holdout import stratified_folds
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import cross_entropy, loss_of_features
 from pfl_jax.streams import CLASS_MEANS
 
@@ -223,7 +223,7 @@ def best_interpolation(
 @checked
 def pfedfda(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     interpolation: Interpolation = "separate",
     ridge: Positive = 1.0,

@@ -10,7 +10,7 @@ from pfl_jax.base import LocalResult, Method, Model, Params, Privacy, PyTree
 from pfl_jax.hyper_parameters import NotNegative, Positive
 from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.primitives.aggregation import mix, size_weights
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import map_statistics
 
@@ -78,7 +78,7 @@ def collaboration_graph(similarity: jax.Array, counts: jax.Array, prior: float |
 
 @checked
 def pfedgraph(
-    model: Model, training: LocalSGD = LocalSGD(), *, prior: Positive = 0.8, lam: NotNegative = 0.01
+    model: Model, training: LocalTraining = LocalTraining(), *, prior: Positive = 0.8, lam: NotNegative = 0.01
 ) -> Method:
     r"""pFedGraph: every client gets its own mean of the cohort's models, with weights from an inferred graph.
 

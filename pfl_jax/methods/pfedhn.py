@@ -12,7 +12,7 @@ from pfl_jax.base import LocalResult, Method, Model, Params, Privacy, PRNGKey, P
 from pfl_jax.hyper_parameters import MOMENTUM, Count, NotNegative
 from pfl_jax.methods.factories import IDENTITY, checked
 from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.streams import EMBEDDINGS
 
@@ -75,7 +75,7 @@ def init_hypernetwork(
 @checked(version=2)
 def pfedhn(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     server_lr: NotNegative = 0.01,
     embedding_lr: NotNegative = 0.01,

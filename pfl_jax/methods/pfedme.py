@@ -6,7 +6,7 @@ from pfl_jax.base import LocalResult, Method, Model, Privacy
 from pfl_jax.hyper_parameters import Count, NotNegative
 from pfl_jax.methods.factories import OWN_GRADIENTS, checked
 from pfl_jax.primitives.aggregation import mean_by_size
-from pfl_jax.primitives.local_sgd import LocalSGD, descend
+from pfl_jax.primitives.local_training import LocalTraining, descend
 from pfl_jax.primitives.losses import proximal, supervised_loss
 from pfl_jax.primitives.tree import interpolate
 
@@ -14,7 +14,7 @@ from pfl_jax.primitives.tree import interpolate
 @checked
 def pfedme(
     model: Model,
-    training: LocalSGD = LocalSGD(momentum=0.0),
+    training: LocalTraining = LocalTraining(momentum=0.0),
     *,
     lam: NotNegative = 10.0,
     inner_steps: Count = 5,

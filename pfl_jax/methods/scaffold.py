@@ -9,7 +9,7 @@ import optax
 from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, TrainingLoss
 from pfl_jax.hyper_parameters import NotNegative
 from pfl_jax.methods.factories import checked
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import interpolate
 from pfl_jax.streams import FULL_GRADIENT
@@ -61,7 +61,9 @@ def effective_steps(steps: jax.Array, momentum: jax.Array | float) -> jax.Array:
     return distance
 
 
-def mean_gradient(key: PRNGKey, training: LocalSGD, loss: TrainingLoss, params: Params, data: ClientData) -> Params:
+def mean_gradient(
+    key: PRNGKey, training: LocalTraining, loss: TrainingLoss, params: Params, data: ClientData
+) -> Params:
     """Gradient of the mean loss over all examples of a client, computed in mini-batches; zero without examples.
 
     `key` is that of the client: each mini-batch has a key of its own for the loss.
@@ -75,12 +77,12 @@ def mean_gradient(key: PRNGKey, training: LocalSGD, loss: TrainingLoss, params: 
         gradient, _ = jax.grad(loss, has_aux=True)(params, batch, loss_key)
         return jax.tree.map(lambda sums, g: sums + share * g, total, gradient), index + 1
 
-    one_pass = LocalSGD(batch_size=training.batch_size, epochs=1)
+    one_pass = LocalTraining(batch_size=training.batch_size, epochs=1)
     # The order does not matter for a sum.
     return one_pass.fold(jax.random.key(0), (jax.tree.map(jnp.zeros_like, params), 0), data, add)[0]
 
 
-def _change_by_steps(training: LocalSGD, server: ScaffoldServer, params: Params, data: ClientData) -> Params:
+def _change_by_steps(training: LocalTraining, server: ScaffoldServer, params: Params, data: ClientData) -> Params:
     """Change c_i+ - c_i of a client's control variate by option II, from the distance that its steps covered."""
     reach = training.lr * effective_steps(training.num_steps(jnp.sum(data.mask)), training.momentum)
     # Without steps, or with a learning rate of zero, the control variate does not change.
@@ -95,7 +97,7 @@ def _change_by_steps(training: LocalSGD, server: ScaffoldServer, params: Params,
 @checked
 def scaffold(
     model: Model,
-    training: LocalSGD = LocalSGD(),
+    training: LocalTraining = LocalTraining(),
     *,
     server_lr: NotNegative = 1.0,
 ) -> Method:

@@ -29,7 +29,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import STATISTICS, Backbone, PRNGKey, PyTree
+from pfl_jax.base import STATISTICS
 from pfl_jax.errors import InvalidInput
 
 
@@ -114,46 +114,3 @@ def normalizing(mask: jax.Array | None) -> Any:
         return y
 
     return intercept
-
-
-def init_backbone(module: nn.Module, key: PRNGKey, x: jax.Array) -> Backbone:
-    """Initial parameters of a Flax module, with its running statistics.
-
-    Args:
-      module: its call takes inputs alone.
-      key: of the random parameters.
-      x: inputs [B, ...].
-    """
-    with nn.intercept_methods(normalizing(None)):
-        variables = module.init(key, x)
-    return to_backbone(variables)
-
-
-def to_backbone(variables: Any) -> Backbone:
-    """Parameters of Flax variables, with the running statistics under `STATISTICS` where there are any."""
-    params = dict(variables["params"])
-    return params | {STATISTICS: variables[STATISTICS]} if STATISTICS in variables else params
-
-
-def apply_backbone(
-    module: nn.Module,
-    backbone: Backbone,
-    x: jax.Array,
-    mask: jax.Array | None = None,
-    key: PRNGKey | None = None,
-) -> tuple[jax.Array, PyTree]:
-    """Output of a Flax module, and its next running statistics.
-
-    Args:
-      module: its call takes inputs alone.
-      backbone: from `init_backbone`.
-      x: inputs [B, ...].
-      mask: [B], the real examples, in training; None to use the running statistics, which then stay as they are.
-      key: of what is random in training; None otherwise.
-    """
-    params = dict(backbone)
-    statistics = jax.lax.stop_gradient(params.pop(STATISTICS, {}))
-    with nn.intercept_methods(normalizing(mask)):
-        variables = {"params": params, STATISTICS: statistics}
-        output, changed = module.apply(variables, x, rngs=key, mutable=[STATISTICS])
-    return output, changed.get(STATISTICS, {})

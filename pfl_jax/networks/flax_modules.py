@@ -8,10 +8,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import STATISTICS, Model
+from pfl_jax.base import STATISTICS, ClientData, Model
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks import module_checks
-from pfl_jax.networks.batch_norm import apply_backbone, init_backbone, normalizing
+from pfl_jax.networks.passes import DROPOUT_LAYERS, apply_backbone, init_backbone, one_pass
 from pfl_jax.tasks import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
@@ -30,9 +30,10 @@ def from_flax(
     """Model from a Flax module, whose call maps inputs [B, ...] to logits [B, K], or to other outputs of the task.
 
     The head is the part of the module that gives its logits, and what goes into it are the features. Everything else
-    belongs to the backbone, also the running statistics of `flax.linen.BatchNorm`: in local training it normalizes by
-    the mini-batch, otherwise by its running statistics, whatever its `use_running_average`; see
-    `pfl_jax.networks.batch_norm`.
+    belongs to the backbone, also the running statistics of BatchNorm: in local training it normalizes by the
+    mini-batch, otherwise by its running statistics, see `pfl_jax.networks.batch_norm`. Dropout drops out values in
+    local training, with another mask in every step, and none otherwise. For flax.linen this holds whatever
+    `use_running_average` and `deterministic` are, for flax.nnx unless a call gives them.
 
     Args:
       module: a flax.linen module; or for flax.nnx a function rngs -> module, since each seed starts from parameters of
@@ -48,8 +49,7 @@ def from_flax(
 
     Raises:
       InvalidInput: the module has no such part, or one that is not its last step; it keeps variables besides its
-        parameters and the statistics of BatchNorm; it has BatchNorm in its head or is of flax.nnx with BatchNorm; or
-        it cannot be called.
+        parameters and the statistics of BatchNorm; it has BatchNorm or dropout in its head; or it cannot be called.
 
     Example:
       >>> import flax.linen as nn
@@ -93,6 +93,8 @@ def check_model(model: Model, input_shape: Sequence[int], num_classes: int, *, i
     try:
         params = jax.eval_shape(model.init, jax.random.key(0))
         features = jax.eval_shape(model.features, params["backbone"], inputs)
+        batch = ClientData(inputs, jnp.zeros(2, jnp.int32), jnp.ones(2, bool))
+        jax.eval_shape(model.training_features, params["backbone"], batch, jax.random.key(0))
         logits = jax.eval_shape(model.classify, params["head"], features)
     except InvalidInput:
         raise
@@ -164,6 +166,9 @@ def _linen_head(module: nn.Module, inputs: jax.ShapeDtypeStruct, path: tuple[str
         result = call(*args, **kwargs)
         if isinstance(context.module, nn.BatchNorm):
             norms.add(context.module.path)
+        if isinstance(context.module, DROPOUT_LAYERS) and context.module.path[: len(path)] == path:
+            rates = (getattr(context.module, field, 0.0) for field in ("rate", "dropout_rate"))
+            module_checks.refuse_dropout(name, any(rate > 0 for rate in rates))
         if context.module.path == path and context.method_name == "__call__":
             if len(args) != 1 or kwargs:
                 raise InvalidInput(f"{name} takes more than the features: a head has one input")
@@ -171,7 +176,7 @@ def _linen_head(module: nn.Module, inputs: jax.ShapeDtypeStruct, path: tuple[str
         return result
 
     def first_call(key, x):
-        with nn.intercept_methods(record), nn.intercept_methods(normalizing(None)):
+        with nn.intercept_methods(record), one_pass(None, training=False):
             result, variables = module.init_with_output(key, x)
         # Whether anything happens to the head's result is told by identity: both are tracers here.
         last.append(bool(found) and result is found[-1][2])

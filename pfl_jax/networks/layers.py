@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Model
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks.batch_norm import apply_backbone, init_backbone
 from pfl_jax.networks.convolution import conv2d
+from pfl_jax.networks.passes import apply_backbone, init_backbone
 from pfl_jax.networks.pooling import max_pool
 
 Activation = Callable[[jax.Array], jax.Array]

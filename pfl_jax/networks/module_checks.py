@@ -31,6 +31,17 @@ def refuse_variables(collections: Iterable[str]) -> None:
         )
 
 
+def refuse_dropout(head: str, there: bool) -> None:
+    """Raise InvalidInput for a head with dropout: methods also train heads on features that have none.
+
+    Args:
+      head: its name.
+      there: whether it has dropout.
+    """
+    if there:
+        raise InvalidInput(f"the head {head} has dropout, which only a backbone can have: name a later part with head=")
+
+
 def require_part(path: Sequence[str], parts: Sequence[str], *, there: bool) -> None:
     """Raise InvalidInput unless a module has a part.
 

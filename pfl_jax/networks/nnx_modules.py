@@ -1,15 +1,16 @@
 """Models from flax.nnx modules, imported where one is given: importing flax.nnx takes its time."""
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from pfl_jax.base import Model, PyTree
+from pfl_jax.base import STATISTICS, Model, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks import module_checks
+from pfl_jax.networks.batch_norm import normalize
 
 
 class _Pass(nnx.Module):
@@ -21,6 +22,57 @@ class _Pass(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         self.record(x)
         return x
+
+
+class _MaskedBatchNorm(nnx.BatchNorm):
+    """Batch normalization in which padded examples are in no statistic."""
+
+    examples: jax.Array | None = None
+
+    def __call__(self, x, use_running_average=None, *, mask=None):
+        scale, bias = (1.0 if self.scale is None else self.scale[...]), (0.0 if self.bias is None else self.bias[...])
+        running = {"mean": self.mean[...], "var": self.var[...]}
+        y, running = normalize(x, scale, bias, running, self.examples, epsilon=self.epsilon, decay=self.momentum)
+        self.mean[...], self.var[...] = running["mean"], running["var"]
+        return y
+
+
+class _Part(NamedTuple):
+    """Part of a module, apart from its values.
+
+    Attributes:
+      graph: definition of the module.
+      params, statistics, random: shapes of its parameters, of its running statistics and of its random streams.
+    """
+
+    graph: Any
+    params: Any
+    statistics: Any
+    random: Any
+
+    def module(self, values: PyTree, mask: jax.Array | None, key: PRNGKey | None) -> Any:
+        """The module with these values, in training with a key and otherwise without.
+
+        Args:
+          values: parameters, with the running statistics under `STATISTICS` where there are any.
+          mask: [B], the real examples, in training.
+          key: of all random streams; None for a module as it is deployed.
+        """
+        values = dict(values)
+        statistics = jax.lax.stop_gradient(values.pop(STATISTICS, {}))
+        random = jax.tree.leaves(self.random)
+        for index, leaf in enumerate(random):
+            own = jax.random.fold_in(jax.random.key(0) if key is None else key, index)
+            is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            random[index] = jax.random.split(own, leaf.shape) if is_key else jnp.zeros(leaf.shape, leaf.dtype)
+        streams = jax.tree.unflatten(jax.tree.structure(self.random), random)
+        filled = _filled(self.params, values), _filled(self.statistics, statistics), streams
+        module: Any = nnx.merge(self.graph, *filled)
+        (module.eval if key is None else module.train)()
+        for _, part in nnx.iter_modules(module):
+            if isinstance(part, _MaskedBatchNorm):
+                part.examples = mask
+        return module
 
 
 def from_nnx(
@@ -39,6 +91,7 @@ def from_nnx(
     """
     seen: list[jax.Array] = []
     calls: list[tuple[int, bool]] = []
+    name = "/".join(path)
 
     def record(x: jax.Array) -> None:
         # Two at most are kept: their arrays belong to traces that are over.
@@ -49,44 +102,83 @@ def from_nnx(
         return _without_head(make(rngs), path, record)
 
     try:
-        graphs = [nnx.split(part) for part in nnx.eval_shape(lambda: split(nnx.Rngs(0)))]
+        made = nnx.eval_shape(lambda: split(nnx.Rngs(0)))
     except InvalidInput:
         raise
     except Exception as error:
         raise InvalidInput(f"the function of rngs fails: {module_checks.said(error)}") from None
-    kinds = {type(leaf) for _, state in graphs for _, leaf in nnx.to_flat_state(state)}
-    others = {kind.__name__ for kind in kinds if not issubclass(kind, nnx.Param)}
-    if any(issubclass(kind, nnx.BatchStat) for kind in kinds):
-        raise InvalidInput(
-            "BatchNorm in a flax.nnx module is not supported: write the module in flax.linen, or use GroupNorm"
-        )
-    module_checks.refuse_variables(others)
+    backbone_part, head_part = (_part_of(module) for module in made)
+    module_checks.refuse_dropout(name, bool(jax.tree.leaves(head_part.random)))
+    if jax.tree.leaves(head_part.statistics):
+        raise InvalidInput(f"the head {name} has BatchNorm, which only a backbone can have")
 
-    def apply(which: int, params: PyTree, x: jax.Array) -> Any:
-        graph, shapes = graphs[which]
-        state = jax.tree.map(lambda leaf: leaf, shapes)
-        nnx.replace_by_pure_dict(state, params)
-        module: Any = nnx.merge(graph, state)
-        return module(x)
+    def batch_features(backbone, x, mask=None, key=None):
+        module = backbone_part.module(backbone, mask, key)
+        return module(x), nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
+
+    def features(backbone, x):
+        return batch_features(backbone, x)[0]
+
+    def classify(head, features):
+        return head_part.module(head, None, None)(features)
 
     def init(key):
-        backbone, head = (nnx.to_pure_dict(nnx.state(part)) for part in split(nnx.Rngs(key)))
-        return {"backbone": backbone, "head": head}
+        backbone, head = split(nnx.Rngs(key))
+        statistics = nnx.to_pure_dict(nnx.state(backbone, nnx.BatchStat))
+        params, head_params = (nnx.to_pure_dict(nnx.state(part, nnx.Param)) for part in (backbone, head))
+        return {"backbone": params | ({STATISTICS: statistics} if statistics else {}), "head": head_params}
 
     def probe(params, x):
         seen.clear()
-        result = apply(0, params, x)
+        module = backbone_part.module(params, None, None)
+        before = jax.tree.leaves(nnx.state(module, nnx.RngCount))
+        result = module(x)
         calls.append((len(seen), bool(seen) and seen[-1] is result))
+        after = jax.tree.leaves(nnx.state(module, nnx.RngCount))
+        if any(new is not old for new, old in zip(after, before, strict=True)):
+            raise InvalidInput(
+                "the module draws random numbers where it is deployed too: let its dropout be deterministic"
+            )
         return result
 
     try:
         params = jax.eval_shape(init, jax.random.key(0))
-        features = jax.eval_shape(probe, params["backbone"], inputs)
+        found = jax.eval_shape(probe, params["backbone"], inputs)
+    except InvalidInput:
+        raise
     except Exception as error:
         raise module_checks.not_callable(inputs, error) from None
-    module_checks.require_one_last_call("/".join(path), *calls[-1])
-    num_features = module_checks.num_features_of(features, "/".join(path))
-    return Model(init, functools.partial(apply, 0), functools.partial(apply, 1), num_features, num_classes)
+    module_checks.require_one_last_call(name, *calls[-1])
+    num_features = module_checks.num_features_of(found, name)
+    return Model(init, features, classify, num_features, num_classes, batch_features)
+
+
+def _part_of(module: Any) -> _Part:
+    """Shapes of a module, whose BatchNorm becomes `_MaskedBatchNorm`.
+
+    Raises:
+      InvalidInput: it keeps other variables than parameters, random streams and the statistics of BatchNorm.
+    """
+    for _, part in nnx.iter_modules(module):
+        if type(part) is nnx.BatchNorm:
+            if part.axis != -1:
+                raise InvalidInput(f"BatchNorm with axis={part.axis} is not supported: channels must be the last axis")
+            # In its place, since it may be a part of several others.
+            part.__class__ = _MaskedBatchNorm
+        elif any(isinstance(value, nnx.BatchStat) for value in vars(part).values()):
+            raise InvalidInput(
+                f"{type(part).__name__} keeps statistics of its own: only those of BatchNorm are supported"
+            )
+    graph, params, statistics, random, others = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
+    module_checks.refuse_variables({type(leaf).__name__ for _, leaf in nnx.to_flat_state(others)})
+    return _Part(graph, params, statistics, random)
+
+
+def _filled(shapes: Any, values: PyTree) -> Any:
+    """A state of these shapes with values from a dictionary."""
+    state = jax.tree.map(lambda leaf: leaf, shapes)
+    nnx.replace_by_pure_dict(state, values)
+    return state
 
 
 def _without_head(module: Any, path: Sequence[str], record: Callable[[jax.Array], None]) -> tuple[nnx.Module, Any]:

@@ -43,8 +43,8 @@ from pfl_jax.primitives.head_combination import head_weights as head_weights
 from pfl_jax.primitives.head_combination import solve_head_weights as solve_head_weights
 from pfl_jax.primitives.holdout import fixed_subset as fixed_subset
 from pfl_jax.primitives.holdout import stratified_folds as stratified_folds
-from pfl_jax.primitives.local_sgd import LocalSGD as LocalSGD
-from pfl_jax.primitives.local_sgd import num_steps as num_steps
+from pfl_jax.primitives.local_training import LocalTraining as LocalTraining
+from pfl_jax.primitives.local_training import num_steps as num_steps
 from pfl_jax.primitives.losses import balanced_softmax as balanced_softmax
 from pfl_jax.primitives.losses import classwise_alignment as classwise_alignment
 from pfl_jax.primitives.losses import deployed_loss as deployed_loss

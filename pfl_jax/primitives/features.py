@@ -4,7 +4,7 @@ import jax
 
 from pfl_jax.base import Backbone, ClientData, Head, Model, PRNGKey
 from pfl_jax.primitives.examples import map_examples
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 
 
 def extract_features(model: Model, backbone: Backbone, data: ClientData) -> jax.Array:
@@ -21,7 +21,9 @@ def extract_features(model: Model, backbone: Backbone, data: ClientData) -> jax.
     return map_examples(lambda x: model.features(backbone, x), data.x, data.mask)
 
 
-def fit_head(key: PRNGKey, model: Model, head: Head, features: jax.Array, data: ClientData, training: LocalSGD) -> Head:
+def fit_head(
+    key: PRNGKey, model: Model, head: Head, features: jax.Array, data: ClientData, training: LocalTraining
+) -> Head:
     """Train a head with the task's loss on precomputed features, so that all epochs share one forward pass.
 
     Args:

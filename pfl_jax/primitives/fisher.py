@@ -13,7 +13,7 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import whole
 from pfl_jax.primitives.aggregation import normalize_weights
 from pfl_jax.primitives.examples import map_examples
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.per_example import FEW, Operation, add_norms, replace_operations, uses_of_parameters
 
 MICROBATCH = 16
@@ -138,7 +138,7 @@ def fisher_trace(
 
 
 def batch_fisher_trace(
-    key: PRNGKey, loss: KeylessLoss, params: PyTree, data: ClientData, training: LocalSGD
+    key: PRNGKey, loss: KeylessLoss, params: PyTree, data: ClientData, training: LocalTraining
 ) -> jax.Array:
     """Sum over an epoch of the squared norms of mini-batch gradients.
 
@@ -160,13 +160,13 @@ def batch_fisher_trace(
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from pfl_jax import ClientData, LocalSGD
+      >>> from pfl_jax import ClientData, LocalTraining
       >>> from pfl_jax.primitives import batch_fisher_trace, cross_entropy
       >>> def loss(w, batch):
       ...     return cross_entropy(batch.x @ w, batch.y, batch.mask)
       >>> two = ClientData(x=jnp.ones((2, 3)), y=jnp.array([0, 1]), mask=jnp.ones(2, bool))
       >>> # Opposite gradients:
-      >>> print(batch_fisher_trace(jax.random.key(0), loss, jnp.zeros((3, 2)), two, LocalSGD(batch_size=2)))
+      >>> print(batch_fisher_trace(jax.random.key(0), loss, jnp.zeros((3, 2)), two, LocalTraining(batch_size=2)))
       0.0
 
     Reference:
@@ -224,7 +224,7 @@ def diagonal_fisher(loss: KeylessLoss, params: PyTree, data: ClientData, *, micr
 
     # One epoch visits every real example once; the order does not matter for a sum.
     start = jax.tree.map(jnp.zeros_like, params)
-    total = LocalSGD(batch_size=microbatch, epochs=1).fold(jax.random.key(0), start, data, add)
+    total = LocalTraining(batch_size=microbatch, epochs=1).fold(jax.random.key(0), start, data, add)
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(jnp.sum(data.mask), 1), total)
 
 

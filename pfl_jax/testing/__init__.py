@@ -27,7 +27,7 @@ def check_method(
     the time to compile about ten small programs.
 
     Args:
-      factory: (model, training: LocalSGD = LocalSGD(), *, ...) -> Method, as those of `pfl_jax.METHODS`.
+      factory: (model, training: LocalTraining = LocalTraining(), *, ...) -> Method, as those of `pfl_jax.METHODS`.
       accuracy: that the mean over clients must exceed after twenty rounds, in [0, 1], right after local training and
         after aggregation.
       skip: names of checks that the method is not meant to pass, keys of `pfl_jax.testing.conformance.CHECKS`.

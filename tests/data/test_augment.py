@@ -12,7 +12,7 @@ from pfl_jax.data import client_data
 from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -75,7 +75,7 @@ def batches(augment, epochs, x, key=0, padding=0, batch_size=4):
         real = batch.mask[:, None, None, None]
         return seen.at[index].set(jnp.where(real, batch.x, 0)), labels.at[index].set(batch.y * batch.mask), index + 1
 
-    training = LocalSGD(batch_size=batch_size, epochs=epochs, augment=augment)
+    training = LocalTraining(batch_size=batch_size, epochs=epochs, augment=augment)
     start = (jnp.zeros((steps, batch_size, *SHAPE)), jnp.zeros((steps, batch_size), jnp.int32), 0)
     seen, labels, _ = training.fold(jax.random.key(key), start, data, step)
     return np.asarray(seen), np.asarray(labels)
@@ -103,7 +103,7 @@ def test_padding_and_vmap_change_nothing():
     expected, _ = batches(AUGMENT, 2, x)
     np.testing.assert_array_equal(batches(AUGMENT, 2, x, padding=7)[0], expected)
     stacked = ClientData(x=jnp.asarray(np.stack([x, x[::-1]])), y=jnp.zeros((2, 6)), mask=jnp.ones((2, 6), bool))
-    training = LocalSGD(batch_size=4, epochs=2, augment=AUGMENT)
+    training = LocalTraining(batch_size=4, epochs=2, augment=AUGMENT)
 
     def total(data):
         return training.fold(jax.random.key(0), jnp.zeros(SHAPE), data, lambda c, b, _: c + b.x[0])

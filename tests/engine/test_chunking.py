@@ -23,7 +23,7 @@ from pfl_jax.engine.chunking import (
     wasted_step_share,
 )
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 
 UNEQUAL = np.array([520, 480, 300, 290, 120, 110, 60, 50, 10, 5])
 
@@ -149,7 +149,7 @@ CNN, MLP = models.fedpac_cnn((28, 28, 1), 10), models.mlp((8, 8, 1), 10)
 )
 def test_auto_is_all_clients_at_once_where_that_is_fast(model, counts, backend, chunk, runs):
     def schedule(index):
-        return methods.fedprox(model, LocalSGD(batch_size=10), mu=0.1 / (1 + index))
+        return methods.fedprox(model, LocalTraining(batch_size=10), mu=0.1 / (1 + index))
 
     for method in (schedule, schedule(0)._replace(survey=None)):
         settings = Settings(rounds=3, attack="signs")
@@ -159,18 +159,18 @@ def test_auto_is_all_clients_at_once_where_that_is_fast(model, counts, backend, 
 
 
 def test_a_method_that_does_not_say_how_it_trains_has_convolutions_and_batches_of_one():
-    unknown = methods.fedavg(MLP, LocalSGD(batch_size=100))._replace(work=None)
+    unknown = methods.fedavg(MLP, LocalTraining(batch_size=100))._replace(work=None)
     assert resolved(Settings(1), unknown, np.full(9, 50), backend="cpu").chunk == 1
     assert runs_at_once(unknown, backend="cpu") == 1
     # In batches of 100 all are alike.
     assert resolved(Settings(1), unknown, np.array([1, 1, 50, 50]), backend="gpu").chunk == 2
-    known = methods.fedavg(MLP, LocalSGD(batch_size=100))
+    known = methods.fedavg(MLP, LocalTraining(batch_size=100))
     assert resolved(Settings(1), known, np.array([1, 1, 50, 50]), backend="gpu").chunk == 4
 
 
 def test_a_run_and_a_sweep_make_the_choice(monkeypatch):
     """On a CPU a multilayer perceptron's clients are trained together, and so are those of a sweep's runs."""
-    data, method = tiny_federation((9, 9, 9, 9)), methods.fedavg(tiny_model(), LocalSGD(batch_size=8))
+    data, method = tiny_federation((9, 9, 9, 9)), methods.fedavg(tiny_model(), LocalTraining(batch_size=8))
     seen = []
     mapped = rounds.map_places
 

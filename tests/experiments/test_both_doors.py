@@ -15,7 +15,7 @@ from experiments.config.help_groups import TRAINING_HYPER_PARAMETERS
 from experiments.config.hyper_parameters import method_config
 from experiments.config.options import Options, flag
 from experiments.config.request import check_arguments, parse
-from pfl_jax import LocalSGD, make_method
+from pfl_jax import LocalTraining, make_method
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import FINITE, POSITIVE, NotNegative, Range, Words, describe, literals, parts, range_of
 from pfl_jax.methods import METHODS
@@ -81,7 +81,7 @@ def cases():
             # The same for all methods.
             if name in wrapped and method != "fedavg":
                 continue
-            if name in LocalSGD.__dataclass_fields__ and (
+            if name in LocalTraining.__dataclass_fields__ and (
                 name not in TRAINING_HYPER_PARAMETERS or method not in RECIPE
             ):
                 continue
@@ -130,7 +130,7 @@ def test_the_whole_parser_has_the_values_and_refuses_them():
         parse("digits", ["--method", "fedas", "--lam", "-1"])
 
 
-RECIPE_OF_MINE = LocalSGD()
+RECIPE_OF_MINE = LocalTraining()
 
 
 def mine(
@@ -167,7 +167,7 @@ def test_a_number_without_a_range_is_any():
     make_method(mine, tiny_model(), decay=-1.0, heat=1.0)
 
 
-def with_arrays(model, training=LocalSGD(), *, start: jax.Array = jnp.zeros(3), end: jax.Array | None = None):  # noqa: B008
+def with_arrays(model, training=LocalTraining(), *, start: jax.Array = jnp.zeros(3), end: jax.Array | None = None):  # noqa: B008
     return METHODS["fedavg"](model, training)
 
 

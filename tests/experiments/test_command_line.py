@@ -31,7 +31,7 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Range, ReadWith
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import hyper_parameters
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 
 ROOT = Path(__file__).parents[2]
 SLOW = pytest.mark.slow
@@ -143,10 +143,10 @@ def test_a_run_that_diverges_is_told_with_its_likely_cause(tmp_path, capsys):
 
 
 BLIND = """
-from pfl_jax import LocalSGD
+from pfl_jax import LocalTraining
 from pfl_jax.methods import fedavg
 
-def blind(model, training=LocalSGD()):
+def blind(model, training=LocalTraining()):
     base = fedavg(model, training)
     return base._replace(predict=lambda personal, x: base.predict(personal, x) * float("nan"))
 """
@@ -393,7 +393,7 @@ def test_options_reach_where_they_belong():
 
 
 def test_what_a_method_refuses_is_the_users_error(monkeypatch, tmp_path):
-    def picky(model, training: LocalSGD = LocalSGD(), *, flavour: str = "sweet"):
+    def picky(model, training: LocalTraining = LocalTraining(), *, flavour: str = "sweet"):
         raise ValueError("no such flavour")
 
     monkeypatch.chdir(tmp_path)

@@ -18,7 +18,7 @@ from experiments.execution.cached_runs import inspect
 from experiments.export import load_run
 from experiments.results import gather
 from experiments.sweep.__main__ import main as sweep
-from pfl_jax import LocalSGD, models, simulate
+from pfl_jax import LocalTraining, models, simulate
 from pfl_jax.data import federate, from_arrays, partition
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
@@ -85,7 +85,7 @@ def test_natural_clients_from_the_file_to_the_results(wine, capsys, monkeypatch)
     model = models.mlp(dataset.input_shape, dataset.num_classes)
     values = config["hyper_parameters"]
     recipe = {name: values[name] for name in ("lr", "momentum", "weight_decay", "batch_size", "epochs")}
-    method = make_method("fedper", model, **vars(LocalSGD(**recipe)))
+    method = make_method("fedper", model, **vars(LocalTraining(**recipe)))
     *_, last = simulate.run(method, data, simulate.Settings(rounds=8), jax.random.key(0))
     np.testing.assert_allclose(100 * last.received["accuracy"].mean(), summary["received_accuracy"], atol=3)
 

@@ -17,7 +17,7 @@ from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.methods import make_method
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 
 KEY = jax.random.key(4)
 RELEASED = {"drop_last": True, "shuffle": False}
@@ -103,7 +103,7 @@ def batches_of(data, client, batch_size):
         rows, index = carry
         return rows.at[index].set(batch.x), index + 1
 
-    rows, steps = LocalSGD(batch_size=batch_size, epochs=1, **RELEASED).fold(KEY, start, numbered, step)
+    rows, steps = LocalTraining(batch_size=batch_size, epochs=1, **RELEASED).fold(KEY, start, numbered, step)
     x, y = np.float64(examples.x), np.asarray(examples.y)
     return [(x[row], y[row]) for row in np.asarray(rows)[: int(steps)]]
 

@@ -29,13 +29,13 @@ import helper_beside_it
 from typing import Literal
 
 import jax
-from pfl_jax import LocalSGD, methods
+from pfl_jax import LocalTraining, methods
 from pfl_jax.hyper_parameters import NotNegative
 
 
 def slow(
     model,
-    training=LocalSGD(lr=0.07),
+    training=LocalTraining(lr=0.07),
     *,
     server_lr: NotNegative = 0.5,
     kind: Literal["a", "b"] = "a",
@@ -216,16 +216,16 @@ def test_a_sweep_over_its_options(here):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("def f(model, training=LocalSGD()): ...", "returns a NoneType, not a Method"),
+        ("def f(model, training=LocalTraining()): ...", "returns a NoneType, not a Method"),
         ("def f(model): ...", r"takes \(model\) before its keyword-only arguments"),
         ("def f(model, training): ...", "the second argument is training: a method is made by"),
-        ("def f(model, training=LocalSGD(), *, x): ...", "its option x needs a default"),
-        ("def f(model, training=LocalSGD(), *, x={}): ...", "its option x is a dict; options are"),
-        ("def f(model, training=LocalSGD(), *, lr=0.1): ...", "lr is a field of the recipe"),
-        ("def f(model, training=LocalSGD(), *, rounds=1): ...", "--rounds is an option of every experiment"),
-        ("def f(model, training=LocalSGD(), *, x: 'Nothing' = 1): ...", "annotations cannot be read .*Nothing"),
-        ("def f(model, training=LocalSGD()): raise KeyError('k')", "fails: KeyError: 'k'"),
-        ("def f(model, training=LocalSGD()): raise ValueError('no')", "mine.py:f refuses its options: no"),
+        ("def f(model, training=LocalTraining(), *, x): ...", "its option x needs a default"),
+        ("def f(model, training=LocalTraining(), *, x={}): ...", "its option x is a dict; options are"),
+        ("def f(model, training=LocalTraining(), *, lr=0.1): ...", "lr is a field of the recipe"),
+        ("def f(model, training=LocalTraining(), *, rounds=1): ...", "--rounds is an option of every experiment"),
+        ("def f(model, training=LocalTraining(), *, x: 'Nothing' = 1): ...", "annotations cannot be read .*Nothing"),
+        ("def f(model, training=LocalTraining()): raise KeyError('k')", "fails: KeyError: 'k'"),
+        ("def f(model, training=LocalTraining()): raise ValueError('no')", "mine.py:f refuses its options: no"),
         ("f = 3", "is a int, not a function"),
         ("def g(): ...", r"has no f \(there are g\)"),
         ("def f(:", r"cannot be executed: line 2: SyntaxError"),
@@ -234,7 +234,7 @@ def test_a_sweep_over_its_options(here):
     ],
 )
 def test_what_cannot_be_used_is_one_line(tmp_path, capsys, text, message):
-    (tmp_path / "mine.py").write_text(f"from pfl_jax import LocalSGD\n{text}")
+    (tmp_path / "mine.py").write_text(f"from pfl_jax import LocalTraining\n{text}")
     words = ["--method", f"{tmp_path}/mine.py:f", *SMALL, "--out", str(tmp_path / "run")]
     assert main("digits", words) == 2
     error = capsys.readouterr().err

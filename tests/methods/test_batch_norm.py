@@ -20,7 +20,7 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.fedbn import is_normalization
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.tree import map_statistics
 from pfl_jax.testing.conformance import CHECKS, Subject
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
@@ -173,7 +173,7 @@ def test_fedavg_averages_statistics_and_penalties_leave_them_alone(mu):
 def test_a_servers_optimizer_takes_statistics_as_they_are():
     base = with_batch_norm(METHODS["fedavg"])
 
-    def optimized(model, training=LocalSGD()):
+    def optimized(model, training=LocalTraining()):
         return server_optimized(base(model, training), ServerOptimizer("adam", 0.1))
 
     data, settings = tiny_federation(), Settings(rounds=1)

@@ -8,7 +8,7 @@ import pytest
 
 from pfl_jax import methods
 from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.testing import check_method
 from pfl_jax.testing.conformance import CHECKS, Subject
 
@@ -23,7 +23,7 @@ def only(*names):
 def broken(**parts):
     """A factory of FedAvg with some functions in the place of its own: name -> (base, arguments...) -> result."""
 
-    def factory(model, training=LocalSGD(), *, share: float = 0.5):
+    def factory(model, training=LocalTraining(), *, share: float = 0.5):
         base = methods.fedavg(model, training)
         changed = {name: lambda *arguments, _part=part: _part(base, share, *arguments) for name, part in parts.items()}
         return base._replace(**changed)

@@ -15,7 +15,7 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.factories import default_training, hyper_parameters, on_linear_model
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.testing import conformance
 
 pytestmark = pytest.mark.without_f1_auc
@@ -28,7 +28,7 @@ def privacy(name, **values):
 
 
 def test_every_method_says_what_it_does_with_the_data():
-    # A new method says what it computes from the examples besides LocalSGD.fit.
+    # A new method says what it computes from the examples besides LocalTraining.fit.
     assert [name for name in METHODS if privacy(name) is None] == []
 
 
@@ -42,7 +42,7 @@ ACCEPTED = [name for name in METHODS if not privacy(name).refused]
 
 
 @dataclass(frozen=True)
-class Counting(LocalSGD):
+class Counting(LocalTraining):
     """Recipe that trains nothing and notes each private fit: its epochs, parameters, examples and loss."""
 
     def fit(self, key, params, data, loss, *, transformation=None):

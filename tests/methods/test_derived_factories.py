@@ -12,7 +12,7 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from experiments.commands.main import main
 from experiments.config.hyper_parameters import unread_by_method
 from experiments.config.request import parse
-from pfl_jax import LocalSGD, Settings, methods, simulate
+from pfl_jax import LocalTraining, Settings, methods, simulate
 from pfl_jax.base import Privacy
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
@@ -22,7 +22,7 @@ from pfl_jax.wrappers.client_privacy import ClientPrivacy
 
 pytestmark = pytest.mark.without_f1_auc
 
-KEY, RECIPE = jax.random.key(0), LocalSGD()
+KEY, RECIPE = jax.random.key(0), LocalTraining()
 
 
 def logged(model, training=RECIPE):
@@ -48,7 +48,7 @@ def trained_twice_and_said(model, training=RECIPE):
     return trained_twice(model, training)._replace(privacy=Privacy(2 * training.epochs, clients=()))
 
 
-DERIVED = [functools.partial(methods.fedavg), functools.partial(methods.fedavg, training=LocalSGD()), logged]
+DERIVED = [functools.partial(methods.fedavg), functools.partial(methods.fedavg, training=LocalTraining()), logged]
 
 WRAPPED = {
     "server_optimizer": "adam",
@@ -93,7 +93,7 @@ def test_other_local_training_has_no_budget_unless_it_says_so():
     pytest.importorskip("dp_accounting")
     values = {"epochs": 2, "dp_clip": 1.0, "dp_noise": 1.0}
     ((*_, uncovered, uses),) = budgets_of(trained_twice, **values)
-    assert (uncovered, uses) == (("whatever the method computes from the examples outside of LocalSGD.fit",), None)
+    assert (uncovered, uses) == (("whatever the method computes from the examples outside of LocalTraining.fit",), None)
     assert ClientPrivacy not in recipes_of(trained_twice)
     with pytest.raises(InvalidInput, match="trained_twice has no hyper-parameter client_clip"):
         make_method(trained_twice, tiny_model(), client_clip=1.0)
@@ -105,14 +105,14 @@ def test_other_local_training_has_no_budget_unless_it_says_so():
 FILE = """
 import functools
 
-from pfl_jax import LocalSGD, methods
+from pfl_jax import LocalTraining, methods
 
 again = functools.partial(methods.fedavg)
 prox = functools.partial(methods.fedprox, mu=0.3)
 aligned = functools.partial(methods.fedpac, alignment=False)
 
 
-def logged(model, training=LocalSGD()):
+def logged(model, training=LocalTraining()):
     return methods.fedavg(model, training)
 """
 

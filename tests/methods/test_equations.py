@@ -12,7 +12,7 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.fedas import _Synchronization
 from pfl_jax.primitives.fisher import trace_weights
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 trace_weights = jax.jit(trace_weights, static_argnums=1)
@@ -199,6 +199,6 @@ def test_trace_weights():
 
 
 def test_the_mean_of_backbones_without_fisher_information_is_theirs():
-    weighting = _Synchronization(tiny_model(), LocalSGD(), True, "proportional", "mean")
+    weighting = _Synchronization(tiny_model(), LocalTraining(), True, "proportional", "mean")
     parts = jax.vmap(lambda value: weighting.backbone_part(value, jnp.zeros(()), None))(jnp.array([1.0, 3.0]))
     np.testing.assert_allclose(received(parts).value, 2.0, rtol=1e-6)

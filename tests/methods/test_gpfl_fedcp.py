@@ -13,7 +13,7 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.methods.fedcp import context as fedcp_context
 from pfl_jax.methods.fedcp import discrepancy, fedcp
 from pfl_jax.methods.gpfl import cosine_logits, gpfl
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -176,7 +176,7 @@ def test_the_discrepancy_is_between_features_of_the_same_augmented_inputs():
         return 2 * x + 1
 
     model, key, data = tiny_model(), jax.random.key(0), client_data(tiny_federation(full.SIZES), 1, "train")
-    recipe = LocalSGD(lr=0.2, batch_size=8, epochs=2)
+    recipe = LocalTraining(lr=0.2, batch_size=8, epochs=2)
     plain, augmented = (fedcp(model, one, lam=3.0) for one in (recipe, recipe.replace(augment=shifted)))
     server = plain.init_server(key)
     got = jax.jit(augmented.local)(key, server, server.head, data)

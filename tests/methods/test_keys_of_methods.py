@@ -1,5 +1,6 @@
 """Keys of random numbers: one for each phase of a client's training, and others for another client or round."""
 
+import collections
 import sys
 from dataclasses import dataclass
 
@@ -11,13 +12,13 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax.data.federated import client_data
 from pfl_jax.methods import METHODS
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 
 NOTED = []
 
 
 @dataclass(frozen=True)
-class Keyed(LocalSGD):
+class Keyed(LocalTraining):
     """Recipe that trains nothing and notes its keys."""
 
     def fit(self, key, params, data, loss, *, transformation=None):
@@ -76,3 +77,41 @@ def test_each_pass_over_fedalas_weights_has_a_key_of_its_own(monkeypatch):
     # Weights that do not move have converged after the window and one pass more; then the model is trained.
     keys = keys_of("fedala", "local", trained=True)
     assert len(set(keys)) == len(keys) == 3 * (2 + 1 + 1)
+
+
+def keyed_model():
+    """The tiny model, whose passes in training note their keys."""
+    model = tiny_model()
+
+    def batch_features(backbone, x, mask, key):
+        jax.debug.callback(lambda words: NOTED.append(tuple(np.asarray(words).tolist())), jax.random.key_data(key))
+        return model.features(backbone, x), ()
+
+    return model._replace(batch_features=batch_features)
+
+
+PASSES = {"cd2pfed": 3, "fedas_cd2": 3, "per_fedavg": 2}
+"""Passes of a step that are compared, and so need the same dropout: CD2-pFed's two paths and the model, the two
+gradients of a finite difference. Others have a key each."""
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_step_has_a_key_of_its_own_for_its_loss(name):
+    """Whatever a step is: pFedMe's on one mini-batch, APFL's two models, FedEM's three, a round and a client more."""
+    method = METHODS[name](keyed_model(), LocalTraining(**HYPER_PARAMETERS))
+    data = client_data(tiny_federation(), 1, "train")
+
+    @jax.jit
+    def run(key):
+        server = method.init_server(jax.random.key(0))
+        method.local(key, server, method.init_client(jax.random.key(1), server, data), data)
+
+    NOTED.clear()
+    for key in jax.random.split(jax.random.key(2), 2):
+        run(key)
+    jax.effects_barrier()
+    counts = collections.Counter(NOTED)
+    # FedFomo holds out a part of the examples.
+    steps = LocalTraining(**HYPER_PARAMETERS).num_steps(16 if name == "fedfomo" else 20)
+    assert len(counts) >= 2 * steps
+    assert max(counts.values()) == PASSES.get(name, 1)

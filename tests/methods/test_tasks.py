@@ -8,7 +8,7 @@ import pytest
 import task_table
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax import LocalSGD, simulate, tasks
+from pfl_jax import LocalTraining, simulate, tasks
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS, fedas, make_method
@@ -121,7 +121,7 @@ def test_a_users_loss_is_that_of_the_training():
     found = []
     for task, lr in ((tasks.REGRESSION, 0.1), (halved, 0.2)):
         method = METHODS["fedavg"](
-            tiny_model(tasks.REGRESSION)._replace(task=task), LocalSGD(lr=lr, batch_size=8, weight_decay=0.0)
+            tiny_model(tasks.REGRESSION)._replace(task=task), LocalTraining(lr=lr, batch_size=8, weight_decay=0.0)
         )
         *_, last = simulate.run(method, data, Settings(rounds=2), jax.random.key(0))
         found.append(last.received["mse"])

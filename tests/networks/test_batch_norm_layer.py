@@ -13,7 +13,7 @@ from pfl_jax.base import STATISTICS, ClientData
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks import from_flax
 from pfl_jax.networks.batch_norm import normalize
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import with_statistics
 
@@ -94,7 +94,7 @@ STEPS = {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.5, "clip_norm": 1e-3, "ba
 
 def fitted(params, batch):
     loss = supervised_loss(MODEL, everything_penalized)
-    return LocalSGD(**STEPS).fit(jax.random.key(0), params, batch, loss)
+    return LocalTraining(**STEPS).fit(jax.random.key(0), params, batch, loss)
 
 
 def users_own(params, batch):
@@ -118,7 +118,7 @@ def test_neither_optimizers_nor_penalties_move_statistics(step):
 
 def test_the_clipped_norm_is_that_of_the_weights():
     params = MODEL.init(jax.random.key(0))
-    recipe = LocalSGD(**{**STEPS, "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": 0.1})
+    recipe = LocalTraining(**{**STEPS, "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": 0.1})
     loss = supervised_loss(MODEL, everything_penalized)
     changed = jax.jit(lambda params: recipe.fit(jax.random.key(0), params, BATCH, loss))(params)
     changes = jax.tree.map(lambda old, new: np.sum(np.square(np.float64(new) - old)), params, changed)
@@ -134,7 +134,7 @@ def test_a_loss_without_the_statistics_that_its_model_needs_is_refused():
 
     def fit(loss, trained=lambda params: params, **recipe):
         return jax.eval_shape(
-            lambda params: LocalSGD(batch_size=5, **recipe).fit(key, trained(params), BATCH, loss), params
+            lambda params: LocalTraining(batch_size=5, **recipe).fit(key, trained(params), BATCH, loss), params
         )
 
     with pytest.raises(InvalidInput, match=r"BatchNorm has 2 arrays .* the loss gives 0: let it return \(value, stati"):

@@ -11,7 +11,7 @@ from pfl_jax.base import ClientData
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks import resnet, text
 from pfl_jax.networks.models import MODELS, is_convolutional
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 
 KEY = jax.random.key(0)
@@ -104,7 +104,7 @@ def test_they_learn_which_word_is_there(name):
     y = jnp.arange(40) % 2
     x = jax.random.randint(KEY, (40, 6), 3, 30).at[:, 2].set(1 + y)
     data = ClientData(x, y, jnp.ones(40, bool))
-    training = LocalSGD(lr=0.5, momentum=0.9, batch_size=10, epochs=40)
+    training = LocalTraining(lr=0.5, momentum=0.9, batch_size=10, epochs=40)
     params = jax.jit(lambda key: training.fit(key, model.init(key), data, supervised_loss(model)))(KEY)
     assert (model.apply(params, x).argmax(1) == y).mean() > 0.95
 

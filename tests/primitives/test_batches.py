@@ -18,7 +18,7 @@ from pfl_jax.base import ClientData
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.chunking import choose_chunk, wasted_step_share
 from pfl_jax.methods import make_method
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 
 RELEASED = {"drop_last": True, "shuffle": False}
 
@@ -27,7 +27,7 @@ def taken(n, epochs, key=0, padding=0, batch_size=4, **options):
     """The examples of each step, epoch by epoch: lists of row numbers."""
     rows = np.arange(n + padding)
     most = epochs * -(-n // batch_size)
-    training = LocalSGD(batch_size=batch_size, epochs=epochs, **options)
+    training = LocalTraining(batch_size=batch_size, epochs=epochs, **options)
 
     def step(carry, batch, key):
         seen, index = carry
@@ -63,11 +63,11 @@ def test_the_fixed_order_is_the_same_in_all_epochs_runs_and_paddings():
 @pytest.mark.parametrize(("n", "padding"), [(11, 0), (11, 6), (3, 2), (8, 0)])
 def test_always_visited_examples(n, padding):
     mask = jnp.arange(n + padding) < n
-    visited = np.flatnonzero(LocalSGD(batch_size=4, **RELEASED).always_visited(mask))
+    visited = np.flatnonzero(LocalTraining(batch_size=4, **RELEASED).always_visited(mask))
     rows_taken = [row for batch in taken(n, 1, padding=padding, **RELEASED) for row in batch]
     np.testing.assert_array_equal(visited, sorted(rows_taken))
     for options in ({}, {"drop_last": True}, {"shuffle": False}):
-        np.testing.assert_array_equal(LocalSGD(batch_size=4, **options).always_visited(mask), mask)
+        np.testing.assert_array_equal(LocalTraining(batch_size=4, **options).always_visited(mask), mask)
 
 
 @settings(deadline=None, max_examples=40)
@@ -123,7 +123,7 @@ def test_every_method_has_the_recipes_batches(name):
     """What an epoch in a fixed order leaves out may be anything."""
     examples = client_data(tiny_federation((11,)), 0, "train")
     # Pixels far away in the examples that are never visited.
-    visited = LocalSGD(batch_size=4, **RELEASED).always_visited(examples.mask)
+    visited = LocalTraining(batch_size=4, **RELEASED).always_visited(examples.mask)
     strange = examples._replace(x=jnp.where(visited[:, None, None, None], examples.x, 50.0))
     key = jax.random.key(1)
 

@@ -17,7 +17,7 @@ from pfl_jax.primitives.fisher import (
     fisher_trace,
     squared_gradient_norms,
 )
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import cross_entropy
 
 
@@ -166,18 +166,18 @@ def test_batch_traces():
     mean = jax.tree.leaves(jax.jit(jax.grad(loss_of(model)))(params, data))
     whole = sum(np.sum(np.square(leaf)) for leaf in mean)
     augment = CropAndFlip(shape, (-1.0,) * shape[-1])
-    private = LocalSGD(batch_size=9, dp_clip=0.5, dp_noise=1.0)
-    for training in (LocalSGD(batch_size=9, epochs=3), LocalSGD(batch_size=9, augment=augment), private):
+    private = LocalTraining(batch_size=9, dp_clip=0.5, dp_noise=1.0)
+    for training in (LocalTraining(batch_size=9, epochs=3), LocalTraining(batch_size=9, augment=augment), private):
         got = traces(params, data, training)
         np.testing.assert_allclose(got, whole, rtol=1e-5)
-    single = traces(params, data, LocalSGD(batch_size=1))
+    single = traces(params, data, LocalTraining(batch_size=1))
     np.testing.assert_allclose(single, one_by_one(model, params, data).sum(), rtol=1e-5)
     # A batch of seven examples that are fewer than eight is kept; of five in batches of four one is left out.
-    five, fixed = data._replace(mask=jnp.arange(9) < 5), LocalSGD(batch_size=4, drop_last=True, shuffle=False)
+    five, fixed = data._replace(mask=jnp.arange(9) < 5), LocalTraining(batch_size=4, drop_last=True, shuffle=False)
     visited = five._replace(mask=fixed.always_visited(five.mask))
     assert visited.mask.sum() == 4
     got = traces(params, five, fixed)
-    want = traces(params, visited, LocalSGD(batch_size=4))
+    want = traces(params, visited, LocalTraining(batch_size=4))
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 
 from pfl_jax.base import ClientData
-from pfl_jax.primitives import local_sgd, losses, tree
+from pfl_jax.primitives import local_training, losses, tree
 
 
 def problem(rows=7, classes=4):
@@ -82,16 +82,16 @@ def test_fold_visits_every_real_example_once_an_epoch():
         return visits.at[batch.y].add(batch.mask.astype(jnp.int32)), batches + 1
 
     start = jnp.zeros(10, jnp.int32), jnp.zeros((), jnp.int32)
-    visits, batches = local_sgd.LocalSGD(batch_size=4, epochs=3).fold(jax.random.key(0), start, data, step)
+    visits, batches = local_training.LocalTraining(batch_size=4, epochs=3).fold(jax.random.key(0), start, data, step)
     np.testing.assert_array_equal(visits, [3] * 7 + [0] * 3)
     assert int(batches) == 3 * 2
 
 
 def test_descend_is_one_step_of_the_optimizer():
-    optimizer, params = local_sgd.sgd(0.1, 0.5), jnp.array([1.0, 2.0])
+    optimizer, params = local_training.sgd(0.1, 0.5), jnp.array([1.0, 2.0])
     state = optimizer.init(params)
     for _ in range(2):
-        params, state = local_sgd.descend(optimizer, jnp.ones(2), (), params, state)
+        params, state = local_training.descend(optimizer, jnp.ones(2), (), params, state)
     # Velocities 1 and 1.5.
     np.testing.assert_allclose(params, [0.75, 1.75], rtol=1e-6)
     chex.assert_trees_all_equal_structs(state, optimizer.init(params))

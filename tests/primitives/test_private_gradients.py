@@ -12,7 +12,7 @@ from pfl_jax.base import ClientData
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.models import mlp
 from pfl_jax.primitives import private_gradients
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import cross_entropy, masked_mean, proximal
 from pfl_jax.primitives.private_gradients import clipped_gradient_sum, private_gradient
 
@@ -167,7 +167,7 @@ def client(count=24):
 
 @functools.cache
 def fitting(clipped):
-    recipe = LocalSGD(lr=0.1, batch_size=8, epochs=2, dp_clip=1.0 if clipped else None)
+    recipe = LocalTraining(lr=0.1, batch_size=8, epochs=2, dp_clip=1.0 if clipped else None)
 
     def fit(clip, noise, data, seed):
         changed = recipe.replace(dp_clip=clip, dp_noise=noise) if clipped else recipe
@@ -206,7 +206,7 @@ def test_bad_recipes():
         ({"dp_clip": float("inf")}, "dp_clip must be finite"),
     ):
         with pytest.raises(InvalidInput, match=message):
-            LocalSGD(**values)
+            LocalTraining(**values)
 
 
 @pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.float16])
@@ -228,12 +228,14 @@ def test_parameters_of_half_precision_keep_their_type(kind):
         )
     sums, free = clipped_gradient_sum(jax.random.key(0), loss, params, batch, 0.5)
     assert {leaf.dtype for leaf in jax.tree.leaves((sums, free))} == {np.dtype("float32")}
-    trained = LocalSGD(batch_size=8, epochs=1, dp_clip=0.5, dp_noise=0.1).fit(jax.random.key(0), params, batch, loss)
+    trained = LocalTraining(batch_size=8, epochs=1, dp_clip=0.5, dp_noise=0.1).fit(
+        jax.random.key(0), params, batch, loss
+    )
     chex.assert_trees_all_equal_dtypes(trained, params)
 
 
 def test_steps_of_ones_own_are_not_taken_for_private_ones():
-    recipe = LocalSGD(batch_size=4, epochs=1, dp_clip=0.5)
-    with pytest.raises(InvalidInput, match=r"fold takes no private steps, .*: train by LocalSGD\.fit"):
+    recipe = LocalTraining(batch_size=4, epochs=1, dp_clip=0.5)
+    with pytest.raises(InvalidInput, match=r"fold takes no private steps, .*: train by LocalTraining\.fit"):
         recipe.fold(jax.random.key(0), 0, examples(), lambda count, batch, key: count + 1)
     assert recipe.replace(dp_clip=None).fold(jax.random.key(0), 0, examples(), lambda count, batch, key: count + 1) == 5

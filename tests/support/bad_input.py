@@ -244,7 +244,7 @@ def _finished_without_checkpoint(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
 
 
-SOUND = "from pfl_jax import LocalSGD, methods\n\n\ndef mine(model, training=LocalSGD(), *, pull=0.5):\n"
+SOUND = "from pfl_jax import LocalTraining, methods\n\n\ndef mine(model, training=LocalTraining(), *, pull=0.5):\n"
 """Beginning of a file with a method."""
 
 
@@ -258,7 +258,7 @@ def _own_code() -> Iterator[Case]:
     yield Case(section, "digits --method mine.py:mine", "there is no mine.py")
     yield of("mine.py defines mine", whole, "--method mine.py")
     yield of("mine.py defines mine", whole, "--method mine.py:main")
-    yield of("mine.py defines mine", whole, "--method mine.py:LocalSGD")
+    yield of("mine.py defines mine", whole, "--method mine.py:LocalTraining")
     yield of("mine.py defines mine(..., pull)", whole, "--method mine.py:mine --pull far")
     yield of("mine.py defines mine(..., pull)", whole, "--method mine.py:mine --lam 1")
     yield of("mine.py is cut off", SOUND)

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 import pfl_jax
-from pfl_jax import LocalSGD, Settings, data, make_method, methods, models, simulate
+from pfl_jax import LocalTraining, Settings, data, make_method, methods, models, simulate
 from pfl_jax.data.partition import Partition
 from pfl_jax.data.sources import Dataset
 
@@ -238,7 +238,7 @@ def _models() -> Iterator[tuple[str, Call, str]]:
     yield "a model of other inputs", of((5, 5, 1), CLASSES), r"does not take .*\[4, 4, 1\]"
     yield "the name of a model", lambda: make_method("fedavg", "mlp"), "model must be a Model"
     yield "a class for a model", lambda: methods.fedavg(models.mlp), "model must be a Model"
-    yield "a number for the recipe", lambda: methods.fedavg(model(), 0.1), "training must be a LocalSGD"
+    yield "a number for the recipe", lambda: methods.fedavg(model(), 0.1), "training must be a LocalTraining"
 
 
 def _partitions() -> Iterator[tuple[str, Call, str]]:
@@ -339,7 +339,7 @@ def _settings() -> Iterator[tuple[str, Call, str]]:
 
 def _recipe() -> Iterator[tuple[str, Call, str]]:
     def of(**values: Any) -> Call:
-        return lambda: run(method=methods.fedavg(model(), LocalSGD(**{**FAST, **values})))
+        return lambda: run(method=methods.fedavg(model(), LocalTraining(**{**FAST, **values})))
 
     for value in (0, -5, 2.5, np.nan, "many"):
         yield f"batch_size {value!r}", of(batch_size=value), "batch_size must be (at least 1|a whole number), not"

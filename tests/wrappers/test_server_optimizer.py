@@ -19,7 +19,7 @@ from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.factories import recipes_of
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedbabu import fedbabu
-from pfl_jax.primitives.local_sgd import LocalSGD
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.testing import conformance
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
 
@@ -104,15 +104,15 @@ def test_the_methods_are_those_whose_server_only_takes_a_mean_of_parameters():
     assert found == {name for name, factory in METHODS.items() if ServerOptimizer in recipes_of(factory)} | OWN_STEP
 
 
-def mine(model, training=LocalSGD()):
+def mine(model, training=LocalTraining()):
     return fedavg(model, training)
 
 
-def with_its_own_step(model, training=LocalSGD(), *, server_lr: float = 0.5):
+def with_its_own_step(model, training=LocalTraining(), *, server_lr: float = 0.5):
     return fedavg(model, training)
 
 
-def of_other_models(model, training=LocalSGD()):
+def of_other_models(model, training=LocalTraining()):
     return fedavg(model, training)._replace(predict=model.convolve)
 
 

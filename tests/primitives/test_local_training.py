@@ -1,4 +1,4 @@
-"""`LocalSGD` and `map_examples` against plain NumPy loops; padding, masks and trip counts."""
+"""`LocalTraining` and `map_examples` against plain NumPy loops; padding, masks and trip counts."""
 
 import chex
 import jax
@@ -10,10 +10,10 @@ import pytest
 from pfl_jax.base import ClientData
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.examples import map_examples
-from pfl_jax.primitives.local_sgd import LocalSGD, num_steps, sgd
+from pfl_jax.primitives.local_training import LocalTraining, num_steps, sgd
 from pfl_jax.primitives.losses import masked_mean
 
-PLAIN = LocalSGD(momentum=0.0, weight_decay=0.0)
+PLAIN = LocalTraining(momentum=0.0, weight_decay=0.0)
 
 
 def regression(n, real, seed=0):
@@ -47,7 +47,7 @@ def test_sgd_takes_traced_hyper_parameters():
     data = regression(8, 8)
 
     def train(lr, momentum, decay):
-        training = LocalSGD(lr, momentum, decay, batch_size=4, epochs=2)
+        training = LocalTraining(lr, momentum, decay, batch_size=4, epochs=2)
         return training.fit(jax.random.key(0), jnp.zeros(3), data, squared_error)
 
     traced = jax.vmap(train)(jnp.array([0.1, 0.01]), jnp.array([0.5, 0.0]), jnp.array([1e-3, 0.0]))
@@ -58,7 +58,7 @@ def test_sgd_takes_traced_hyper_parameters():
 @pytest.mark.parametrize("real", [1, 7, 8, 10])
 def test_fit_with_full_batches_is_gradient_descent(real):
     data = regression(10, real)
-    training = LocalSGD(0.05, 0.5, 0.1, batch_size=10, epochs=4)
+    training = LocalTraining(0.05, 0.5, 0.1, batch_size=10, epochs=4)
     got = training.fit(jax.random.key(1), jnp.zeros(3), data, squared_error)
     x, y = np.float64(data.x[:real]), np.float64(data.y[:real])
     w, velocity = np.zeros(3), np.zeros(3)
@@ -100,7 +100,9 @@ def test_padding_and_transformations_change_nothing(transform):
     large = large._replace(x=large.x.at[:real].set(small.x), y=large.y.at[:real].set(small.y))
 
     def train(data):
-        return LocalSGD(0.05, 0.5, 0.0, batch_size=4, epochs=3).fit(jax.random.key(3), jnp.ones(3), data, squared_error)
+        return LocalTraining(0.05, 0.5, 0.0, batch_size=4, epochs=3).fit(
+            jax.random.key(3), jnp.ones(3), data, squared_error
+        )
 
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), large)
     got = {
@@ -117,7 +119,7 @@ def test_clients_under_one_vmap_stop_at_their_own_step_count():
     masks = jnp.stack([jnp.arange(20) < 3, jnp.arange(20) < 17])
 
     def train(mask):
-        training = LocalSGD(0.01, 0.9, 0.0, batch_size=4, epochs=5)
+        training = LocalTraining(0.01, 0.9, 0.0, batch_size=4, epochs=5)
         return training.fit(jax.random.key(4), jnp.zeros(3), data._replace(mask=mask), squared_error)
 
     together = jax.vmap(train)(masks)
@@ -149,7 +151,7 @@ def by_hand(steps, **recipe):
     """Weights after full-batch steps of the regression, in float64: steps(w, gradient, state) -> the next w."""
     data = regression(10, 10)
     x, y, w = np.float64(data.x), np.float64(data.y), np.ones(3)
-    got = LocalSGD(batch_size=10, epochs=4, **recipe).fit(jax.random.key(1), jnp.ones(3), data, squared_error)
+    got = LocalTraining(batch_size=10, epochs=4, **recipe).fit(jax.random.key(1), jnp.ones(3), data, squared_error)
     for t in range(1, 5):
         w = steps(w, 2 * x.T @ (x @ w - y) / 10, t)
     np.testing.assert_allclose(got, w, rtol=1e-4, atol=1e-6)
@@ -178,7 +180,7 @@ def test_an_optimizer_of_ones_own_is_made_with_the_learning_rate():
     w, data = jnp.array([0.5, -2.0, 1.0]), regression(9, 7)
 
     def trained(optimizer, lr):
-        return LocalSGD(lr=lr, batch_size=3, epochs=2, optimizer=optimizer).fit(
+        return LocalTraining(lr=lr, batch_size=3, epochs=2, optimizer=optimizer).fit(
             jax.random.key(0), w, data, squared_error
         )
 
@@ -187,7 +189,7 @@ def test_an_optimizer_of_ones_own_is_made_with_the_learning_rate():
     several = jax.jit(jax.vmap(lambda lr: trained(optax.lion, lr)))(rates)
     np.testing.assert_allclose(several, [trained(optax.lion, float(lr)) for lr in rates], rtol=1e-6)
     with pytest.raises(InvalidInput, match=r"must be a function of the learning rate, .* not what it returns"):
-        LocalSGD(optimizer=optax.adam(0.1))
+        LocalTraining(optimizer=optax.adam(0.1))
 
 
 @pytest.mark.parametrize("clip_norm", [0.3, 1e3])
@@ -208,23 +210,25 @@ def test_an_optimizer_that_needs_the_loss_gets_that_of_the_batch():
     def plateau(lr):
         return optax.chain(optax.sgd(lr), optax.contrib.reduce_on_plateau())
 
-    recipe = LocalSGD(lr=2.0, weight_decay=0.0, batch_size=3, epochs=1, optimizer=optax.polyak_sgd)
+    recipe = LocalTraining(lr=2.0, weight_decay=0.0, batch_size=3, epochs=1, optimizer=optax.polyak_sgd)
     # A step of length loss / |gradient|^2 from 0: 7 / 36 along -gradient = 6.
     fitted = jax.jit(lambda training: training.fit(jax.random.key(0), jnp.array(0.0), data, loss))
     np.testing.assert_allclose(fitted(recipe), 7 / 6, rtol=1e-6)
     steps = {"weight_decay": 0.0, "batch_size": 3, "lr": 0.1, "momentum": 0.0}
-    np.testing.assert_allclose(fitted(LocalSGD(**steps, optimizer=plateau)), fitted(LocalSGD(**steps)), rtol=1e-6)
+    np.testing.assert_allclose(
+        fitted(LocalTraining(**steps, optimizer=plateau)), fitted(LocalTraining(**steps)), rtol=1e-6
+    )
     with pytest.raises(InvalidInput, match=r"needs more than .* has, a gradient \(.*'value'\): choose another one"):
         fitted(recipe.replace(dp_clip=1.0))
 
 
 def test_an_unknown_optimizer_is_refused():
     with pytest.raises(InvalidInput, match=r"unknown optimizer 'lion' \(there are sgd, adam, adamw\)"):
-        LocalSGD(optimizer="lion").transformation()
+        LocalTraining(optimizer="lion").transformation()
 
 
 def test_a_recipe_is_a_pytree_of_its_numbers():
-    recipe = LocalSGD(clip_norm=1.0, optimizer="adam", drop_last=True)
+    recipe = LocalTraining(clip_norm=1.0, optimizer="adam", drop_last=True)
     doubled = jax.jit(lambda one: jax.tree.map(lambda leaf: 2 * leaf, one))(recipe)
     assert (float(doubled.lr), int(doubled.epochs), float(doubled.clip_norm)) == (pytest.approx(0.02), 10, 2.0)
     # What a tree of this type holds need not be a recipe: here a momentum of 1, elsewhere derivatives.

@@ -1,4 +1,4 @@
-"""Local training: one recipe, `LocalSGD`, for mini-batch descent on one client's masked examples."""
+"""Local training: one recipe, `LocalTraining`, for mini-batch descent on one client's masked examples."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from pfl_jax.primitives.tree import map_statistics, register_unchecked, running_
 from pfl_jax.streams import AUGMENTATION, DROPOUT, EXAMPLE_NOISE
 
 Optimizer = Literal["sgd", "adam", "adamw"]
-"""Names of optimizers, see `LocalSGD.optimizer`."""
+"""Names of optimizers, see `LocalTraining.optimizer`."""
 
 MakeOptimizer = Callable[[float | jax.Array], optax.GradientTransformation]
 """Function of the learning rate to an optimizer, such as optax.lion; hashable."""
@@ -34,16 +34,16 @@ Counts = TypeVar("Counts", jax.Array, np.ndarray)
 
 
 def num_steps(count: Counts, batch_size: int, epochs: int | jax.Array = 1, *, drop_last: bool = False) -> Counts:
-    """Number of gradient steps that `LocalSGD.fit` takes on `count` examples.
+    """Number of gradient steps that `LocalTraining.fit` takes on `count` examples.
 
     The last batch of an epoch may be incomplete; with drop_last it is left out, unless it is the only one.
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from pfl_jax.primitives import local_sgd
-      >>> print(local_sgd.num_steps(jnp.array([50, 51]), batch_size=50, epochs=2))
+      >>> from pfl_jax.primitives import local_training
+      >>> print(local_training.num_steps(jnp.array([50, 51]), batch_size=50, epochs=2))
       [2 4]
-      >>> print(local_sgd.num_steps(jnp.array([49, 99]), batch_size=50, drop_last=True))
+      >>> print(local_training.num_steps(jnp.array([49, 99]), batch_size=50, drop_last=True))
       [1 1]
     """
     steps = count // batch_size
@@ -76,7 +76,7 @@ Step = Callable[[Carry, ClientData, PRNGKey], Carry]
 
 @register_unchecked
 @dataclass(frozen=True)
-class LocalSGD:
+class LocalTraining:
     """Recipe of local training: the optimizer and the mini-batches. A pytree, whose numbers may be traced.
 
     Attributes:
@@ -105,13 +105,13 @@ class LocalSGD:
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from pfl_jax import ClientData, LocalSGD
+      >>> from pfl_jax import ClientData, LocalTraining
       >>> from pfl_jax.primitives import losses
       >>> x = jnp.array([1.0, 2.0, 3.0, 0.0])
       >>> data = ClientData(x=x, y=2 * x, mask=jnp.array([True, True, True, False]))
       >>> def loss(w, batch, key):
       ...     return losses.masked_mean(jnp.square(w * batch.x - batch.y), batch.mask)
-      >>> training = LocalSGD(lr=0.05, momentum=0.0, weight_decay=0.0, batch_size=2, epochs=20)
+      >>> training = LocalTraining(lr=0.05, momentum=0.0, weight_decay=0.0, batch_size=2, epochs=20)
       >>> print(f"{training.fit(jax.random.key(0), jnp.array(0.0), data, loss):.2f}")
       2.00
     """
@@ -140,7 +140,7 @@ class LocalSGD:
         if self.dp_clip is None and isinstance(self.dp_noise, int | float) and self.dp_noise > 0:
             raise InvalidInput("dp_noise needs a dp_clip: noise alone does not make a gradient private")
 
-    def replace(self, **changes: Any) -> "LocalSGD":
+    def replace(self, **changes: Any) -> "LocalTraining":
         """Copy of this recipe with other values.
 
         Args:
@@ -148,7 +148,7 @@ class LocalSGD:
         """
         return dataclasses.replace(self, **changes)
 
-    def plain(self, **changes: Any) -> "LocalSGD":
+    def plain(self, **changes: Any) -> "LocalTraining":
         """Copy of this recipe without momentum and weight decay, and with other values.
 
         Args:
@@ -234,7 +234,7 @@ class LocalSGD:
 
         The real examples are shuffled anew in every epoch. An epoch of a client with m real examples takes
         ceil(m / batch_size) steps, the last one on the remaining examples, so a small client costs less than a large
-        one unless both run under one vmap. `drop_last`, `shuffle` and `augment` apply as described in `LocalSGD`;
+        one unless both run under one vmap. `drop_last`, `shuffle` and `augment` apply as described in `LocalTraining`;
         augmentation and losses have keys of their own, and do not change the order of the examples; all that makes
         steps (`lr`, `optimizer`, `clip_norm`) is the caller's. Trip counts are dynamic, so under jit the result cannot
         be differentiated in reverse mode: use `jax.jvp`.
@@ -254,18 +254,18 @@ class LocalSGD:
         Example:
           >>> import jax
           >>> import jax.numpy as jnp
-          >>> from pfl_jax import ClientData, LocalSGD
+          >>> from pfl_jax import ClientData, LocalTraining
           >>> data = ClientData(x=jnp.arange(5.0), y=jnp.zeros(5), mask=jnp.array([True, True, True, False, False]))
           >>> def step(carry, batch, key):
           ...     return carry[0] + 1, carry[1] + jnp.sum(batch.x * batch.mask)
-          >>> steps, total = LocalSGD(batch_size=2, epochs=2).fold(jax.random.key(0), (0, 0.0), data, step)
+          >>> steps, total = LocalTraining(batch_size=2, epochs=2).fold(jax.random.key(0), (0, 0.0), data, step)
           >>> print(steps, total)  # two steps an epoch; each real example once an epoch
           4 6.0
         """
         if self.dp_clip is not None:
             raise InvalidInput(
-                "fold takes no private steps, and the recipe has a dp_clip: train by LocalSGD.fit, or replace(dp_clip="
-                "None, dp_noise=0.0) for what need not be private"
+                "fold takes no private steps, and the recipe has a dp_clip: train by LocalTraining.fit, or replace("
+                "dp_clip=None, dp_noise=0.0) for what need not be private"
             )
         return self._fold(key, carry, data, step)
 
@@ -306,11 +306,11 @@ class LocalSGD:
 
         Example:
           >>> import jax.numpy as jnp
-          >>> from pfl_jax import LocalSGD
+          >>> from pfl_jax import LocalTraining
           >>> mask = jnp.ones(5, bool)
-          >>> print(jnp.sum(LocalSGD(batch_size=2).always_visited(mask)))
+          >>> print(jnp.sum(LocalTraining(batch_size=2).always_visited(mask)))
           5
-          >>> print(jnp.sum(LocalSGD(batch_size=2, drop_last=True, shuffle=False).always_visited(mask)))
+          >>> print(jnp.sum(LocalTraining(batch_size=2, drop_last=True, shuffle=False).always_visited(mask)))
           4
         """
         if self.shuffle or not self.drop_last:
@@ -324,5 +324,5 @@ class LocalSGD:
 
 @functools.cache
 def _kinds() -> dict[str, Any]:
-    """Annotation of each field of `LocalSGD`."""
-    return get_type_hints(LocalSGD, include_extras=True)
+    """Annotation of each field of `LocalTraining`."""
+    return get_type_hints(LocalTraining, include_extras=True)
