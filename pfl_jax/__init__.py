@@ -25,8 +25,9 @@ Names that most programs use:
 All other names are in modules. `pfl_jax.engine` runs single runs (`pfl_jax.simulate`) and many runs as one program
 (`pfl_jax.sweep`); `pfl_jax.data` has data sets and partitions, `pfl_jax.networks` the networks (`pfl_jax.models`).
 Methods are built from `pfl_jax.primitives`, such as `pfl_jax.primitives.head_weights` (docs/primitives.md has all of
-them). `pfl_jax.testing` checks your own methods in your own tests; `pfl_jax.networks.from_flax` makes a `Model` from
-your own Flax module. Names are loaded on first use, so importing this package imports nothing else.
+them). `pfl_jax.tasks` has tasks besides classification (docs/tasks.md). `pfl_jax.testing` checks your own methods in
+your own tests; `pfl_jax.networks.from_flax` makes a `Model` from your own Flax module. Names are loaded on first use,
+so importing this package imports nothing else.
 
 `docs/tutorial.ipynb` is an introduction. Read `pfl_jax.base` before you write a method.
 """
@@ -38,7 +39,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pfl_jax import base, data, engine, errors, methods, networks, primitives, testing
+    from pfl_jax import base, data, engine, errors, methods, networks, primitives, tasks, testing
     from pfl_jax.base import ClientData, Cohort, LocalResult, Mean, Method, Model, Scores, State
     from pfl_jax.engine import simulate, sweep
     from pfl_jax.engine.build import Engine, build
@@ -107,6 +108,7 @@ __all__ = [
     "run",
     "simulate",
     "sweep",
+    "tasks",
     "testing",
 ]
 

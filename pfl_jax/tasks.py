@@ -94,7 +94,11 @@ class Task(NamedTuple):
         return self.scores[0]
 
     def example_losses(self, outputs: jax.Array, y: jax.Array) -> jax.Array:
-        """Losses [B] of single examples, for outputs and labels [B, ...]."""
+        """Losses [B] of single examples.
+
+        Args:
+          outputs, y: of the examples [B, ...].
+        """
         real = jnp.ones(1, bool)
         return jax.vmap(lambda outputs, y: self.loss(outputs[None], y[None], real))(outputs, y)
 

@@ -33,6 +33,7 @@ INTERNAL = {
 
 PUBLIC = [
     "hyper_parameters",
+    "outputs",
     "privacy",
     *(name for name in pfl_jax.__all__ if isinstance(getattr(pfl_jax, name), types.ModuleType)),
     "primitives.optimizers",
@@ -114,7 +115,9 @@ def test_every_module_is_public_or_named_as_internal():
 def test_every_public_primitive_is_a_name_of_the_package():
     """And no module has the name of one, which would hide it."""
     flat = {name for name, thing in vars(pfl_jax.primitives).items() if name[0] != "_" and hasattr(thing, "__module__")}
-    modules = [importlib.import_module(f"pfl_jax.{name}") for name in PUBLIC if name.startswith("primitives.")]
+    modules = [
+        importlib.import_module(f"pfl_jax.{name}") for name in PUBLIC if name.startswith(("primitives.", "outputs"))
+    ]
     public = {name for module in modules for name, _ in own_members(module) if "." not in name}
     # For dataclasses of the library.
     assert flat == public - {"register_unchecked"}

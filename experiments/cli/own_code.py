@@ -191,7 +191,9 @@ def make_model(
     try:
         if not isinstance(made, Model):
             return from_flax(made, input_shape, num_classes, input_dtype=input_dtype)
-        check_model(made, input_shape, num_classes, input_dtype=input_dtype)
+        # The data says how many classes there are, but not how many outputs another task has.
+        outputs = num_classes if made.task.kind == "classes" else made.num_classes
+        check_model(made, input_shape, outputs, input_dtype=input_dtype)
     except InvalidInput as error:
         raise InvalidInput(f"--model {name}: {error}") from None
     return made

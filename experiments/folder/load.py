@@ -1,7 +1,7 @@
 """Reading of a run's files."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,6 +86,16 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return _parse_json(_text(Path(path)), Path(path))
 
 
+def higher_is_better(config: dict[str, Any]) -> bool:
+    """Whether high values of the primary score are good in a run with this configuration."""
+    return config.get("task", {}).get("higher_is_better", True)
+
+
+def chosen(config: dict[str, Any], means: Iterable[float]) -> float:
+    """Best of some means of the primary score."""
+    return max(means) if higher_is_better(config) else min(means)
+
+
 class Result(NamedTuple):
     """Result of a finished run, from its folder or from its committed file.
 
@@ -115,18 +125,19 @@ class Result(NamedTuple):
         return self.summary["seconds"] / self.config.get("runs_together", 1)
 
     def accuracy(self, protocol: Protocol, score: Score = "last", average: Average = "clients") -> float | None:
-        """Mean accuracy in percent; None where no client has an accuracy.
+        """Mean accuracy in percent, or other primary score of the task; None where no client has one.
 
         Args:
           protocol: evaluation protocol.
-          score: the last evaluation, or the one with the highest mean on test examples.
+          score: the last evaluation, or the one with the best mean on test examples.
           average: mean over clients, or over their test examples.
 
         Raises:
           InvalidInput: the run was not evaluated by this protocol.
         """
         means = self.curve(protocol, average)
-        return means[-1] if score == "last" else max((mean for mean in means if mean is not None), default=None)
+        known = [mean for mean in means if mean is not None]
+        return means[-1] if score == "last" else chosen(self.config, known) if known else None
 
     def curve(self, protocol: Protocol, average: Average = "clients") -> list[float | None]:
         """Mean accuracies [R] in percent, as in `accuracy`."""

@@ -127,15 +127,11 @@ class Evaluation(NamedTuple):
         if self.attackers is None:
             return {}
         sides = {HONEST: ~self.attackers, ATTACKERS: self.attackers}
-        by_name = getattr(self, protocol).by_name
-        return {
-            side: summarize(
-                Scores({name: np.asarray(values)[rows] for name, values in by_name.items()}),
-                self.test_counts[rows],
-                self.task,
-            )
-            for side, rows in sides.items()
-        }
+        by_name, found = getattr(self, protocol).by_name, {}
+        for side, rows in sides.items():
+            own = Scores({name: np.asarray(values)[rows] for name, values in by_name.items()})
+            found[side] = summarize(own, self.test_counts[rows], self.task)
+        return found
 
     def record(self, *, clients: bool = True) -> dict[str, Any]:
         """Evaluation as a line of the metrics log; shares in percent. `clients` adds those of each."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from experiments.cli.measures import FIELD, Protocol
 from experiments.cli.options import flag
+from experiments.folder.load import chosen
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded
 from experiments.folder.stored_runs import Group, Run, mean_and_deviation, plain
 from experiments.host.console import duration
@@ -70,8 +71,10 @@ def results(groups: Sequence[Group]) -> dict[Protocol, Table]:
     made = {}
     for protocol in ordered(groups):
         values = [_values(group, protocol, "mean") for group in groups]
-        means = [statistics.fmean(found) if found else -1.0 for found in values]
-        best = [number for number, mean in enumerate(means) if mean == max(means) >= 0 and len(means) > 1]
+        means = [statistics.fmean(found) if found else None for found in values]
+        known = [mean for mean in means if mean is not None]
+        top = chosen(groups[0].runs[0].config, known) if known else None
+        best = [number for number, mean in enumerate(means) if mean is not None and mean == top and len(means) > 1]
         made[protocol] = Table([_result(group, protocol) for group in groups], best)
     return made
 
@@ -126,7 +129,7 @@ def _best(group: Group, protocol: Protocol) -> str | None:
     by = [statistics.fmean(values) for values in validation] if all(validation) else over
     # As the terminal does: the first of those that are equal as they are written.
     by = [rounded(mean) for mean in by]
-    best = by.index(max(by))
+    best = by.index(chosen(group.runs[0].config, by))
     return f"{over[best]:.2f} ({rounds[best]})"
 
 

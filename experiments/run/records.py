@@ -26,6 +26,7 @@ from pfl_jax.data.federated import class_table
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import chunking
 from pfl_jax.methods.factories import documented_info
+from pfl_jax.tasks import CLASSIFICATION, Task
 
 MOST_TABLE_ENTRIES = 20_000
 """Maximum size of the table of classes by clients in the configuration."""
@@ -45,6 +46,7 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
         "train_examples": np.asarray(data.train_count).tolist(),
         "test_examples": counts.test.tolist(),
         **({} if counts.validation is None else {"validation_examples": counts.validation.tolist()}),
+        **_task_record(counts.task),
         **({} if counts.attackers is None else {"attackers": np.flatnonzero(counts.attackers).tolist()}),
         "class_table": _class_table(experiment),
         **privacy_record(experiment, experiment.settings.rounds),
@@ -54,6 +56,14 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
         "versions": _versions(),
         "method_version": method_version(request.options.method),
     }
+
+
+def _task_record(task: Task) -> dict[str, Any]:
+    """Entry "task" of a run whose scores are not those of classification."""
+    if task.scores == CLASSIFICATION.scores:
+        return {}
+    names = [one.name for one in task.scores]
+    return {"task": {"name": task.name, "scores": names, "higher_is_better": task.primary.higher_is_better}}
 
 
 def privacy_record(experiment: Experiment, rounds: int) -> dict[str, Any]:

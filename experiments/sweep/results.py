@@ -46,16 +46,20 @@ class Row(NamedTuple):
       validation: accuracy of each seed by the main protocol on validation examples, mean over clients; empty without
         validation examples.
       curve: rounds of the evaluations, and the accuracies of each seed by the main protocol, means over clients.
+      higher_is_better: whether they are accuracies, and not errors of another task.
     """
 
     name: str
     accuracies: dict[tuple[Protocol, Average], list[float]]
     validation: list[float]
     curve: tuple[list[int], list[list[float | None]]]
+    higher_is_better: bool
 
     def score(self, protocol: Protocol) -> float:
-        """Mean by which settings are compared: over clients and seeds, on validation examples if there are any."""
-        return or_lowest(mean_and_deviation(self.validation or self.accuracies[protocol, "clients"])[0])
+        """Mean over clients and seeds, on validation examples if there are any; of errors minus it, so that the best
+        setting has the highest."""
+        mean, _ = mean_and_deviation(self.validation or self.accuracies[protocol, "clients"])
+        return or_lowest(mean if self.higher_is_better else -mean)
 
 
 def save(runs: Mapping[str, Sequence[tuple[Cell, Path]]], folder: Path, console: Console) -> None:
@@ -121,7 +125,8 @@ def _row(name: str, folders: Sequence[Path], protocols: Sequence[Protocol], main
         accuracies[where] = [_or_nan(result.accuracy(where[0], "last", where[1])) for result in results]
     validated = all(VALIDATION in result.rounds for result in results)
     validation = [_or_nan(result.validation(main)) for result in results] if validated else []
-    return Row(name, accuracies, validation, (results[0].rounds["round"], [result.curve(main) for result in results]))
+    curve = results[0].rounds["round"], [result.curve(main) for result in results]
+    return Row(name, accuracies, validation, curve, load.higher_is_better(results[0].config))
 
 
 def _or_nan(value: float | None) -> float:

@@ -63,7 +63,7 @@ def deployed_loss(model: Model) -> KeylessLoss:
 
 
 def negative_log_likelihood(model: Model) -> KeylessLoss:
-    """Mean of -log p(y | x) of a whole model as it would be deployed, up to a constant; see `Task.likelihood`.
+    """Mean of -log p(y | x) of a whole model as it would be deployed, up to a constant; see `pfl_jax.tasks.Task`.
 
     Args:
       model: the architecture.

@@ -24,7 +24,7 @@ def tiny_model(task: Task = CLASSIFICATION) -> Model:
     Args:
       task: of the outputs, one of TASKS; in a sequence each of the two rows of an input is one place.
     """
-    outputs = {"regression": 2, "binary": 1}.get(task.name, CLASSES)
+    outputs = 1 if task.name == "binary" else CLASSES
     places = SHAPE[:1] if task.kind == "sequences" else ()
     inputs_of_place = 6 // max(places, default=1)
 
@@ -49,7 +49,7 @@ def tiny_model(task: Task = CLASSIFICATION) -> Model:
 
 
 LABELS: dict[str, list[Any]] = {
-    "regression": [[0.5, -1.0], [-1.5, 0.0], [1.0, 2.0]],
+    "regression": [[0.5, -1.0, 0.0], [-1.5, 0.0, 1.0], [1.0, 2.0, -0.5]],
     "multi_label": [[1, 0, 1], [0, 1, 1], [0, 0, 0]],
     "binary": [1, 0, 0],
     "next_symbol": [[0, 1], [1, 2], [2, -1]],

@@ -57,7 +57,11 @@ class Subject:
         return self._engines[chunk, shared]
 
     def data(self, *, pad: int = 0) -> FederatedData:
-        """The tiny federation, with extra padding."""
+        """The tiny federation with y of the task.
+
+        Args:
+          pad: extra padding of every index table.
+        """
         return tiny_federation(pad=pad, task=self.task)
 
     @property

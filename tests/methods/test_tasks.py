@@ -9,9 +9,11 @@ import task_table
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import LocalTraining, simulate, tasks
+from pfl_jax.data.federated import client_data
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS, fedas, make_method
+from pfl_jax.primitives import deployed_loss, fisher_trace, negative_log_likelihood
 from pfl_jax.testing import conformance
 from pfl_jax.testing.subject import Subject, play
 
@@ -94,6 +96,20 @@ def test_what_has_no_meaning_is_refused_in_one_line():
         with pytest.raises(InvalidInput, match="choose example and mean"):
             fedas(tiny_model(tasks.REGRESSION), **values)
         fedas(tiny_model(tasks.REGRESSION), alignment=False, **values)
+
+
+@pytest.mark.parametrize("task", ["regression", "next_symbol"])
+def test_the_trace_of_fedas_is_that_of_the_likelihood(task):
+    """Which is neither the squared error nor the mean over symbols, the losses."""
+    model, data = tiny_model(OTHERS[task]), tiny_federation(task=OTHERS[task])
+    (result,) = simulate.run(METHODS["fedas"](model), data, Settings(rounds=1), jax.random.key(0))
+    params = {"backbone": result.state.clients.backbone, "head": result.state.clients.head}
+    for client, trace in enumerate(result.info["trace"]):
+        own = jax.tree.map(lambda leaf, client=client: leaf[client], params)
+        examples = client_data(data, client, "train")
+        want, other = (fisher_trace(loss(model), own, examples) for loss in (negative_log_likelihood, deployed_loss))
+        np.testing.assert_allclose(trace, want, rtol=1e-4)
+        assert abs(want / other - 1) > 0.1
 
 
 def test_flipped_labels_are_for_classes():

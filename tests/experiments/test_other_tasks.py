@@ -1,0 +1,76 @@
+"""A run of another task, that of a user's own model: files, the best round, a target, sweeps, resuming."""
+
+import json
+import sys
+
+import pytest
+from experiments.commands.main import main
+from experiments.results import load
+
+from experiments.report.__main__ import main as report
+from experiments.sweep.__main__ import main as sweep
+
+MODEL = """
+from pfl_jax import models, tasks
+
+
+def regressor(input_shape, num_classes):
+    return models.mlp(input_shape, 1, hidden=(8,))._replace(task=tasks.REGRESSION)
+"""
+
+RUN = ["--model", "nets.py:regressor", "--method", "fedavg", "--num-clients", "4", "--train-size", "20"]
+RUN = [*RUN, "--test-size", "10", "--epochs", "1", "--eval-every", "1", "--no-compilation-cache"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    (tmp_path / "nets.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def log(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_error(here, capsys):
+    assert main("digits", [*RUN, "--lr", "0.01", "--rounds", "3", "--checkpoint-every", "1", "--out", "run"]) == 0
+    shown = capsys.readouterr().out
+    assert "mean mse over clients" in shown
+    for heading in ("mae", "r2"):
+        assert heading in shown
+    lines, config = log(here / "run"), load.read_config(here / "run")
+    assert config["task"] == {"name": "regression", "scores": ["mse", "mae", "r2"], "higher_is_better": False}
+    own = {name for name in lines[0] if name.startswith("received")}
+    assert own == {"received", "received_per_client", "received_mae_per_client", "received_r2_per_client"}
+    means = [line["received"]["mean"] for line in lines]
+    assert {"mae", "r2", "worst_decile"} <= lines[0]["received"].keys()
+    assert lines[0]["received"]["worst_decile"] == max(lines[0]["received_per_client"])
+    best = json.loads((here / "run" / "summary.json").read_text())["best"]
+    assert best["received_accuracy"] == min(means) < max(means)
+    assert load.read_result(here / "run").accuracy("received", "best") == min(means)
+    # As from an uninterrupted run.
+    assert main("digits", ["--resume", "run", "--rounds", "4"]) == 0
+    assert [line["received"] for line in log(here / "run")[:3]] == [line["received"] for line in lines]
+    assert report(["run", "--out", "report.html"]) == 0
+
+
+def test_a_target_is_reached_from_above(here):
+    assert main("digits", [*RUN, "--lr", "0.01", "--rounds", "6", "--out", "run"]) == 0
+    means = [line["received"]["mean"] for line in log(here / "run")]
+    # Files round.
+    target = sorted(means)[-2] + 0.001
+    assert (
+        main("digits", [*RUN, "--lr", "0.01", "--rounds", "6", "--target-accuracy", str(target), "--out", "short"]) == 0
+    )
+    assert len(log(here / "short")) == next(number for number, mean in enumerate(means, 1) if mean <= target) < 6
+
+
+def test_the_best_setting_of_a_sweep_has_the_smallest_error(here):
+    words = ["--dataset", "digits", *RUN, "--rounds", "2", "--grid", "lr=0.0001,0.01", "--seeds", "1", "--out", "swept"]
+    assert sweep(words) == 0
+    record = json.loads((here / "swept" / "sweep.json").read_text())
+    means = {one["setting"]: one["received"]["mean"] for one in record["settings"]}
+    assert record["best"] == min(means, key=means.get)
+    assert len(set(means.values())) == 2
