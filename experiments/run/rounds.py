@@ -100,8 +100,7 @@ class Run:
         history = self.history
         if self.is_finished:
             return
-        # A history of an earlier version may lack the idle shares of its rounds.
-        unused = Unused(*(math.fsum(shares) / max(len(shares), 1) for shares in (history.wasted, history.idle)))
+        unused = Unused(*(math.fsum(shares) / len(shares) for shares in (history.wasted, history.idle)))
         self.folder.finish(summary(self.experiment, history.evaluations, unused, history.steady_speeds) | further)
 
 

@@ -315,8 +315,7 @@ def _restore(group: Group, notify: Callable[[str], None]) -> State:
     found = group.checkpoints.newest(like, check)
     if found is None:
         raise InvalidInput(f"there is no checkpoint in {group.checkpoints.folder}: remove this folder")
-    sizes, none = found.record["metrics_bytes"], [None] * len(group.runs)
-    known = list(zip(group.runs, sizes, found.record.get("metrics_digests", none), strict=True))
+    known = list(zip(group.runs, found.record["metrics_bytes"], found.record["metrics_digests"], strict=True))
     for of, size, expected in known:
         of.is_finished = (of.folder.path / SUMMARY).exists()
         check_data(of.folder.path, of.experiment.dataset.description)
