@@ -215,10 +215,10 @@ def test_what_cannot_be_is_one_line_of_the_first_process(tmp_path, words, differ
 @pytest.mark.slow
 def test_a_process_that_waits_in_vain_says_so(tmp_path):
     words = ["--distributed", "--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", "2", "--process-id", "1"]
-    program = "from experiments.host import distributed; from experiments.commands import main; "
+    program = "from experiments.host import distributed; from experiments.run import command; "
     # As the child of a supervisor.
     program += "import os; reader, writer = os.pipe(); os.environ['PFL_JAX_SUPERVISED'] = f'2 {reader} {writer}'; "
-    program += f"distributed.WAIT = 2; exit(main.main('digits', {words}))"
+    program += f"distributed.WAIT = 2; exit(command.main('digits', {words}))"
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     run = partial(subprocess.run, capture_output=True, text=True, timeout=240)
     child = run([sys.executable, "-c", program], cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)})
