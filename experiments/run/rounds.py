@@ -11,7 +11,7 @@ from rich.console import Console
 
 from experiments.folder.run_folder import METRICS, Evaluation, RunFolder
 from experiments.host.console import RoundProgress, print_notice
-from experiments.host.distributed import Processes
+from experiments.host.processes import Processes
 from experiments.host.signals import Stop, writing
 from experiments.run.build import Experiment
 from experiments.run.history import History

@@ -21,9 +21,9 @@ from experiments.cli.request import Request
 from experiments.folder.intact import cut_log, digest
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, strict_json
 from experiments.host.console import print_line, print_notice
-from experiments.host.distributed import Processes
 from experiments.host.jax_config import devices, prepare, repair_cache
 from experiments.host.locks import lock_run
+from experiments.host.processes import Processes
 from experiments.host.signals import Stop, leaving, stoppable, writing
 from experiments.run import build
 from experiments.run.build import Experiment
