@@ -39,7 +39,7 @@ def cut_log(log: Path, size: int, expected: str | None = None, *, cut: bool = Tr
     Args:
       log: the metrics.
       size: their bytes at the checkpoint.
-      expected: digest of these bytes; None for a checkpoint of an older version, which has none.
+      expected: digest of these bytes; None without a checkpoint.
       cut: False only looks.
 
     Raises:

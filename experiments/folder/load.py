@@ -5,13 +5,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from experiments.cli.measures import FIELD, PROTOCOLS, Average, Protocol, Score
 from experiments.folder.intact import DIGESTS, digest_of_content, digest_of_file
-from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, VALIDATION, rounded
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, VALIDATION
 from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives.metrics import pooled
 
 COUNTERS = ("bytes_up", "bytes_down", "seconds")
 """Entries of an evaluation beside its scores."""
@@ -55,25 +52,6 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     if lines and not text.endswith("\n") and not lines[-1].endswith("}"):
         lines.pop()
     return [_parse_json(line, Path(folder) / METRICS) for line in lines]
-
-
-def read_evaluations(folder: str | Path) -> list[dict[str, Any]]:
-    """Evaluations of a run as in `read_metrics`; pooled accuracies are added to those of older versions.
-
-    They are computed from the clients' accuracies and their numbers of test examples, and missing where the
-    configuration has no such numbers.
-    """
-    lines = read_metrics(folder)
-    if any("pooled" not in line[protocol] for line in lines for protocol in measured(line)):
-        counts = read_config(folder).get("test_examples")
-        for line in lines:
-            for protocol in measured(line):
-                values = line.get(f"{protocol}_per_client")
-                if "pooled" in line[protocol] or counts is None or values is None or len(values) != len(counts):
-                    continue
-                mean = rounded(pooled(np.array(values, np.float64), np.array(counts)))
-                line[protocol]["pooled"] = None if np.isnan(mean) else mean
-    return lines
 
 
 def measured(line: dict[str, Any]) -> list[Protocol]:
@@ -159,7 +137,7 @@ class Result(NamedTuple):
 
 def read_result(folder: Path) -> Result:
     """Result of a finished run in its folder; InvalidInput if it cannot be read."""
-    return Result(folder / METRICS, read_config(folder), read_summary(folder), columns(read_evaluations(folder)))
+    return Result(folder / METRICS, read_config(folder), read_summary(folder), columns(read_metrics(folder)))
 
 
 def columns(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -214,7 +214,7 @@ def read(folder: Path, headline: Protocol | None = None) -> Run:
         raise InvalidInput(f"{folder / CONFIG} is not the configuration of a run") from None
     # Before the lines: a run that is finished meanwhile counts as one that goes on, with the lines that it had then.
     summary = load.read_summary(folder) if (folder / SUMMARY).exists() else None
-    lines = load.read_evaluations(folder)
+    lines = load.read_metrics(folder)
     if not all(isinstance(line, dict) and "round" in line and "received" in line for line in lines):
         raise InvalidInput(f"{folder / METRICS} is not the log of a run")
     first = headline or request.options.eval_protocol

@@ -1,56 +1,57 @@
-"""Runs of several processes, on one or more machines: start of JAX's runtime, and agreement between processes.
+"""Runs of several processes, on one or more machines: start of JAX's runtime, and supervision of each process.
 
 Every process runs the same program over the same mesh and stores the examples of its own clients
 (`pfl_jax.engine.placement`). Only the first process prints and writes files. An error in one process before the rounds,
 or while files are written, stops all processes with one line. One that dies, or fails alone in a collective
-computation, ends the others within a minute, see `experiments.host.supervise`.
+computation, ends the others within a minute.
+
+If another process dies, JAX's runtime aborts this one from a thread in C++, with a stack trace and an exit code of its
+own, and nothing in Python can prevent it. The command that the user starts is therefore a supervisor. It runs the same
+command in a child process, passes signals on, keeps what C++ writes to stderr, and says in one line how the child
+ended. If the supervisor is killed, the child ends too.
 """
 
 import contextlib
 import dataclasses
 import json
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from experiments.cli.exit_codes import INVALID, print_line
+import experiments
+from experiments.cli.exit_codes import INTERRUPTED, INVALID, print_line
 from experiments.cli.options import Options, flag
 from experiments.cli.own_code import by_content
 from experiments.cli.request import Request
 from experiments.host.jax_config import devices
-from experiments.host.supervise import LOST
+from experiments.host.processes import LOST, EndedAlone, Processes, lost, note_in, without_output
 from pfl_jax.engine.mapping import AXIS, client_mesh
 from pfl_jax.errors import InvalidInput
+
+_CHILD = "PFL_JAX_SUPERVISED"
+"""Environment variable of the child, with file descriptors: of stderr, of a pipe from the supervisor, of the note."""
+
+_OF_RUNTIME = ("distributed service detected fatal errors", "coordination service", "CoordinationService")
+"""Parts of what JAX's runtime writes when it aborts because another process is gone; at most log levels, nothing."""
 
 WAIT = 300
 """Seconds that a process waits for the others to connect."""
 
 HEARTBEAT = 30
 """Seconds without a sign of life after which a process counts as dead, also for those that wait for it to leave."""
-
-_PEERS = ("gloo", "connection closed by peer", "connection reset", "coordination", "barrier", "heartbeat", "nccl")
-"""Words in errors of collective computations and barriers whose other participants are gone."""
-
-_Result = TypeVar("_Result")
-
-
-class EndedAlone(InvalidInput):
-    """Error of one process in the middle of a collective computation; the others learn it from its end."""
-
-
-def lost(error: BaseException) -> bool:
-    """Whether the error of a computation or barrier means that another process is gone."""
-    if isinstance(error, InvalidInput) or not isinstance(error, RuntimeError | ValueError):
-        return False
-    return any(part in str(error).lower() for part in _PEERS)
 
 
 @contextlib.contextmanager
@@ -79,112 +80,6 @@ def _leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-class Processes:
-    """Group of processes of one run, with the index of the current process.
-
-    Args:
-      index: index of this process; the first one is 0.
-      count: number of processes; 1 for an ordinary run, in which nothing is sent.
-    """
-
-    def __init__(self, index: int = 0, count: int = 1):
-        self.index, self.count = index, count
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process prints and writes."""
-        return self.index == 0
-
-    def exchange(self, text: str) -> list[str]:
-        """Texts of all processes, in order of their indices; a collective call."""
-        if self.count == 1:
-            return [text]
-        with _without_output():
-            return self._exchange(text)
-
-    def _exchange(self, text: str) -> list[str]:
-        from jax.experimental.multihost_utils import process_allgather
-
-        encoded = text.encode()
-        sizes = np.asarray(process_allgather(np.array([len(encoded)], np.int32))).reshape(-1)
-        if not sizes.any():
-            return [""] * self.count
-        # Padded to a power of two, because each length compiles a separate program.
-        width = 2 ** int(np.ceil(np.log2(max(64, sizes.max()))))
-        padded = np.zeros(width, np.uint8)
-        padded[: len(encoded)] = np.frombuffer(encoded, np.uint8)
-        rows = np.asarray(process_allgather(padded))
-        return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
-
-    def agree(self, asked: bool) -> bool:
-        """Whether `asked` is True in any process; a collective call."""
-        return any(self.exchange("yes" if asked else ""))
-
-    @contextlib.contextmanager
-    def synchronized(self) -> Iterator[None]:
-        """Context in which an error of one process ends all of them; none continues before all have left it.
-
-        Raises:
-          InvalidInput: in the first process, if one or more processes failed; the message has their reasons.
-          SystemExit: in all other processes then.
-        """
-        if self.count == 1:
-            yield
-            return
-        failure: BaseException | None = None
-        try:
-            yield
-        except BaseException as error:
-            failure = error
-        # Any exception must be exchanged, because the other processes would wait for ever.
-        reason = "interrupted" if isinstance(failure, KeyboardInterrupt) else str(failure) or type(failure).__name__
-        problem = "" if failure is None else reason
-        problems = self.exchange(problem)
-        if failure is not None and not isinstance(failure, InvalidInput):
-            raise failure
-        if any(problems):
-            if not self.is_first:
-                raise SystemExit(INVALID) from None
-            raise InvalidInput(_one_line(problems)) from None
-
-    def first_then_others(self, work: Callable[[], _Result]) -> _Result:
-        """Do the work in the first process, then in the others, which can use the files that it downloaded."""
-        results: list[_Result] = []
-        for first in (True, False):
-            with self.synchronized():
-                if self.is_first == first:
-                    results.append(work())
-        return results[0]
-
-    def check_round(self, number: int) -> None:
-        """Raise InvalidInput, see `synchronized`, unless all processes resume after the same round."""
-        found = self.exchange(str(number))
-        with self.synchronized():
-            if len(set(found)) > 1:
-                raise InvalidInput(
-                    f"the processes found checkpoints of rounds {', '.join(found)}: all must see the same folder"
-                )
-
-    def check_same(self, request: Request) -> None:
-        """Raise InvalidInput, see `synchronized`, unless all processes have the same command line and JAX."""
-        options = {name: value for name, value in dataclasses.asdict(request.options).items() if name != "process_id"}
-        everything = {"dataset": request.dataset, **options, **request.hyper_parameters}
-        everything |= by_content(everything, request.own_code)
-        own_values = {flag(name) if name != "dataset" else name: value for name, value in everything.items()}
-        found = [
-            json.loads(text) for text in self.exchange(json.dumps(own_values | {"version of JAX": jax.__version__}))
-        ]
-        with self.synchronized():
-            for index, other in enumerate(found):
-                for name in sorted(found[0].keys() | other.keys()):
-                    ours, theirs = found[0].get(name), other.get(name)
-                    if ours != theirs:
-                        raise InvalidInput(
-                            f"the processes' command lines differ: {name} is {ours} in process 0 and {theirs} in "
-                            f"process {index}"
-                        )
 
 
 def start(request: Request) -> Processes:
@@ -230,30 +125,15 @@ def start(request: Request) -> Processes:
         reason = next(iter(str(error).splitlines()), "")
         raise InvalidInput(f"--distributed cannot start ({reason}): is the coordinator's port in use?") from None
     processes = Processes(jax.process_index(), jax.process_count())
-    processes.check_same(request)
+    _check_same(processes, request)
     with processes.synchronized():
         mesh = client_mesh(devices(options))
-    with _without_output():
+    with without_output():
         # Devices connect when the first program with a collective runs, so run one now.
         by_device = NamedSharding(mesh, PartitionSpec(AXIS))
         ones = jax.make_array_from_callback((mesh.size,), by_device, lambda _: np.ones(1, np.float32))
         jax.block_until_ready(jax.jit(jnp.sum)(ones))
     return processes
-
-
-@contextlib.contextmanager
-def _without_output() -> Iterator[None]:
-    """Suppress stdout, also from C++: Gloo prints its connections there."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 1)
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
 
 
 @contextlib.contextmanager
@@ -280,9 +160,105 @@ def _connection_timeout(options: Options) -> Iterator[None]:
         timer.cancel()
 
 
-def _one_line(problems: list[str]) -> str:
-    """Reasons why the processes stopped, in one line; a reason that all processes have is given once."""
-    by_process = {index: problem for index, problem in enumerate(problems) if problem}
-    if set(by_process) == {0} or set(problems) == {problems[0]}:
-        return problems[0]
-    return "; ".join(f"process {index}: {problem}" for index, problem in by_process.items())
+def _check_same(processes: Processes, request: Request) -> None:
+    """Raise InvalidInput, see `Processes.synchronized`, unless all processes have the same command line and JAX."""
+    options = {name: value for name, value in dataclasses.asdict(request.options).items() if name != "process_id"}
+    everything = {"dataset": request.dataset, **options, **request.hyper_parameters}
+    everything |= by_content(everything, request.own_code)
+    own_values = {flag(name) if name != "dataset" else name: value for name, value in everything.items()}
+    found = [
+        json.loads(text) for text in processes.exchange(json.dumps(own_values | {"version of JAX": jax.__version__}))
+    ]
+    with processes.synchronized():
+        for index, other in enumerate(found):
+            for name in sorted(found[0].keys() | other.keys()):
+                ours, theirs = found[0].get(name), other.get(name)
+                if ours != theirs:
+                    raise InvalidInput(
+                        f"the processes' command lines differ: {name} is {ours} in process 0 and {theirs} in "
+                        f"process {index}"
+                    )
+
+
+def is_supervised() -> bool:
+    """Whether this process is the child of a supervisor."""
+    return _CHILD in os.environ
+
+
+def supervise(dataset: str, arguments: Sequence[str]) -> int:
+    """Run a command in a child process.
+
+    Args:
+      dataset: name of the experiment.
+      arguments: command-line arguments.
+
+    Returns:
+      The exit code: the child's, 2 if another process has died, or 128 and the number of the signal that ended the
+      child.
+    """
+    reader, writer = os.pipe()
+    with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as note:
+        handed = (os.dup(2), reader, note.fileno())
+        path = [str(Path(experiments.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        environment = {_CHILD: " ".join(map(str, handed)), "PYTHONPATH": os.pathsep.join(filter(None, path))}
+        # A group of its own, so that Ctrl-C reaches the child only once.
+        child = subprocess.Popen(
+            [sys.executable, "-m", "experiments", dataset, *arguments],
+            env=os.environ | environment,
+            stderr=errors,
+            pass_fds=handed,
+            process_group=0,
+        )
+        os.close(reader)
+        os.close(handed[0])
+
+        def pass_on(number: int, _: FrameType | None) -> None:
+            # Not if it has ended: its number may be another process's then.
+            if child.poll() is None:
+                child.send_signal(number)
+
+        previous = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            code = child.wait()
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            os.close(writer)
+        return _ended(code, _content(errors), _content(note))
+
+
+def _content(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _ended(code: int, errors: str, note: str) -> int:
+    """Exit code for a child's; say what needs to be said, given what C++ wrote and the note of `remember`."""
+    if code == -signal.SIGABRT and (not errors.strip() or any(part in errors for part in _OF_RUNTIME)):
+        print_line(f"error: {LOST}{note}")
+        return INVALID
+    # What led to 2 and 130 has been said by Python.
+    if errors and code not in (0, INVALID, INTERRUPTED):
+        print(errors, end="", file=sys.stderr, flush=True)
+    if code >= 0:
+        return code
+    name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
+    why = ", perhaps because the machine's memory did not suffice" if -code == signal.SIGKILL else ""
+    print_line(f"error: this process was ended by {name}{why}{note}")
+    return 128 - code
+
+
+def attach() -> None:
+    """Take over what the supervisor has handed to this process; at its start, before anything else."""
+    said, alive, note = map(int, os.environ.pop(_CHILD).split())
+    for descriptor in (said, alive, note):
+        os.set_inheritable(descriptor, False)
+    note_in(note)
+    # Python's messages go where the user reads them at once, those of C++ into the supervisor's file.
+    sys.stderr = open(said, "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors)  # noqa: SIM115
+
+    def watch() -> None:
+        os.read(alive, 1)
+        os._exit(INVALID)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -82,7 +82,7 @@ def distill(folder: Path) -> dict[str, Any]:
     Raises:
       InvalidInput: its files cannot be read.
     """
-    config, summary, lines = load.read_config(folder), load.read_summary(folder), load.read_evaluations(folder)
+    config, summary, lines = load.read_config(folder), load.read_summary(folder), load.read_metrics(folder)
     try:
         options = config["options"] | {"out": None, "resume": None}
         # Of files the name: folders are those of one machine, and their digest is there.

@@ -20,8 +20,8 @@ from experiments.cli.own_code import is_own, label, make_model, method_factory, 
 from experiments.cli.request import Request, assignments
 from experiments.folder.run_folder import Counts
 from experiments.host.console import print_notice
-from experiments.host.distributed import Processes
 from experiments.host.jax_config import devices
+from experiments.host.processes import Processes
 from pfl_jax import simulate
 from pfl_jax.base import Method, MethodSchedule, Model, at_round
 from pfl_jax.data import allocation, federated, partition, sources

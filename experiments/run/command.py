@@ -36,13 +36,13 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
             raise InvalidInput(unknown_dataset(dataset))
         request = parsing.parse(dataset, _with_method(arguments))
         if request.options.distributed:
-            from experiments.host import supervise
+            from experiments.host import distributed
 
-            if supervise.is_supervised():
-                supervise.attach()
+            if distributed.is_supervised():
+                distributed.attach()
                 _run_distributed(request)
             else:
-                codes.append(supervise.supervise(dataset, arguments))
+                codes.append(distributed.supervise(dataset, arguments))
             return
         request = _resumed(request)
         # Imported now, so that errors and --help do not wait for it.

@@ -149,21 +149,17 @@ class History:
         """Restore the history from the result of `arrays`.
 
         Args:
-          arrays: of this version, or of one that measured less.
+          arrays: as `arrays` returns them.
           counts: of the clients' examples, which are not stored.
           state: that belongs to it.
         """
-        count = len(arrays["round"])
-        columns = [arrays.get(name, np.zeros((count, 0))) for name in _STORED]
+        columns = [arrays[name] for name in _STORED]
         rows = (dict(zip(_STORED, values, strict=True)) for values in zip(*columns, strict=True))
         evaluations = [_evaluation(row, counts) for row in rows]
         visits, seconds, elapsed = map(float, arrays["since"])
         up, down, diverged = map(int, arrays["sent"])
-        wasted, idle, starts = arrays["wasted"], arrays.get("idle", np.zeros(0)), arrays.get("starts", np.zeros(1, int))
-        return cls(
-            *(evaluations, wasted.tolist(), idle.tolist(), up, down, diverged, visits, seconds, elapsed),
-            *(starts.tolist(), state),
-        )
+        wasted, idle, starts = (arrays[name].tolist() for name in ("wasted", "idle", "starts"))
+        return cls(evaluations, wasted, idle, up, down, diverged, visits, seconds, elapsed, starts, state)
 
     @classmethod
     def restore(
@@ -197,14 +193,14 @@ class History:
         """
 
         def check(record: dict[str, Any]) -> None:
-            check_identity(record.get("identity", {}), identity, checkpoints.folder, notify)
+            check_identity(record["identity"], identity, checkpoints.folder, notify)
 
         found = checkpoints.newest(like, check, clients)
         if found is None:
             notify(f"No checkpoint was written to {checkpoints.folder}: the run begins anew.")
             cut_log(log, 0, cut=cut)
             return cls()
-        cut_log(log, found.record["metrics_bytes"], found.record.get("metrics_digest"), cut=cut)
+        cut_log(log, found.record["metrics_bytes"], found.record["metrics_digest"], cut=cut)
         return cls.from_arrays(found.arrays, counts, found.state)
 
 
@@ -258,13 +254,13 @@ def _evaluation(row: dict[str, np.ndarray], counts: Counts) -> Evaluation:
 def check_identity(stored: dict[str, Any], own: dict[str, Any], folder: Path, notify: Callable[[str], None]) -> None:
     """Refuse the checkpoints of another run; notify where only the last bits may differ."""
     for name, value in json.loads(json.dumps(own["run"])).items():
-        found = stored.get("run", {}).get(name, value)
+        found = stored["run"].get(name, value)
         if found != value:
             raise InvalidInput(
                 f"the checkpoints in {folder} are of another run: they were written with {name} {found}, {CONFIG} has "
                 f"{value}"
             )
-    began, now = stored.get("made_with", {}), own["made_with"]
+    began, now = stored["made_with"], own["made_with"]
     changed = [
         f"{name} {began[name]} then and {now[name]} now" for name in now if began.get(name, now[name]) != now[name]
     ]

@@ -145,7 +145,7 @@ def load_run(folder: str | Path) -> LoadedRun:
     experiment = _experiment(config, folder)
 
     def check(record: dict[str, Any]) -> None:
-        check_identity(record.get("identity", {}), identity(experiment), checkpoints.folder, lambda _: None)
+        check_identity(record["identity"], identity(experiment), checkpoints.folder, lambda _: None)
 
     found = checkpoints.newest(experiment.state_shapes(), check)
     if found is None or int(found.state.round) != last:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from experiments.folder.run_folder import METRICS, Evaluation, RunFolder
 from experiments.host.console import RoundProgress, print_notice
-from experiments.host.distributed import Processes
+from experiments.host.processes import Processes
 from experiments.host.signals import Stop, writing
 from experiments.run.build import Experiment
 from experiments.run.history import History
@@ -106,8 +106,7 @@ class Run:
         history = self.history
         if self.is_finished:
             return
-        # A history of an earlier version may lack the idle shares of its rounds.
-        unused = Unused(*(math.fsum(shares) / max(len(shares), 1) for shares in (history.wasted, history.idle)))
+        unused = Unused(*(math.fsum(shares) / len(shares) for shares in (history.wasted, history.idle)))
         self.folder.finish(summary(self.experiment, history.evaluations, unused, history.steady_speeds) | further)
 
 

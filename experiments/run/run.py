@@ -15,11 +15,10 @@ from experiments.cli.own_code import identifier
 from experiments.cli.request import Request
 from experiments.folder.run_folder import CONFIG, METRICS, RunFolder
 from experiments.host.console import print_line, print_notice, print_text
-from experiments.host.distributed import EndedAlone, Processes, lost
 from experiments.host.jax_config import devices, prepare, repair_cache
 from experiments.host.locks import lock_run
+from experiments.host.processes import LOST, EndedAlone, Processes, lost, remember
 from experiments.host.signals import interruptible, leaving, stoppable, writing
-from experiments.host.supervise import LOST, remember
 from experiments.run import build, outcome
 from experiments.run.build import Experiment
 from experiments.run.history import History

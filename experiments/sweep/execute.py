@@ -21,9 +21,9 @@ from experiments.cli.request import Request
 from experiments.folder.intact import cut_log, digest
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, strict_json
 from experiments.host.console import print_line, print_notice
-from experiments.host.distributed import Processes
 from experiments.host.jax_config import devices, prepare, repair_cache
 from experiments.host.locks import lock_run
+from experiments.host.processes import Processes
 from experiments.host.signals import Stop, leaving, stoppable, writing
 from experiments.run import build
 from experiments.run.build import Experiment
@@ -305,8 +305,7 @@ def _restore(group: Group, notify: Callable[[str], None]) -> State:
     found = group.checkpoints.newest(like, check)
     if found is None:
         raise InvalidInput(f"there is no checkpoint in {group.checkpoints.folder}: remove this folder")
-    sizes, none = found.record["metrics_bytes"], [None] * len(group.runs)
-    known = list(zip(group.runs, sizes, found.record.get("metrics_digests", none), strict=True))
+    known = list(zip(group.runs, found.record["metrics_bytes"], found.record["metrics_digests"], strict=True))
     for of, size, expected in known:
         of.is_finished = (of.folder.path / SUMMARY).exists()
         check_data(of.folder.path, of.experiment.dataset.description)

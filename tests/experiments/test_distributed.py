@@ -21,10 +21,9 @@ from test_command_line import ROOT, process
 from experiments.cli.cell import Cell
 from experiments.cli.request import parse
 from experiments.folder.run_folder import METRICS
-from experiments.host import distributed, supervise
-from experiments.host.distributed import Processes, _one_line
+from experiments.host import distributed, processes
 from experiments.host.jax_config import devices
-from experiments.host.supervise import LOST
+from experiments.host.processes import LOST, Processes, _one_line
 from experiments.run.command import main
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
@@ -170,9 +169,9 @@ def test_a_killed_supervisor_takes_its_process_with_it(tmp_path):
 
 
 def test_a_lost_process_is_told_from_other_errors():
-    assert distributed.lost(RuntimeError("INTERNAL: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]"))
-    assert not distributed.lost(RuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
-    assert not distributed.lost(InvalidInput("the folder barrier-study is not empty"))
+    assert processes.lost(RuntimeError("INTERNAL: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]"))
+    assert not processes.lost(RuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
+    assert not processes.lost(InvalidInput("the folder barrier-study is not empty"))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +187,7 @@ def test_a_lost_process_is_told_from_other_errors():
     ],
 )
 def test_the_end_of_a_process_is_one_line(code, errors, want, said, capsys):
-    assert supervise._ended(code, errors, "; x") == want
+    assert distributed._ended(code, errors, "; x") == want
     assert capsys.readouterr().err == said
 
 

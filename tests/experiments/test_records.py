@@ -12,7 +12,7 @@ from test_run_folder import evaluation, scores
 
 from experiments.cli.request import parse
 from experiments.folder.run_folder import METRICS, SUMMARY, Counts, RunFolder
-from experiments.host.distributed import Processes
+from experiments.host.processes import Processes
 from experiments.host.signals import Stop
 from experiments.run import build
 from experiments.run.history import History

@@ -8,7 +8,7 @@ from scores import scores_of
 
 from experiments.cli.effects import ineffective_options, relevant_options
 from experiments.cli.request import parse
-from experiments.folder.load import read_evaluations
+from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import Evaluation
 from experiments.run.cached_runs import difference
 from experiments.run.command import main
@@ -68,7 +68,7 @@ def test_a_run_and_its_resumption(tmp_path, capsys):
     assert "compress=quantize:4, server_mean=median" in printed
     config, summary = (json.loads((whole / name).read_text()) for name in ("config.json", "summary.json"))
     assert len(config["attackers"]) == 2
-    lines = read_evaluations(whole)
+    lines = read_metrics(whole)
     for line in lines:
         apart = {side: line[side]["received"]["mean"] for side in ("honest", "attackers")}
         assert (2 * apart["honest"] + 2 * apart["attackers"]) / 4 == pytest.approx(line["received"]["mean"], abs=1e-3)
@@ -85,7 +85,7 @@ def test_a_run_and_its_resumption(tmp_path, capsys):
         path.unlink() if path.is_file() else path.rmdir()
     newest.rmdir()
     assert main("digits", ["--resume", str(whole)]) == 0
-    again = read_evaluations(whole)
+    again = read_metrics(whole)
     for one, other in zip(again, lines, strict=True):
         assert one["received_loss_per_client"] == other["received_loss_per_client"]
         assert one["attackers"] == other["attackers"]

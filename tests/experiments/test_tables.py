@@ -423,22 +423,6 @@ def test_the_third_protocol_is_measured_by_request(runs, tmp_path, capsys):
     assert "(--eval-protocol before_aggregation, not received)" in capsys.readouterr().err
 
 
-def test_older_runs_are_pooled_from_their_clients(runs, tmp_path, capsys):
-    assert tables.main([*FEDAS, "--out", str(tmp_path)]) == 0
-    place = places(tmp_path)
-    log, config = next(tmp_path.rglob(METRICS)), next(tmp_path.rglob(CONFIG))
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    for line in lines:
-        for protocol in ("received", "trained"):
-            del line[protocol]["pooled"]
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert tables.main([*FEDAS, "--out", str(tmp_path)]) == 2
-    assert f"{log} has no accuracies trained, pooled" in capsys.readouterr().err
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"test_examples": [10, 30]}))
-    assert tables.main([*FEDAS, "--out", str(tmp_path)]) == 0
-    assert places(tmp_path) == place
-
-
 def test_what_the_project_has_not_got_is_shown_as_missing(runs, monkeypatch, tmp_path):
     monkeypatch.setattr(settings, "METHODS", {"local": None})
     assert tables.main([*TABLE, "--method", "local", "fedproto_g", "--out", str(tmp_path)]) == 0

@@ -76,7 +76,7 @@ def test_a_report_of_a_run_that_ends_meanwhile(tmp_path, monkeypatch):
 
     write_run(tmp_path / "run", rounds=(2,), finished=False)
     write_run(tmp_path / "whole", rounds=(2, 4))
-    usual = load.read_evaluations
+    usual = load.read_metrics
 
     def ends(folder):
         lines = usual(folder)
@@ -84,7 +84,7 @@ def test_a_report_of_a_run_that_ends_meanwhile(tmp_path, monkeypatch):
             (tmp_path / "run" / name).write_bytes((tmp_path / "whole" / name).read_bytes())
         return lines
 
-    monkeypatch.setattr(load, "read_evaluations", ends)
+    monkeypatch.setattr(load, "read_metrics", ends)
     found = stored_runs.read(tmp_path / "run")
     assert [line["round"] for line in found.lines] == [2]
     assert found.summary is None
