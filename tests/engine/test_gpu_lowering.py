@@ -30,7 +30,9 @@ def called(text):
 
 @pytest.fixture(autouse=True)
 def _on_a_machine_with_a_gpu(monkeypatch):
-    """Functions in 64-bit mode are lowered for the platform of the machine."""
+    """Functions in 64-bit mode are lowered for the platform of the machine, when they are traced."""
+    # Another test may have traced them.
+    jax.clear_caches()
     monkeypatch.setattr(jax.export, "default_export_platform", lambda: "cuda")
 
 
