@@ -29,9 +29,9 @@ _LAYOUT = ("NHWC", "HWIO", "NHWC")
 # holds 16 floats) and at least twice as many output channels.
 _CHANNELS = 16
 
-# With fewer channels, XLA's convolution of pairs of columns is the fastest up to jax 0.11; jax 0.12 runs it at half the
-# speed, and there a matrix product over bands of columns is.
-_BANDS = jax.__version_info__ >= (0, 12)
+# With fewer channels, XLA's convolution of pairs of columns is the fastest in jax 0.10; from 0.11 on it takes twice as
+# long, and a matrix product over bands of columns is faster (docs/performance.md).
+_BANDS = jax.__version_info__ >= (0, 11)
 _BAND = 4
 
 
@@ -123,42 +123,24 @@ def _direct_convolve(padding: int, x: jax.Array, kernel: jax.Array) -> jax.Array
     return _correlate(x, kernel, padding, padding)
 
 
-def _bands(padding: int, x: jax.Array, height: int, width: int) -> jax.Array:
-    """Windows [B, H', bands, height * taps * Cin] of x for bands of `_BAND` neighboring columns of the result."""
-    batch, rows, columns, channels = x.shape
-    bands, blocks = -(-(columns + 2 * padding - width + 1) // _BAND), -(-(width - 1) // _BAND) + 1
-    right = _BAND * (bands + blocks - 1) - columns - padding
-    x = jnp.pad(x, ((0, 0), (padding, padding), (padding, right), (0, 0)))
-    x = x.reshape(batch, rows + 2 * padding, bands + blocks - 1, _BAND * channels)
-    rows = x.shape[1] - height + 1
-    shifted = [x[:, i : i + rows, j : j + bands] for i in range(height) for j in range(blocks)]
-    return jnp.concatenate(shifted, axis=-1)
-
-
 def _convolve_in_bands(padding: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Convolution as one matrix product, whose rows are windows of four columns' results at once.
 
     The matrix [kh taps Cin, 4 Cout] has four copies of the kernel, each shifted by one column, and zeros elsewhere.
     With few channels this takes more operations than a product over the single windows, and a third of the copies.
     """
-    height, width, channels, features = kernel.shape
-    windows = _bands(padding, x, height, width)
-    taps = windows.shape[-1] // (height * channels)
-    copies = [jnp.pad(kernel, ((0, 0), (j, taps - width - j), (0, 0), (0, 0))) for j in range(_BAND)]
-    y = windows @ jnp.stack(copies, axis=3).reshape(-1, _BAND * features)
-    y = y.reshape(*y.shape[:2], _BAND * y.shape[2], features)
-    return y[:, :, : x.shape[2] + 2 * padding - width + 1]
-
-
-def _kernel_gradient_in_bands(padding: int, x: jax.Array, g: jax.Array) -> jax.Array:
-    """K as one product of the windows of bands, in which the kernel's shifted copies are added up."""
-    columns, features = g.shape[2:]
-    height, width = (x.shape[axis] + 2 * padding - g.shape[axis] + 1 for axis in (1, 2))
-    windows = _bands(padding, x, height, width)
-    g = jnp.pad(g, ((0, 0), (0, 0), (0, _BAND * windows.shape[2] - columns), (0, 0)))
-    product = windows.reshape(-1, windows.shape[-1]).T @ g.reshape(-1, _BAND * features)
-    product = product.reshape(height, -1, x.shape[3], _BAND, features)
-    return functools.reduce(jnp.add, [product[:, j : j + width, :, j] for j in range(_BAND)])
+    batch, height, width, channels = x.shape
+    window, features = kernel.shape[1], kernel.shape[3]
+    columns = width + 2 * padding - window + 1
+    bands, blocks = -(-columns // _BAND), -(-(window - 1) // _BAND) + 1
+    right = _BAND * (bands + blocks - 1) - width - padding
+    x = jnp.pad(x, ((0, 0), (padding, padding), (padding, right), (0, 0)))
+    x = x.reshape(batch, height + 2 * padding, bands + blocks - 1, _BAND * channels)
+    rows = x.shape[1] - kernel.shape[0] + 1
+    parts = [x[:, i : i + rows, j : j + bands] for i in range(kernel.shape[0]) for j in range(blocks)]
+    copies = [jnp.pad(kernel, ((0, 0), (j, _BAND * blocks - window - j), (0, 0), (0, 0))) for j in range(_BAND)]
+    y = jnp.concatenate(parts, axis=-1) @ jnp.stack(copies, axis=3).reshape(-1, _BAND * features)
+    return y.reshape(batch, rows, _BAND * bands, features)[:, :, :columns]
 
 
 def _convolve_in_pairs(padding: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -200,8 +182,6 @@ def _direct_input_gradient(padding: int, g: jax.Array, kernel: jax.Array) -> jax
 
 def _direct_kernel_gradient(padding: int, x: jax.Array, g: jax.Array) -> jax.Array:
     """K as a convolution whose batch are the input channels and whose channels are the batch."""
-    if _BANDS and x.shape[3] < _CHANNELS:
-        return _kernel_gradient_in_bands(padding, x, g)
     # Without the barriers XLA would fold the transpositions into the convolution and use its slow path.
     x, g = jax.lax.optimization_barrier((x.transpose(3, 1, 2, 0), g.transpose(1, 2, 0, 3)))
     return _correlate(x, g, padding, padding).transpose(1, 2, 0, 3)

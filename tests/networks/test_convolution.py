@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pfl_jax.errors import InvalidInput
+from pfl_jax.networks import convolution
 from pfl_jax.networks.convolution import FORMS, conv2d
 from pfl_jax.networks.pooling import max_pool
 
@@ -83,6 +84,15 @@ def test_convolution_and_gradients(shape, form):
     assert_close(jax.jit(convolve, static_argnums=2)(x, kernel, padding), convolve_by_loops(x, kernel, padding))
     gradients = jax.jit(jax.grad(scalar(convolve, padding), argnums=(0, 1)))(x, kernel)
     assert_close(gradients, reference_gradients(shape))
+
+
+@pytest.mark.parametrize("bands", [False, True])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[3] < 16], ids=str)
+def test_few_channels_in_pairs_and_in_bands(shape, bands, monkeypatch):
+    """One of which each version of JAX has."""
+    monkeypatch.setattr(convolution, "_BANDS", bands)
+    x, kernel = problem(shape)
+    assert_close(convolution.FORMS["direct"].convolve(shape[-1], x, kernel), reference(x, kernel, shape[-1]))
 
 
 @pytest.mark.parametrize("form", ALL_FORMS)
