@@ -49,7 +49,7 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     """
     text = _text(Path(folder) / METRICS)
     lines = text.splitlines()
-    if lines and not text.endswith("\n") and not lines[-1].endswith("}"):
+    if lines and not text.endswith("\n"):
         lines.pop()
     return [_parse_json(line, Path(folder) / METRICS) for line in lines]
 

@@ -211,7 +211,7 @@ def test_every_annotation_says_what_it_is():
             assert not numbers or range_of(kind) != FINITE, f"{factory.__name__}: {name} has no range"
             for part in parts(kind):
                 known = part in (int, float, bool, str, type(None)) or get_origin(part) is not None
-                assert known or part.__module__.startswith("jax"), f"{factory.__name__}: {name} is {part}"
+                assert known or part.__module__.startswith(("jax", "optax")), f"{factory.__name__}: {name} is {part}"
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import xml.etree.ElementTree as ElementTree
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -369,7 +368,7 @@ def test_the_parameters_with_most_information_are_replaced_first(monkeypatch):
     """Each accuracy is whether the scores of the parameters are their Fisher information, here the parameters."""
     monkeypatch.setattr(substitution, "diagonal_fisher", lambda loss, params, data: params)
     monkeypatch.setattr(substitution, "replace_first", lambda params, fresh, scores, share: (params, scores))
-    monkeypatch.setattr(substitution, "score", lambda apply, both, test: SimpleNamespace(accuracy=equal(*both)))
+    monkeypatch.setattr(substitution, "score", lambda apply, both, test: {"accuracy": equal(*both)})
     model, clients = tiny_model(), np.array([2, 0])
     params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 4))
     key, shares = jax.random.key(3), (0.1, 0.2)

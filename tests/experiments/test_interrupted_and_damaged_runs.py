@@ -14,6 +14,7 @@ from rich.console import Console
 from scores import scores_of
 
 from experiments.cli.cell import Cell
+from experiments.folder.load import read_metrics
 from experiments.host import jax_config
 from experiments.host.locks import lock_folder, lock_run
 from experiments.run import build, cached_runs, memory, resume, run
@@ -84,7 +85,7 @@ def line(capsys):
 
 
 def logged(folder):
-    return [json.loads(text)["round"] for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [measured["round"] for measured in read_metrics(folder)]
 
 
 # Full disks
