@@ -85,7 +85,7 @@ def test_options_are_fields_of_the_recipe():
     words = ["--optimizer", "adamw", "--clip-norm", "2", "--drop-last", "--no-shuffle"]
     request, dataset = build.load_data(parse("digits", words), Console(quiet=True))
     want = {"optimizer": "adamw", "clip_norm": 2.0, "drop_last": True, "shuffle": False, "augment": None}
-    want |= {"dp_clip": None, "dp_noise": 0.0}
+    want |= {"dp_clip": None, "dp_noise": 0.0, "local_steps": None}
     assert build.training_of(request.options, dataset) == want
 
 

@@ -10,11 +10,10 @@ import jax
 import numpy as np
 from problems import tiny_model
 
-from pfl_jax import simulate
+from pfl_jax import simulate, tasks
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import make_method
 from pfl_jax.methods.factories import hyper_parameters
-from pfl_jax.primitives import metrics
 
 
 class Last:
@@ -65,7 +64,7 @@ def first_state(factory, data, seed, **given):
     """The state before the first round, as `simulate.run` has it."""
     reals, fixed = _split(factory, given)
     # Constants may stand in place of the AUC, see conftest.py: that is another program.
-    init, _, _ = _programs(factory, fixed, metrics.macro_auc)
+    init, _, _ = _programs(factory, fixed, tasks.macro_auc)
     return init(reals, data, jax.random.key(seed))
 
 
@@ -82,7 +81,7 @@ def last_round(factory, data, seed, rounds, participation=1.0, change=lambda sta
       given: hyper-parameters of the method.
     """
     reals, fixed = _split(factory, given)
-    _, round_, evaluate = _programs(factory, fixed, metrics.macro_auc)
+    _, round_, evaluate = _programs(factory, fixed, tasks.macro_auc)
     size = Settings(rounds=rounds, participation=participation).cohort_size(data.num_clients, 0)
     state = change(first_state(factory, data, seed, **given))
     for _ in range(rounds):
