@@ -16,7 +16,7 @@ from experiments.cli.options import Options, flag
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import parse
 from pfl_jax.base import Mean
-from pfl_jax.messages import split
+from pfl_jax.messages import Unsummed, map_means, split
 from pfl_jax.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -79,8 +79,9 @@ def test_the_table_says_what_the_server_sees_of_a_single_client(name):
 
 def test_nothing_is_summed_for_a_robust_mean():
     _, _, message, _ = message_shapes("fedpac")
-    single, summed = jax.eval_shape(lambda message: split(message, jnp.ones((), bool), single=True), message)
-    assert isinstance(single.backbone, Mean)
+    message = map_means(lambda part: Unsummed(*part), message, rest=lambda leaf: leaf)
+    rows, summed = jax.eval_shape(lambda message: split(message, jnp.ones((), bool)), message)
+    assert isinstance(rows.backbone, Mean)
     assert not jax.tree.leaves(summed)
 
 

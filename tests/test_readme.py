@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax import simulate
+from pfl_jax import LocalTraining, simulate
 from pfl_jax.base import Cohort
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import make_method
@@ -35,8 +35,10 @@ def test_the_library_example_runs_and_learns(capsys):
 
 
 def test_the_examples_of_local_training_run(capsys):
-    for marker in ('optimizer="adamw"', "cosine_decay_schedule"):
-        exec(compile(block(marker), "docs/training.md", "exec"), {"__name__": "training"})
+    for marker in ('optimizer="adamw"', "optimizer=optax.adam", "cosine_decay_schedule(0.1, 3)"):
+        exec(
+            compile(block(marker), "docs/training.md", "exec"), {"__name__": "training", "LocalTraining": LocalTraining}
+        )
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 

@@ -84,7 +84,7 @@ def compare(options: Options, notify: command.Notify) -> tuple[dict[str, Section
         row = measured(python)
         best = min((rows or [row])[0][name] for name in ("pairs, ms", "bands, ms"))
         rows.append(row | {"chosen / best of the first": row[f"{row['chosen']}, ms"] / best})
-    note = f"five epochs of {EXAMPLES} examples in batches of {BATCH}, one core; medians of {REPETITIONS} repetitions in turn"
+    note = f"five epochs of {EXAMPLES} examples in batches of {BATCH}, one core; medians of {REPETITIONS} in turn"
     return {"jax_versions": Section("Versions of JAX", rows, note)}, {}
 
 
