@@ -72,10 +72,10 @@ def privacy_record(experiment: Experiment, rounds: int) -> dict[str, Any]:
 
 
 def _class_table(experiment: Experiment) -> list[list[int]] | None:
-    """Training examples of each client under each label; None if too large for a readable file."""
+    """Training examples of each client under each label; None without classes, or if too large to read."""
     data = experiment.data
     # In a distributed run no process has the labels of all clients.
-    if data.mesh is not None or data.num_clients * data.num_classes > MOST_TABLE_ENTRIES:
+    if data.mesh is not None or not 0 < data.num_clients * data.num_classes <= MOST_TABLE_ENTRIES:
         return None
     return class_table(data).tolist()
 

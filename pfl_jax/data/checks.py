@@ -144,6 +144,12 @@ def numeric_targets(y: Any, what: str) -> np.ndarray:
     return y if y.dtype == np.float32 else y.astype(np.int32)
 
 
+def values(y: Any, what: str) -> np.ndarray:
+    """Targets as of `numeric_targets`, whose integers [P] are values too."""
+    y = numeric_targets(y, what)
+    return y.astype(np.float32) if y.ndim == 1 else y
+
+
 def are_classes(y: Any) -> bool:
     """Whether targets are labels of classes: one for each row, and no floats."""
     return y.ndim == 1 and y.dtype.kind != "f"

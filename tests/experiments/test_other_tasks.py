@@ -4,10 +4,10 @@ import json
 import sys
 
 import pytest
-from experiments.commands.main import main
-from experiments.results import load
 
+from experiments.folder import load
 from experiments.report.__main__ import main as report
+from experiments.run.command import main
 from experiments.sweep.__main__ import main as sweep
 
 MODEL = """
