@@ -48,6 +48,8 @@ def checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
             f"--task {options.task} needs --model FILE.py:NAME of a model that gives logits [B, T, K]: {options.model} "
             "gives one vector for each example"
         )
+    if options.task in TARGETS and options.shift != "none":
+        raise InvalidInput(f"--shift {options.shift} is for classification, and --task {options.task} has no classes")
     if dataset != CUSTOM:
         for name in OWN_DATA:
             if getattr(options, name) not in (None, False):

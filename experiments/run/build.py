@@ -289,9 +289,9 @@ def model_of(options: Options, dataset: Dataset) -> Model:
 
 def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
     """Shift between groups of clients, as `federated.federate` takes it."""
-    if options.shift == "none":
-        return {}
-    return {"shift": options.shift, "num_groups": partition.num_groups(options.partition, dataset.num_classes)}
+    # Without classes there is no shift, see `own_data.checked`, and so no group.
+    groups = partition.num_groups(options.partition, dataset.num_classes) if dataset.num_classes else 1
+    return {"shift": options.shift, "num_groups": groups}
 
 
 def training_of(options: Options, dataset: Dataset) -> dict[str, Any]:
