@@ -40,10 +40,11 @@ class RoundProgress:
       console: console to print to.
       rounds: number of rounds of the run.
       headline: evaluation protocol of the displayed accuracy.
+      unit: of the accuracy, or the name of another primary score.
     """
 
-    def __init__(self, console: Console, rounds: int, headline: str):
-        self._console, self._rounds, self._headline = console, rounds, headline
+    def __init__(self, console: Console, rounds: int, headline: str, unit: str = "%"):
+        self._console, self._rounds, self._headline, self._unit = console, rounds, headline, unit
         self._durations: list[float] = []
         self._shown = float("-inf")
         self._bar = Progress(
@@ -69,11 +70,11 @@ class RoundProgress:
         Args:
           number: number of the round, from 1.
           seconds: duration of the round.
-          accuracy: latest mean accuracy over clients in percent; None before the first evaluation.
+          accuracy: latest mean over clients of the primary score; None before the first evaluation.
           examples_per_second: training examples processed per second.
         """
         self._durations.append(seconds)
-        shown = "—" if accuracy is None else f"{accuracy:.2f} %"
+        shown = "—" if accuracy is None else f"{accuracy:.2f} {self._unit}"
         said = [f"{self._headline} {shown}", f"{examples_per_second:,.0f} examples/s"]
         # The first round, with compilation, says nothing about the others.
         if len(self._durations) > 1:

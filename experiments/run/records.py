@@ -62,8 +62,9 @@ def _task_record(task: Task) -> dict[str, Any]:
     """Entry "task" of a run whose scores are not those of classification."""
     if task.scores == CLASSIFICATION.scores:
         return {}
-    names = [one.name for one in task.scores]
-    return {"task": {"name": task.name, "scores": names, "higher_is_better": task.primary.higher_is_better}}
+    names, shares = ([one.name for one in some] for some in (task.scores, [one for one in task.scores if one.percent]))
+    better = task.primary.higher_is_better
+    return {"task": {"name": task.name, "scores": names, "in_percent": shares, "higher_is_better": better}}
 
 
 def privacy_record(experiment: Experiment, rounds: int) -> dict[str, Any]:

@@ -163,7 +163,10 @@ def run_rounds(
     every, sent = options.checkpoint_every, first.traffic
     for run in runs:
         run.history.starts.append(run.history.round)
-    with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
+    score = first.counts.task.primary
+    with RoundProgress(
+        console, options.rounds, options.eval_protocol, "%" if score.percent else score.name
+    ) as progress:
         for results, latest, seconds in rounds:
             stop.completed = True
             state, number = latest, results[0].round
