@@ -126,7 +126,7 @@ def _read(task: str | None, **arguments: Any) -> Dataset:
     labels = f"{arguments['data']}: labels {y.dtype} [{', '.join(['P', *map(str, y.shape[1:])])}]"
     if task not in TARGETS and not num_classes:
         raise InvalidInput(
-            f"{labels} are no classes: give an integer or a word for each row, or --task {' or '.join(TARGETS)}"
+            f"{labels} are no classes: give an integer or a word for each row, or one of --task {', '.join(TARGETS)}"
         )
     if task == "binary" and num_classes != 2:
         raise InvalidInput(f"{arguments['data']}: --task binary is for 2 classes, and there are {num_classes}")

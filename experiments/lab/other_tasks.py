@@ -17,6 +17,7 @@ from typing import Any
 from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.parser import parse
 from experiments.folder.run_folder import strict_json
+from experiments.host.jax_config import prepare_jax
 from experiments.run import committed
 from pfl_jax.atomic_write import write_text
 
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None, root: Path = committed.ROOT.par
 
     def work() -> None:
         parse(Options, "experiments.lab.other_tasks", __doc__, arguments)
+        # Every seed runs the same programs.
+        prepare_jax(devices=1)
         write_text(root / FILE, strict_json(measured(root / PAGE, ROUNDS, SEEDS)))
 
     return exit_code(work)

@@ -224,13 +224,6 @@ def test_pooled_accuracies_stand_beside_the_means(tmp_path):
     text = shown_results(tmp_path)
     assert "pooled" in text
     assert f"{values.mean() + 0.5:.2f}" in text
-    # Of an older run they are computed, where it is known how many test examples each client has.
-    values = write_run(tmp_path / "old" / "b")[-1]
-    assert "pooled" not in shown_results(tmp_path / "old")
-    path, counts = tmp_path / "old" / "b" / "config.json", [1, 2, 3, 4, 50]
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"test_examples": counts}))
-    text = shown_results(tmp_path / "old")
-    assert f"<span>{np.average(values, weights=counts):.2f}</span>" in text
 
 
 def test_the_third_protocol_is_shown_where_there_is_one(tmp_path):
