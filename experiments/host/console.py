@@ -7,6 +7,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from pfl_jax.tasks import CLASSIFICATION, Score
+
 
 def print_line(console: Console, text: str, style: str | None = None) -> None:
     """Print a line, however long.
@@ -39,12 +41,13 @@ class RoundProgress:
     Args:
       console: console to print to.
       rounds: number of rounds of the run.
-      headline: evaluation protocol of the displayed accuracy.
-      unit: of the accuracy, or the name of another primary score.
+      headline: evaluation protocol of the displayed score.
+      score: what is displayed.
     """
 
-    def __init__(self, console: Console, rounds: int, headline: str, unit: str = "%"):
-        self._console, self._rounds, self._headline, self._unit = console, rounds, headline, unit
+    def __init__(self, console: Console, rounds: int, headline: str, score: Score = CLASSIFICATION.primary):
+        self._console, self._rounds, self._headline = console, rounds, headline
+        self._unit = "%" if score.percent else score.name
         self._durations: list[float] = []
         self._shown = float("-inf")
         self._bar = Progress(

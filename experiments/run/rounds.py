@@ -163,10 +163,7 @@ def run_rounds(
     every, sent = options.checkpoint_every, first.traffic
     for run in runs:
         run.history.starts.append(run.history.round)
-    score = first.counts.task.primary
-    with RoundProgress(
-        console, options.rounds, options.eval_protocol, "%" if score.percent else score.name
-    ) as progress:
+    with RoundProgress(console, options.rounds, options.eval_protocol, first.counts.task.primary) as progress:
         for results, latest, seconds in rounds:
             stop.completed = True
             state, number = latest, results[0].round

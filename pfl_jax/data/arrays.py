@@ -75,10 +75,7 @@ def from_arrays(
     if (test_x is None) != (test_y is None) or (test_client is None) != (test_x is None or client is None):
         raise InvalidInput("test rows have inputs, labels and, if training rows have them, clients: give all or none")
     x = checks.inputs(x, "x")
-    if num_classes == 0:
-        y, test_y = checks.values(y, "y"), None if test_y is None else checks.values(test_y, "test_y")
-    # Floats may be labels where the number of classes says so.
-    y = _sized(checks.names(y, "y", "label") if num_classes else checks.targets(y, "y"), "y", len(x))
+    y = _sized(checks.targets(y, "y", num_classes), "y", len(x))
     clients = None if client is None else _sized(checks.names(client, "client", "client"), "client", len(x))
     classes = _classes(y, num_classes) if checks.are_classes(y) else np.zeros(0, np.int64)
     owners = np.zeros(0, np.int64) if clients is None else np.unique(clients)

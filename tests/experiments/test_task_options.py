@@ -110,7 +110,7 @@ def test_regression_from_the_table_to_report_resumption_and_sweep(here, capsys):
     assert main("custom", ["--resume", "run", "--rounds", "4", "--task", "classification"]) == 2
     assert "the run has --task regression, not classification" in capsys.readouterr().err
     assert report(["run", "--out", "report.html"]) == 0
-    assert sweep(["--dataset", "custom", *words, "--grid", "lr=1e-7,1e-6", "--seeds", "1", "--out", "swept"]) == 0
+    assert sweep(["--dataset", "custom", *words, "--grid", "batch_size=10,100", "--seeds", "1", "--out", "swept"]) == 0
     record = json.loads((here / "swept" / "sweep.json").read_text())
     means = {one["setting"]: one["received"]["mean"] for one in record["settings"]}
     assert record["best"] == min(means, key=means.get)
