@@ -1,20 +1,38 @@
-"""docs/other-tasks.md: the federations that it makes, as it stands."""
+"""docs/other-tasks.md: its federations and its comparisons, as they stand."""
 
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
+from pfl_jax import tasks
+
 PAGE = (Path(__file__).parents[1] / "docs/other-tasks.md").read_text()
-DIABETES, FORTUNES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+TOOLS, DIABETES, NUMBERS, FORTUNES, CHARACTERS, LABELS, OWN_LOSS, DROPOUT = re.findall(
+    r"```python\n(.*?)```", PAGE, re.DOTALL
+)
+needs_fortunes = pytest.mark.skipif(
+    not Path("/usr/share/games/fortunes").exists(), reason="needs Debian's package fortunes"
+)
 
 
 def names(*blocks):
     found = {}
-    for text in blocks:
+    for text in (TOOLS, *blocks):
         exec(compile(text, "docs/other-tasks.md", "exec"), found)
     return found
+
+
+def printed(capsys):
+    """Method -> score -> value, of the last lines of what `show` prints."""
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    return {
+        method: dict(zip(rest[::2], map(float, rest[1::2]), strict=True))
+        for method, *rest in lines
+        if method in ("local", "fedavg", "fedper", "centralised")
+    }
 
 
 def test_diabetes(capsys):
@@ -32,14 +50,84 @@ def test_diabetes(capsys):
     assert abs(float(federation.y.std()) - 1) < 1e-5
 
 
-@pytest.mark.skipif(not Path("/usr/share/games/fortunes").exists(), reason="needs Debian's package fortunes")
+def test_all_examples_are_one_clients():
+    found = names(DIABETES)
+    federation = found["diabetes"]
+    together = found["one_client"](federation)
+    assert together.num_clients == 1
+    for split in ("train", "test"):
+        index, count = (np.asarray(getattr(federation, f"{split}_{name}")) for name in ("index", "count"))
+        want = {row for rows, size in zip(index, count, strict=True) for row in rows[:size].tolist()}
+        table = np.asarray(getattr(together, f"{split}_index"))
+        assert set(table[0].tolist()) == want
+        assert getattr(together, f"{split}_count").tolist() == [len(want)] == [table.size]
+
+
+def test_numbers(capsys):
+    names(DIABETES, NUMBERS)
+    scores = printed(capsys)
+    assert list(scores) == ["local", "fedavg", "centralised"]
+    # Of the mean of all targets they would be 1 and less than 0.
+    assert all(of["mse"] < 0.8 and of["r2"] > 0.1 for of in scores.values())
+
+
+@needs_fortunes
 def test_fortunes(capsys):
-    found = names(DIABETES, FORTUNES)
+    found = names(FORTUNES)
     federation, x, y = found["fortunes"], *(np.asarray(found["fortunes"][index]) for index in (0, 1))
-    assert capsys.readouterr().out.endswith(f"\n{len(found['texts'])} {x.shape} int32\n")
+    assert capsys.readouterr().out == f"{len(found['texts'])} {x.shape} int32\n"
     assert federation.train_count.tolist() == [75] * federation.num_clients
     assert x.shape == y.shape
     # A target is the next input; behind a text there is neither.
     np.testing.assert_array_equal(np.where(x[:, 1:] > 0, x[:, 1:], -1), y[:, :-1])
     assert (x > 0).any(axis=1).all()
     assert x.max() == found["CHARACTERS"] + 1
+
+
+@needs_fortunes
+def test_characters(capsys):
+    found = names(FORTUNES, CHARACTERS)
+    scores = printed(capsys)
+    assert list(scores) == ["local", "fedper", "centralised"]
+    # All symbols alike: log 82.
+    assert all(of["cross_entropy"] < np.log(found["symbols"]) for of in scores.values())
+    # A character is not predicted from itself as the next one.
+    model, codes = found["model"], np.asarray(found["fortunes"].x[:1])
+    params = model.init(jax.random.key(0))
+    changed = codes.copy()
+    changed[0, 20] += 1
+    differs = np.abs(np.asarray(model.apply(params, codes) - model.apply(params, changed))).max(axis=-1)[0] > 0
+    assert np.flatnonzero(differs).tolist() == list(range(20, 28))
+
+
+def test_labels(capsys):
+    found = names(LABELS)
+    assert list(printed(capsys)) == ["local", "fedper", "centralised"]
+    assert found["bags"].num_clients == 8
+    words = np.asarray(found["x"]).sum(axis=1)
+    client = np.asarray(found["lengths"] * 8 // len(words))
+    assert all(words[client == number].max() <= words[client == number + 1].min() for number in range(7))
+
+
+def test_own_loss(capsys):
+    found = names(LABELS.partition("labels = ")[0], OWN_LOSS)
+    scores = printed(capsys)
+    assert list(scores) == ["local", "fedper", "centralised"]
+    assert found["model"].task.scores == tasks.CLASSIFICATION.scores
+    assert all(of["accuracy"] > 0.3 for of in scores.values())
+    logits, y, mask = np.array([[0.0, 1.0], [2.0, 0.0]]), np.array([0, 0]), np.array([True, False])
+    probability = 1 / (1 + np.e)
+    np.testing.assert_allclose(
+        found["focal"](logits, y, mask), -((1 - probability) ** 2) * np.log(probability), rtol=1e-6
+    )
+
+
+def test_dropout(capsys):
+    found = names(OWN_LOSS.partition("own_loss = ")[0], DROPOUT)
+    assert list(printed(capsys)) == ["local", "fedper", "centralised"]
+    model, x = found["model"], np.asarray(found["digits"].x[:4])
+    params = model.init(jax.random.key(0))
+    batch = found["data"].client_data(found["digits"], 0, "train")
+    one, other = (model.training_features(params["backbone"], batch, jax.random.key(seed))[0] for seed in range(2))
+    assert not np.allclose(one, other)
+    np.testing.assert_array_equal(model.apply(params, x), model.apply(params, x))

@@ -12,10 +12,10 @@ from experiments.cli.options import (
     PROCESSES,
     Options,
     flag,
-    reads_pixel_normalization,
 )
 from experiments.cli.own_code import by_content
 from experiments.cli.request import Request
+from pfl_jax.data.specs import SPECS
 
 RESULT_NEUTRAL = {
     *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source"),
@@ -35,6 +35,11 @@ RESULT_NEUTRAL = {
 }
 """Options that do not change the results of a run; of --source and --data, only the data that was loaded matters. See
 `result_neutral` for the exception."""
+
+
+def reads_pixel_normalization(dataset: str) -> bool:
+    """Whether the released codes of the two papers normalize a dataset differently."""
+    return dataset in SPECS and SPECS[dataset].fedpac is not None
 
 
 def result_neutral(options: Mapping[str, Any]) -> set[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from experiments.cli.measures import Protocol
-from pfl_jax.data.specs import SPECS, PixelNormalization
+from pfl_jax.data.specs import PixelNormalization
 from pfl_jax.engine.cohort import RANGES
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import NOT_NEGATIVE, POSITIVE, real
@@ -15,15 +15,18 @@ from pfl_jax.networks.models import MODELS
 from pfl_jax.networks.text import TEXT_MODELS
 from pfl_jax.primitives.local_training import Optimizer
 from pfl_jax.privacy import DELTA
+from pfl_jax.tasks import TASKS
 from pfl_jax.wrappers.attacks import Attack
 
 if TYPE_CHECKING:
     MethodName: TypeAlias = str
     ModelName: TypeAlias = str
+    TaskName: TypeAlias = str
 else:
     # Literal types, so that --help lists the choices. Beside a Literal, str stands for FILE.py:NAME.
     MethodName = Literal[tuple(METHODS)] | str
     ModelName = Literal[tuple(MODELS)] | str
+    TaskName = Literal[tuple(TASKS)]
 
 PresetName = Literal["fedpac", "fedas"]
 OnNaN = Literal["stop", "skip-client"]
@@ -31,9 +34,6 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 MODEL_OPTIONS: dict[str, tuple[str, ...]] = {"hidden": ("mlp",), "vocabulary": TEXT_MODELS}
 """Option -> the models that read it."""
-
-MATMUL_PRECISION: dict[str, str] = {"float32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}
-"""--precision -> jax_default_matmul_precision."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,10 @@ class Options:
     """Number of clients of the federation."""
     participation: float
     """Share of the clients that take part in each round, above 0 and at most 1; at least one client takes part."""
+    task: TaskName | None = None
+    """What outputs and labels mean, for your own data or model; None is the task of your model, or classification."""
+    loss: str | None = None
+    """FILE.py:NAME of a loss in place of the task's own, a function (outputs, y, mask) -> scalar."""
     hidden: tuple[int, ...] | None = None
     """Widths of the hidden layers (only with --model mlp), such as 128 64; None is 64 32. The last one is the number of
     features."""
@@ -246,7 +250,7 @@ class Options:
             f"must leave some of the {self.num_clients} clients",
             self.held_out_clients,
         )
-        if self.target_accuracy is not None:
+        if self.target_accuracy is not None and self.task in (None, "classification"):
             _require(0 < self.target_accuracy <= 100, "target_accuracy", "is a percentage", self.target_accuracy)
         for name in ("test_fraction", "val_fraction"):
             value = getattr(self, name)
@@ -317,11 +321,6 @@ PARTITION_OPTIONS = {
     "natural": (),
 }
 """partition -> the options that apply to it."""
-
-
-def reads_pixel_normalization(dataset: str) -> bool:
-    """Whether the released codes of the two papers normalize a dataset differently."""
-    return dataset in SPECS and SPECS[dataset].fedpac is not None
 
 
 def flag(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Methods and models in files of the user's own: `--method FILE.py:NAME`, `--model FILE.py:NAME`.
+"""Methods, models and losses in files of the user's own: `--method FILE.py:NAME`, `--model`, `--loss`.
 
 A file is executed once in a process, as Python executes a script: its folder is where its own imports look first after
 everything installed. The digest of its text belongs to the configuration of a run, so that no run is continued, and no
@@ -13,26 +13,29 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeGuard, get_args, get_origin
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pfl_jax.base import Method, Model
-from pfl_jax.errors import InvalidInput, first_line
+from pfl_jax.errors import InvalidInput, first_line, word
 from pfl_jax.hyper_parameters import parts
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import SIGNATURE, arguments
 from pfl_jax.networks.flax_modules import check_model, from_flax
 from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.tasks import CLASSIFICATION, Task
 
-KINDS = ("method", "model")
+KINDS = ("method", "model", "loss")
 """Options that take FILE.py:NAME."""
 
 
-def is_own(name: str) -> bool:
-    """Whether the value of an option names a file of the user's, not something built in."""
-    return name.endswith(".py") or ".py:" in name
+def is_own(name: str | None) -> TypeGuard[str]:
+    """Whether the value of an option names a file of the user's, not something built in or nothing."""
+    return name is not None and (name.endswith(".py") or ".py:" in name)
 
 
 def label(name: str) -> str:
@@ -57,6 +60,8 @@ def files(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     found = {}
     for kind in KINDS:
         name = values[kind]
+        if kind == "loss" and name is not None and not is_own(name):
+            raise InvalidInput(f"--loss {name} is no FILE.py:NAME of a function (outputs, y, mask) -> scalar")
         if is_own(name):
             function(kind, name)
             path = _path(name)
@@ -166,7 +171,13 @@ def _is_option_kind(part: Any) -> bool:
 
 
 def make_model(
-    name: str, input_shape: Sequence[int], num_classes: int, input_dtype: Any = jnp.float32, **own: Any
+    name: str,
+    input_shape: Sequence[int],
+    num_classes: int,
+    input_dtype: Any = jnp.float32,
+    *,
+    task: Task | None = None,
+    **own: Any,
 ) -> Model:
     """Model of these names, built in or the user's own.
 
@@ -174,15 +185,17 @@ def make_model(
       name: a key of MODELS, or FILE.py:NAME of a function (input_shape, num_classes) -> a `Model`, a flax.linen module
         or a function rngs -> flax.nnx module.
       input_shape: shape of one input.
-      num_classes: K.
+      num_classes: K, or the number of outputs of another task.
       input_dtype: of the inputs.
+      task: of the model; None for its own one.
       **own: further arguments of a built-in model.
 
     Raises:
       InvalidInput: the file cannot be used, its function raises or returns something else, or the model refuses.
     """
     if not is_own(name):
-        return MODELS[name](input_shape, num_classes, **own)
+        model = MODELS[name](input_shape, num_classes, **own)
+        return model if task is None else model._replace(task=task)
     make = function("model", name)
     try:
         made = make(tuple(input_shape), num_classes)
@@ -190,13 +203,41 @@ def make_model(
         raise InvalidInput(f"--model {name} fails for inputs of shape {tuple(input_shape)}: {said(error)}") from None
     try:
         if not isinstance(made, Model):
-            return from_flax(made, input_shape, num_classes, input_dtype=input_dtype)
-        # The data says how many classes there are, but not how many outputs another task has.
-        outputs = num_classes if made.task.kind == "classes" else made.num_classes
+            return from_flax(made, input_shape, num_classes, input_dtype=input_dtype, task=task or CLASSIFICATION)
+        # The data says how many classes there are, but not how many outputs a model's own task has.
+        outputs = num_classes if task is not None or made.task.kind == "classes" else made.num_classes
+        made = made if task is None else made._replace(task=task)
         check_model(made, input_shape, outputs, input_dtype=input_dtype)
     except InvalidInput as error:
         raise InvalidInput(f"--model {name}: {error}") from None
     return made
+
+
+def with_loss(name: str, model: Model, input_shape: Sequence[int], input_dtype: Any, y: np.ndarray) -> Model:
+    """Model with another loss in its task.
+
+    Args:
+      name: FILE.py:NAME of a function (outputs, y, mask) -> scalar.
+      model: the model.
+      input_shape, input_dtype: of its inputs.
+      y: labels of examples.
+
+    Raises:
+      InvalidInput: the file cannot be used, or its function raises or returns something else.
+    """
+    loss = function("loss", name)
+    x = jax.ShapeDtypeStruct((2, *input_shape), input_dtype)
+    labels = jax.ShapeDtypeStruct((2, *y.shape[1:]), y.dtype)
+    outputs = jax.eval_shape(lambda x: model.apply(model.init(jax.random.key(0)), x), x)
+    try:
+        found = jax.eval_shape(loss, outputs, labels, jax.ShapeDtypeStruct((2,), bool))
+    except Exception as error:
+        raise InvalidInput(
+            f"--loss {name} fails for outputs {word(outputs)} and y {word(labels)}: {said(error)}"
+        ) from None
+    if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.floating):
+        raise InvalidInput(f"--loss {name} gives {word(found)}, not one number, the mean over the real examples")
+    return model._replace(task=model.task._replace(loss=loss))
 
 
 def said(error: BaseException) -> str:

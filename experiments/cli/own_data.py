@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 
 from experiments.cli.options import Options, flag
+from experiments.cli.own_code import is_own
 from pfl_jax.data import own_files, read_tables
 from pfl_jax.data.rows import blocks
 from pfl_jax.data.sources import Dataset
@@ -19,6 +21,9 @@ CUSTOM = "custom"
 
 OWN_DATA = ("data", "label", "client_column", "test_data", "test_fraction", "normalize", "data_digest")
 """Options that it alone has."""
+
+TARGETS = ("regression", "multi_label", "next_symbol")
+"""Values of --task for which labels are no classes."""
 
 LISTED = 10
 """Most classes that a note names."""
@@ -38,12 +43,21 @@ def checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
     Raises:
       InvalidInput: options that this experiment has not, or that exclude each other.
     """
+    if options.task == "next_symbol" and not is_own(options.model):
+        raise InvalidInput(
+            f"--task {options.task} needs --model FILE.py:NAME of a model that gives logits [B, T, K]: {options.model} "
+            "gives one vector for each example"
+        )
+    if options.task in TARGETS and options.shift != "none":
+        raise InvalidInput(f"--shift {options.shift} is for classification, and --task {options.task} has no classes")
     if dataset != CUSTOM:
         for name in OWN_DATA:
             if getattr(options, name) not in (None, False):
                 raise InvalidInput(f"{flag(name)} is for your own data: python -m experiments.custom")
         if options.partition == "natural":
             raise InvalidInput(f"--partition natural is for your own data: {dataset} has no clients of its own")
+        if options.task not in (None, "classification") and not is_own(options.model):
+            raise InvalidInput(f"--task {options.task} is for your own data or model: labels of {dataset} are classes")
         return options
     for name in PUBLISHED_DATA:
         if getattr(options, name) != getattr(Options, name):
@@ -53,6 +67,9 @@ def checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
     if options.client_column is None:
         if options.partition == "natural":
             raise InvalidInput("--partition natural needs --client-column, the column that names each row's client")
+        if options.task in TARGETS and "partition" not in given:
+            # There are no classes that others could divide by.
+            return dataclasses.replace(options, partition="iid")
         return options
     if "partition" in given and options.partition != "natural":
         raise InvalidInput(
@@ -103,15 +120,31 @@ def _sizes(**arguments: Any) -> tuple[int, int]:
     return len(dataset.train_y), len(dataset.client_names)
 
 
-def _read(**arguments: Any) -> Dataset:
-    dataset = own_files.from_file(**arguments)
-    if not dataset.num_classes:
-        shape = ", ".join(["P", *map(str, dataset.train_y.shape[1:])])
+def _read(task: str | None, **arguments: Any) -> Dataset:
+    dataset = own_files.from_file(**arguments, num_classes=0 if task in TARGETS else None)
+    y, num_classes = dataset.train_y, dataset.num_classes
+    labels = f"{arguments['data']}: labels {y.dtype} [{', '.join(['P', *map(str, y.shape[1:])])}]"
+    if task not in TARGETS and not num_classes:
         raise InvalidInput(
-            f"{arguments['data']}: labels {dataset.train_y.dtype} [{shape}] are no classes: give an integer or a word "
-            "for each row"
+            f"{labels} are no classes: give an integer or a word for each row, or one of --task {', '.join(TARGETS)}"
         )
+    if task == "binary" and num_classes != 2:
+        raise InvalidInput(f"{arguments['data']}: --task binary is for 2 classes, and there are {num_classes}")
+    both = y, dataset.test_y
+    if task == "multi_label" and not (y.ndim == 2 and all(np.isin(flags, (0, 1)).all() for flags in both)):
+        raise InvalidInput(f"{labels} are not several flags, 0 or 1, for each row, as --task multi_label wants them")
+    if task == "next_symbol" and not (y.ndim == 2 and y.dtype.kind == "i"):
+        raise InvalidInput(f"{labels} are not a number of a symbol at each place, as --task next_symbol wants them")
     return dataset
+
+
+def num_outputs(task: str | None, dataset: Dataset) -> int:
+    """Number of a model's outputs for one example, or one place, under a task: K for classes and symbols."""
+    if task == "binary":
+        return 1
+    if task == "next_symbol":
+        return 1 + max(int(dataset.train_y.max()), int(dataset.test_y.max()))
+    return math.prod(dataset.train_y.shape[1:]) if task in TARGETS else dataset.num_classes
 
 
 def is_file(data: str | None) -> TypeGuard[str]:
@@ -146,12 +179,13 @@ def notes(options: Options, dataset: Dataset) -> list[str]:
     """Remarks on the user's own data that can be used, and may not be what was meant."""
     tables = [path for path in (options.data, options.test_data) if is_file(path) and path.lower().endswith(".csv")]
     found = [f"{Path(path).name} ends within a line, it may be cut off" for path in tables if read_tables.is_cut(path)]
-    found += _notes_on_classes(dataset)
+    if dataset.num_classes:
+        found += _notes_on_classes(dataset)
     if again := int(np.isin(_hashes(dataset.test_x), _hashes(dataset.train_x)).sum()):
         found.append(f"{again} of {len(dataset.test_y)} test rows have the inputs of a training row")
     if dataset.mean is None and dataset.train_x.dtype == "uint8" and dataset.train_x.max() > 1:
         found.append("inputs are bytes from 0 to 255 and stay so; --normalize scales them")
-    if dataset.train_client is not None:
+    if dataset.train_client is not None and dataset.num_classes:
         pairs = np.unique(np.stack([dataset.train_client, dataset.train_y]), axis=1)[0]
         alone = int(np.sum(np.bincount(pairs) == 1))
         if alone:
@@ -192,7 +226,7 @@ def _meaning(name: str) -> float | str:
 
 def _arguments(options: Options) -> dict[str, Any]:
     """Arguments of `own_files.from_file`."""
-    names = ("label", "client_column", "test_data", "test_fraction", "normalize")
+    names = ("task", "label", "client_column", "test_data", "test_fraction", "normalize")
     return {"data": _data(options), "by_rows": options.distributed} | {name: getattr(options, name) for name in names}
 
 

@@ -185,7 +185,10 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "training": (
         "The network, the rounds, and the local training of a client.",
-        ("model", "hidden", "vocabulary", "rounds", *TRAINING_HYPER_PARAMETERS, *TRAINING_OPTIONS, "on_nan", "seed"),
+        (
+            *("model", "task", "loss", "hidden", "vocabulary", "rounds"),
+            *(*TRAINING_HYPER_PARAMETERS, *TRAINING_OPTIONS, "on_nan", "seed"),
+        ),
     ),
     "privacy": (
         "Differential privacy of examples or of whole clients; docs/privacy.md says what it covers.",

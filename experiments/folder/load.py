@@ -69,6 +69,22 @@ def higher_is_better(config: dict[str, Any]) -> bool:
     return config.get("task", {}).get("higher_is_better", True)
 
 
+def scores(config: dict[str, Any]) -> list[str]:
+    """Names of the scores of a run with this configuration, the primary one first."""
+    return config.get("task", {}).get("scores", ["accuracy", "loss", "macro_f1", "auc"])
+
+
+def in_percent(config: dict[str, Any]) -> list[str]:
+    """Those of `scores` whose values in files are percentages."""
+    return config.get("task", {}).get("in_percent", ["accuracy", "macro_f1", "auc"])
+
+
+def axis(config: dict[str, Any]) -> str:
+    """Name of the primary score with its unit: "accuracy in %", "mse"."""
+    name, *_ = scores(config)
+    return f"{name} in %" if name in in_percent(config) else name
+
+
 def chosen(config: dict[str, Any], means: Iterable[float]) -> float:
     """Best of some means of the primary score."""
     return max(means) if higher_is_better(config) else min(means)

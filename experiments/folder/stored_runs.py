@@ -110,6 +110,11 @@ class Group:
         return label(self.runs[0].request.options.method)
 
     @property
+    def axis(self) -> str:
+        """Name of the score that counts, with its unit."""
+        return load.axis(self.runs[0].config)
+
+    @property
     def is_finished(self) -> bool:
         """Whether any run is finished; if so, unfinished ones do not count."""
         return any(run.summary is not None for run in self.runs)

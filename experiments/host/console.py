@@ -7,6 +7,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from pfl_jax.tasks import CLASSIFICATION, Score
+
 
 def print_line(console: Console, text: str, style: str | None = None) -> None:
     """Print a line, however long.
@@ -39,11 +41,13 @@ class RoundProgress:
     Args:
       console: console to print to.
       rounds: number of rounds of the run.
-      headline: evaluation protocol of the displayed accuracy.
+      headline: evaluation protocol of the displayed score.
+      score: what is displayed.
     """
 
-    def __init__(self, console: Console, rounds: int, headline: str):
+    def __init__(self, console: Console, rounds: int, headline: str, score: Score = CLASSIFICATION.primary):
         self._console, self._rounds, self._headline = console, rounds, headline
+        self._unit = "%" if score.percent else score.name
         self._durations: list[float] = []
         self._shown = float("-inf")
         self._bar = Progress(
@@ -69,11 +73,11 @@ class RoundProgress:
         Args:
           number: number of the round, from 1.
           seconds: duration of the round.
-          accuracy: latest mean accuracy over clients in percent; None before the first evaluation.
+          accuracy: latest mean over clients of the primary score; None before the first evaluation.
           examples_per_second: training examples processed per second.
         """
         self._durations.append(seconds)
-        shown = "—" if accuracy is None else f"{accuracy:.2f} %"
+        shown = "—" if accuracy is None else f"{accuracy:.2f} {self._unit}"
         said = [f"{self._headline} {shown}", f"{examples_per_second:,.0f} examples/s"]
         # The first round, with compilation, says nothing about the others.
         if len(self._durations) > 1:

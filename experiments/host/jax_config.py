@@ -12,8 +12,11 @@ from typing import Any
 
 import jax
 
-from experiments.cli.options import MATMUL_PRECISION, Options, Precision
+from experiments.cli.options import Options, Precision
 from pfl_jax.errors import InvalidInput
+
+MATMUL_PRECISION: dict[str, str] = {"float32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}
+"""--precision -> jax_default_matmul_precision."""
 
 
 def prepare(options: Options) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.cli.measures import Protocol
 from experiments.folder.stored_runs import Group, Run
-from experiments.show.pictures import ACCURACY, ROUND, Bars, Heat, Histograms, Lines, Panel, Series, over_seeds
+from experiments.show.pictures import ROUND, Bars, Heat, Histograms, Lines, Panel, Series, over_seeds
 from experiments.show.selection import headline, ordered, shown
 
 MOST_PARTITIONS = 4
@@ -53,8 +53,9 @@ class Chart(NamedTuple):
             bars = zip(panel.labels[0], panel.values[0], strict=True)
             return [f"{panel.x_label} {label}: {value:.4g}" for label, value in bars]
         if isinstance(panel, Histograms):
+            unit = " %" if panel.x_label.endswith("%") else ""
             return [
-                f"{label}: {start:g} to {end:g} %: {count:g}"
+                f"{label}: {start:g} to {end:g}{unit}: {count:g}"
                 for label, counts in zip(panel.labels, panel.counts, strict=True)
                 for start, end, count in zip(panel.edges, panel.edges[1:], counts, strict=False)
                 if count
@@ -80,7 +81,7 @@ def curves(groups: Sequence[Group]) -> list[Chart]:
     by_round = []
     for protocol in ordered(groups):
         lines = [_curve(group, protocol, alone=len(some) == 1) for group in some]
-        by_round.append(Lines(PROTOCOL_TITLES[protocol], ROUND, ACCURACY, lines))
+        by_round.append(Lines(PROTOCOL_TITLES[protocol], ROUND, groups[0].axis, lines))
     panels = [*by_round, *(_by_bytes(some, panel) for panel in by_round)]
     return [Chart(panel) for panel in panels if panel is not None and any(line.x for line in panel.series)]
 
@@ -107,7 +108,7 @@ def _by_bytes(groups: Sequence[Group], panel: Lines) -> Lines | None:
         return None
     size, unit = next(pair for pair in _UNITS if most >= pair[0])
     scaled = [dataclasses.replace(line, x=[value / size for value in line.x]) for line in made]
-    return Lines(f"{panel.title}, by bytes sent", f"{unit} up and down, all clients together", ACCURACY, scaled)
+    return Lines(f"{panel.title}, by bytes sent", f"{unit} up and down, all clients together", panel.y_label, scaled)
 
 
 def _bytes(line: dict[str, Any]) -> float | None:
@@ -122,16 +123,16 @@ def clients(groups: Sequence[Group]) -> list[Chart]:
     if not any(runs for _, runs in some):
         return []
     lines = [_in_order(group, runs, alone=len(some) == 1) for group, runs in some]
-    title = f"Clients in order of their accuracy ({protocol})"
-    in_order = Lines(title, "share of the clients in %", ACCURACY, lines)
-    low = min(90, 10 * int(min(values[0] for _, runs in some for values in runs) // 10))
-    step = next(width for width in (1, 2, 2.5, 5) if (100 - low) / width <= 28)
-    edges = np.arange(low, 100 + step / 2, step)
+    axis = groups[0].axis
+    name = axis.removesuffix(" in %")
+    in_order = Lines(f"Clients in order of their {name} ({protocol})", "share of the clients in %", axis, lines)
+    every = np.concatenate([values for _, runs in some for values in runs])
+    edges = np.histogram_bin_edges(every, 20) if name == axis else _edges_in_percent(every.min())
     counts = [np.mean([np.histogram(values, edges)[0] for values in runs or [[]]], axis=0) for _, runs in some]
-    means = [float(np.mean([values.mean() for values in runs])) if runs else low for _, runs in some]
+    means = [float(np.mean([values.mean() for values in runs])) if runs else edges[0] for _, runs in some]
     histograms = Histograms(
-        f"How many clients have which accuracy ({protocol})",
-        ACCURACY,
+        f"How many clients have which {name} ({protocol})",
+        axis,
         "",
         [group.label for group, _ in some],
         edges.tolist(),
@@ -139,6 +140,13 @@ def clients(groups: Sequence[Group]) -> list[Chart]:
         means,
     )
     return [Chart(in_order), Chart(histograms)]
+
+
+def _edges_in_percent(low: float) -> np.ndarray:
+    """Edges of bins up to 100 that begin with a multiple of ten below `low`."""
+    low = min(90, 10 * int(low // 10))
+    step = next(width for width in (1, 2, 2.5, 5) if (100 - low) / width <= 28)
+    return np.arange(low, 100 + step / 2, step)
 
 
 def _in_order(group: Group, runs: Sequence[np.ndarray], *, alone: bool) -> Series:

@@ -62,6 +62,7 @@ def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
         repeated=repeated,
         more_partitions={data: charts.more_partitions(some) for data, some in kinds.items()},
         titles=charts.PROTOCOL_TITLES,
+        units=" ".join(dict.fromkeys(tables.units(group) for group in groups)),
     )
     # Definitions leave empty lines.
     return whole.lstrip()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from experiments.cli.measures import FIELD, Protocol
 from experiments.cli.options import flag
-from experiments.folder.load import chosen
+from experiments.folder.load import chosen, in_percent, scores
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded
 from experiments.folder.stored_runs import Group, Run, mean_and_deviation, plain
 from experiments.host.console import duration
@@ -21,11 +21,10 @@ _FIGURES = {
     "std": ("std over clients", 2),
     "worst_decile": ("worst decile", 2),
     "jain": ("Jain", 3),
-    "loss": ("loss", 3),
-    "macro_f1": ("macro F1", 2),
-    "auc": ("AUC", 2),
 }
-"""Name in the metrics log -> heading and decimals."""
+"""Name in the metrics log -> heading and decimals; scores other than the primary one come after these."""
+_HEADINGS = {"macro_f1": "macro F1", "auc": "AUC"}
+"""Score -> heading, where that is not its name."""
 _WORDS = {"state", "device, chunk", "folder", "program", "version", "runs"}
 """Headings of columns that hold no numbers."""
 
@@ -87,7 +86,7 @@ def _result(group: Group, protocol: Protocol) -> Row:
     row["mean"] = None if mean is None else f"{mean:.2f}{spread}"
     validation = group.validation(group.rounds[-1], protocol) if group.rounds else []
     row[VALIDATION] = f"{statistics.fmean(validation):.2f}" if validation else None
-    for name, (heading, decimals) in _FIGURES.items():
+    for name, (heading, decimals) in (_FIGURES | _others(group)).items():
         found = _values(group, protocol, name)
         row[heading] = f"{statistics.fmean(found):.{decimals}f}" if found else None
     row |= {"best (round)": _best(group, protocol)}
@@ -95,6 +94,20 @@ def _result(group: Group, protocol: Protocol) -> Row:
     row["paper"] = None if figure is None else Cell(f"{figure.accuracy_percent:.2f}", figure.source)
     row["difference"] = None if figure is None else _difference(group, protocol, figure)
     return row | {"seeds": str(len(group.counted)), "round": _round(group)}
+
+
+def units(group: Group) -> str:
+    """Which score counts, and which ones are in percent, in a sentence."""
+    first, *_ = scores(group.runs[0].config)
+    percents = [_HEADINGS.get(name, name) for name in in_percent(group.runs[0].config)]
+    return f"Values are of {first}; in percent: {', '.join(percents) or 'none'}."
+
+
+def _others(group: Group) -> dict[str, tuple[str, int]]:
+    """Scores other than the primary one, as `_FIGURES`."""
+    config = group.runs[0].config
+    percents = in_percent(config)
+    return {name: (_HEADINGS.get(name, name), 2 if name in percents else 3) for name in scores(config)[1:]}
 
 
 def _values(group: Group, protocol: Protocol, name: str) -> list[float]:

@@ -16,7 +16,7 @@ from experiments.cli import own_data
 from experiments.cli.effects import ineffective_options, unread
 from experiments.cli.hyper_parameters import parse_schedule, scheduled
 from experiments.cli.options import MODEL_OPTIONS, PARTITION_OPTIONS, Options
-from experiments.cli.own_code import is_own, label, make_model, method_factory, said
+from experiments.cli.own_code import is_own, label, make_model, method_factory, said, with_loss
 from experiments.cli.request import Request, assignments
 from experiments.folder.run_folder import Counts
 from experiments.host.console import print_notice
@@ -37,6 +37,7 @@ from pfl_jax.methods import make_method as method_of
 from pfl_jax.methods.fedbn import is_normalization
 from pfl_jax.privacy import Budget
 from pfl_jax.privacy import budgets as budgets_of
+from pfl_jax.tasks import TASKS
 
 MOST_HOLDERS = {"grouped": 2, "pathological": 2, "iid": 1}
 """partition -> largest mean number of clients that hold the same training example. FedPAC's 100 clients of 600 examples
@@ -278,12 +279,19 @@ def model_of(options: Options, dataset: Dataset) -> Model:
     kind = dataset.train_x.dtype if dataset.mean is None else np.float32
     dtype = np.int32 if np.issubdtype(kind, np.integer) else np.float32
     own = {name: value for name in MODEL_OPTIONS if (value := getattr(options, name)) is not None}
-    return make_model(options.model, dataset.input_shape, dataset.num_classes, dtype, **own)
+    task = None if options.task is None else TASKS[options.task]
+    outputs = own_data.num_outputs(options.task, dataset)
+    model = make_model(options.model, dataset.input_shape, outputs, dtype, task=task, **own)
+    if options.loss is None:
+        return model
+    return with_loss(options.loss, model, dataset.input_shape, dtype, dataset.train_y)
 
 
 def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
     """Shift between groups of clients, as `federated.federate` takes it."""
-    return {"shift": options.shift, "num_groups": partition.num_groups(options.partition, dataset.num_classes)}
+    # Without classes there is no shift, see `own_data.checked`, and so no group.
+    groups = partition.num_groups(options.partition, dataset.num_classes) if dataset.num_classes else 1
+    return {"shift": options.shift, "num_groups": groups}
 
 
 def training_of(options: Options, dataset: Dataset) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from experiments.cli.cell import Cell
 from experiments.cli.effects import RESULT_NEUTRAL, relevant_options, resolve_defaults
 from experiments.cli.hyper_parameters import method_config
 from experiments.cli.options import Options, flag
-from experiments.cli.own_code import by_content
+from experiments.cli.own_code import KINDS, by_content
 from experiments.cli.request import Request
 from experiments.folder.load import read_config, read_metrics, read_summary
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
@@ -168,7 +168,7 @@ def difference(request: Request, config: dict[str, Any]) -> str:
         found = stored.get(name, json.loads(json.dumps(usual.get(name), default=str)))
         if found != json.loads(json.dumps(value)) and name == "data_digest":
             return f"on data with the digest {found}, and that of {request.options.data} is {value}"
-        if found != json.loads(json.dumps(value)) and name in ("method_digest", "model_digest"):
+        if found != json.loads(json.dumps(value)) and name in [f"{kind}_digest" for kind in KINDS]:
             return f"made with another text of {wanted[name.removesuffix('_digest')]}"
         if found != json.loads(json.dumps(value)):
             return f"{flag(name)} {found}, not {value}"

@@ -62,8 +62,9 @@ def _task_record(task: Task) -> dict[str, Any]:
     """Entry "task" of a run whose scores are not those of classification."""
     if task.scores == CLASSIFICATION.scores:
         return {}
-    names = [one.name for one in task.scores]
-    return {"task": {"name": task.name, "scores": names, "higher_is_better": task.primary.higher_is_better}}
+    names, shares = ([one.name for one in some] for some in (task.scores, [one for one in task.scores if one.percent]))
+    better = task.primary.higher_is_better
+    return {"task": {"name": task.name, "scores": names, "in_percent": shares, "higher_is_better": better}}
 
 
 def privacy_record(experiment: Experiment, rounds: int) -> dict[str, Any]:
@@ -72,10 +73,10 @@ def privacy_record(experiment: Experiment, rounds: int) -> dict[str, Any]:
 
 
 def _class_table(experiment: Experiment) -> list[list[int]] | None:
-    """Training examples of each client under each label; None if too large for a readable file."""
+    """Training examples of each client under each label; None without classes, or if too large to read."""
     data = experiment.data
     # In a distributed run no process has the labels of all clients.
-    if data.mesh is not None or data.num_clients * data.num_classes > MOST_TABLE_ENTRIES:
+    if data.mesh is not None or not 0 < data.num_clients * data.num_classes <= MOST_TABLE_ENTRIES:
         return None
     return class_table(data).tolist()
 

@@ -60,7 +60,7 @@ def resumed(request: Request) -> Request:
     given = {**vars(options), **request.hyper_parameters}
     # Wherever the user's own files are: that their text is the same has been checked.
     for values in (stored, given):
-        values |= {kind: label(values[kind]) for kind in KINDS}
+        values |= {kind: label(values[kind]) for kind in KINDS if values[kind]}
     fixed = request.given - CONTINUING - RESULT_NEUTRAL - {"rounds"}
     protocols = (found.options.eval_protocol, options.eval_protocol)
     if "before_aggregation" in protocols or "eval_protocol" not in result_neutral(stored):

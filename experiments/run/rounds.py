@@ -163,7 +163,7 @@ def run_rounds(
     every, sent = options.checkpoint_every, first.traffic
     for run in runs:
         run.history.starts.append(run.history.round)
-    with RoundProgress(console, options.rounds, options.eval_protocol) as progress:
+    with RoundProgress(console, options.rounds, options.eval_protocol, first.counts.task.primary) as progress:
         for results, latest, seconds in rounds:
             stop.completed = True
             state, number = latest, results[0].round

@@ -8,7 +8,7 @@ import numpy as np
 from experiments.cli.measures import Protocol
 from experiments.folder.stored_runs import Group, group, read
 from experiments.show import drawing
-from experiments.show.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
+from experiments.show.pictures import ROUND, Lines, Picture, Series, over_seeds
 from experiments.show.selection import ordered, shown
 
 NAME = "curves.png"
@@ -43,7 +43,7 @@ def picture(groups: Sequence[Group]) -> Picture:
     for protocol in ordered(some):
         curves = [(one.label, *one.curve(protocol)) for one in some]
         series = [over_seeds(label, rounds, table.tolist()) for label, rounds, table in curves if rounds]
-        panels.append(Lines(protocol, ROUND, ACCURACY, series))
+        panels.append(Lines(protocol, ROUND, some[0].axis, series))
     caption = "Means over clients; bands are the range over seeds."
     there = sum(bool(one.rounds) for one in groups)
     if len(some) < there:
@@ -60,7 +60,7 @@ def _of_one_run(one: Group) -> Picture:
             ends = [one.rounds[0], one.rounds[-1]]
             label = f"{published.source}: {published.accuracy_percent:.2f}"
             series.append(Series(label, ends, [published.accuracy_percent] * 2))
-        panels.append(Lines(protocol, ROUND, ACCURACY, series))
+        panels.append(Lines(protocol, ROUND, one.axis, series))
     options = run.request.options
     caption = (
         f"Means over clients; bands are the middle {SPREAD[1] - SPREAD[0]} % of them. {options.num_clients} clients, "

@@ -15,20 +15,20 @@ from experiments.folder import load
 from experiments.folder.run_folder import VALIDATION, or_lowest, rounded, strict_json
 from experiments.folder.stored_runs import mean_and_deviation
 from experiments.host.console import print_line
-from experiments.show.pictures import ACCURACY, ROUND, Lines, Picture, over_seeds
+from experiments.show.pictures import ROUND, Lines, Picture, over_seeds
 from experiments.show.selection import MOST_LINES
 from experiments.show.tables import NOTHING, markdown, terminal
 from pfl_jax.atomic_write import write_text
 
 NAME = "sweep"
 CAPTION = (
-    "Accuracy in percent after the last round, means over clients (pooled: over all their test examples); mean and "
+    "{axis} after the last round, means over clients (pooled: over all their test examples); mean and "
     "deviation over seeds."
 )
 CHOSEN_ON = {
-    VALIDATION: "The best setting has the highest accuracy on validation examples, by {protocol}; all other columns "
+    VALIDATION: "The best setting has the best {score} on validation examples, by {protocol}; all other columns "
     "are on test examples.",
-    "test": "The best setting has the highest accuracy on test examples, by {protocol}, so its accuracy is an "
+    "test": "The best setting has the best {score} on test examples, by {protocol}, so its {score} is an "
     "optimistic estimate: --val-fraction 0.1 chooses it on examples set apart.",
 }
 """Examples on which the best setting is chosen -> the same in words."""
@@ -82,7 +82,10 @@ def save(runs: Mapping[str, Sequence[tuple[Cell, Path]]], folder: Path, console:
     best = max(rows, key=lambda row: row.score(protocol))
     title = _title(configs, len(cells))
     chosen_on = VALIDATION if best.validation else "test"
-    caption = f"{CAPTION} {CHOSEN_ON[chosen_on].format(protocol=protocol)}"
+    axis, (score, *_) = load.axis(configs[0]).replace("%", "percent"), load.scores(configs[0])
+    caption = f"{CAPTION} {CHOSEN_ON[chosen_on]}".format(
+        axis=axis[0].upper() + axis[1:], score=score, protocol=protocol
+    )
     columns = sorted(best.accuracies, key=lambda column: column[0] != protocol)
     heads = ["setting", *([VALIDATION] if best.validation else [])]
     heads += [name if average == "clients" else f"{name}, pooled" for name, average in columns]
@@ -159,7 +162,7 @@ def _picture(rows: list[Row], title: str, protocol: Protocol, configs: Sequence[
     chosen = sorted([row for row in rows if row in shown], key=lambda row: row is shown[0])
     # Seeds of one setting are evaluated in the same rounds; settings need not be.
     series = [over_seeds(row.name, *row.curve, is_main=row is shown[0]) for row in chosen]
-    caption = f"Accuracies on test examples are means over clients ({protocol}); bands are the range over seeds."
+    caption = f"Values on test examples are means over clients ({protocol}); bands are the range over seeds."
     if len(shown) < len(rows):
         caption += f" The best {len(shown)} of {len(rows)} settings."
     sizes = [
@@ -167,4 +170,4 @@ def _picture(rows: list[Row], title: str, protocol: Protocol, configs: Sequence[
     ]
     common = [words[0] for words in zip(*sizes, strict=True) if len(set(words)) == 1]
     caption += f" {', '.join(common)}." if common else ""
-    return Picture(title, caption, [Lines("", ROUND, ACCURACY, series)], 1)
+    return Picture(title, caption, [Lines("", ROUND, load.axis(configs[0]), series)], 1)

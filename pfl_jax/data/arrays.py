@@ -48,7 +48,7 @@ def from_arrays(
       normalize: subtract the mean of the training rows and divide by their deviation, for each feature, or for each
         channel of images; what does not vary becomes 0. uint8 images stay uint8, with mean and std of pixels / 255.
       num_classes: K, where labels are integers (or whole floats) from 0 to K - 1 of which some may be missing; by
-        default the labels there are.
+        default the labels there are. 0 for targets that are no classes although they are integers [P].
       name: of the data set.
       source: what kind of data this is.
       origin: where it came from.
@@ -75,8 +75,7 @@ def from_arrays(
     if (test_x is None) != (test_y is None) or (test_client is None) != (test_x is None or client is None):
         raise InvalidInput("test rows have inputs, labels and, if training rows have them, clients: give all or none")
     x = checks.inputs(x, "x")
-    # Floats may be labels where the number of classes says so.
-    y = _sized(checks.targets(y, "y") if num_classes is None else checks.names(y, "y", "label"), "y", len(x))
+    y = _sized(checks.targets(y, "y", num_classes), "y", len(x))
     clients = None if client is None else _sized(checks.names(client, "client", "client"), "client", len(x))
     classes = _classes(y, num_classes) if checks.are_classes(y) else np.zeros(0, np.int64)
     owners = np.zeros(0, np.int64) if clients is None else np.unique(clients)

@@ -125,10 +125,20 @@ def labels(y: Any, num_classes: int | None, what: str) -> np.ndarray:
     return y.astype(np.int32)
 
 
-def targets(y: Any, what: str) -> np.ndarray:
-    """Labels of classes as of `names`; or other targets as of `numeric_targets`."""
-    y = _without_last_axis(y)
-    return names(y, what, "label") if are_classes(y) else numeric_targets(y, what)
+def targets(y: Any, what: str, num_classes: int | None) -> np.ndarray:
+    """Labels of classes as of `names`; or other targets as of `numeric_targets`.
+
+    Args:
+      y: the labels or targets.
+      what: their name.
+      num_classes: a number for labels, which may be floats then, 0 for values, which may be integers then; None for
+        what the type says.
+    """
+    if num_classes == 0:
+        y = numeric_targets(y, what)
+        return y.astype(np.float32) if y.ndim == 1 else y
+    y = y if num_classes else _without_last_axis(y)
+    return names(y, what, "label") if num_classes or are_classes(y) else numeric_targets(y, what)
 
 
 def numeric_targets(y: Any, what: str) -> np.ndarray:

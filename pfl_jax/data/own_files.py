@@ -30,6 +30,7 @@ def from_file(
     test_data: str | Path | None = None,
     test_fraction: float | None = None,
     normalize: bool = False,
+    num_classes: int | None = None,
     by_rows: bool = False,
 ) -> Dataset:
     """Data set of a file or folder.
@@ -47,7 +48,7 @@ def from_file(
       client_column: array or column that says whose row it is; None leaves the clients to a partition.
       test_data: file or folder with the test rows, of the same format; by default those within `data`.
       test_fraction: where there are no test rows, share of the rows that become them, see `from_arrays`.
-      normalize: see `from_arrays`.
+      normalize, num_classes: see `from_arrays`.
       by_rows: whether the inputs of .npz files stay there, see `pfl_jax.data.sources.load`; those of the other formats
         are read into memory.
 
@@ -76,6 +77,7 @@ def from_file(
             test_client=columns.test_client,
             test_fraction=test_fraction,
             normalize=normalize,
+            num_classes=num_classes,
             name=_name(data),
             source=kind,
             origin=digest(data, test_data),

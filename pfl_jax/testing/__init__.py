@@ -11,11 +11,17 @@ from typing import Any
 
 from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput
+from pfl_jax.tasks import CLASSIFICATION, TASKS, Task
 from pfl_jax.testing.conformance import CHECKS, Subject, check_learning
 
 
 def check_method(
-    factory: Callable[..., Method], *, accuracy: float = 0.85, skip: Sequence[str] = (), **hyper_parameters: Any
+    factory: Callable[..., Method],
+    *,
+    task: Task = CLASSIFICATION,
+    accuracy: float = 0.85,
+    skip: Sequence[str] = (),
+    **hyper_parameters: Any,
 ) -> None:
     """Check that a method keeps the rules of `pfl_jax.base.Method`.
 
@@ -28,23 +34,27 @@ def check_method(
 
     Args:
       factory: (model, training: LocalTraining = LocalTraining(), *, ...) -> Method, as those of `pfl_jax.METHODS`.
-      accuracy: that the mean over clients must exceed after twenty rounds, in [0, 1], right after local training and
-        after aggregation.
+      task: what the clients learn, one of `pfl_jax.tasks.TASKS`, or one of them with another loss or other scores.
+      accuracy: that the mean over clients must exceed after twenty rounds of classification, in [0, 1], right after
+        local training and after aggregation. In other tasks a loss must fall to 0.7 of its start.
       skip: names of checks that the method is not meant to pass, keys of `pfl_jax.testing.conformance.CHECKS`.
       **hyper_parameters: in place of the factory's defaults; without them lr is 0.1, batch_size 8 and epochs 2.
 
     Raises:
       AssertionError: a check failed; the message begins with its name.
-      InvalidInput: a name in skip is unknown.
+      InvalidInput: a name in skip is unknown, or the tiny problem has no labels for the task.
 
     Example:
       >>> import pfl_jax
       >>> from pfl_jax import testing
       >>> testing.check_method(pfl_jax.methods.fedper, skip=["vmap", "devices"])
+      >>> testing.check_method(pfl_jax.methods.fedper, task=pfl_jax.tasks.REGRESSION, skip=["vmap", "devices"])
     """
     if unknown := set(skip) - CHECKS.keys():
         raise InvalidInput(f"there is no check {min(unknown)!r}: choose {', '.join(CHECKS)}")
-    subject = Subject(factory, **hyper_parameters)
+    if task.name not in TASKS:
+        raise InvalidInput(f"the tiny problem has labels for {', '.join(TASKS)}, and not for the task {task.name}")
+    subject = Subject(factory, task=task, **hyper_parameters)
     for name, check in CHECKS.items():
         if name in skip:
             continue

@@ -18,7 +18,7 @@ from pfl_jax.messages import is_mean, is_summed
 from pfl_jax.methods.factories import hyper_parameters
 from pfl_jax.primitives.tree import choose, gather
 from pfl_jax.testing.comparison import LOOSE, TOLERANCE, assert_close, kinds, rows
-from pfl_jax.testing.problems import CLASSES, permute_clients
+from pfl_jax.testing.problems import permute_clients, tiny_model
 from pfl_jax.testing.subject import Subject, play
 
 
@@ -246,24 +246,30 @@ def check_vmap(subject: Subject) -> None:
 
 
 def check_learning(subject: Subject, accuracy: float = 0.85) -> None:
-    """Predictions are logits [B, K] of float32, and twenty rounds lead to more than this mean accuracy.
+    """Predictions have the shape of the model's outputs, in float32, and twenty rounds make good ones.
 
     Args:
       subject: the method.
-      accuracy: that the mean over clients must exceed, under both protocols. Always naming a client's largest class
-        gives about 0.7.
+      accuracy: that the mean over clients must exceed where the outputs are of classes, under both protocols. Always
+        naming a client's largest class gives about 0.7. For other tasks a loss must fall to 0.7 of its start.
     """
     method, data, engine = subject.build(), subject.data(), subject.compiled()
-    last = play(engine, data, rounds=20)
+    last, x = play(engine, data, rounds=20, state=subject.start), client_data(data, 1, "test").x
 
     def predict(server, client):
         personal = method.personalize(jax.random.key(0), server, client, client_data(data, 1, "train"))
-        return method.predict(personal, client_data(data, 1, "test").x)
+        return method.predict(personal, x)
 
-    logits = jax.eval_shape(predict, last.server, rows(last.clients, 1))
-    assert (logits.shape, logits.dtype) == ((12, CLASSES), jnp.float32), f"predict gives {logits.dtype}{logits.shape}"
+    model = tiny_model(subject.task)
+    wanted = jax.eval_shape(lambda key: model.apply(model.init(key), x), jax.random.key(0))
+    found = jax.eval_shape(predict, last.server, rows(last.clients, 1))
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), f"predict gives {found.dtype}{found.shape}"
     scores = engine.evaluate(data, last)
     assert np.isfinite(scores[subject.loss]).all(), "the loss of a client's predictions is not finite"
+    if subject.task.kind != "classes":
+        before, after = (float(of[subject.loss].mean()) for of in (engine.evaluate(data, subject.start), scores))
+        assert after < 0.7 * before, f"after 20 rounds the mean {subject.loss} is {after:.3f}, and it was {before:.3f}"
+        return
     found = {"received": float(scores["accuracy"].mean()), "trained": float(last.trained["accuracy"].mean())}
     for protocol, mean in found.items():
         assert mean > accuracy, f"after 20 rounds the mean accuracy ({protocol}) is {mean:.3f}, not above {accuracy}"

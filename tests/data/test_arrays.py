@@ -256,3 +256,17 @@ def test_numbers_beyond_64_bits_are_no_names(values):
     for words in ({"y": values, "num_classes": 4}, {"y": [0, 1, 0, 1], "client": values}):
         with pytest.raises(InvalidInput, match="is an integer or a string"):
             from_arrays(x, **words)
+
+
+def test_whole_numbers_are_values_where_there_are_no_classes():
+    x, y = RNG.normal(size=(40, 3)), np.arange(40)
+    dataset = from_arrays(x, y % 4, num_classes=0, test_x=x, test_y=y)
+    assert dataset.num_classes == 0
+    for got, want in ((dataset.train_y, y % 4), (dataset.test_y, y)):
+        assert got.dtype == np.float32
+        np.testing.assert_array_equal(got, want)
+    assert federate(dataset, partition.iid(dataset, 4)).y.dtype == np.float32
+    # Tokens stay numbers of tokens.
+    assert from_arrays(x, np.stack([y, y], axis=1), num_classes=0).train_y.dtype == np.int32
+    with pytest.raises(InvalidInput, match="y"):
+        from_arrays(x, np.array(["no", "yes"] * 20), num_classes=0)

@@ -1,13 +1,17 @@
 """A run of another task, that of a user's own model: files, the best round, a target, sweeps, resuming."""
 
 import json
+import re
 import sys
 
+import numpy as np
 import pytest
-from experiments.commands.main import main
-from experiments.results import load
 
+from experiments.folder import load, stored_runs
+from experiments.report import charts, tables
 from experiments.report.__main__ import main as report
+from experiments.run.command import main
+from experiments.show.curves import picture
 from experiments.sweep.__main__ import main as sweep
 
 MODEL = """
@@ -40,8 +44,14 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
     assert "mean mse over clients" in shown
     for heading in ("mae", "r2"):
         assert heading in shown
+    assert re.search(r"round 3/3 · received \d+\.\d\d mse ·", shown)
     lines, config = log(here / "run"), load.read_config(here / "run")
-    assert config["task"] == {"name": "regression", "scores": ["mse", "mae", "r2"], "higher_is_better": False}
+    assert config["task"] == {
+        "name": "regression",
+        "scores": ["mse", "mae", "r2"],
+        "in_percent": [],
+        "higher_is_better": False,
+    }
     own = {name for name in lines[0] if name.startswith("received")}
     assert own == {"received", "received_per_client", "received_mae_per_client", "received_r2_per_client"}
     means = [line["received"]["mean"] for line in lines]
@@ -54,6 +64,18 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
     assert main("digits", ["--resume", "run", "--rounds", "4"]) == 0
     assert [line["received"] for line in log(here / "run")[:3]] == [line["received"] for line in lines]
     assert report(["run", "--out", "report.html"]) == 0
+    page = (here / "report.html").read_text()
+    assert "Values are of mse; in percent: none." in page
+    assert "Clients in order of their mse (received)" in page
+    text = re.sub("<(style|svg|pre|code).*?</\\1>", "", page, flags=re.DOTALL)
+    assert "accuracy" not in text.replace("--target-accuracy", "")
+    groups = stored_runs.group([stored_runs.read(here / "run")])[0]
+    assert {panel.y_label for panel in picture(groups).panels} == {"mse"}
+    columns = tables.results(groups)["received"].columns
+    assert columns[columns.index("Jain") + 1 :][:2] == ["mae", "r2"]
+    # All clients are in the histogram.
+    _, histogram = charts.clients(groups)
+    assert np.sum(histogram.panel.counts) == 4
 
 
 def test_a_target_is_reached_from_above(here):
@@ -73,4 +95,5 @@ def test_the_best_setting_of_a_sweep_has_the_smallest_error(here):
     record = json.loads((here / "swept" / "sweep.json").read_text())
     means = {one["setting"]: one["received"]["mean"] for one in record["settings"]}
     assert record["best"] == min(means, key=means.get)
+    assert "Mse after the last round" in (here / "swept" / "sweep.md").read_text()
     assert len(set(means.values())) == 2

@@ -224,8 +224,6 @@ def test_pooled_accuracies_stand_beside_the_means(tmp_path):
     text = shown_results(tmp_path)
     assert "pooled" in text
     assert f"{values.mean() + 0.5:.2f}" in text
-    write_run(tmp_path / "old" / "b")
-    assert "pooled" not in shown_results(tmp_path / "old")
 
 
 def test_the_third_protocol_is_shown_where_there_is_one(tmp_path):

@@ -5,7 +5,9 @@ import shutil
 import pytest
 from test_results_page import MAIN, keep
 
+from experiments.lab import other_tasks
 from experiments.lab.pages import __main__ as command
+from experiments.lab.pages import other_tasks as made
 from experiments.lab.pages import parts, privacy, robustness
 from experiments.run.committed import Library
 from experiments.show.pictures import Lines
@@ -13,7 +15,11 @@ from pfl_jax.errors import InvalidInput
 
 ROOT = command.ROOT
 WRITTEN = {"README.md", *(f"docs/{name}.md" for name in ("results", "privacy", "robustness", "performance", "fedas"))}
-WRITTEN |= {"docs/distributed.md", *(f"docs/figures/{name}.svg" for name in ("results", "privacy", "robustness"))}
+WRITTEN |= {
+    "docs/distributed.md",
+    "docs/other-tasks.md",
+    *(f"docs/figures/{name}.svg" for name in ("results", "privacy", "robustness")),
+}
 
 
 @pytest.fixture
@@ -23,6 +29,7 @@ def checkout(tmp_path):
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         shutil.copy(path, tmp_path / path.relative_to(ROOT))
     shutil.copytree(ROOT / "results/benchmark", tmp_path / "results/benchmark")
+    shutil.copy(ROOT / other_tasks.FILE, tmp_path / other_tasks.FILE)
     keep(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
     return tmp_path
 
@@ -36,7 +43,9 @@ def test_the_command_makes_all_and_check_says_what_differs(checkout, capsys):
     assert command.main(["--check"], checkout) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert {name for name in WRITTEN if name in err} == WRITTEN - {"docs/performance.md", "docs/distributed.md"}
+    assert {name for name in WRITTEN if name in err} == WRITTEN - {
+        f"docs/{name}.md" for name in ("performance", "distributed", "other-tasks")
+    }
     assert command.main([], checkout) == 0
     assert set(capsys.readouterr().out.split()) == WRITTEN
     assert command.main(["--check"], checkout) == 0
@@ -78,3 +87,23 @@ def test_tables_and_pictures_of_the_committed_results(module, tables):
     shown = module.drawn(Library())
     assert all(isinstance(panel, Lines) for panel in shown.panels)
     assert shown.caption.endswith("; no point: not finished.")
+
+
+def test_the_figures_of_other_tasks_are_those_of_the_code_on_the_page():
+    # Otherwise run python -m experiments.lab.other_tasks.
+    found = other_tasks.load(ROOT)
+    assert found["code"] == other_tasks.digest(ROOT / other_tasks.PAGE)
+    assert {name: of["rounds"] for name, of in found["comparisons"].items()} == other_tasks.ROUNDS
+    assert all(len(of["seeds"]) == other_tasks.SEEDS for of in found["comparisons"].values())
+
+
+def test_figures_of_other_tasks_are_what_the_page_computes(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\ndef ours(rounds, seed):\n    return {'local': {'mse': rounds + seed}}\n```\n")
+    found = other_tasks.measured(page, {"ours": 4}, seeds=3)
+    assert found["comparisons"] == {"ours": {"rounds": 4, "seeds": [{"local": {"mse": 4 + seed}} for seed in range(3)]}}
+    before = found["code"]
+    page.write_text(page.read_text().replace("+", "*"))
+    assert other_tasks.digest(page) != before
+    table = made.table(found["comparisons"]["ours"])
+    assert "| `local` | 5.000 (4.000 to 6.000) |" in table

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pfl_jax import methods
+from pfl_jax import methods, tasks
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.testing import check_method
@@ -213,6 +213,22 @@ def test_a_sound_method_passes_with_its_hyper_parameters():
 def test_the_accuracy_is_the_callers():
     with pytest.raises(AssertionError, match=r"not above 0\.999"):
         check_method(broken(), accuracy=0.999, skip=only("learning"), lr=0.01, epochs=1)
+
+
+def test_the_clients_learn_the_callers_task():
+    seen = []
+
+    def halved(outputs, y, mask):
+        seen.append(y.shape[1:])
+        return 0.5 * tasks.REGRESSION.loss(outputs, y, mask)
+
+    task = tasks.REGRESSION._replace(loss=halved)
+    check_method(methods.fedper, task=task, skip=only("structure", "learning"))
+    assert set(seen) == {(3,)}
+    with pytest.raises(AssertionError, match=r"learning: .*after 20 rounds the mean mse is .*, and it was "):
+        check_method(methods.fedper, task=task, skip=only("learning"), lr=1e-5)
+    with pytest.raises(InvalidInput, match=r"the tiny problem has labels for classification, .* for the task quantile"):
+        check_method(methods.fedper, task=task._replace(name="quantile"))
 
 
 def test_an_unknown_check_is_refused():

@@ -189,7 +189,7 @@ def test_outputs_that_do_not_fit_are_named():
         (CLASSIFICATION, (4,), 0, "logits [B, K], not [4]"),
         (CLASSIFICATION, (4, 2), 3, "the model has 2 classes, and the data 3"),
         (NEXT_SYMBOL, (4, 2), 0, "logits [B, T, K] of T symbols, not [4, 2]"),
-        (NEXT_SYMBOL, (4, 2, 5), 6, "the model has 5 classes, and a label is 5"),
+        (NEXT_SYMBOL, (4, 2, 5), 6, "the model has 5 classes, and the data 6"),
     ):
         with pytest.raises(InvalidInput) as error:
             task.check(shape, labels)

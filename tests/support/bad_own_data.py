@@ -68,6 +68,12 @@ def _options() -> Iterator[Row]:
     yield "figures --paper fedpac --figure 2 --dataset custom", "", None
     yield "digits --data my.npz", "", None
     yield "digits --partition natural", "", None
+    yield "digits --task regression", "", None
+    yield "digits --loss focal", "", None
+    yield "custom --data my.npz --task next_symbol", "", None
+    yield f"{npz_} --task multi_label", "its labels are classes", npz()
+    yield f"{npz_} --task binary", "there are three classes", npz(y=np.arange(12) % 3)
+    yield f"{npz_} --task regression --shift labels", "", npz()
     yield "custom --data my.npz --source files", "", None
     yield "custom --data my.npz --partition natural", "", None
     yield f"{csv} --client-column hospital --partition iid", "", None

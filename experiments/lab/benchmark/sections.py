@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.cli.options import MATMUL_PRECISION
+from experiments.host.jax_config import MATMUL_PRECISION
 from experiments.lab.benchmark import measure, workload
 from experiments.lab.benchmark.client_counts import client_counts as client_counts
 from experiments.lab.benchmark.jax_rounds import Rounds, local_training

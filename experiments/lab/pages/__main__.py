@@ -4,8 +4,8 @@
     python -m experiments.lab.pages --check   # exit code 2 where it is not what the results give
 
 docs/results.md and docs/fedas.md as a whole, with their templates beside this file; the parts between
-<!-- made: NAME --> and <!-- end of made --> of README, docs/privacy.md, docs/robustness.md and docs/performance.md; and
-the pictures in docs/figures/.
+<!-- made: NAME --> and <!-- end of made --> of README, docs/privacy.md, docs/robustness.md, docs/performance.md and
+docs/other-tasks.md; and the pictures in docs/figures/.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from rich.console import Console
 from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.parser import Switch, parse
 from experiments.host.console import print_line
-from experiments.lab.pages import fedas, performance, privacy, results, robustness
+from experiments.lab.pages import fedas, other_tasks, performance, privacy, results, robustness
 from experiments.lab.pages.parts import Made
 from experiments.run import committed
 from pfl_jax.atomic_write import make_folder, write_text
@@ -54,7 +54,7 @@ def made(root: Path) -> Made:
     Raises:
       InvalidInput: a result is damaged, or a page lacks its marks.
     """
-    every = [page.made(root) for page in (results, privacy, robustness, performance, fedas)]
+    every = [page.made(root) for page in (results, privacy, robustness, performance, fedas, other_tasks)]
     texts = {path: text for one in every for path, text in one.texts.items()}
     return Made(texts, {path: picture for one in every for path, picture in one.pictures.items()})
 

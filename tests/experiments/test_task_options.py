@@ -1,0 +1,220 @@
+"""--task and --loss: own data whose labels are no classes, losses in files, and what does not fit."""
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+from rich.console import Console
+from sklearn.datasets import load_diabetes
+
+from experiments.cli import own_data
+from experiments.cli.cell import Cell
+from experiments.cli.request import parse
+from experiments.folder import load
+from experiments.report.__main__ import main as report
+from experiments.run import build
+from experiments.run.cached_runs import inspect
+from experiments.run.command import main
+from experiments.sweep.__main__ import main as sweep
+from pfl_jax import tasks
+from pfl_jax.errors import InvalidInput
+
+OWN = """
+import flax.linen as nn
+import jax.numpy as jnp
+import optax
+from pfl_jax import tasks
+
+
+def focal(logits, y, mask):
+    log_p = -optax.softmax_cross_entropy_with_integer_labels(logits, y)
+    return tasks.masked_mean(-((1 - jnp.exp(log_p)) ** 2) * log_p, mask)
+
+
+def absolute(outputs, y, mask):
+    return tasks.masked_mean(jnp.abs(outputs[:, 0] - y), mask)
+
+
+def of_examples(outputs, y, mask):
+    return jnp.square(outputs[:, 0] - y)
+
+
+class Net(nn.Module):
+    symbols: int
+
+    @nn.compact
+    def __call__(self, codes):
+        return nn.Dense(self.symbols, name="head")(nn.Embed(5, 3)(codes))
+
+
+def net(input_shape, num_classes):
+    return Net(num_classes)
+"""
+
+RUN = ["--method", "fedavg", "--rounds", "2", "--epochs", "1", "--lr", "1e-6", "--no-compilation-cache"]
+DATA = ["--data", "table.csv", "--label", "target", "--normalize"]
+NATURAL = [*DATA, "--client-column", "group"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A folder with a table of whole numbers to predict, arrays of each kind of labels, and a file of losses."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "own.py").write_text(OWN)
+    x, y = load_diabetes(return_X_y=True, scaled=False)
+    with open("table.csv", "w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([*(f"column{number}" for number in range(10)), "group", "target"])
+        table.writerows([*row, row[0] // 30, round(value)] for row, value in zip(x, y, strict=True))
+    generator = np.random.default_rng(0)
+    labels = {
+        "flags": generator.integers(0, 2, (40, 3)),
+        "yes": generator.choice(["no", "yes"], 40),
+        "kind": np.arange(40) % 3,
+        "number": np.linspace(0, 1, 40),
+    }
+    np.savez("arrays.npz", x=generator.normal(size=(40, 4)), **labels)
+    codes = generator.integers(0, 5, (40, 6))
+    np.savez("symbols.npz", x=codes, y=np.roll(codes, -1, axis=1))
+    return tmp_path
+
+
+def log(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def experiment(*words):
+    return build.build_experiment(parse("custom", words), Console(quiet=True))
+
+
+def test_regression_from_the_table_to_report_resumption_and_sweep(here, capsys):
+    words = [*NATURAL, *RUN, "--task", "regression"]
+    assert (
+        main("custom", [*words, "--checkpoint-every", "1", "--plot", "--target-accuracy", "200", "--out", "run"]) == 0
+    )
+    shown = capsys.readouterr().out
+    assert "mean mse over clients" in shown
+    assert "classes" not in shown
+    config, lines = load.read_config(here / "run"), log(here / "run")
+    assert config["task"]["scores"] == ["mse", "mae", "r2"]
+    assert config["data"]["num_classes"] == 0
+    assert config["class_table"] is None
+    # Whole numbers are no classes, and not scaled.
+    assert all(10_000 < line["received"]["mean"] < 60_000 for line in lines)
+    assert (here / "run" / "curves.png").exists()
+    assert main("custom", ["--resume", "run", "--rounds", "3"]) == 0
+    assert [line["received"] for line in log(here / "run")[:2]] == [line["received"] for line in lines]
+    assert main("custom", ["--resume", "run", "--rounds", "4", "--task", "classification"]) == 2
+    assert "the run has --task regression, not classification" in capsys.readouterr().err
+    assert report(["run", "--out", "report.html"]) == 0
+    assert sweep(["--dataset", "custom", *words, "--grid", "batch_size=10,100", "--seeds", "1", "--out", "swept"]) == 0
+    record = json.loads((here / "swept" / "sweep.json").read_text())
+    means = {one["setting"]: one["received"]["mean"] for one in record["settings"]}
+    assert record["best"] == min(means, key=means.get)
+
+
+@pytest.mark.parametrize(
+    ("data", "label", "task", "outputs"),
+    [
+        ("table.csv", "target", "regression", 1),
+        ("arrays.npz", "flags", "regression", 3),
+        ("arrays.npz", "flags", "multi_label", 3),
+        ("arrays.npz", "yes", "binary", 1),
+        ("arrays.npz", "kind", "classification", 3),
+        ("symbols.npz", "y", "next_symbol", 5),
+    ],
+)
+def test_a_task_says_what_a_model_gives(data, label, task, outputs):
+    words = ["--data", data, "--label", label, "--num-clients", "3", "--task", task, "--method", "fedavg"]
+    made = experiment(*words, *(["--model", "own.py:net"] if task == "next_symbol" else []))
+    model = build.model_of(made.request.options, made.dataset)
+    assert model.task == tasks.TASKS[task]
+    assert made.method.task == tasks.TASKS[task]
+    assert model.num_classes == outputs
+    # Rows without classes are divided at random.
+    assert made.request.options.partition == ("iid" if task in own_data.TARGETS else "dirichlet")
+
+
+def test_a_loss_takes_the_place_of_the_tasks_own(here, capsys):
+    words = [*NATURAL, *RUN, "--task", "regression", "--lr", "0.5"]
+    assert main("custom", [*words, "--out", "usual"]) == 2
+    assert "NaN" in capsys.readouterr().err
+    # Squares are too steep for this learning rate, and absolute values are not.
+    assert main("custom", [*words, "--loss", "own.py:absolute", "--checkpoint-every", "1", "--out", "own"]) == 0
+    assert log(here / "own")[-1]["received"]["mean"] < 30_000
+    assert load.read_config(here / "own")["own_code"]["loss"]["file"] == str(here / "own.py")
+    cell = Cell("custom", (*words, "--loss", "own.py:absolute"))
+    assert inspect(cell, here / "own") == "finished"
+    with pytest.raises(InvalidInput, match=r"holds another run \(--loss own.py:absolute, not None\)"):
+        inspect(Cell("custom", tuple(words)), here / "own")
+    capsys.readouterr()
+    (here / "own.py").write_text(f"{OWN}\n# Another text.\n")
+    assert main("custom", ["--resume", "own", "--rounds", "3"]) == 2
+    assert "its --loss: bring that back" in capsys.readouterr().err
+
+
+def test_a_loss_on_the_papers_data_and_its_options_in_the_help(capsys):
+    request = parse("digits", ["--method", "fedper", "--loss", "own.py:focal"])
+    model = build.model_of(request.options, build.load_data(request, Console(quiet=True))[1])
+    assert model.task.loss.__name__ == "focal"
+    assert model.task.scores == tasks.CLASSIFICATION.scores
+    with pytest.raises(SystemExit):
+        main("digits", ["--help"])
+    shown = capsys.readouterr().out
+    group = shown[shown.index("training options") : shown.index("privacy options")]
+    assert "--task" in group
+    assert "--loss" in group
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words", "message"),
+    [
+        ("digits", ["--task", "regression"], "--task regression is for your own data or model: labels of digits are"),
+        (
+            "digits",
+            ["--task", "ranking"],
+            "--task must be classification, regression, multi_label, next",
+        ),
+        ("digits", ["--loss", "focal"], "--loss focal is no FILE.py:NAME of a function (outputs, y, mask) -> scalar"),
+        ("digits", ["--loss", "own.py:fokal"], "the file has no fokal"),
+        ("custom", [*DATA, "--task", "next_symbol"], "--task next_symbol needs --model FILE.py:NAME of a model that"),
+        ("custom", [*DATA, "--task", "multi_label"], "labels float32 [P] are not several flags, 0 or 1, for each row"),
+        ("custom", ["--data", "arrays.npz", "--label", "kind", "--task", "binary"], "for 2 classes, and there are 3"),
+        ("custom", ["--data", "arrays.npz", "--label", "yes", "--task", "regression"], "y"),
+        ("custom", ["--data", "arrays.npz", "--label", "number"], "are no classes: give an integer or a word for each"),
+        ("custom", ["--data", "arrays.npz", "--label", "number", "--task", "binary"], "are no classes"),
+        (
+            *("custom", ["--data", "symbols.npz", "--task", "multi_label"]),
+            "are not several flags, 0 or 1, for each row, as --task multi_label wants them",
+        ),
+        (
+            *("custom", [*DATA, "--task", "next_symbol", "--model", "own.py:net"]),
+            "are not a number of a symbol at each place, as --task next_symbol wants them",
+        ),
+        (
+            "custom",
+            [*NATURAL, "--task", "regression", "--loss", "own.py:focal"],
+            "--loss own.py:focal fails for outputs",
+        ),
+        (
+            *("custom", [*NATURAL, "--task", "regression", "--loss", "own.py:of_examples"]),
+            "gives float32 [2], not one number, the mean over the real examples",
+        ),
+        ("custom", [*NATURAL, "--task", "regression", "--partition", "dirichlet"], "cannot both be given"),
+        ("custom", [*DATA, "--task", "regression", "--partition", "dirichlet"], "has no classes to divide"),
+        (
+            "custom",
+            [*NATURAL, "--task", "regression", "--shift", "labels"],
+            "--shift labels is for classification, and",
+        ),
+        ("custom", [*NATURAL, "--task", "regression", "--method", "fedpac"], "fedpac"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(dataset, words, message):
+    with pytest.raises(InvalidInput) as raised:
+        build.build_experiment(parse(dataset, ["--method", "fedavg", *words]), Console(quiet=True))
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
