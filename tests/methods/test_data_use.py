@@ -131,7 +131,7 @@ def test_losses_are_means_of_terms_of_single_examples(name):
         batch = jax.tree.map(lambda leaf: leaf[:5], data)._replace(mask=jnp.arange(5) < 4)
 
         def value(params, batch, loss=loss):
-            found = loss(params, batch)
+            found = loss(params, batch, jax.random.key(0))
             return found[0] if isinstance(found, tuple) else found
 
         gradient = jax.jit(jax.grad(value))
