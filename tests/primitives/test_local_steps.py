@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from experiments.commands.main import main
-from experiments.config.identity import relevant_options
-from experiments.config.request import parse
-from experiments.execution.estimate import examples_visited
 
+from experiments.cli.effects import relevant_options
+from experiments.cli.request import parse
+from experiments.run.command import main
+from experiments.run.estimate import examples_visited
 from pfl_jax import Settings, methods, models
 from pfl_jax.base import ClientData
 from pfl_jax.engine import chunking
