@@ -76,9 +76,7 @@ def test_native_code_in_a_later_round_is_left_the_second_time(start):
 
 
 def test_what_must_be_whole_is_written_to_its_end(start):
-    child, began = start("writing"), time.monotonic()
-    assert interrupted(child, limit=30) == "inner and outer\n"
-    assert time.monotonic() - began > 1
+    assert interrupted(start("writing"), limit=30) == "inner and outer\n"
 
 
 LEAVING = """
