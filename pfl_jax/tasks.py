@@ -195,12 +195,12 @@ examples and numbers; the likelihood is that of a Gaussian with unit variance, 1
 the mean over numbers that vary among a client's examples; NaN if none does."""
 
 
-def _bits(logits: jax.Array, y: jax.Array) -> jax.Array:
-    """Cross entropies [B, D] of logits of single bits."""
-    return optax.sigmoid_binary_cross_entropy(logits, y)
+def _mean_of_bits(logits: jax.Array, y: jax.Array) -> jax.Array:
+    """Mean [B] over the bits of an example of their cross entropies."""
+    return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, y), axis=-1)
 
 
-_bit_loss = _of_columns(lambda logits, y: jnp.mean(_bits(logits, y), axis=-1))
+_bit_loss = Score("loss", _of_columns(_mean_of_bits), higher_is_better=False)
 
 
 def _all_right(logits: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
@@ -214,14 +214,14 @@ def _bit_auc(logits: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 MULTI_LABEL = Task(
-    _of_columns(lambda logits, y: jnp.mean(_bits(logits, y), axis=-1), masked_mean),
+    _of_columns(_mean_of_bits, masked_mean),
     (
         Score("auc", _bit_auc, percent=True),
         Score("subset_accuracy", _all_right, percent=True),
-        Score("loss", _bit_loss, higher_is_better=False),
+        _bit_loss,
     ),
     name="multi_label",
-    likelihood=_of_columns(lambda logits, y: jnp.sum(_bits(logits, y), axis=-1), masked_mean),
+    likelihood=_of_columns(lambda logits, y: y.shape[-1] * _mean_of_bits(logits, y), masked_mean),
 )
 """Any of L labels: logits [B, L], y [B, L] of 0 and 1. The loss is the mean cross entropy over examples and labels;
 auc the mean over labels that only some of a client's examples have; subset accuracy the share of examples all of whose
@@ -231,7 +231,7 @@ BINARY = Task(
     MULTI_LABEL.loss,
     (
         Score("accuracy", _all_right, percent=True),
-        Score("loss", _bit_loss, higher_is_better=False),
+        _bit_loss,
         Score("auc", _bit_auc, percent=True),
     ),
     name="binary",

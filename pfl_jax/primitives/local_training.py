@@ -263,10 +263,9 @@ class LocalTraining:
         The real examples are shuffled anew in every epoch. An epoch of a client with m real examples takes
         ceil(m / batch_size) steps, the last one on the remaining examples, so a small client costs less than a large
         one unless both run under one vmap. With `local_steps` the last epoch may be incomplete. `drop_last`, `shuffle`
-        and `augment` apply as described in `LocalTraining`;
-        augmentation and losses have keys of their own, and do not change the order of the examples; all that makes
-        steps (`lr`, `optimizer`, `clip_norm`) is the caller's. Trip counts are dynamic, so under jit the result cannot
-        be differentiated in reverse mode: use `jax.jvp`.
+        and `augment` apply as described in `LocalTraining`; augmentation and losses have keys of their own, and do not
+        change the order of the examples; all that makes steps (`lr`, `optimizer`, `clip_norm`) is the caller's. Trip
+        counts are dynamic, so under jit the result cannot be differentiated in reverse mode: use `jax.jvp`.
 
         Args:
           key: key of the order of the examples, of the augmentation and of the steps' keys, see `pfl_jax.streams`.

@@ -58,9 +58,10 @@ TRACED = ("fedala", "moon", "fedcp", "hypcluster")
 @pytest.mark.parametrize(
     "name", [name if name in TRACED else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 )
-def test_what_is_not_refused_runs(name, task):
-    if task_table.refusal(name, OTHERS[task]):
-        pytest.skip("refused")
+def test_a_method_runs_or_is_refused(name, task):
+    if refusal := task_table.refusal(name, OTHERS[task]):
+        assert re.fullmatch(rf"{name} is for .*{task}.*", refusal)
+        return
     data, method = tiny_federation(task=OTHERS[task]), make_method(name, tiny_model(OTHERS[task]), **HYPER_PARAMETERS)
     engine = simulate.build(method, Settings(rounds=1))
 
