@@ -135,6 +135,11 @@ def targets(y: Any, what: str, num_classes: int | None) -> np.ndarray:
         what the type says.
     """
     if num_classes == 0:
+        try:
+            # A .csv file has texts.
+            y = np.asarray(y, np.float64) if np.asarray(y).dtype.kind == "U" else y
+        except ValueError as error:
+            raise InvalidInput(f"{what} has to be numbers here: {error}") from None
         y = numeric_targets(y, what)
         return y.astype(np.float32) if y.ndim == 1 else y
     y = y if num_classes else _without_last_axis(y)

@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,6 +70,9 @@ def here(tmp_path, monkeypatch):
         table = csv.writer(file)
         table.writerow([*(f"column{number}" for number in range(10)), "group", "target"])
         table.writerows([*row, row[0] // 30, round(value)] for row, value in zip(x, y, strict=True))
+    text = Path("table.csv").read_text()
+    Path("fractions.csv").write_text(text.replace("\r\n", ".5\r\n").replace("target.5", "target"))
+    Path("words.csv").write_text(text.replace("\r\n", " mg\r\n").replace("target mg", "target"))
     generator = np.random.default_rng(0)
     labels = {
         "flags": generator.integers(0, 2, (40, 3)),
@@ -120,6 +124,7 @@ def test_regression_from_the_table_to_report_resumption_and_sweep(here, capsys):
     ("data", "label", "task", "outputs"),
     [
         ("table.csv", "target", "regression", 1),
+        ("fractions.csv", "target", "regression", 1),
         ("arrays.npz", "flags", "regression", 3),
         ("arrays.npz", "flags", "multi_label", 3),
         ("arrays.npz", "yes", "binary", 1),
@@ -136,6 +141,11 @@ def test_a_task_says_what_a_model_gives(data, label, task, outputs):
     assert model.num_classes == outputs
     # Rows without classes are divided at random.
     assert made.request.options.partition == ("iid" if task in own_data.TARGETS else "dirichlet")
+
+
+def test_targets_that_are_no_numbers_are_named(here):
+    with pytest.raises(InvalidInput, match=r"words.csv: y has to be numbers here: could not convert .* '\d+ mg'"):
+        experiment("--data", "words.csv", "--label", "target", "--task", "regression", "--method", "fedavg")
 
 
 def test_a_loss_takes_the_place_of_the_tasks_own(here, capsys):
