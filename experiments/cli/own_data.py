@@ -206,6 +206,8 @@ def _notes_on_classes(dataset: Dataset) -> list[str]:
     spellings: dict[Any, list[str]] = {}
     for name in names:
         spellings.setdefault(_meaning(name), []).append(name)
+    if any(isinstance(value, float) and value % 1 > 0 for value in spellings):
+        found.append("classes are numbers with fractions: --task regression predicts such numbers")
     if alike := "; ".join(", ".join(group) for group in spellings.values() if len(group) > 1):
         found.append(f"classes that may be one, since they differ in spelling alone: {shortened(alike)}")
     return found

@@ -178,8 +178,13 @@ def explained(
     except (InvalidInput, jax.errors.JaxRuntimeError):
         raise
     except Exception as error:
-        one = _first(data)
-        reason = _misfit(at_round(make(**values), 0), one)
+        one, method = _first(data), at_round(make(**values), 0)
+        if method.task.kind == "classes" and not one.num_classes:
+            raise InvalidInput(
+                "the method's model is for classification, and this federation's targets are no classes: give it "
+                "another task, such as model._replace(task=tasks.REGRESSION)"
+            ) from error
+        reason = _misfit(method, one)
         if reason is None:
             raise
         raise InvalidInput(

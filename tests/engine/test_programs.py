@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax import simulate
+from pfl_jax import models, simulate
+from pfl_jax.data import federate
 from pfl_jax.engine import chunking, placement
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
@@ -90,6 +91,14 @@ def test_a_model_of_too_few_classes_is_refused(own_engine, placed):
     results = simulate.run(method, data, settings, jax.random.key(0), mesh=data.mesh, engine=engine)
     with pytest.raises(InvalidInput, match="the model has 2 classes, and the data 3"):
         next(results)
+
+
+def test_a_classifier_of_targets_that_are_no_classes_is_refused():
+    rows = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
+    numbers = federate(dict.fromkeys("ab", (rows, rows[:, 0])))
+    method = make_method("fedavg", models.mlp((6,), 3, hidden=(4,)), **HYPER_PARAMETERS)
+    with pytest.raises(InvalidInput, match="targets are no classes: give it another task"):
+        next(simulate.run(method, numbers, Settings(rounds=1), jax.random.key(0)))
 
 
 def test_programs_do_not_depend_on_settings_of_the_loop():

@@ -20,6 +20,7 @@ from experiments.run.cached_runs import inspect
 from experiments.run.command import main
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import tasks
+from pfl_jax.data import own_files
 from pfl_jax.errors import InvalidInput
 
 OWN = """
@@ -141,6 +142,13 @@ def test_a_task_says_what_a_model_gives(data, label, task, outputs):
     assert model.num_classes == outputs
     # Rows without classes are divided at random.
     assert made.request.options.partition == ("iid" if task in own_data.TARGETS else "dirichlet")
+
+
+def test_classes_that_are_fractions_are_told(here):
+    for data, told in (("fractions.csv", True), ("table.csv", False)):
+        options = parse("custom", ["--data", data, "--label", "target", "--method", "fedavg"]).options
+        notes = own_data.notes(options, own_files.from_file(data, label="target"))
+        assert any("--task regression" in note for note in notes) == told
 
 
 def test_targets_that_are_no_numbers_are_named(here):
