@@ -56,11 +56,6 @@ def deploys_what_is_not_a_number(base, share, key, server, clients, messages, co
     return jax.tree.map(lambda leaf: leaf * jnp.nan, server), clients, info
 
 
-def forgets(base, share, key, server, clients, messages, cohort):
-    """Nothing is learned."""
-    return server, clients, {}
-
-
 def branches(base, share, key, server, client, data):
     """A Python `if` on a hyper-parameter that sweeps trace."""
     if share > 1:
@@ -123,11 +118,7 @@ SLOW = pytest.mark.slow
             {"init_client": keeps_a_key, "local": hands_on_a_key},
             r"keep their key_data in \.clients",
         ),
-        pytest.param(
-            "learning", {"aggregate": forgets}, r"after 20 rounds the mean accuracy \(received\) is 0", marks=SLOW
-        ),
         pytest.param("vmap", {"local": branches}, "TracerBoolConversionError", marks=SLOW),
-        pytest.param("vmap", {"aggregate": deploys_what_is_not_a_number}, "finite", marks=SLOW),
         pytest.param(
             "chunks_and_padding", {"local": reads_padding}, "Neither clients under one vmap nor more", marks=SLOW
         ),
@@ -189,7 +180,6 @@ def trains_on_scores(state, outcome):
         ("seeds", remembers(), "not exactly equal"),
         ("order_of_clients", scores_everyone, "Arrays are not equal"),
         ("learning", loses_accuracy, r"accuracy \(trained\)"),
-        ("structure", lambda state, outcome: (state, outcome._replace(info={"x": jnp.nan})), "finite"),
         ("structure", lambda state, outcome: (state, outcome._replace(finite=~outcome.finite)), "a client's state"),
         ("structure", lambda state, outcome: (state, outcome._replace(server_finite=False)), "the server's state"),
     ],

@@ -10,13 +10,11 @@ import privacy_table
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.factories import default_training, hyper_parameters, on_linear_model
 from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.testing import conformance
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -159,34 +157,3 @@ def test_methods_that_would_not_be_private_are_refused(name, values, reason):
     with pytest.raises(InvalidInput, match=f"{name} cannot train with dp_clip: .*{reason}"):
         make_method(name, tiny_model(), dp_clip=1.0, **values)
     make_method(name, tiny_model(), **values)
-
-
-PRIVATE = {"dp_clip": 0.5, "dp_noise": 0.1}
-BOTH = PRIVATE | {"client_clip": 0.5, "client_noise": 0.1}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [("fedper", BOTH), ("fedpac", PRIVATE), ("ditto", PRIVATE)],
-)
-def test_conformance_with_private_steps(name, values):
-    subject = conformance.Subject(METHODS[name], **values)
-    conformance.check_structure(subject)
-    conformance.check_chunks_and_padding(subject)
-    conformance.check_resumption(subject)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedper", "fedpac"])
-def test_conformance_in_sweeps_on_devices_and_on_the_host(name):
-    subject = conformance.Subject(METHODS[name], **PRIVATE)
-    conformance.check_vmap(subject)
-    conformance.check_devices(subject)
-    conformance.check_order_of_clients(conformance.Subject(METHODS[name], dp_clip=0.5))
-    settings = simulate.Settings(rounds=2, participation=0.75)
-    here, there = (
-        list(simulate.run(subject.build(), tiny_federation(), settings, KEY, state_on=place))[-1].state
-        for place in ("device", "host")
-    )
-    chex.assert_trees_all_close(there._replace(key=()), here._replace(key=()), rtol=1e-5, atol=1e-6)

@@ -1,204 +1,303 @@
 """Whole rounds of the simpler methods against float64 NumPy, with full batches so that no order is left."""
 
-import jax
-import jax.numpy as jnp
+import full_batches as full
 import numpy as np
 import pytest
 import reference
-from problems import received, tiny_federation, tiny_model
-from rounds import first_state, last_round
+from full_batches import BETA, EPOCHS, SGD, assert_model, assert_received, train
+from trees import row
 
-from pfl_jax.data.federated import client_data
-from pfl_jax.methods import METHODS, make_method
-from pfl_jax.methods.fedas import _Synchronization
-from pfl_jax.primitives.fisher import trace_weights
-from pfl_jax.primitives.local_training import LocalTraining
-
-# One program for each kind of call; operation by operation, each shape would compile a dozen.
-trace_weights = jax.jit(trace_weights, static_argnums=1)
+from pfl_jax.methods.apfl import apfl
+from pfl_jax.methods.ditto import ditto
+from pfl_jax.methods.factories import hyper_parameters
+from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.methods.fedavg_ft import fedavg_ft
+from pfl_jax.methods.fedbabu import fedbabu
+from pfl_jax.methods.fedper import fedper
+from pfl_jax.methods.fedprox import fedprox
+from pfl_jax.methods.fedprox_ft import fedprox_ft
+from pfl_jax.methods.fedrep import fedrep
+from pfl_jax.methods.fedrod import fedrod
+from pfl_jax.methods.lg_fedavg import lg_fedavg
+from pfl_jax.methods.local import local
+from pfl_jax.methods.pfedme import pfedme
+from pfl_jax.methods.scaffold import scaffold
 
 pytestmark = pytest.mark.without_f1_auc
 
-SIZES, EPOCHS = (9, 20, 14), 3
-SGD = {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}
-BETA = np.array(SIZES) / sum(SIZES)
+ROUNDS = 2
 
 
 @pytest.fixture(scope="module")
 def problem():
-    """Data, the initial model as the engine draws it, and each client's examples."""
-    data = tiny_federation(SIZES)
-    start = reference.to_numpy(first_state(METHODS["fedavg"], data, 4).server)
-    return data, start, [reference.examples(data, client) for client in range(len(SIZES))]
+    """The initial model as the engine draws it, and each client's examples."""
+    return reference.to_numpy(full.start_of(fedavg)), full.training_examples()
 
 
-def run(name, data, rounds, **hyper_parameters):
-    return last_round(METHODS[name], data, 4, rounds, batch_size=32, epochs=EPOCHS, **SGD, **hyper_parameters)
+def gradient(x, y):
+    return lambda w: reference.cross_entropy_gradient(w, x, y)
 
 
-def train(w, x, y):
-    return reference.descend(w, lambda w: reference.cross_entropy_gradient(w, x, y), EPOCHS, **SGD)
+def pulled(x, y, strength, anchor):
+    """Gradient of CE(w) + (strength / 2) ||w - anchor||^2."""
+    return lambda w: combine(lambda g, a, b: g + strength * (a - b), gradient(x, y)(w), w, anchor)
 
 
-def assert_loss(scores, index, w, data):
-    """A client's loss on its test examples is that of the model w."""
-    np.testing.assert_allclose(scores["loss"][index], reference.loss(w, data, index), rtol=2e-4, atol=2e-5)
+def shifted(x, y, correction):
+    return lambda w: combine(np.add, gradient(x, y)(w), correction)
 
 
-def assert_model(got, want):
-    for name, value in reference.to_numpy(got).items():
-        np.testing.assert_allclose(value, want[name], rtol=2e-4, atol=2e-5, err_msg=name)
+def only(name, x, y):
+    """Gradient with respect to one part of the model."""
+    return lambda w: part(gradient(x, y)(w), name)
+
+
+def part(w, name):
+    return {key: value for key, value in w.items() if key.startswith(name)}
+
+
+def combine(function, *ws):
+    return {name: function(*(w[name] for w in ws)) for name in ws[0]}
+
+
+def assert_leaves(got, want):
+    """A backbone or a head against its part of a flat dict."""
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name.split("/")[1]], value, rtol=3e-4, atol=3e-5, err_msg=name)
 
 
 def test_local(problem):
-    data, w, clients = problem
-    last = run("local", data, 2)
-    for index, (x, y) in enumerate(clients):
-        own = train(train(w, x, y), x, y)
-        assert_model(jax.tree.map(lambda leaf, index=index: leaf[index], last.state.clients), own)
-        assert_loss(last.received, index, own, data)
-        assert_loss(last.trained, index, own, data)
+    w, clients = problem
+    own = [train(train(w, x, y), x, y) for x, y in clients]
+    last = full.run(local)
+    for index, model in enumerate(own):
+        assert_model(row(last.state.clients, index), model)
+    assert_received(last, own, own)
 
 
 def test_fedavg_and_its_fine_tuning(problem):
-    data, w, clients = problem
-    for _ in range(2):
+    w, clients = problem
+    for _ in range(ROUNDS):
         trained = [train(w, x, y) for x, y in clients]
         w = reference.mean(BETA, trained)
-    last, tuned = run("fedavg", data, 2), run("fedavg_ft", data, 2, finetune_epochs=EPOCHS)
+    last, tuned = full.run(fedavg), full.run(fedavg_ft, finetune_epochs=EPOCHS)
     assert_model(last.state.server, w)
-    for index, (x, y) in enumerate(clients):
-        assert_loss(last.trained, index, trained[index], data)
-        assert_loss(last.received, index, w, data)
-        assert_loss(tuned.received, index, train(w, x, y), data)
+    assert_received(last, [w] * 3, trained)
+    assert_received(tuned, [train(w, x, y) for x, y in clients], trained)
 
 
 def test_fedper(problem):
-    data, w, clients = problem
-    heads = [{name: value for name, value in w.items() if name.startswith("head")}] * len(clients)
-    for _ in range(2):
+    w, clients = problem
+    heads = [part(w, "head")] * len(clients)
+    for _ in range(ROUNDS):
         trained = [train({**w, **head}, x, y) for head, (x, y) in zip(heads, clients, strict=True)]
-        heads = [{name: value for name, value in t.items() if name.startswith("head")} for t in trained]
-        w = {**reference.mean(BETA, trained), **{name: w[name] for name in heads[0]}}
-    last = run("fedper", data, 2)
+        heads = [part(t, "head") for t in trained]
+        w = {**w, **part(reference.mean(BETA, trained), "backbone")}
+    last = full.run(fedper)
     assert_model(last.state.server, w)
     for index, head in enumerate(heads):
-        np.testing.assert_allclose(last.state.clients["kernel"][index], head["head/kernel"], rtol=2e-4, atol=2e-5)
-        assert_loss(last.received, index, {**w, **head}, data)
+        assert_leaves(row(last.state.clients, index), head)
+    assert_received(last, [{**w, **head} for head in heads], trained)
 
 
-@pytest.mark.parametrize(
-    ("target", "manner"),
-    [
-        ("example", "parallel"),
-        ("class_mean", "serial"),
-        ("global_class_mean", "serial"),
-        *(
-            pytest.param(*choices, marks=pytest.mark.slow)
-            for choices in (("example", "serial"), ("class_mean", "parallel"), ("global_class_mean", "parallel"))
-        ),
-    ],
-)
-def test_fedas(problem, target, manner):
-    data, start, clients = problem
-    w, previous, align_lr, lam = start, [None] * len(clients), 0.5, 0.7
-
-    def targets_of(own, x, y):
-        if target == "example":
-            return reference.features(own, x)
-        # `previous` is everybody's model after the last round.
-        models, owners = ([own], [(x, y)]) if target == "class_mean" else (previous, clients)
-        embeddings = np.concatenate([reference.features(m, x) for m, (x, _) in zip(models, owners, strict=True)])
-        labels = np.concatenate([y for _, y in owners])
-        return np.stack([embeddings[labels == label].mean(0) for label in y])
-
-    def align(received, own, x, y):
-        targets = targets_of(own, x, y)
-        if manner == "parallel":
-            return received
-        return reference.descend(received, lambda w: reference.alignment_gradient(w, x, targets), 1, align_lr)
-
-    def fit(received, own, x, y):
-        if own is None or manner == "serial":
-            return train(received, x, y)
-        targets = targets_of(own, x, y)
-
-        def gradient(w):
-            pull = reference.alignment_gradient(w, x, targets)
-            return {n: g + lam * pull.get(n, 0.0) for n, g in reference.cross_entropy_gradient(w, x, y).items()}
-
-        return reference.descend(received, gradient, EPOCHS, **SGD)
-
-    for _ in range(3):
+def test_fedprox_equations(problem):
+    w, clients = problem
+    mu = 0.7
+    for _ in range(ROUNDS):
         trained = []
-        for own, (x, y) in zip(previous, clients, strict=True):
-            received = dict(w)
-            if own is not None:
-                received = {**align(w, own, x, y), **{n: v for n, v in own.items() if n.startswith("head")}}
-            trained.append(fit(received, own, x, y))
-        traces = np.array([reference.fisher_trace(t, x, y) for t, (x, y) in zip(trained, clients, strict=True)])
-        weights = traces / traces.sum()
-        backbone = reference.mean(weights, trained)
-        w = {name: backbone[name] if name.startswith("backbone") else start[name] for name in w}
-        previous = trained
-
-    options = {"target": target, "manner": manner, "lam": lam, "align_lr": align_lr, "align_batch_size": 32}
-    last = run("fedas", data, 3, **options)
-    np.testing.assert_allclose(np.asarray(last.info["trace"]), traces, rtol=1e-3)
-    np.testing.assert_allclose(np.asarray(last.info["weights"]), weights, rtol=1e-3)
+        for x, y in clients:
+            trained.append(reference.descend(w, pulled(x, y, mu, w), EPOCHS, **SGD))
+        w = reference.mean(BETA, trained)
+    last = full.run(fedprox, mu=mu)
     assert_model(last.state.server, w)
-    for index, (x, y) in enumerate(clients):
-        head = {name: value for name, value in previous[index].items() if name.startswith("head")}
-        deployed = {**align(w, previous[index], x, y), **head}
-        assert_loss(last.received, index, deployed, data)
-        assert_loss(last.trained, index, previous[index], data)
+    assert_received(last, [w] * 3, trained)
+    tuned = full.run(fedprox_ft, mu=mu, finetune_epochs=2)
+    assert_received(tuned, [train(w, x, y, steps=2) for x, y in clients], trained)
 
 
-def test_fedas_leaves_out_classes_without_a_global_mean():
-    """What nobody of the first cohort holds has no target in the second round: the others alone are aligned."""
-    method = make_method("fedas", tiny_model(), target="global_class_mean", batch_size=32, epochs=EPOCHS, align_lr=0.5)
-    server = method.init_server(jax.random.key(0))
-    counts = jnp.array([3.0, 0.0, 0.0])
-    server = server._replace(centroids=jnp.ones_like(server.centroids), centroid_counts=counts)
-    data = client_data(tiny_federation(SIZES), 0, "train")
-    client = method.init_client(jax.random.key(1), server, data)
-    got = method.personalize(jax.random.key(2), server, client, data)
-    x, y = np.float64(data.x)[data.mask], np.asarray(data.y)[data.mask]
-    x = x[y == 0]
-    want = reference.to_numpy({"backbone": server.backbone, "head": server.head})
-    want = reference.descend(want, lambda w: reference.alignment_gradient(w, x, np.ones((len(x), 4))), 1, 0.5)
-    assert 0 < len(x) < len(y)
-    assert_model(got, want)
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_scaffold_equations(problem, momentum):
+    w, clients = problem
+    sgd = {**SGD, "momentum": momentum}
+    # With momentum a constant gradient of 1 moves lr times the sum of velocities 1, 1 + m, 1 + m + m^2.
+    reach = sgd["lr"] * (EPOCHS if momentum == 0 else 1 + 1.5 + 1.75)
+    c = combine(np.zeros_like, w)
+    controls = [c] * len(clients)
+    for _ in range(ROUNDS):
+        trained, new = [], []
+        for own, (x, y) in zip(controls, clients, strict=True):
+            correction = combine(np.subtract, c, own)
+            trained.append(reference.descend(w, shifted(x, y, correction), EPOCHS, **sgd))
+            new.append(combine(lambda a, b, old, moved: a - b + (old - moved) / reach, own, c, w, trained[-1]))
+        c = combine(lambda a, b, d: a + b - d, c, *(reference.mean([1 / 3] * 3, ws) for ws in (new, controls)))
+        # All clients alike, whatever their sizes.
+        mean, controls = reference.mean([1 / 3] * 3, trained), new
+        w = combine(lambda a, b: a + 0.8 * (b - a), w, mean)
+    last = full.run(scaffold, momentum=momentum, server_lr=0.8)
+    assert_model(last.state.server.params, w)
+    assert_model(last.state.server.control, c)
+    for index, control in enumerate(controls):
+        assert_model(row(last.state.clients.control, index), control)
+    assert_received(last, [w] * 3, trained)
 
 
-@pytest.mark.slow
-def test_fisher_sum_is_mean_times_size(problem):
-    data = problem[0]
-    mean, total = (run("fedas", data, 1, reduction=reduction) for reduction in ("mean", "sum"))
-    ratio = np.asarray(total.info["trace"]) / np.asarray(mean.info["trace"])
-    np.testing.assert_allclose(ratio, SIZES, rtol=1e-4)
+def test_lg_fedavg_equations(problem):
+    w, clients = problem
+    backbones = [part(w, "backbone")] * len(clients)
+    for _ in range(ROUNDS):
+        trained = [train({**w, **own}, x, y) for own, (x, y) in zip(backbones, clients, strict=True)]
+        backbones = [part(t, "backbone") for t in trained]
+        w = {**w, **part(reference.mean(BETA, trained), "head")}
+    last = full.run(lg_fedavg)
+    assert_model(last.state.server, w)
+    for index, own in enumerate(backbones):
+        assert_leaves(row(last.state.clients, index), own)
+    assert_received(last, [{**w, **own} for own in backbones], trained)
 
 
-def test_trace_weights():
-    traces = jnp.array([1.0, 3.0, 4.0])
-    np.testing.assert_allclose(trace_weights(traces), [1 / 8, 3 / 8, 4 / 8], rtol=1e-6)
-    np.testing.assert_allclose(trace_weights(traces, "min_max"), [0, 2 / 5, 3 / 5], rtol=1e-6)
-    e = np.exp([1.0, 3.0, 4.0])
-    np.testing.assert_allclose(trace_weights(traces, "softmax"), e / e.sum(), rtol=1e-6)
-    for normalization in ("proportional", "min_max", "softmax"):
-        np.testing.assert_allclose(trace_weights(jnp.full(4, 2.0), normalization), [0.25] * 4, rtol=1e-6)
-        assert np.isfinite(trace_weights(jnp.array([0.0, 1e30, 1e-30]), normalization)).all()
-        np.testing.assert_allclose(trace_weights(jnp.zeros(5), normalization), [0.2] * 5, rtol=1e-6)
-        # An absent client's row is zero, whatever the others have.
-        present, among = jnp.array([True, False, True, True]), jnp.array([1.0, 0.0, 3.0, 4.0])
-        here = trace_weights(among, normalization, present)
-        np.testing.assert_allclose(here[present], trace_weights(traces, normalization), rtol=1e-6)
-        assert here[1] == 0
-    with pytest.raises(ValueError, match="normalization"):
-        trace_weights(traces, "max")
+def test_fedrep_equations(problem):
+    w, clients = problem
+    heads, head_sgd = [part(w, "head")] * len(clients), {**SGD, "lr": 0.3}
+    for _ in range(ROUNDS):
+        trained = []
+        for own, (x, y) in zip(heads, clients, strict=True):
+            fitted = reference.descend({**w, **own}, only("head", x, y), 2, **head_sgd)
+            trained.append(reference.descend(fitted, only("backbone", x, y), EPOCHS, **SGD))
+        heads = [part(t, "head") for t in trained]
+        w = {**w, **part(reference.mean(BETA, trained), "backbone")}
+    last = full.run(fedrep, head_lr=0.3, head_epochs=2)
+    assert_model(last.state.server, w)
+    for index, own in enumerate(heads):
+        assert_leaves(row(last.state.clients, index), own)
+    assert_received(last, [{**w, **own} for own in heads], trained)
 
 
-def test_the_mean_of_backbones_without_fisher_information_is_theirs():
-    weighting = _Synchronization(tiny_model(), LocalTraining(), True, "proportional", "mean")
-    parts = jax.vmap(lambda value: weighting.backbone_part(value, jnp.zeros(()), None))(jnp.array([1.0, 3.0]))
-    np.testing.assert_allclose(received(parts).value, 2.0, rtol=1e-6)
+def test_fedbabu_equations(problem):
+    w, clients = problem
+    for _ in range(ROUNDS):
+        trained = [reference.descend(w, only("backbone", x, y), EPOCHS, **SGD) for x, y in clients]
+        w = reference.mean(BETA, trained)
+    last = full.run(fedbabu, finetune_epochs=4)
+    assert_model(last.state.server, w)
+    assert_received(last, [train(w, x, y, steps=4) for x, y in clients], trained)
+
+
+def rod_gradient(w, x, y):
+    """Of balanced softmax for the shared model, of cross entropy of the summed logits for the own head."""
+    hidden, generic = reference.features(w, x), reference.logits(w, x)
+    counts = np.bincount(y, minlength=generic.shape[1])
+    truth = np.eye(generic.shape[1])[y]
+    balanced = counts * np.exp(generic)
+    d_generic = (balanced / balanced.sum(1, keepdims=True) - truth) / len(x)
+    summed = np.exp(generic + hidden @ w["own/kernel"] + w["own/bias"])
+    d_own = (summed / summed.sum(1, keepdims=True) - truth) / len(x)
+    d_before = d_generic @ w["head/kernel"].T * (1 - hidden**2)
+    return {
+        "backbone/kernel": x.reshape(len(x), -1).T @ d_before,
+        "backbone/bias": d_before.sum(0),
+        "head/kernel": hidden.T @ d_generic,
+        "head/bias": d_generic.sum(0),
+        "own/kernel": hidden.T @ d_own,
+        "own/bias": d_own.sum(0),
+    }
+
+
+def test_fedrod_equations(problem):
+    w, clients = problem
+    # One of the clients lacks a class.
+    assert min(np.bincount(y, minlength=3).min() for _, y in clients) == 0
+    heads = [{f"own/{name}": w[f"head/{name}"] for name in ("kernel", "bias")}] * len(clients)
+    for _ in range(ROUNDS):
+        trained = [
+            reference.descend({**w, **own}, lambda v, x=x, y=y: rod_gradient(v, x, y), EPOCHS, **SGD)
+            for own, (x, y) in zip(heads, clients, strict=True)
+        ]
+        heads = [part(t, "own") for t in trained]
+        w = {name: value for name, value in reference.mean(BETA, trained).items() if not name.startswith("own")}
+    last = full.run(fedrod)
+    assert_model(last.state.server, w)
+    for index, own in enumerate(heads):
+        assert_leaves(row(last.state.clients, index), own)
+
+    def summed(model, own):
+        return {**model, **{f"head/{name}": model[f"head/{name}"] + own[f"own/{name}"] for name in ("kernel", "bias")}}
+
+    assert_received(last, [summed(w, own) for own in heads], [summed(t, t) for t in trained])
+
+
+def test_ditto_equations(problem):
+    w, clients = problem
+    lam, personal = 0.8, [w] * len(clients)
+    for _ in range(ROUNDS):
+        for index, (x, y) in enumerate(clients):
+            personal[index] = reference.descend(personal[index], pulled(x, y, lam, w), 4, **SGD)
+        w = reference.mean(BETA, [train(w, x, y) for x, y in clients])
+    last = full.run(ditto, lam=lam, personal_epochs=4)
+    assert_model(last.state.server, w)
+    for index, own in enumerate(personal):
+        assert_model(row(last.state.clients, index), own)
+    assert_received(last, personal, personal)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_pfedme_equations(problem, momentum):
+    w, clients = problem
+    lam, steps, inner = 2.0, 3, {**SGD, "lr": 0.1, "momentum": momentum}
+    # By default the steps have none, as in the released code.
+    assert hyper_parameters(pfedme)["momentum"] == 0.0
+    for _ in range(ROUNDS):
+        moved, personal = [], []
+        for x, y in clients:
+            own = t = w
+            for _ in range(EPOCHS):
+                t = reference.descend(t, pulled(x, y, lam, own), steps, **inner)
+                own = combine(lambda a, b: a - SGD["lr"] * lam * (a - b), own, t)
+            moved.append(own)
+            personal.append(t)
+        w = combine(lambda a, b: 0.3 * a + 0.7 * b, w, reference.mean(BETA, moved))
+    last = full.run(pfedme, lam=lam, inner_steps=steps, personal_lr=0.1, server_lr=0.7, momentum=momentum)
+    assert_model(last.state.server, w)
+    for index, t in enumerate(personal):
+        assert_model(row(last.state.clients, index), t)
+    assert_received(last, personal, personal)
+
+
+@pytest.mark.parametrize("adaptive", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_apfl_equations(problem, adaptive):
+    w, clients = problem
+    owns, alphas = [w] * len(clients), [0.4] * len(clients)
+
+    def mixed(alpha, own, shared):
+        return combine(lambda a, b: alpha * a + (1 - alpha) * b, own, shared)
+
+    for _ in range(ROUNDS):
+        shared_models = []
+        for index, (x, y) in enumerate(clients):
+            own, shared, alpha = owns[index], w, alphas[index]
+            velocities = [combine(np.zeros_like, w)] * 2
+            for _ in range(EPOCHS):
+                at_mixture = gradient(x, y)(mixed(alpha, own, shared))
+                gradients = {name: alpha * value for name, value in at_mixture.items()}, gradient(x, y)(shared)
+                slope = sum(((own[name] - shared[name]) * value).sum() for name, value in at_mixture.items())
+                velocities = [
+                    combine(lambda v, g, p: SGD["momentum"] * v + g + SGD["weight_decay"] * p, *arguments)
+                    for arguments in zip(velocities, gradients, (own, shared), strict=True)
+                ]
+                own, shared = (
+                    combine(lambda p, v: p - SGD["lr"] * v, *arguments)
+                    for arguments in zip((own, shared), velocities, strict=True)
+                )
+                if adaptive:
+                    alpha = np.clip(alpha - SGD["lr"] * slope, 0, 1)
+            owns[index], alphas[index] = own, alpha
+            shared_models.append(shared)
+        w = reference.mean(BETA, shared_models)
+    last = full.run(apfl, alpha=0.4, adaptive=adaptive)
+    assert_model(last.state.server, w)
+    np.testing.assert_allclose(last.state.clients.alpha, alphas, rtol=1e-4)
+    for index, own in enumerate(owns):
+        assert_model(row(last.state.clients.own, index), own)
+    deployed, trained = (
+        [mixed(*three) for three in zip(alphas, owns, ws, strict=True)] for ws in ([w] * 3, shared_models)
+    )
+    assert_received(last, deployed, trained)

@@ -7,17 +7,14 @@ import pytest
 import reference
 from full_batches import SIZES, assert_model, losses, run, start_of, train, training_examples
 from problems import tiny_federation, tiny_model
-from rounds import last_round
 from trees import assert_same, row
 
 from pfl_jax import simulate
 from pfl_jax.base import Cohort
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.simulate import Settings
-from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 from pfl_jax.methods.fedfomo import fedfomo
-from pfl_jax.methods.local import local
 from pfl_jax.primitives.affinity import Affinity, add_affinity, choose_peers, empty_affinity, look_up
 from pfl_jax.primitives.ensembles import init_models
 from pfl_jax.primitives.fingerprints import fingerprint
@@ -97,29 +94,6 @@ def test_choice_ends_when_nobody_is_left():
 # Limits
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("lr", "fallback"), [(0.2, "previous"), (-0.05, "trained")])
-def test_fedfomo_with_its_own_model_alone_is_local_on_the_examples_not_held_out(lr, fallback):
-    # Every round lowers the held-out losses, so the own model gets the whole weight; or raises them, and it is taken
-    # all the same.
-    last = run(fedfomo, rounds=4, download=1, lr=lr, fallback=fallback)
-    np.testing.assert_allclose(last.info["weights"], [[0, 1]] * 3, atol=1e-6)
-    data = tiny_federation(SIZES)
-    tables = []
-    for client, size in enumerate(SIZES):
-        judged = np.asarray(fixed_subset(jnp.arange(20) < size, 0.2))
-        tables.append(np.asarray(data.train_index)[client, (np.arange(20) < size) & ~judged])
-    width = max(map(len, tables))
-    rest = data._replace(
-        train_index=jnp.asarray(np.stack([np.pad(rows, (0, width - len(rows))) for rows in tables])),
-        train_count=jnp.asarray([len(rows) for rows in tables], jnp.int32),
-    )
-    # A traced rate, as in `run`: ascent is out of the range of a known one.
-    alone = last_round(local, rest, 4, 4, lr=lr, momentum=0.5, weight_decay=0.01, epochs=3, batch_size=32)
-    assert_same(row(last.state.clients.models, np.s_[:, 0]), alone.state.clients)
-    assert_same(last.trained["loss"], alone.trained["loss"])
-
-
 def test_a_client_whose_message_is_lost_keeps_what_it_trained():
     # With its own model alone, a client deploys what it trained, whether or not the server got it.
     method = make_method(fedfomo, tiny_model(), lr=0.2, epochs=3, batch_size=32, download=1, fallback="trained")
@@ -137,18 +111,6 @@ def test_fedfomo_stays_where_no_model_is_better():
     initial = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), last.state.server.initial)
     jax.tree.map(np.testing.assert_array_equal, last.state.clients.previous, initial)
     np.testing.assert_array_equal(last.state.clients.affinity.values, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"download": 0}, "download must be at least 1"),
-        ({"fallback": "local"}, "unknown fallback 'local'"),
-    ],
-)
-def test_fedfomo_refuses_bad_options(option, message):
-    with pytest.raises(InvalidInput, match=message):
-        make_method(fedfomo, tiny_model(), **option)
 
 
 # Equations

@@ -6,20 +6,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from problems import CLASSES, FEATURES, received, tiny_model
 from scipy.optimize import nnls
+from trees import assert_same
 
 from pfl_jax.base import ClientData, Cohort, Mean
 from pfl_jax.methods import make_method
 from pfl_jax.methods.fedpac import FedPACMessage, FedPACServer, fedpac
 from pfl_jax.methods.fedpac_proto import fedpac_proto, prototype_weights
-from pfl_jax.primitives import simplex_solvers
+from pfl_jax.primitives.feature_statistics import label_feature_statistics, second_moment
 from pfl_jax.primitives.float64 import in_float64
 from pfl_jax.primitives.head_combination import (
+    RIDGE,
     _drop_negligible,
     _weights_by_variances,
     head_weights,
-    solve_head_weights,
 )
 
 pytestmark = pytest.mark.without_f1_auc
@@ -80,16 +82,6 @@ def test_head_weights_agree_with_a_float64_solve(classes, sizes, solver):
     assert (got * same_group).sum(axis=1).min() > 0.5
 
 
-@pytest.mark.parametrize("clients", [12, 20, 30])
-def test_jaxopt_solves_the_programs_of_every_client(clients, monkeypatch):
-    solve_head_weights.clear_cache()
-    monkeypatch.setattr(simplex_solvers, "interior_point", lambda *_, **__: jnp.full(clients, jnp.nan))
-    for sizes in ([600], [300, 600, 1200]):
-        gap = solve_head_weights(*float32(*groups_of_clients(clients, 10, sizes))).gap
-        assert (gap <= 1e-7).all(), "a row that jaxopt misses is not a number here"
-    solve_head_weights.clear_cache()
-
-
 @pytest.mark.slow
 def test_head_weights_of_a_cohort_of_three_hundred_are_optimal():
     mu, variance, counts = float32(*groups_of_clients(300, 10, [300, 600, 1200]))
@@ -142,20 +134,6 @@ def test_head_weights_survive_large_common_means():
     np.testing.assert_allclose(head_weights(mu, variance, counts), reference_head_weights(*statistics), atol=2e-3)
 
 
-def test_head_weights_do_not_depend_on_the_features_scale():
-    mu, variance, counts = float32(*groups_of_clients(20, 10, [300, 600]))
-    want = head_weights(mu, variance, counts)
-    for scale in (1e-4, 1e4):
-        np.testing.assert_allclose(head_weights(scale * mu, scale**2 * variance, counts), want, atol=1e-4)
-
-
-def test_head_weights_follow_a_permutation_of_the_clients():
-    mu, variance, counts = float32(*groups_of_clients(20, 10, [300, 600, 1200]))
-    order = np.random.default_rng(0).permutation(20)
-    want = np.asarray(head_weights(mu, variance, counts))[np.ix_(order, order)]
-    np.testing.assert_allclose(head_weights(mu[order], variance[order], counts[order]), want, atol=1e-5)
-
-
 def test_head_weights_of_simple_cohorts():
     def weights(mu, variance, counts):
         return np.asarray(head_weights(*float32(mu, variance, counts), solver="interior_point"))
@@ -176,6 +154,49 @@ def test_head_weights_of_simple_cohorts():
     np.testing.assert_allclose(_drop_negligible(jnp.full((1, 2000), 5e-4)), 5e-4, rtol=1e-5)
 
 
+def reference_weights_objective(mu, moments, counts, client, weights):
+    """Eq. 33 and 35 with the empirical quantities of Eq. 37 to 39, class after class."""
+    mean_eigenvalue = np.trace(moments[client]) / moments.shape[-1]
+    inverse = np.linalg.inv(moments[client] + RIDGE * mean_eigenvalue * np.eye(moments.shape[-1]))
+    objective = 0.0
+    for j, weight in enumerate(weights):
+        variance = np.trace(inverse @ moments[j]) - sum(row @ inverse @ row for row in mu[j])
+        objective += weight**2 * variance / counts[j]
+        for k, other in enumerate(weights):
+            pairs = zip(mu[client] - mu[j], mu[client] - mu[k], strict=True)
+            objective += weight * other * sum(one @ inverse @ two for one, two in pairs)
+    return objective
+
+
+def test_head_weights_with_the_empirical_covariance_of_each_client():
+    generator = np.random.default_rng(0)
+    counts = np.array([30, 12, 50, 3])  # the last one has fewer examples than features
+    statistics = []
+    for client, count in enumerate(counts):
+        labels = generator.integers(0, 3, count)
+        features = np.eye(3, 5)[labels] * (1 + (client == 2)) + generator.normal(size=(count, 5)) * [3, 1, 1, 0.3, 0]
+        arrays = jnp.asarray(features, jnp.float32), jnp.asarray(labels), jnp.ones(count, bool)
+        np.testing.assert_allclose(second_moment(*arrays[::2]), features.T @ features / count, rtol=1e-4, atol=1e-6)
+        statistics.append((label_feature_statistics(*arrays, 3)[0], second_moment(*arrays[::2])))
+    mu, moments = (np.stack(part) for part in zip(*statistics, strict=True))
+    weights = np.float64(head_weights(jnp.asarray(mu), jnp.asarray(moments), jnp.asarray(counts)))
+    mu, moments = np.float64(mu), np.float64(moments)
+    for client, row in enumerate(weights):
+        best = reference_weights_objective(mu, moments, counts, client, row)
+        for other in np.eye(4):
+            for step in (0.01, 0.1):
+                moved = reference_weights_objective(mu, moments, counts, client, row + step * (other - row))
+                assert moved >= best * (1 - 1e-4)
+    identity = head_weights(jnp.asarray(mu, jnp.float32), jnp.full(4, 10.0), jnp.asarray(counts))
+    assert np.abs(weights - identity).max() > 0.1
+
+
+def test_padding_has_no_second_moment():
+    features = jnp.array([[1.0, 2.0], [3.0, -1.0], [9.0, 9.0]])
+    want = np.array([[5.0, -0.5], [-0.5, 2.5]])
+    np.testing.assert_allclose(second_moment(features, jnp.array([True, True, False])), want, rtol=1e-6)
+
+
 # --- one client's round ---------------------------------------------------------------------------------------------
 
 
@@ -184,74 +205,48 @@ def client(sizes=(5, 4, 3), pad=0, seed=0):
     generator = np.random.default_rng(seed)
     labels = generator.permutation(np.repeat(np.arange(CLASSES), sizes))
     inputs = generator.normal(size=(len(labels) + pad, 6)) + np.pad(labels, (0, pad))[:, None]
-    return ClientData(
-        x=jnp.float32(inputs).reshape(-1, 2, 3, 1),
-        y=jnp.int32(np.pad(labels, (0, pad))),
-        mask=jnp.arange(len(labels) + pad) < len(labels),
-    )
+    mask = jnp.arange(len(labels) + pad) < len(labels)
+    return ClientData(jnp.float32(inputs).reshape(-1, 2, 3, 1), jnp.int32(np.pad(labels, (0, pad))), mask)
 
 
-def one_hot(labels):
-    return np.eye(CLASSES)[labels]
+def real(data):
+    """Its examples as float64 x and integer y."""
+    return np.float64(data.x)[data.mask], np.asarray(data.y)[data.mask]
 
 
-def forward(backbone, inputs):
-    return np.tanh(inputs @ backbone["kernel"] + backbone["bias"])
-
-
-def descend(params, gradient, steps, lr):
-    """PyTorch's SGD on {"kernel", "bias"} with whole batches."""
-    velocity = {name: np.zeros_like(value) for name, value in params.items()}
-    for _ in range(steps):
-        for name, slope in gradient(params).items():
-            velocity[name] = SGD["momentum"] * velocity[name] + slope + SGD["weight_decay"] * params[name]
-        params = {name: params[name] - lr * velocity[name] for name in params}
-    return params
-
-
-def reference_round(backbone, head, data, targets, lam, head_epochs, epochs):
-    """Eq. 15 to 17 and 44 with whole batches, gradients by hand; targets [K, d]."""
-    inputs, labels = np.float64(data.x).reshape(len(data.y), -1), np.asarray(data.y)
-    backbone, head = jax.tree.map(np.float64, (backbone, head))
-    features, count = forward(backbone, inputs), len(labels)
-
-    def error(head, features):
-        logits = features @ head["kernel"] + head["bias"]
-        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return (exponentials / exponentials.sum(axis=1, keepdims=True) - one_hot(labels)) / count
-
-    def head_gradient(head):
-        slope = error(head, features)
-        return {"kernel": features.T @ slope, "bias": slope.sum(axis=0)}
-
-    received_features = features
-    head = descend(head, head_gradient, head_epochs, SGD["head_lr"])
-
-    def backbone_gradient(backbone):
-        features = forward(backbone, inputs)
-        slope = error(head, features) @ head["kernel"].T
-        slope = slope + lam * 2 / FEATURES * (features - targets[labels]) / count
-        slope = slope * (1 - features**2)
-        return {"kernel": inputs.T @ slope, "bias": slope.sum(axis=0)}
-
-    backbone = descend(backbone, backbone_gradient, epochs, SGD["lr"])
-    features = forward(backbone, inputs)
-    members = one_hot(labels)
+def class_means(features, labels):
+    """Mean features [K, d] and number [K] of each class."""
+    members = np.eye(CLASSES)[labels]
     counts = members.sum(axis=0)
-    centroids = members.T @ features / np.maximum(counts, 1)[:, None]
-    mu = members.T @ received_features / count
-    variance = np.mean(np.sum(received_features**2, axis=1)) - np.sum(mu**2)
-    return FedPACMessage(Mean(backbone, count), head, Mean(centroids, counts), (mu, variance))
+    return members.T @ features / np.maximum(counts, 1)[:, None], counts
 
 
-def own_centroids(backbone, data):
-    members = one_hot(np.asarray(data.y))
-    features = forward(jax.tree.map(np.float64, backbone), np.float64(data.x).reshape(len(data.y), -1))
-    return members.T @ features / np.maximum(members.sum(axis=0), 1)[:, None]
+def reference_round(server, head, data, lam, head_epochs, epochs):
+    """Eq. 15 to 17 and 44 with whole batches, gradients by hand: (model, message)."""
+    x, y = real(data)
+    w = reference.to_numpy({"backbone": server.backbone, "head": head})
+    features = reference.features(w, x)
+    means, counts = class_means(features, y)
+    known = np.asarray(server.centroid_counts)[:, None] > 0
+    targets = np.where(known, np.float64(server.centroids), means)[y]
+
+    def gradient(w, part, strength):
+        pull = reference.alignment_gradient(w, x, targets)
+        slopes = reference.cross_entropy_gradient(w, x, y)
+        return {n: g + strength * pull.get(n, 0.0) for n, g in slopes.items() if n.startswith(part)}
+
+    sgd = {name: SGD[name] for name in ("momentum", "weight_decay")}
+    w = reference.descend(w, lambda w: gradient(w, "head", 0), head_epochs, SGD["head_lr"], **sgd)
+    w = reference.descend(w, lambda w: gradient(w, "backbone", lam if known.any() else 0), epochs, SGD["lr"], **sgd)
+    backbone, head = ({name: w[f"{part}/{name}"] for name in ("kernel", "bias")} for part in ("backbone", "head"))
+    mu = means * counts[:, None] / len(y)
+    statistics = mu, np.mean(np.sum(features**2, axis=1)) - np.sum(mu**2)
+    centroids = Mean(class_means(reference.features(w, x), y)[0], counts)
+    return {"backbone": backbone, "head": head}, FedPACMessage(Mean(backbone, len(y)), head, centroids, statistics)
 
 
 def assert_close(got, want):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), got, want)
+    assert_same(got, want, rtol=2e-4, atol=2e-5)
 
 
 def server_with(centroid_counts, seed=1):
@@ -262,36 +257,26 @@ def server_with(centroid_counts, seed=1):
 
 
 @pytest.mark.parametrize(
-    ("centroid_counts", "alignment", "pad"),
-    [((0, 0, 0), True, 0), ((7, 2, 0), True, 4), ((7, 2, 5), True, 0), ((7, 2, 5), False, 0)],
-    ids=["first round", "a class without centroid", "all centroids", "no alignment"],
+    ("centroid_counts", "alignment", "sizes", "pad"),
+    [
+        ((0, 0, 0), True, (5, 4, 3), 0),
+        ((7, 2, 0), True, (5, 4, 3), 4),
+        ((7, 2, 5), False, (5, 4, 3), 0),
+        ((3, 0, 0), True, (0, 6, 0), 0),
+    ],
+    ids=["first round", "a class without centroid", "no alignment", "a client that misses classes"],
 )
-def test_local_training_follows_the_equations(centroid_counts, alignment, pad):
-    lam, data, server = 0.7, client(pad=pad), server_with(centroid_counts)
+def test_local_training_follows_the_equations(centroid_counts, alignment, sizes, pad):
+    data, server = client(sizes, pad), server_with(centroid_counts)
     head = jax.tree.map(lambda leaf: leaf + 0.1, server.head)
     method = make_method(
-        fedpac, tiny_model(), lam=lam, alignment=alignment, batch_size=20, epochs=3, head_epochs=2, **SGD
+        fedpac, tiny_model(), lam=0.7, alignment=alignment, batch_size=20, epochs=3, head_epochs=2, **SGD
     )
     result = jax.jit(method.local)(jax.random.key(0), server, head, data)
-
-    known = np.asarray(centroid_counts)[:, None] > 0
-    strength = lam if alignment and known.any() else 0.0
-    real = jax.tree.map(lambda leaf: leaf[data.mask], data)
-    targets = np.where(known, np.float64(server.centroids), own_centroids(server.backbone, real))
-    want = reference_round(server.backbone, head, real, targets, strength, head_epochs=2, epochs=3)
-    assert_close(result.message, want)
-    assert_close(result.client, want.head)
-    assert_close(result.personal, {"backbone": want.backbone.value, "head": want.head})
-
-
-def test_local_training_of_a_client_that_misses_classes():
-    server = server_with((3, 0, 0))
-    data = client(sizes=(0, 6, 0))
-    method = make_method(fedpac, tiny_model(), batch_size=20, epochs=2, **SGD)
-    message = jax.jit(method.local)(jax.random.key(0), server, server.head, data).message
-    targets = np.where([[True], [False], [False]], np.float64(server.centroids), own_centroids(server.backbone, data))
-    assert_close(message, reference_round(server.backbone, server.head, data, targets, 1.0, 1, 2))
-    np.testing.assert_array_equal(message.centroids.weight, [0, 6, 0])
+    model, message = reference_round(server, head, data, 0.7 if alignment else 0.0, head_epochs=2, epochs=3)
+    assert_close(result.message, message)
+    assert_close(result.client, model["head"])
+    assert_close(result.personal, model)
 
 
 def test_fedpac_and_fedpac_proto_train_alike():
@@ -331,7 +316,7 @@ def test_the_empirical_covariance_is_sent_and_weights_the_heads():
     data, server = client(pad=2), server_with((0, 0, 0))
     method = make_method(fedpac, tiny_model(), covariance="empirical", batch_size=4, **SGD)
     message = jax.jit(method.local)(jax.random.key(3), server, server.head, data).message
-    features = forward(server.backbone, np.float64(data.x).reshape(len(data.y), -1))[np.asarray(data.mask)]
+    features = reference.features(reference.to_numpy(server), real(data)[0])
     assert_close(message.statistics[1], features.T @ features / len(features))
     messages = random_messages(3, CLASS_COUNTS)
     moments = jnp.eye(FEATURES) * jnp.arange(2.0, 5.0)[:, None, None]
@@ -378,22 +363,8 @@ def test_clients_start_from_the_servers_head_and_deploy_what_they_received():
     head = jax.tree.map(lambda leaf: leaf + 1, head)
     personal = method.personalize(jax.random.key(6), server, head, client())
     jax.tree.map(np.testing.assert_array_equal, personal, {"backbone": server.backbone, "head": head})
-    inputs = np.float64(client().x).reshape(12, -1)
-    logits = forward(jax.tree.map(np.float64, server.backbone), inputs) @ head["kernel"] + head["bias"]
+    logits = reference.logits(reference.to_numpy(personal), real(client())[0])
     np.testing.assert_allclose(method.predict(personal, client().x), logits, rtol=1e-4, atol=1e-5)
-
-
-def test_lambda_may_be_traced():
-    server, data = server_with((2, 2, 2)), client()
-
-    def trained(lam):
-        method = make_method(fedpac, tiny_model(), lam=lam, batch_size=20, epochs=2)
-        return method.local(jax.random.key(0), server, server.head, data).message.backbone.value
-
-    trained = jax.jit(trained)
-    swept = jax.vmap(trained)(jnp.array([0.0, 2.0]))
-    for index, lam in enumerate([0.0, 2.0]):
-        assert_close(jax.tree.map(lambda leaf, index=index: leaf[index], swept), trained(lam))
 
 
 # --- prototype weights ----------------------------------------------------------------------------------------------

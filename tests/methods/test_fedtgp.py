@@ -6,14 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from problems import CLASSES, FEATURES, tiny_model
-from trees import assert_same, row
+from problems import CLASSES, FEATURES
+from trees import row
 
-from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.fedproto import Prototypes
 from pfl_jax.methods.fedtgp import adaptive_margin, fedtgp
 from pfl_jax.methods.fedtgp import distances as fedtgp_distances
-from pfl_jax.methods.local import local
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -102,13 +100,6 @@ def test_fedtgp(threshold, inference):
         np.testing.assert_allclose(last.received["loss"][client], losses.mean(), rtol=1e-3)
 
 
-@pytest.mark.slow
-def test_fedtgp_without_alignment_is_local():
-    last, alone = full.run(fedtgp, lam=0.0, inference="head"), full.run(local)
-    assert_same(last.state.clients, alone.state.clients)
-    assert_same((last.received["loss"], last.trained["loss"]), (alone.received["loss"], alone.trained["loss"]))
-
-
 def test_the_margin_counts_only_classes_with_prototypes():
     centroids = jnp.zeros((2, CLASSES, FEATURES)).at[0, 1, 0].set(3.0).at[1, 1, 0].set(5.0).at[0, 2, 0].set(90.0)
     counts = jnp.array([[1.0, 7.0, 0.0], [2.0, 1.0, 0.0]])
@@ -122,8 +113,3 @@ def test_the_margin_counts_only_classes_with_prototypes():
 def test_a_prototype_that_is_reached_has_no_gradient():
     gradient = jax.grad(lambda prototypes: fedtgp_distances(jnp.ones((1, 3)), prototypes).sum())(jnp.ones((1, 3)))
     np.testing.assert_array_equal(gradient, 0.0)
-
-
-def test_an_unknown_inference_is_refused():
-    with pytest.raises(InvalidInput, match="unknown inference 'both'"):
-        fedtgp(tiny_model(), inference="both")

@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 import reference
 from problems import tiny_federation, tiny_model
-from rounds import last_round
 from trees import assert_same, row
 
 from pfl_jax.base import ClientData
 from pfl_jax.data.federated import client_data
-from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
-from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.feddbe import feddbe
 from pfl_jax.methods.feddyn import feddyn
 from pfl_jax.methods.moon import contrastive_loss, moon
@@ -78,21 +75,6 @@ def test_per_fedavg_deals_rows_in_the_order_of_the_data():
     # A part without an example has those of the first row.
     few = deal(batch._replace(mask=jnp.arange(6) < 2), 3, 2)
     assert [one.x[one.mask].tolist() for one in few] == [[70], [10], [10]]
-    with pytest.raises(InvalidInput, match="unknown meta_gradient 'exact'"):
-        per_fedavg(tiny_model(), meta_gradient="exact")
-
-
-# `test_per_fedavg` compares it with float64.
-@pytest.mark.slow
-def test_per_fedavg_without_inner_steps_is_fedavg():
-    # Equal examples on a client, so that all mini-batches are alike; equal sizes, as the server's mean has no weights.
-    data = tiny_federation((16, 16, 16))
-    alike = data._replace(train_index=jnp.broadcast_to(data.train_index[:, :1], data.train_index.shape))
-    same = {"lr": 0.1, "epochs": 2, "momentum": 0.5}
-    got = last_round(per_fedavg, alike, 3, 2, inner_lr=0.0, batch_size=4, meta_gradient="first_order", **same)
-    want = last_round(fedavg, alike, 3, 2, batch_size=8, **same)
-    assert_same(got.state.server, want.state.server)
-    assert_same(got.received["loss"], want.received["loss"])
 
 
 def contrast_gradient(w, x, near, far, temperature):
@@ -167,12 +149,6 @@ def test_feddyn():
     for client, r in enumerate(linear):
         full.assert_model(row(last.state.clients.drift, client), r)
     full.assert_received(last, [w] * 3)
-
-
-def test_feddyns_drift_is_the_mean_over_all_clients():
-    state = last_round(feddyn, tiny_federation(), 5, 3, participation=0.5, lr=0.1, batch_size=8, epochs=2).state
-    assert_same(jax.tree.map(lambda leaf: leaf.mean(0), state.clients.drift), state.server.drift)
-    assert float(jnp.abs(state.server.drift["head"]["kernel"]).max()) > 1e-2
 
 
 def statistics_gradient(w, x, y, bias, consensus, mean, kappa, mean_rate):

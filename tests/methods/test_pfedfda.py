@@ -6,11 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from problems import CLASSES, tiny_model
+from problems import CLASSES
 from scipy import optimize
 
 from pfl_jax.base import ClientData
-from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.pfedfda import Gaussians, best_interpolation, local_gaussians, pfedfda, validation_loss
 from pfl_jax.primitives.holdout import stratified_folds
 
@@ -161,8 +160,3 @@ def test_pfedfda(interpolation):
         np.testing.assert_allclose(last.received["loss"][client], cross_entropy(got, test_y), rtol=3e-3)
         got = scores(reference.features(new[client], test_x), distributions[client], y)
         np.testing.assert_allclose(last.trained["loss"][client], cross_entropy(got, test_y), rtol=3e-3)
-
-
-def test_an_unknown_interpolation_is_refused():
-    with pytest.raises(InvalidInput, match="unknown interpolation 'both'"):
-        pfedfda(tiny_model(), interpolation="both")

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 import reference
 from problems import tiny_federation, tiny_model
-from trees import assert_same, row
+from trees import row
 
 from pfl_jax.base import Cohort
 from pfl_jax.data.federated import client_data
-from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.methods.local import local
 from pfl_jax.methods.pfedgraph import collaboration_graph, cosines, pfedgraph
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
@@ -72,19 +70,6 @@ def test_pfedgraph(alpha):
         full.assert_model(row(last.state.clients.params, client), ws[client], rtol=1e-3, atol=1e-4)
         full.assert_model(row(last.state.clients.reference, client), references[client], rtol=1e-3, atol=1e-4)
     full.assert_received(last, ws, rtol=1e-3, atol=1e-4)
-
-
-def test_pfedgraph_with_a_strong_prior_is_fedavg():
-    last, mean = full.run(pfedgraph, prior=1e7, lam=0.0), full.run(fedavg)
-    for client in range(3):
-        assert_same(row(last.state.clients.params, client), mean.state.server)
-    assert_same((last.received["loss"], last.trained["loss"]), (mean.received["loss"], mean.trained["loss"]))
-
-
-def test_pfedgraph_without_a_prior_is_local():
-    # With one round, in which the clients' changes differ much.
-    last, alone = full.run(pfedgraph, rounds=1, prior=1e-3, lam=0.0), full.run(local, rounds=1)
-    assert_same(last.state.clients.params, alone.state.clients)
 
 
 def test_absent_clients_and_changes_of_zero_have_no_weight():

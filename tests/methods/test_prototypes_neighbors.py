@@ -7,15 +7,12 @@ import numpy as np
 import pytest
 import reference
 from problems import CLASSES, tiny_federation, tiny_model
-from trees import assert_same, row
+from trees import row
 
 from pfl_jax.data.federated import client_data
-from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import METHODS
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedproto import fedproto_g, fedproto_l
 from pfl_jax.methods.knn_per import Datastore, KNNModel, knn_per, neighbor_probabilities
-from pfl_jax.methods.local import local
 from pfl_jax.primitives.holdout import fixed_subset, stratified_folds
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
@@ -27,19 +24,6 @@ pytestmark = pytest.mark.without_f1_auc
 
 
 # Prototypes
-
-
-# `test_fedproto` compares its training with float64.
-@pytest.mark.slow
-@pytest.mark.parametrize("factory", [fedproto_g, fedproto_l])
-def test_fedproto_with_zero_lambda_is_local(factory):
-    last, alone = full.run(factory, lam=0.0, batch_size=8), full.run(local, batch_size=8)
-    own = last.state.clients.params if factory is fedproto_l else last.state.clients
-    assert_same(own, alone.state.clients)
-    assert_same(last.received["loss"], alone.received["loss"])
-    pulled = full.run(factory, lam=5.0, batch_size=8).state.clients
-    pulled = pulled.params if factory is fedproto_l else pulled
-    assert float(jnp.abs(pulled["backbone"]["kernel"] - own["backbone"]["kernel"]).max()) > 1e-3
 
 
 @pytest.mark.parametrize("factory", [fedproto_g, fedproto_l])
@@ -151,11 +135,6 @@ def test_neighbor_probabilities(kernel):
     np.testing.assert_allclose(far.sum(1), 1.0, rtol=1e-5)
     none = store._replace(mask=jnp.zeros(12, bool))
     assert float(neighbor_probabilities(none, jnp.float32(queries), 4, 3, kernel).max()) == 0
-
-
-def test_knn_per_refuses_an_unknown_kernel():
-    with pytest.raises(InvalidInput, match="unknown kernel 'gauss'"):
-        METHODS["knn_per"](tiny_model(), kernel="gauss")
 
 
 def test_a_class_without_neighbors_has_a_finite_loss():

@@ -38,13 +38,6 @@ def test_example_losses():
         )
 
 
-# A row of test_limits.py has it.
-@pytest.mark.slow
-def test_hypcluster_with_one_cluster_is_fedavg():
-    last = full.run(hypcluster, clusters=1, batch_size=8)
-    full.assert_like_fedavg(last, row(last.state.server, 0), batch_size=8)
-
-
 @pytest.mark.parametrize("clusters", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_hypcluster(clusters):
     # Three clients share two clusters, or leave at least two of five empty.
@@ -66,14 +59,6 @@ def test_hypcluster(clusters):
     chosen = [int(np.argmin([full.losses(w, x, y).mean() for w in models])) for x, y in clients]
     assert any(chosen)
     full.assert_received(last, [models[cluster] for cluster in chosen])
-
-
-# `test_fedem` has three learners against float64.
-@pytest.mark.slow
-def test_fedem_with_one_learner_is_fedavg():
-    last = full.run(fedem, learners=1, batch_size=8)
-    full.assert_like_fedavg(last, row(last.state.server, 0), batch_size=8)
-    np.testing.assert_allclose(last.state.clients, 0.0, atol=1e-6)
 
 
 def test_fedem():
@@ -126,12 +111,3 @@ def test_fedem_ft_deploys_tuned_learners():
     assert float(jnp.abs(models["head"]["kernel"] - server["head"]["kernel"]).max()) > 0.05
     # A weight too small for float32 can grow again.
     assert np.isfinite(train(key, server, jnp.array([0.0, -200.0, -200.0]), data).client).all()
-
-
-@pytest.mark.slow
-def test_fedem_ft_trains_like_fedem():
-    plain, tuned = full.run(fedem, rounds=1), full.run(fedem_ft, rounds=1, finetune_epochs=20)
-    assert_same((tuned.state.server, tuned.state.clients), (plain.state.server, plain.state.clients))
-    # Without an epoch only the mixture weights are taken anew: with one learner nothing changes.
-    one, untuned = full.run(fedem, learners=1), full.run(fedem_ft, learners=1, finetune_epochs=0)
-    assert_same(untuned.received["loss"], one.received["loss"])

@@ -127,64 +127,6 @@ def test_vmap_over_clients(form, axes):
     assert_close(actual, gradients(reference)(x, kernel))
 
 
-def test_nested_vmap():
-    shape = (1, 6, 6, 2, 3, 3, 4, 0)
-    x, kernel = problem(shape, clients=(2, 3))
-    actual = jax.jit(jax.vmap(jax.vmap(conv2d)))(x, kernel)
-    expected = [[convolve_by_loops(x[i, j], kernel[i, j], 0) for j in range(3)] for i in range(2)]
-    assert_close(actual, np.asarray(expected))
-
-
-@pytest.mark.parametrize("form", ALL_FORMS)
-@pytest.mark.parametrize("over_clients", ["map", "vmap"])
-def test_descent_in_a_scan(form, over_clients):
-    shape = (2, 8, 8, 1, 5, 5, 4, 1)
-    x, kernel = problem(shape, clients=(2,))
-
-    def descend(convolve):
-        loss = scalar(convolve, 1)
-
-        def client(operands):
-            x, kernel = operands
-
-            def step(kernel, _):
-                return kernel - 0.01 * jax.grad(loss, argnums=1)(x, kernel), loss(x, kernel)
-
-            return jax.lax.scan(step, kernel, length=5)
-
-        over = jax.vmap(client) if over_clients == "vmap" else lambda operands: jax.lax.map(client, operands)
-        return jax.jit(over)
-
-    actual = descend(lambda x, kernel, padding: conv2d(x, kernel, padding, form=form))((x, kernel))
-    assert_close(actual, descend(reference)((x, kernel)), tolerance=1e-4)
-
-
-def test_gradient_through_vmap():
-    shape = (2, 6, 6, 3, 3, 3, 4, 1)
-    x, kernel = problem(shape, clients=(2,))
-
-    def total(convolve):
-        loss = scalar(convolve, 1)
-        return jax.jit(jax.grad(lambda x, kernel: jnp.sum(jax.vmap(loss)(x, kernel)), argnums=(0, 1)))
-
-    assert_close(total(conv2d)(x, kernel), total(reference)(x, kernel))
-
-
-@pytest.mark.parametrize("form", ALL_FORMS)
-def test_clients_on_two_devices(form):
-    mesh = jax.make_mesh((2,), ("clients",), axis_types=(jax.sharding.AxisType.Auto,))
-    x, kernel = problem((2, 6, 6, 3, 3, 3, 4, 1), clients=(4,))
-
-    def gradients(convolve):
-        one = jax.grad(scalar(convolve, 1), argnums=(0, 1))
-        return lambda x, kernel: jax.lax.map(lambda operands: one(*operands), (x, kernel))
-
-    spec = jax.sharding.PartitionSpec("clients")
-    local = gradients(lambda x, kernel, padding: conv2d(x, kernel, padding, form=form))
-    sharded = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec))
-    assert_close(sharded(x, kernel), gradients(reference)(x, kernel))
-
-
 def count_convolutions(fn, *operands):
     return jax.jit(fn).lower(*operands).compile().as_text().count(" convolution(")
 

@@ -18,8 +18,6 @@ from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives import fisher
 from pfl_jax.primitives.losses import cross_entropy, deployed_loss
 
-FLAT_TOO_LATE = nn.Sequential([nn.Conv(4, (3,)), nn.Dense(3)])
-
 KEY, X = jax.random.key(0), jax.random.normal(jax.random.key(1), (4, 8))
 
 
@@ -95,20 +93,6 @@ class NnxNet(nnx.Module):
             x = nnx.tanh(block(x))
         y = self.head(self.norm(x))
         return nnx.log_softmax(y) if self.more else y
-
-
-def merged(params):
-    """The module's own tree of parameters."""
-    return {**params["backbone"], "head": params["head"]}
-
-
-def test_a_module_with_a_backbone_and_a_head():
-    model, module = from_flax(Named(), (8,), 3), Named()
-    params = model.init(KEY)
-    assert params["head"]["kernel"].shape == (5, 3)
-    assert (model.num_features, model.num_classes) == (5, 3)
-    np.testing.assert_array_equal(model.apply(params, X), module.apply({"params": merged(params)}, X))
-    np.testing.assert_array_equal(params["head"]["kernel"], module.init(KEY, X)["params"]["head"]["kernel"])
 
 
 def test_a_head_within_a_part():

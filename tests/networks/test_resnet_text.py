@@ -9,7 +9,7 @@ import pytest
 
 from pfl_jax.base import ClientData
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks import resnet, text
+from pfl_jax.networks import models, resnet, text
 from pfl_jax.networks.models import MODELS, is_convolutional
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
@@ -123,8 +123,13 @@ def test_a_vocabulary_has_a_row_for_each_token_and_bounds():
         (lambda: resnet.resnet8((8, 8, 1), 2, groups=5), "5 groups do not divide the channels 16, 32, 64"),
         (lambda: text.text_mean((8, 8, 1), 2), r"tokens of shape \(length,\)"),
         (lambda: text.text_gru((8,), 2, vocabulary=1), "vocabulary must be at least 2"),
-        (lambda: text.text_gru((8,), 0), "at least one class"),
-        (lambda: MODELS["lenet5"]((8, 8, 1), 2), "too small for lenet5"),
+        *(
+            (lambda name=name: MODELS[name]((11, 11, 1), 2), f"11x11 are too small for {name}")
+            for name in ("lenet5", "fedpac_cnn", "fedavg_cnn")
+        ),
+        (lambda: MODELS["fedpac_cnn"]((784,), 10), "height, width, channels"),
+        (lambda: MODELS["mlp"]((8,), 0), "at least one class"),
+        (lambda: models.mlp((8,), 10, hidden=()), "at least one hidden layer"),
     ],
 )
 def test_refusals(make, message):

@@ -1,19 +1,14 @@
 """Incomplete batches dropped and a fixed order: which examples an epoch takes, and everything that counts its steps."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import tiny_federation, tiny_model
 
 from experiments.cli.request import assignments, parse
-from experiments.run.command import main
-from pfl_jax import simulate
 from pfl_jax.base import ClientData
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.chunking import choose_chunk, unused_shares
@@ -104,20 +99,6 @@ def test_choose_chunk_ignores_dropped_batches():
     assert choose_chunk(counts, **options) < 4
 
 
-def test_scaffold_counts_the_steps_that_it_takes():
-    """c_i+ = (w - w_i) / (S lr) in the first round: with 11 examples in batches of 4, S is 2 in an epoch, not 3."""
-    training = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "batch_size": 4, "epochs": 3, "drop_last": True}
-    method = make_method("scaffold", tiny_model(), **training)
-    examples = client_data(tiny_federation((11,)), 0, "train")
-    key = jax.random.key(0)
-    server = method.init_server(key)
-    result = method.local(key, server, method.init_client(key, server, examples), examples)
-    moved = jax.tree.map(lambda old, new: (old - new) / (6 * 0.1), server.params, result.message.value.params)
-    jax.tree.map(
-        lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6), result.client.trained, moved
-    )
-
-
 @pytest.mark.parametrize("name", ["fedavg", "apfl", "pfedme", "fedrod"])
 def test_every_method_has_the_recipes_batches(name):
     """What an epoch in a fixed order leaves out may be anything."""
@@ -139,18 +120,6 @@ def test_every_method_has_the_recipes_batches(name):
     assert any(np.abs(np.asarray(one) - other).max() > 1e-3 for one, other in zip(same[0], shuffled, strict=True))
 
 
-def test_batches_do_not_depend_on_chunks():
-    method = make_method("fedavg", tiny_model(), lr=0.1, batch_size=4, epochs=2, **RELEASED)
-    federation = tiny_federation()
-    alone, together = (
-        next(simulate.run(method, federation, simulate.Settings(rounds=1, chunk=chunk), jax.random.key(3)))
-        for chunk in (1, None)
-    )
-    got, want = (reference.to_numpy(result.state.server) for result in (together, alone))
-    for name, value in got.items():
-        np.testing.assert_allclose(value, want[name], rtol=1e-4, atol=1e-5)
-
-
 def test_batches_of_presets():
     for dataset in ("cifar100", "cifar10", "fashion_mnist"):
         for method in ("fedas", "fedper", "local"):
@@ -166,18 +135,3 @@ def test_batches_of_presets():
         assert (options.drop_last, options.shuffle) == (False, True)
     options = parse("digits", ["--preset", "fedas"]).options
     assert (options.drop_last, options.shuffle) == (False, True)
-
-
-@pytest.mark.slow
-def test_the_command_line_reaches_the_training(tmp_path, capsys):
-    words = ["--method", "local", "--rounds", "1", "--num-clients", "2", "--train-size", "25", "--test-size", "10"]
-    words += ["--batch-size", "10", "--epochs", "3", "--lr", "0.5", "--no-compilation-cache"]
-    losses = []
-    for number, own in enumerate(([], ["--no-shuffle", "--drop-last"])):
-        out = tmp_path / str(number)
-        assert main("digits", [*words, *own, "--out", str(out)]) == 0
-        losses.append(json.loads((out / "summary.json").read_text())["trained"]["loss"])
-        printed = capsys.readouterr().out
-        assert ("batches in a fixed order" in printed) == ("--no-shuffle" in own)
-        assert ("incomplete batches dropped" in printed) == ("--drop-last" in own)
-    assert len(set(losses)) == 2

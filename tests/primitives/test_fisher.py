@@ -102,26 +102,6 @@ def test_equals_gradients_one_by_one(name):
     np.testing.assert_allclose(per_example[:5], norms, rtol=1e-5)
 
 
-def test_softmax_regression_by_hand():
-    """Eq. 5-6 for a linear classifier: ||(p - e_y) x^T||^2 + ||p - e_y||^2 (the bias), in float64."""
-    model = mlp((3,), 4, hidden=(5,))
-    params = model.init(jax.random.key(0))
-    data = client((3,), 4, size=6, padded=6)
-    weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    x, y = np.asarray(data.x, np.float64), np.asarray(data.y)
-    total = 0.0
-    for example, label in zip(x, y, strict=True):
-        before = example @ weights["backbone"]["fc1"]["kernel"] + weights["backbone"]["fc1"]["bias"]
-        hidden = np.maximum(before, 0)
-        logits = hidden @ weights["head"]["kernel"] + weights["head"]["bias"]
-        error = np.exp(logits) / np.exp(logits).sum()
-        error[label] -= 1
-        below = (weights["head"]["kernel"] @ error) * (before > 0)
-        total += error @ error * (hidden @ hidden + 1) + below @ below * (example @ example + 1)
-    np.testing.assert_allclose(fisher_trace(loss_of(model), params, data, reduction="sum"), total, rtol=1e-5)
-    np.testing.assert_allclose(fisher_trace(loss_of(model), params, data), total / 6, rtol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["mlp", pytest.param("fedpac_color", marks=pytest.mark.slow), "shared"])
 def test_the_diagonal_is_the_mean_of_squared_gradients(name):
     model, shape = build(name)
@@ -141,17 +121,6 @@ def test_the_diagonal_is_the_mean_of_squared_gradients(name):
     np.testing.assert_allclose(
         sum(jnp.sum(leaf) for leaf in jax.tree.leaves(diagonal)), fisher_trace(loss_of(model), params, data), rtol=1e-4
     )
-
-
-def test_padding_and_microbatch_change_nothing():
-    model, shape = build("mlp")
-    params = model.init(jax.random.key(0))
-    data = client(shape, 3, size=7, padded=12)
-    expected = fisher_trace(loss_of(model), params, jax.tree.map(lambda leaf: leaf[:7], data), microbatch=7)
-    noise = jnp.where(data.mask[:, None, None, None], data.x, 1e6)
-    for microbatch in (1, 4, 50):
-        trace = fisher_trace(loss_of(model), params, data._replace(x=noise), microbatch=microbatch)
-        np.testing.assert_allclose(trace, expected, rtol=1e-5)
 
 
 def test_batch_traces():
@@ -179,19 +148,6 @@ def test_batch_traces():
     got = traces(params, five, fixed)
     want = traces(params, visited, LocalTraining(batch_size=4))
     np.testing.assert_allclose(got, want, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_under_vmap_over_clients():
-    model, shape = build("fedpac_gray")
-    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 2))
-    data = jax.tree.map(lambda *leaves: jnp.stack(leaves), client(shape, 3, 3, 4), client(shape, 3, 4, 4, seed=1))
-    traces = jax.jit(jax.vmap(lambda params, data: fisher_trace(loss_of(model), params, data, microbatch=2)))(
-        params, data
-    )
-    for index in range(2):
-        one_params, one_data = jax.tree.map(lambda leaf: leaf[index], (params, data))  # noqa: B023
-        np.testing.assert_allclose(traces[index], one_by_one(model, one_params, one_data).mean(), rtol=1e-5)
 
 
 def test_a_client_without_examples_has_no_information():

@@ -43,18 +43,6 @@ def test_sgd_is_pytorchs_sgd():
     np.testing.assert_allclose(params, w, rtol=1e-6)
 
 
-def test_sgd_takes_traced_hyper_parameters():
-    data = regression(8, 8)
-
-    def train(lr, momentum, decay):
-        training = LocalTraining(lr, momentum, decay, batch_size=4, epochs=2)
-        return training.fit(jax.random.key(0), jnp.zeros(3), data, squared_error)
-
-    traced = jax.vmap(train)(jnp.array([0.1, 0.01]), jnp.array([0.5, 0.0]), jnp.array([1e-3, 0.0]))
-    np.testing.assert_allclose(traced[0], train(0.1, 0.5, 1e-3), rtol=1e-5)
-    np.testing.assert_allclose(traced[1], train(0.01, 0.0, 0.0), rtol=1e-5)
-
-
 @pytest.mark.parametrize("real", [1, 7, 8, 10])
 def test_fit_with_full_batches_is_gradient_descent(real):
     data = regression(10, real)
@@ -91,40 +79,6 @@ def test_every_epoch_sees_every_real_example_once_in_a_new_order():
     assert not np.array_equal(orders[0], orders[1])
     # Full batches first: the last one holds the rest.
     np.testing.assert_array_equal((np.asarray(rows) > 0).sum(1).reshape(epochs, 3), [[4, 4, 3]] * epochs)
-
-
-@pytest.mark.parametrize("transform", ["plain", "jit", "vmap", "map"])
-def test_padding_and_transformations_change_nothing(transform):
-    real = 9
-    small, large = regression(real, real), regression(23, real)
-    large = large._replace(x=large.x.at[:real].set(small.x), y=large.y.at[:real].set(small.y))
-
-    def train(data):
-        return LocalTraining(0.05, 0.5, 0.0, batch_size=4, epochs=3).fit(
-            jax.random.key(3), jnp.ones(3), data, squared_error
-        )
-
-    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), large)
-    got = {
-        "plain": lambda: train(large),
-        "jit": lambda: jax.jit(train)(large),
-        "vmap": lambda: jax.vmap(train)(stacked)[1],
-        "map": lambda: jax.lax.map(train, stacked)[1],
-    }[transform]()
-    np.testing.assert_allclose(got, train(small), rtol=1e-5)
-
-
-def test_clients_under_one_vmap_stop_at_their_own_step_count():
-    data = regression(20, 20)
-    masks = jnp.stack([jnp.arange(20) < 3, jnp.arange(20) < 17])
-
-    def train(mask):
-        training = LocalTraining(0.01, 0.9, 0.0, batch_size=4, epochs=5)
-        return training.fit(jax.random.key(4), jnp.zeros(3), data._replace(mask=mask), squared_error)
-
-    together = jax.vmap(train)(masks)
-    for got, mask in zip(together, masks, strict=True):
-        np.testing.assert_allclose(got, train(mask), rtol=1e-5)
 
 
 def test_a_mask_with_holes_selects_its_rows():
@@ -218,11 +172,6 @@ def test_an_optimizer_that_needs_the_loss_gets_that_of_the_batch():
     )
     with pytest.raises(InvalidInput, match=r"needs more than .* has, a gradient \(.*'value'\): choose another one"):
         fitted(recipe.replace(dp_clip=1.0))
-
-
-def test_an_unknown_optimizer_is_refused():
-    with pytest.raises(InvalidInput, match=r"unknown optimizer 'lion' \(there are sgd, adam, adamw\)"):
-        LocalTraining(optimizer="lion").transformation()
 
 
 def test_a_recipe_is_a_pytree_of_its_numbers():

@@ -4,10 +4,8 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from pfl_jax.base import ClientData
-from pfl_jax.primitives import local_training, losses, tree
+from pfl_jax.primitives import losses, tree
 
 
 def problem(rows=7, classes=4):
@@ -38,13 +36,6 @@ def test_classwise_alignment_adds_up_the_means_of_the_classes():
     assert not to_targets.any()
 
 
-def test_balanced_softmax_with_equal_counts_is_cross_entropy():
-    logits, labels, mask = problem()
-    arguments = jnp.float32(logits), jnp.int32(labels), jnp.asarray(mask)
-    got = losses.balanced_softmax(*arguments, jnp.full(4, 6.0))
-    np.testing.assert_allclose(got, losses.cross_entropy(*arguments), rtol=1e-5)
-
-
 def test_balanced_softmax_leaves_absent_classes_out():
     logits, labels, mask = problem()
     arguments = jnp.float32(logits), jnp.int32(labels), jnp.asarray(mask)
@@ -72,27 +63,3 @@ def test_interpolate():
     np.testing.assert_allclose(tree.interpolate(0.25, left, right)["a"], [4.0, -0.5], rtol=1e-6)
     chex.assert_trees_all_equal(tree.interpolate(1.0, left, right), left)
     chex.assert_trees_all_equal(tree.interpolate(jnp.float32(0.0), left, right), right)
-
-
-def test_fold_visits_every_real_example_once_an_epoch():
-    data = ClientData(x=jnp.arange(10.0), y=jnp.arange(10), mask=jnp.arange(10) < 7)
-
-    def step(carry, batch, key):
-        visits, batches = carry
-        return visits.at[batch.y].add(batch.mask.astype(jnp.int32)), batches + 1
-
-    start = jnp.zeros(10, jnp.int32), jnp.zeros((), jnp.int32)
-    visits, batches = local_training.LocalTraining(batch_size=4, epochs=3).fold(jax.random.key(0), start, data, step)
-    np.testing.assert_array_equal(visits, [3] * 7 + [0] * 3)
-    assert int(batches) == 3 * 2
-
-
-def test_descend_is_one_step_of_the_optimizer():
-    optimizer, params = local_training.sgd(0.1, 0.5), jnp.array([1.0, 2.0])
-    state = optimizer.init(params)
-    for _ in range(2):
-        params, state = local_training.descend(optimizer, jnp.ones(2), (), params, state)
-    # Velocities 1 and 1.5.
-    np.testing.assert_allclose(params, [0.75, 1.75], rtol=1e-6)
-    chex.assert_trees_all_equal_structs(state, optimizer.init(params))
-    assert isinstance(optimizer, optax.GradientTransformation)

@@ -79,16 +79,6 @@ def test_layers_with_steps_of_their_own():
         LocalTraining(optimizer=fixed, **STEPS).fit(KEY, PARAMS["backbone"], DATA, LOSS)
 
 
-def test_a_learning_rate_inside_an_optimizer_may_be_traced():
-    def trained(rate):
-        return LocalTraining(optimizer=optax.adam(rate), **STEPS).fit(KEY, PARAMS, DATA, LOSS)
-
-    rates = jnp.array([0.01, 0.1])
-    several = jax.jit(jax.vmap(trained))(rates)
-    for index, rate in enumerate(rates):
-        assert_same(jax.tree.map(lambda leaf, index=index: leaf[index], several), jax.jit(trained)(rate))
-
-
 def test_a_recipe_is_an_argument_of_a_compiled_program():
     traces = []
 

@@ -198,15 +198,9 @@ def test_every_step_has_noise_of_its_own_and_padding_has_none():
     assert 0.7 < step / (0.1 * 2.0 * 0.5 / 8 * np.sqrt(6)) < 2.5
 
 
-def test_bad_recipes():
-    for values, message in (
-        ({"dp_clip": 0.0}, "dp_clip must be positive, not 0"),
-        ({"dp_clip": 1.0, "dp_noise": -1.0}, "dp_noise must not be negative, not -1"),
-        ({"dp_noise": 1.0}, "dp_noise needs a dp_clip"),
-        ({"dp_clip": float("inf")}, "dp_clip must be finite"),
-    ):
-        with pytest.raises(InvalidInput, match=message):
-            LocalTraining(**values)
+def test_noise_needs_a_limit():
+    with pytest.raises(InvalidInput, match="dp_noise needs a dp_clip"):
+        LocalTraining(dp_noise=1.0)
 
 
 @pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.float16])

@@ -105,14 +105,6 @@ def test_krum_counts_the_nearest_alone():
     assert robust_means.krum(x, jnp.ones(3), 0.34).tolist() == [10.0]
 
 
-def test_trimmed_mean_without_trimming_is_the_mean():
-    x = vectors()
-    trimmed_mean = jax.jit(robust_means.trimmed_mean)
-    for w in (EQUAL, UNEQUAL):
-        got = trimmed_mean(x, jnp.float32(w), 0.0)
-        np.testing.assert_allclose(got, np.average(x, axis=0, weights=w), rtol=1e-5)
-
-
 @pytest.mark.parametrize(("clients", "attackers"), [(10, 4), (5, 2), (12, 5)])
 @pytest.mark.parametrize("weight", [1.0, 37.0, 600.0])
 def test_nothing_of_a_trimmed_client_is_left(clients, attackers, weight):

@@ -137,10 +137,3 @@ def test_cohorts_of_some_hundred_clients_are_solved_by_restricted_programs(monke
     monkeypatch.setattr(simplex_qp, "FEW", CLIENTS // 2)
     monkeypatch.setattr(simplex_qp, "SMALL", CLIENTS - 1)
     np.testing.assert_allclose(solve_in_turn(matrices), [marked, np.full(CLIENTS, 1 / CLIENTS)], rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_restricted_programs_of_a_cohort_of_256_are_the_whole_ones():
-    matrix = distances(np.r_[60.0, np.full(255, 0.1)], clients=256)
-    got = solve_simplex_qp(jnp.asarray(matrix), tolerance=1e-7).weights
-    np.testing.assert_allclose(got, whole(matrix), atol=1e-3)

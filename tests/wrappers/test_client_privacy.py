@@ -14,7 +14,6 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.messages import join, split
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.factories import recipes_of
-from pfl_jax.testing import conformance
 from pfl_jax.wrappers.client_privacy import ClientPrivacy, private_clients
 
 pytestmark = pytest.mark.without_f1_auc
@@ -122,32 +121,10 @@ def test_clients_send_clipped_updates_of_what_they_received(names):
         chex.assert_trees_all_equal_shapes(*results)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedrod", "fedpac"])
-def test_conformance(name):
-    # test_data_use.py has one that is run by default, with private steps.
-    subject = conformance.Subject(METHODS[name], client_clip=0.5, client_noise=0.1)
-    conformance.check_structure(subject)
-    conformance.check_chunks_and_padding(subject)
-    conformance.check_resumption(subject)
-
-
-@pytest.mark.slow
-def test_conformance_in_sweeps_and_with_an_optimizer_of_the_server():
-    subject = conformance.Subject(METHODS["fedavg"], client_clip=0.5, client_noise=0.1, server_optimizer="adam")
-    conformance.check_vmap(subject)
-    conformance.check_devices(subject)
-
-
 def test_other_methods_and_values_are_refused():
     model = tiny_model()
-    for values, message in (
-        ({"client_noise": 1.0}, "client_noise needs a client_clip"),
-        ({"client_clip": 0.0}, "client_clip must be positive, not 0"),
-        ({"client_clip": 1.0, "client_noise": -1.0}, "client_noise must not be negative, not -1"),
-    ):
-        with pytest.raises(InvalidInput, match=message):
-            make_method("fedavg", model, **values)
+    with pytest.raises(InvalidInput, match="client_noise needs a client_clip"):
+        make_method("fedavg", model, client_noise=1.0)
     with pytest.raises(InvalidInput, match="fedproto_g has no hyper-parameter client_clip"):
         make_method("fedproto_g", model, client_clip=1.0)
     wrapped = private_clients(make_method("fedamp", model, **HYPER_PARAMETERS), ClientPrivacy(1.0))

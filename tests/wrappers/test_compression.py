@@ -14,9 +14,8 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.engine.communication import traffic
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import METHODS, make_method
+from pfl_jax.methods import make_method
 from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.testing import conformance
 from pfl_jax.wrappers.compression import Compression, compressed
 
 pytestmark = pytest.mark.without_f1_auc
@@ -139,35 +138,7 @@ def test_bytes(text, backbone):
 
 
 def test_refused():
-    for text in ("gzip", "topk", "topk:0", "topk:1.5", "quantize:1", "quantize:4.5", "quantize:64", "sign:1"):
-        with pytest.raises(InvalidInput, match=r"^compress"):
-            make_method("fedavg", tiny_model(), compress=text)
     method = make_method("pfedhn", tiny_model(), **HYPER_PARAMETERS, compress="sign")
     engine = simulate.build(method, Settings(rounds=1))
     with pytest.raises(InvalidInput, match="compress is for methods that send a Mean"):
         jax.eval_shape(engine.init, tiny_federation(), jax.random.key(0))
-
-
-def test_conformance_with_a_median_of_compressed_messages():
-    subject = conformance.Subject(METHODS["fedper"], compress="quantize:4", server_mean="median")
-    conformance.check_structure(subject)
-    conformance.check_resumption(subject)
-    conformance.check_clients_outside(subject)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", ["topk:0.2", "quantize:8", "sign"])
-@pytest.mark.parametrize("name", ["scaffold", "fedper", "fedpac", "fedas", "fedem", "fedproto_g", "ditto"])
-def test_conformance(name, text):
-    subject = conformance.Subject(METHODS[name], compress=text, server_mean="trimmed:0.3")
-    for check in ("structure", "one_trace", "devices", "clients_outside", "resumption", "seeds"):
-        conformance.CHECKS[check](subject)
-    if text == "topk:0.2":
-        # Two orders of a sum may round to different levels, or have another sign at zero.
-        conformance.check_vmap(subject)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", ["topk:0.2", "quantize:8", "sign"])
-def test_learning(text):
-    conformance.check_learning(conformance.Subject(METHODS["fedper"], compress=text))

@@ -16,7 +16,6 @@ from pfl_jax.messages import received
 from pfl_jax.methods import fedavg, feddbe, fedpac, make_method
 from pfl_jax.methods.factories import recipes_of
 from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.testing import conformance
 from pfl_jax.wrappers import with_server_state
 from pfl_jax.wrappers.client_privacy import ClientPrivacy
 
@@ -94,10 +93,3 @@ def test_other_wrappers_go_around_it(factory, values):
     # Momentum is not seen in the first round.
     chex.assert_trees_all_close(states[0].server.plain, states[1].server, rtol=1e-5, atol=1e-6)
     chex.assert_trees_all_close(states[0].clients, states[1].clients, rtol=1e-5, atol=1e-6)
-
-
-def test_conformance():
-    subject = conformance.Subject(counted_momentum)
-    conformance.check_structure(subject)
-    conformance.check_chunks_and_padding(subject)
-    conformance.check_resumption(subject)

@@ -1,0 +1,55 @@
+"""SCAFFOLD's control variates: whose steps they count, and that they are finite without any."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from trees import assert_same
+
+from pfl_jax.data.federated import client_data
+from pfl_jax.methods import make_method
+from pfl_jax.methods.scaffold import ScaffoldClient, effective_steps, scaffold
+
+KEY = jax.random.key(0)
+
+
+def test_without_a_learning_rate_it_stands_still():
+    @jax.jit
+    def train(lr):
+        method = make_method(scaffold, tiny_model(), **{**HYPER_PARAMETERS, "lr": lr})
+        server = method.init_server(KEY)
+        # As in a later round: controls that are not zero.
+        server = server._replace(control=jax.tree.map(jnp.ones_like, server.control))
+        twice = jax.tree.map(lambda leaf: 2 * leaf, server.control)
+        client = ScaffoldClient(twice, twice)
+        return server, client, method.local(KEY, server, client, client_data(tiny_federation(), 1, "train"))
+
+    server, client, result = train(0.0)
+    assert_same(result.client, client)
+    assert_same(result.message.value.params, server.params)
+    chex.assert_trees_all_equal(result.message.value.control_change, jax.tree.map(jnp.zeros_like, server.control))
+
+
+@pytest.mark.parametrize(("drop_last", "steps"), [(False, (6, 10, 8, 4)), (True, (4, 10, 6, 2))])
+def test_each_clients_own_steps_are_counted(drop_last, steps):
+    """c_i+ = (w - w_i) / (S lr) in the first round, for S steps of batches of 4."""
+    method = make_method(scaffold, tiny_model(), lr=0.05, momentum=0.0, batch_size=4, epochs=2, drop_last=drop_last)
+    server, local = method.init_server(KEY), jax.jit(method.local)
+    for client, own in enumerate(steps):
+        start = ScaffoldClient(server.control, server.control)
+        message = local(KEY, server, start, client_data(tiny_federation(), client, "train")).message.value
+        moved = jax.tree.map(lambda a, b, s=own: (a - b) / (s * 0.05), server.params, message.params)
+        chex.assert_trees_all_close(message.control_change, moved, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9999])
+def test_effective_steps(momentum):
+    velocity = distance = np.float64(0)
+    for steps in range(61):
+        if steps in (0, 1, 60):
+            got = jax.jit(effective_steps)(jnp.int32(steps), momentum)
+            np.testing.assert_allclose(got, distance, rtol=1e-5, atol=1e-6)
+        velocity = momentum * velocity + 1
+        distance += velocity
