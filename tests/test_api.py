@@ -37,7 +37,7 @@ FOLDERS = ("data", "engine", "methods", "networks", "primitives", "testing", "wr
 MODULES = {path.stem for path in ROOT.glob("*.py")} | {
     f"{folder}.{path.stem}" for folder in FOLDERS for path in (ROOT / folder).glob("*.py") if path.stem != "__init__"
 }
-PUBLIC = sorted(MODULES - INTERNAL - {"__init__"}) + ["data", "methods", "networks", "primitives", "testing"]
+PUBLIC = [*sorted(MODULES - INTERNAL - {"__init__"}), "data", "methods", "networks", "primitives", "testing"]
 DOCUMENTED = [f"pfl_jax.{name}" for name in PUBLIC]
 
 HEAVY = {"jaxopt", "matplotlib", "orbax", "sklearn", "tensorflow", "tensorflow_datasets"}

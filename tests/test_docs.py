@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import pytest
 from message_shapes import message_shapes
 
-import pfl_jax
 from experiments.cli.options import Options, flag
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import parse
@@ -116,8 +115,3 @@ def test_commands_are_accepted(capsys):
             ours = [word for word in words if word.startswith("--")]
             assert all(option in known for option in ours if option != "--method"), (module, words)
     assert checked > 20
-
-
-def test_versions_agree():
-    assert f"version: {pfl_jax.__version__}\n" in (ROOT / "CITATION.cff").read_text()
-    assert f"## [{pfl_jax.__version__}]" in (ROOT / "CHANGELOG.md").read_text()

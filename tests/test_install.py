@@ -49,4 +49,4 @@ def test_the_library_alone_is_installed():
 def test_the_version_is_the_packages():
     assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "pfl_jax.__version__"}
     assert f"## [{pfl_jax.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
-    assert (ROOT / "pfl_jax/py.typed").exists()
+    assert f"version: {pfl_jax.__version__}\n" in (ROOT / "CITATION.cff").read_text()

@@ -42,25 +42,9 @@ def test_diabetes(capsys):
         name: int(count) for name, count in zip(found["patients"].client_names, federation.train_count, strict=True)
     }
     assert capsys.readouterr().out == f"{sizes}\n"
-    assert len(sizes) == 8
-    assert min(sizes.values()) >= 25
     assert federation.num_classes == 0
-    assert federation.y.dtype == np.float32
-    assert len(federation.y) == 442
-    assert abs(float(federation.y.std()) - 1) < 1e-5
-
-
-def test_all_examples_are_one_clients():
-    found = names(DIABETES)
-    federation = found["diabetes"]
     together = found["one_client"](federation)
-    assert together.num_clients == 1
-    for split in ("train", "test"):
-        index, count = (np.asarray(getattr(federation, f"{split}_{name}")) for name in ("index", "count"))
-        want = {row for rows, size in zip(index, count, strict=True) for row in rows[:size].tolist()}
-        table = np.asarray(getattr(together, f"{split}_index"))
-        assert set(table[0].tolist()) == want
-        assert getattr(together, f"{split}_count").tolist() == [len(want)] == [table.size]
+    assert together.train_count.tolist() == [federation.train_count.sum()]
 
 
 def test_numbers(capsys):
@@ -72,23 +56,13 @@ def test_numbers(capsys):
 
 
 @needs_fortunes
-def test_fortunes(capsys):
-    found = names(FORTUNES)
-    federation, x, y = found["fortunes"], *(np.asarray(found["fortunes"][index]) for index in (0, 1))
-    assert capsys.readouterr().out == f"{len(found['texts'])} {x.shape} int32\n"
-    assert federation.train_count.tolist() == [75] * federation.num_clients
-    assert x.shape == y.shape
-    # A target is the next input; behind a text there is neither.
-    np.testing.assert_array_equal(np.where(x[:, 1:] > 0, x[:, 1:], -1), y[:, :-1])
-    assert (x > 0).any(axis=1).all()
-    assert x.max() == found["CHARACTERS"] + 1
-
-
-@needs_fortunes
 def test_characters(capsys):
     found = names(FORTUNES, CHARACTERS)
     scores = printed(capsys)
     assert list(scores) == ["local", "fedper", "centralised"]
+    x, y = (np.asarray(found["fortunes"][index]) for index in (0, 1))
+    # A target is the next input; behind a text there is neither.
+    np.testing.assert_array_equal(np.where(x[:, 1:] > 0, x[:, 1:], -1), y[:, :-1])
     # All symbols alike: log 82.
     assert all(of["cross_entropy"] < np.log(found["symbols"]) for of in scores.values())
     # A character is not predicted from itself as the next one.
@@ -101,12 +75,8 @@ def test_characters(capsys):
 
 
 def test_labels(capsys):
-    found = names(LABELS)
+    names(LABELS)
     assert list(printed(capsys)) == ["local", "fedper", "centralised"]
-    assert found["bags"].num_clients == 8
-    words = np.asarray(found["x"]).sum(axis=1)
-    client = np.asarray(found["lengths"] * 8 // len(words))
-    assert all(words[client == number].max() <= words[client == number + 1].min() for number in range(7))
 
 
 def test_own_loss(capsys):
@@ -115,19 +85,8 @@ def test_own_loss(capsys):
     assert list(scores) == ["local", "fedper", "centralised"]
     assert found["model"].task.scores == tasks.CLASSIFICATION.scores
     assert all(of["accuracy"] > 0.3 for of in scores.values())
-    logits, y, mask = np.array([[0.0, 1.0], [2.0, 0.0]]), np.array([0, 0]), np.array([True, False])
-    probability = 1 / (1 + np.e)
-    np.testing.assert_allclose(
-        found["focal"](logits, y, mask), -((1 - probability) ** 2) * np.log(probability), rtol=1e-6
-    )
 
 
 def test_dropout(capsys):
-    found = names(OWN_LOSS.partition("own_loss = ")[0], DROPOUT)
+    names(OWN_LOSS.partition("own_loss = ")[0], DROPOUT)
     assert list(printed(capsys)) == ["local", "fedper", "centralised"]
-    model, x = found["model"], np.asarray(found["digits"].x[:4])
-    params = model.init(jax.random.key(0))
-    batch = found["data"].client_data(found["digits"], 0, "train")
-    one, other = (model.training_features(params["backbone"], batch, jax.random.key(seed))[0] for seed in range(2))
-    assert not np.allclose(one, other)
-    np.testing.assert_array_equal(model.apply(params, x), model.apply(params, x))

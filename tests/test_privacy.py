@@ -126,18 +126,6 @@ def test_delta():
         of(**EXAMPLE, delta=0.0)
 
 
-def mine(model, training=LocalTraining()):
-    base = METHODS["fedavg"](model, training)
-    return base._replace(local=lambda *given: base.local(*given))
-
-
-def test_methods_of_others():
-    (budget,) = of(mine, **EXAMPLE)
-    assert np.isnan(budget.epsilon(3))
-    assert "does not say" in str(budget)
-    assert "outside of LocalTraining.fit" in str(budget)
-
-
 def own_clip(model, training=LocalTraining(), *, client_clip=3.0):
     return METHODS["fedavg"](model, training)
 
@@ -146,11 +134,7 @@ def own_clip(model, training=LocalTraining(), *, client_clip=3.0):
     ("factory", "values", "message"),
     [
         ("fedper", {"dp_clp": 1.0}, r"fedper has no hyper-parameter dp_clp .*; did you mean dp_clip\?"),
-        ("fedpr", EXAMPLE, r"unknown method 'fedpr' .*; did you mean "),
         ("local", {"client_clip": 1.0}, "local has no hyper-parameter client_clip"),
-        (mine, {"client_clip": 1.0}, "mine has no hyper-parameter client_clip"),
-        ("fedavg", {"dp_clip": "1"}, "dp_clip must be a number or None, not '1'"),
-        ("fedavg", {"client_clip": 0.0}, "client_clip must be positive, not 0"),
         (lambda model: None, EXAMPLE, "has no argument training with a default recipe: a method is made by NAME"),
     ],
 )

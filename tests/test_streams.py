@@ -3,7 +3,6 @@
 import ast
 from pathlib import Path
 
-import jax
 import numpy as np
 
 import pfl_jax
@@ -38,13 +37,6 @@ def test_streams_of_one_key_are_distinct():
 def test_no_counter_reaches_a_stream():
     assert np.iinfo(np.int32).max < streams.COUNTER_LIMIT
     assert all(streams.COUNTER_LIMIT <= number <= streams.LARGEST for number in numbers().values())
-
-
-def test_distinct_numbers_give_distinct_keys():
-    key = jax.random.key(0)
-    folded = [*range(1000), *sorted(set(numbers().values()))]
-    keys = {tuple(np.asarray(jax.random.key_data(jax.random.fold_in(key, np.uint32(number))))) for number in folded}
-    assert len(keys) == len(folded)
 
 
 def test_streams_are_named_here_alone():

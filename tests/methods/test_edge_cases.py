@@ -18,10 +18,8 @@ from pfl_jax.methods.fedgh import FedGHMessage
 from pfl_jax.methods.fedproto import Prototypes
 from pfl_jax.methods.fedtgp import FedTGPMessage
 from pfl_jax.methods.floco import fit_projection
-from pfl_jax.methods.knn_per import Datastore, neighbor_probabilities
 from pfl_jax.methods.pfedfda import at_least, shrunk
 from pfl_jax.methods.pfedgraph import collaboration_graph
-from pfl_jax.primitives.head_combination import head_weights
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -140,25 +138,6 @@ def test_each_client_draws_for_itself_and_from_the_others_that_arrived(name, opt
         assert set(chosen[:, own].tolist()) == {11, 22, 33, 44} - {words[own]}
     # With one draw for all, the first two would choose alike half of the time.
     assert np.mean(chosen[:, 0] == chosen[:, 1]) == pytest.approx(2 / 9, abs=0.1)
-
-
-def test_head_weights_without_features_are_those_of_present_clients():
-    weights = head_weights(jnp.zeros((4, 3, 4)), jnp.zeros(4), jnp.array([10, 0, 0, 0]))
-    np.testing.assert_allclose(weights[0], [1, 0, 0, 0], atol=1e-6)
-
-
-@pytest.mark.parametrize("offset", [0.0, 1000.0])
-def test_neighbors_of_features_far_from_zero(offset):
-    generator = np.random.default_rng(0)
-    stored, asked = (np.float32(generator.normal(size=(n, 16)) + offset) for n in (60, 20))
-    labels, mask = generator.integers(0, 3, 60), np.arange(60) < 50
-    found = neighbor_probabilities(Datastore(jnp.array(stored), jnp.array(labels), jnp.array(mask)), asked, 5, 3)
-    distances = np.linalg.norm(asked[:, None].astype(np.float64) - stored[:50], axis=-1)
-    expected = np.zeros((20, 3))
-    for row, away in enumerate(distances):
-        nearest = np.argsort(away)[:5]
-        np.add.at(expected[row], labels[nearest], np.exp(-away[nearest]))
-    np.testing.assert_allclose(found, expected / expected.sum(1, keepdims=True), atol=1e-4)
 
 
 def test_clients_with_equal_overlaps_all_collaborate():

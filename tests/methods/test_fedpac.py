@@ -144,6 +144,7 @@ def test_head_weights_of_simple_cohorts():
     np.testing.assert_allclose(weights(same, [2.0] * 3, [50] * 3), np.full((3, 3), 1 / 3), atol=1e-5)
     np.testing.assert_allclose(weights(same, [2.0, 2.0, 1.0], [10, 30, 20]), [[0.125, 0.375, 0.5]] * 3, atol=1e-4)
     np.testing.assert_allclose(weights(0 * same, [0.0] * 3, [5] * 3), np.full((3, 3), 1 / 3), atol=1e-5)
+    np.testing.assert_allclose(weights(0 * same, [0.0] * 3, [5, 0, 0])[0], [1, 0, 0], atol=1e-6)
     # Far from everyone else: its own head only. Without examples: weight for nobody.
     far = 1e3 * np.eye(4)[:3].reshape(3, 2, 2)
     np.testing.assert_allclose(weights(far, [1.0] * 3, [10] * 3), np.eye(3), atol=1e-5)

@@ -15,8 +15,6 @@ from pfl_jax.methods import make_method
 from pfl_jax.networks import from_flax
 from pfl_jax.networks.flax_modules import check_model
 from pfl_jax.networks.models import MODELS
-from pfl_jax.primitives import fisher
-from pfl_jax.primitives.losses import cross_entropy, deployed_loss
 
 KEY, X = jax.random.key(0), jax.random.normal(jax.random.key(1), (4, 8))
 
@@ -146,35 +144,6 @@ def test_fedas_trains_it(module):
     settings = simulate.Settings(rounds=6, eval_every=6)
     *_, last = simulate.run(method, tiny_federation(), settings, KEY)
     assert last.received["accuracy"].mean() > 0.8
-
-
-@pytest.mark.parametrize(
-    ("model", "shape", "dtype"),
-    [
-        (from_flax(Named(), (8,), 3), (8,), "float32"),
-        (from_flax(Deep(), (8,), 3, head="decoder/out"), (8,), "float32"),
-        pytest.param(MODELS["text_mean"]((6,), 3), (6,), "int32", marks=pytest.mark.slow),
-        pytest.param(MODELS["text_gru"]((6,), 3), (6,), "int32", marks=pytest.mark.slow),
-        pytest.param(MODELS["resnet8"]((8, 8, 1), 3), (8, 8, 1), "float32", marks=pytest.mark.slow),
-    ],
-    ids=["linen", "nested", "text_mean", "text_gru", "resnet8"],
-)
-def test_fisher_traces_without_a_closed_form(model, shape, dtype):
-    """They equal the sum of squared entries of one gradient per example."""
-    x = jax.random.normal(KEY, (3, *shape)) if dtype == "float32" else jax.random.randint(KEY, (3, *shape), 0, 50)
-    y, params = jnp.array([0, 2, 1]), model.init(KEY)
-    data = ClientData(x, y, jnp.array([True, True, False]))
-    loss = deployed_loss(model)
-    assert fisher._closed_form(loss, params, data, 3) is None
-
-    @jax.jit
-    def squared(x, y):
-        gradient = jax.grad(lambda p: cross_entropy(model.apply(p, x[None]), y[None], jnp.ones(1, bool)))(params)
-        return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient))
-
-    want = (squared(x[0], y[0]) + squared(x[1], y[1])) / 2
-    got = jax.jit(lambda data: fisher.fisher_trace(loss, params, data))(data)
-    np.testing.assert_allclose(got, want, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

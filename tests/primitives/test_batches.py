@@ -1,4 +1,4 @@
-"""Incomplete batches dropped and a fixed order: which examples an epoch takes, and everything that counts its steps."""
+"""Which examples a step and an epoch take, and everything that counts steps; a number of them in place of epochs."""
 
 import jax
 import jax.numpy as jnp
@@ -8,61 +8,68 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import tiny_federation, tiny_model
 
+from experiments.cli.effects import relevant_options
 from experiments.cli.request import assignments, parse
+from experiments.run.estimate import examples_visited
+from pfl_jax import Settings, methods, models
 from pfl_jax.base import ClientData
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine.chunking import choose_chunk, unused_shares
+from pfl_jax.engine.chunking import choose_chunk, resolved, unused_shares
+from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 from pfl_jax.primitives.local_training import LocalTraining
 
 RELEASED = {"drop_last": True, "shuffle": False}
 
 
-def taken(n, epochs, key=0, padding=0, batch_size=4, **options):
-    """The examples of each step, epoch by epoch: lists of row numbers."""
-    rows = np.arange(n + padding)
-    most = epochs * -(-n // batch_size)
-    training = LocalTraining(batch_size=batch_size, epochs=epochs, **options)
+def taken(n, key=0, padding=2, **recipe):
+    """The examples of each step: lists of row numbers."""
+    training, rows = LocalTraining(batch_size=4, **recipe), np.arange(n + padding)
 
     def step(carry, batch, key):
         seen, index = carry
         return seen.at[index].set(jnp.where(batch.mask, batch.x, -1)), index + 1
 
-    start = (np.full((most, batch_size), -2), np.int32(0))
-    seen, steps = jax.jit(lambda key, data: training.fold(key, start, data, step))(
+    seen, steps = jax.jit(lambda key, data: training.fold(key, (jnp.full((50, 4), -2), 0), data, step))(
         jax.random.key(key), ClientData(rows, rows, rows < n)
     )
-    assert steps == training.num_steps(n)
+    assert steps == training.num_steps(jnp.int32(n)) == training.num_steps(np.array([n]))[0]
     return [[int(row) for row in batch if row >= 0] for batch in np.asarray(seen)[: int(steps)]]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize(("n", "sizes"), [(11, [4, 4]), (12, [4, 4, 4]), (5, [4]), (3, [3])])
 def test_an_incomplete_batch_is_dropped_unless_it_is_the_only_one(n, sizes, shuffle):
-    batches = taken(n, 2, drop_last=True, shuffle=shuffle)
+    batches = taken(n, epochs=2, drop_last=True, shuffle=shuffle)
     assert [len(batch) for batch in batches] == sizes * 2
-    kept = taken(n, 2, shuffle=shuffle)
+    kept = taken(n, epochs=2, shuffle=shuffle)
     assert sum(map(len, kept)) == 2 * n
 
 
 def test_the_fixed_order_is_the_same_in_all_epochs_runs_and_paddings():
-    batches = taken(11, 2, shuffle=False)
-    assert batches[:3] == batches[3:] == taken(11, 1, key=7, padding=9, shuffle=False)
+    batches = taken(11, epochs=2, shuffle=False)
+    assert batches[:3] == batches[3:] == taken(11, epochs=1, key=7, padding=9, shuffle=False)
     order = [row for batch in batches[:3] for row in batch]
     assert sorted(order) == list(range(11))
     # The rows of a client may be sorted by class: their own order will not do.
     assert order != sorted(order)
-    assert taken(11, 2)[:3] != taken(11, 2)[3:]
+    assert taken(11, epochs=2)[:3] != taken(11, epochs=2)[3:]
 
 
-@pytest.mark.parametrize(("n", "padding"), [(11, 0), (11, 6), (3, 2), (8, 0)])
-def test_always_visited_examples(n, padding):
-    mask = jnp.arange(n + padding) < n
-    visited = np.flatnonzero(LocalTraining(batch_size=4, **RELEASED).always_visited(mask))
-    rows_taken = [row for batch in taken(n, 1, padding=padding, **RELEASED) for row in batch]
-    np.testing.assert_array_equal(visited, sorted(rows_taken))
-    for options in ({}, {"drop_last": True}, {"shuffle": False}):
-        np.testing.assert_array_equal(LocalTraining(batch_size=4, **options).always_visited(mask), mask)
+@pytest.mark.parametrize("n", [11, 3, 8])
+@pytest.mark.parametrize("length", [{"epochs": 1}, {"local_steps": 1}, {"local_steps": 2}, {"local_steps": 7}], ids=str)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_always_visited_examples(n, length, drop_last):
+    mask, recipe = jnp.arange(n + 2) < n, {**length, "drop_last": drop_last}
+    visited = LocalTraining(batch_size=4, shuffle=False, **recipe).always_visited(mask)
+    assert set(np.flatnonzero(visited)) == {row for batch in taken(n, shuffle=False, **recipe) for row in batch}
+    np.testing.assert_array_equal(LocalTraining(batch_size=4, **recipe).always_visited(mask), mask)
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle": False}])
+@pytest.mark.parametrize(("n", "steps"), [(11, 2), (11, 3), (11, 8), (3, 5)])
+def test_steps_are_the_first_of_as_many_epochs_as_they_need(n, steps, options):
+    assert taken(n, local_steps=steps, **options) == taken(n, epochs=8, **options)[:steps]
 
 
 @settings(deadline=None, max_examples=40)
@@ -135,3 +142,67 @@ def test_batches_of_presets():
         assert (options.drop_last, options.shuffle) == (False, True)
     options = parse("digits", ["--preset", "fedas"]).options
     assert (options.drop_last, options.shuffle) == (False, True)
+
+
+# A number of steps in place of epochs
+
+
+def test_all_clients_take_as_many_steps_and_none_without_examples():
+    assert taken(0, local_steps=5) == []
+    np.testing.assert_array_equal(LocalTraining(local_steps=17).num_steps(np.array([0, 1, 1000])), [0, 17, 17])
+    traced = jax.jit(lambda steps: LocalTraining(local_steps=steps).num_steps(jnp.int32(9)))(3)
+    assert traced == 3
+
+
+def test_epochs_and_local_steps_exclude_each_other():
+    with pytest.raises(InvalidInput, match="epochs and local_steps exclude each other"):
+        LocalTraining(epochs=5, local_steps=17)
+    with pytest.raises(InvalidInput, match="exclude each other"):
+        make_method("fedavg", models.mlp((8,), 3), epochs=5, local_steps=17)
+    recipe = LocalTraining(local_steps=17)
+    assert (recipe.epochs, recipe.replace(lr=1.0).local_steps) == (None, 17)
+    assert recipe.replace(epochs=2) == LocalTraining(epochs=2)
+    assert LocalTraining(epochs=2).replace(local_steps=17) == recipe
+    assert LocalTraining().epochs == 5
+    with pytest.raises(InvalidInput, match="local_steps must be at least 1"):
+        LocalTraining(local_steps=0)
+
+
+def test_privacy_counts_a_use_in_every_step():
+    """A client with one mini-batch visits each of its examples in all of them."""
+    model = models.mlp((8,), 3)
+    assert methods.fedavg(model, LocalTraining(local_steps=17)).privacy.passes == 17
+    assert methods.fedrep(model, LocalTraining(local_steps=17), head_epochs=2).privacy.passes == 19
+    assert methods.fedavg(model, LocalTraining(epochs=3)).privacy.passes == 3
+    tuned = methods.fedavg_ft(model, LocalTraining(local_steps=17))
+    assert (tuned.privacy.passes, tuned.privacy.deployment) == (17, 17)
+
+
+def test_clients_of_all_sizes_go_under_one_vmap():
+    model, sizes = models.mlp((8,), 3), np.array([1000, 10, 10, 10])
+
+    def chunk(**recipe):
+        method = methods.fedavg(model, LocalTraining(batch_size=10, **recipe))
+        return resolved(Settings(1), method, sizes, backend="gpu").chunk
+
+    assert (chunk(epochs=1), chunk(local_steps=17)) == (1, 4)
+
+
+SMALL = ["--source", "embedded", "--num-clients", "4", "--rounds", "1", "--train-size", "20", "--batch-size", "10"]
+
+
+def test_the_option_is_in_place_of_epochs():
+    plain, stepped = parse("digits", SMALL), parse("digits", [*SMALL, "--local-steps", "17"])
+    assert stepped.hyper_parameters["epochs"] is None
+    # Results that were stored before there was the option keep their identity, and are no results of this one.
+    known = relevant_options(plain)
+    assert "local_steps" not in known
+    assert known["epochs"] >= 1
+    other = relevant_options(stepped)
+    assert (other["local_steps"], other["epochs"]) == (17, None)
+    assert (plain.visits(3, 60), stepped.visits(3, 60)) == (60 * known["epochs"], 3 * 17 * 10)
+    assert examples_visited(stepped) * 2 == examples_visited(parse("digits", [*SMALL, "--local-steps", "34"]))
+    with pytest.raises(InvalidInput, match="--local-steps cannot be given with --epochs"):
+        parse("digits", [*SMALL, "--local-steps", "17", "--epochs", "2"])
+    with pytest.raises(InvalidInput, match="--local-steps must be at least 1, not 0"):
+        parse("digits", [*SMALL, "--local-steps", "0"])

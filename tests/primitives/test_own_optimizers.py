@@ -134,13 +134,3 @@ def test_every_method_trains_with_it_or_says_why_not(name):
 def test_an_adaptive_share_of_apfl_needs_a_learning_rate():
     with pytest.raises(InvalidInput, match="adaptive alpha of apfl needs lr"):
         METHODS["apfl"](MODEL, LocalTraining(optimizer=optax.adam(0.01)), adaptive=True)
-
-
-def test_the_control_variates_of_scaffold_are_gradients():
-    """Also beside an SGD of optax, of which the recipe does not know the learning rate."""
-    method = METHODS["scaffold"](MODEL, LocalTraining(optimizer=optax.sgd(0.2), **STEPS))
-    server = method.init_server(jax.random.key(1))
-    client = method.init_client(KEY, server, DATA)
-    result = jax.jit(method.local)(KEY, server, client, DATA)
-    want, _ = jax.grad(LOSS, has_aux=True)(server.params, DATA, KEY)
-    assert_same(result.client.trained, want)

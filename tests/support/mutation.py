@@ -1,10 +1,10 @@
 """How many of the mistakes in mutants.toml the tests notice. A tool, not a test:
 
-    python tests/support/mutation.py --out mutation.jsonl [PATH ...]
+    python tests/support/mutation.py [--out mutation.jsonl] [PART ...]
 
-Makes one mistake after another in a copy of the repository and runs the tests that should fail for it. Results are
-appended to the file as they come; a second call goes on where the first one ended. Ends with a table by file and what
-survived. PATH: only files whose path contains it.
+Makes one mistake after another in a temporary copy of the repository and runs the test that should fail for it. Results
+are appended to the file as they come; a second call goes on where the first one ended. Ends with a table by file and
+what survived, and fails if anything did. PART: only mistakes whose file or test has it in its name.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = Path(__file__).with_name("mutants.toml")
 
-COPIED = ("pfl_jax", "experiments", "tests", "pyproject.toml", "README.md")
+COPIED = ("pfl_jax", "experiments", "tests", "docs", "pyproject.toml", "README.md")
 
 BROKEN = ("NameError", "SyntaxError", "ImportError", "IndentationError")
 """A mutant that fails like this is no mistake that anyone could leave in the code."""
@@ -131,13 +131,17 @@ def report(results):
 def main():
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="file of results, one line of JSON each")
+    parser.add_argument("--out", type=Path, default=Path("mutation.jsonl"), help="file of results, a line of JSON each")
     parser.add_argument("--again", action="store_true", help="run what is not killed in the file once more")
     parser.add_argument("--limit", type=float, default=300, help="seconds for one mutant's tests")
     parser.add_argument("--check", action="store_true", help="first see that the tests pass without any mistake")
-    parser.add_argument("paths", nargs="*", help="part of a path")
+    parser.add_argument("parts", nargs="*", help="part of the name of a file or of a test")
     options = parser.parse_args()
-    chosen = [one for one in mutants() if not options.paths or any(path in one.path for path in options.paths)]
+    chosen = [
+        one
+        for one in mutants()
+        if not options.parts or any(part in one.path or part in one.test for part in options.parts)
+    ]
     results = {}
     for line in options.out.read_text().splitlines() if options.out.exists() else []:
         *mutant, state, why = json.loads(line)
@@ -151,10 +155,11 @@ def main():
             print(output)
             if status:
                 sys.exit("the tests fail without any mistake")
-        for mutant in chosen:
+        for number, mutant in enumerate(chosen, 1):
             if mutant not in results:
                 results[mutant] = outcome(root, mutant, options.limit)
-                print(results[mutant][0], mutant.path, mutant.old, "->", mutant.new, flush=True)
+                state = results[mutant][0]
+                print(f"[{number}/{len(chosen)}] {state} {mutant.path}: {mutant.old} -> {mutant.new}", flush=True)
                 with options.out.open("a") as out:
                     print(json.dumps([*mutant, *results[mutant]]), file=out)
     finally:
@@ -162,6 +167,7 @@ def main():
         programs = Path(tempfile.gettempdir()) / f"pfl_jax_tests_{os.environ['PFL_JAX_TESTS']}"
         shutil.rmtree(programs, ignore_errors=True)
     report({mutant: results[mutant] for mutant in chosen})
+    sys.exit(any(results[mutant][0] != "killed" for mutant in chosen))
 
 
 if __name__ == "__main__":
