@@ -49,6 +49,35 @@ gc.set_threshold(100_000, 20, 100)
 inspect.getsourcelines = functools.cache(inspect.getsourcelines)
 
 
+QUICK = (
+    *("test_api", "test_docs", "test_errors", "test_golden", "test_imports", "test_install", "test_lengths"),
+    *("test_messages", "test_method_names", "test_mutants", "test_streams"),
+    *("data/test_arrays", "data/test_federated", "data/test_rows", "engine/test_communication", "engine/test_means"),
+    *("methods/test_data_use", "methods/test_equations", "methods/test_limits", "methods/test_scaffold"),
+    *("primitives/test_batches", "primitives/test_compressors", "primitives/test_feature_statistics"),
+    *("primitives/test_local_training", "primitives/test_losses_aggregation_scores"),
+    *("primitives/test_losses_and_steps", "primitives/test_robust_means"),
+)
+"""Files whose tests `pytest -m quick` runs, less the slow ones: they depend on most of the code, and compile little."""
+
+QUICK_FILES = {Path(__file__).parent / f"{name}.py" for name in QUICK}
+assert all(file.exists() for file in QUICK_FILES)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Reads no other file for `-m quick`: importing all of them takes as long as the tests."""
+    is_file = collection_path.suffix == ".py" and collection_path not in QUICK_FILES
+    return True if is_file and config.option.markexpr == "quick" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks the tests of the files in QUICK."""
+    for item in items:
+        if item.path in QUICK_FILES and not any(map(item.get_closest_marker, ("slow", "lab", "real_data"))):
+            item.add_marker(pytest.mark.quick)
+
+
 MAPS = 20_000
 """Memory maps of a process from which on its compiled programs are dropped; Linux allows it 65,530."""
 

@@ -24,7 +24,6 @@ SHAPES = [
     (1, 4, 5, 32, 3, 2, 2, 4),
     (1, 4, 5, 3, 3, 2, 2, 4),
 ]
-ALL_FORMS = ["auto", *FORMS]
 
 
 def problem(shape, seed=0, clients=()):
@@ -72,8 +71,11 @@ def reference_gradients(shape):
     return jax.jit(jax.grad(scalar(reference, shape[-1]), argnums=(0, 1)))(*problem(shape))
 
 
-@pytest.mark.parametrize("form", ALL_FORMS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+# "auto" is one of the forms, by the number of channels.
+@pytest.mark.parametrize(
+    ("shape", "form"),
+    [*((shape, form) for shape in SHAPES for form in FORMS), (SHAPES[0], "auto"), (SHAPES[5], "auto")],
+)
 def test_convolution_and_gradients(shape, form):
     x, kernel = problem(shape)
     padding = shape[-1]
@@ -95,7 +97,7 @@ def test_few_channels_in_pairs_and_in_bands(shape, bands, monkeypatch):
     assert_close(convolution.FORMS["direct"].convolve(shape[-1], x, kernel), reference(x, kernel, shape[-1]))
 
 
-@pytest.mark.parametrize("form", ALL_FORMS)
+@pytest.mark.parametrize("form", FORMS)
 def test_gradient_of_gradient(form):
     shape = (2, 8, 8, 3, 3, 3, 4, 1)
     x, kernel = problem(shape)
@@ -112,7 +114,7 @@ def test_gradient_of_gradient(form):
     assert_close(actual, second_order(reference)(x, kernel))
 
 
-@pytest.mark.parametrize("form", ALL_FORMS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0)])
 def test_vmap_over_clients(form, axes):
     shape = (2, 8, 8, 16, 5, 5, 4, 1)

@@ -93,7 +93,7 @@ def test_auto_gives_small_programs_to_jaxopt_and_the_rows_it_misses_to_the_inter
     np.testing.assert_array_equal(solve_in_turn(matrices), [marked, marked])
 
 
-@pytest.mark.parametrize("clients", [12, 20, 30])
+@pytest.mark.parametrize("clients", [12, 30])
 @pytest.mark.parametrize("population", [groups_of_clients, lambda clients: random_matrices(clients, clients)])
 def test_jaxopt_solves_every_program_of_a_cohort(population, clients):
     @in_float64
