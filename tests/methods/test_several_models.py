@@ -14,7 +14,7 @@ from pfl_jax.methods import make_method
 from pfl_jax.methods.fedem import fedem
 from pfl_jax.methods.fedem_ft import fedem_ft
 from pfl_jax.methods.hypcluster import hypcluster
-from pfl_jax.primitives.ensembles import example_losses, init_models
+from pfl_jax.primitives.ensembles import init_models
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -25,17 +25,6 @@ def test_initial_models_are_distinct_and_do_not_depend_on_their_number():
     assert_same(row(three, 0), tiny_model().init(jax.random.key(0)))
     kernels = five["backbone"]["kernel"]
     assert all(float(jnp.abs(kernels[i] - kernels[j]).max()) > 0.1 for i in range(5) for j in range(i))
-
-
-def test_example_losses():
-    clients = full.training_examples()
-    models = init_models(tiny_model(), jax.random.key(1), 2)
-    data = client_data(tiny_federation(full.SIZES), 0, "train")
-    got = np.asarray(example_losses(tiny_model(), models, data))[np.asarray(data.mask)]
-    for index in range(2):
-        np.testing.assert_allclose(
-            got[:, index], full.losses(reference.to_numpy(row(models, index)), *clients[0]), rtol=1e-4, atol=1e-5
-        )
 
 
 @pytest.mark.parametrize("clusters", [2, pytest.param(5, marks=pytest.mark.slow)])

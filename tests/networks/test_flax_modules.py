@@ -6,12 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from problems import HYPER_PARAMETERS, tiny_federation
 
-from pfl_jax import simulate, tasks
+from pfl_jax import tasks
 from pfl_jax.base import ClientData
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import make_method
 from pfl_jax.networks import from_flax
 from pfl_jax.networks.flax_modules import check_model
 from pfl_jax.networks.models import MODELS
@@ -113,37 +111,6 @@ def test_an_nnx_module():
     # As the engine calls it.
     each = jax.jit(jax.vmap(lambda params, x: model.apply(params, x[None]), (None, 0)))(params, X)
     np.testing.assert_allclose(each[:, 0], model.apply(params, X), rtol=1e-5)
-
-
-class OfPictures(nn.Module):
-    """Pictures as vectors, one hidden layer."""
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(3, name="head")(nn.tanh(nn.Dense(5)(x.reshape(x.shape[0], -1))))
-
-
-class NnxOfPictures(nnx.Module):
-    """The same for nnx."""
-
-    def __init__(self, rngs):
-        self.first, self.head = nnx.Linear(6, 5, rngs=rngs), nnx.Linear(5, 3, rngs=rngs)
-
-    def __call__(self, x):
-        return self.head(nnx.tanh(self.first(x.reshape(x.shape[0], -1))))
-
-
-@pytest.mark.parametrize(
-    "module",
-    [OfPictures(), pytest.param(lambda rngs: NnxOfPictures(rngs), marks=pytest.mark.slow)],
-    ids=["linen", "nnx"],
-)
-@pytest.mark.without_f1_auc
-def test_fedas_trains_it(module):
-    method = make_method("fedas", from_flax(module, (2, 3, 1), 3), **HYPER_PARAMETERS)
-    settings = simulate.Settings(rounds=6, eval_every=6)
-    *_, last = simulate.run(method, tiny_federation(), settings, KEY)
-    assert last.received["accuracy"].mean() > 0.8
 
 
 @pytest.mark.parametrize(
