@@ -1,4 +1,4 @@
-"""The documentation: every method has its rows, links lead somewhere, commands are accepted, versions agree."""
+"""The documentation: every method has its rows, links lead somewhere, commands are accepted."""
 
 import importlib
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from conftest import QUICK_FILES
 from message_shapes import message_shapes
 
 from experiments.cli.options import Options, flag
@@ -105,3 +106,7 @@ def test_commands_are_accepted(capsys):
             ours = [word for word in words if word.startswith("--")]
             assert all(option in known for option in ours if option != "--method"), (module, words)
     assert checked > 20
+
+
+def test_the_files_of_the_quick_tests_are_there():
+    assert [file.name for file in QUICK_FILES if not file.exists()] == []
