@@ -9,7 +9,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from conftest import QUICK_FILES
 from message_shapes import message_shapes
 
 from experiments.cli.options import Options, flag
@@ -108,5 +107,6 @@ def test_commands_are_accepted(capsys):
     assert checked > 20
 
 
-def test_the_files_of_the_quick_tests_are_there():
-    assert [file.name for file in QUICK_FILES if not file.exists()] == []
+def test_the_files_of_the_quick_tests_are_there(pytestconfig):
+    conftest = pytestconfig.pluginmanager.get_plugin(str(Path(__file__).with_name("conftest.py")))
+    assert [file.name for file in conftest.QUICK_FILES if not file.exists()] == []
