@@ -1,4 +1,4 @@
-"""docs/other-tasks.md: its federations and its comparisons, as they stand."""
+"""docs/other-tasks.md as it stands: two of its comparisons always, and all of them in `pytest -m slow`."""
 
 import re
 from pathlib import Path
@@ -56,6 +56,7 @@ def test_numbers(capsys):
 
 
 @needs_fortunes
+@pytest.mark.slow
 def test_characters(capsys):
     found = names(FORTUNES, CHARACTERS)
     scores = printed(capsys)
@@ -79,6 +80,7 @@ def test_labels(capsys):
     assert list(printed(capsys)) == ["local", "fedper", "centralised"]
 
 
+@pytest.mark.slow
 def test_own_loss(capsys):
     found = names(LABELS.partition("labels = ")[0], OWN_LOSS)
     scores = printed(capsys)
@@ -87,6 +89,7 @@ def test_own_loss(capsys):
     assert all(of["accuracy"] > 0.3 for of in scores.values())
 
 
+@pytest.mark.slow
 def test_dropout(capsys):
     names(OWN_LOSS.partition("own_loss = ")[0], DROPOUT)
     assert list(printed(capsys)) == ["local", "fedper", "centralised"]

@@ -127,13 +127,13 @@ def test_steps_have_the_keys_that_streams_says():
     assert len({tuple(row) for row in words.tolist()}) == 4
 
 
-def test_chunks_padding_devices_and_resumption_change_nothing():
+def test_chunks_padding_and_resumption_change_nothing():
     @functools.wraps(METHODS["fedper"])
     def factory(model, *args, **values):
         return METHODS["fedper"](from_flax(WithoutNorm(), SHAPE, CLASSES), *args, **values)
 
     subject = conformance.Subject(factory)
-    for check in ("chunks_and_padding", "resumption", "devices"):
+    for check in ("chunks_and_padding", "resumption"):
         conformance.CHECKS[check](subject)
 
 
