@@ -1,29 +1,27 @@
-"""Committed results, written: the file of a finished run, see `experiments.run.committed`."""
+"""Committed results, written: the line of a finished run, see `experiments.run.committed`."""
 
 import shlex
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.cell import Cell
 from experiments.cli.effects import result_neutral
 from experiments.cli.options import option_words
 from experiments.cli.own_data import is_file
 from experiments.folder import load
 from experiments.folder.intact import DIGESTS
-from experiments.folder.run_folder import strict_json
 from experiments.folder.version import commit_of, method_version
-from experiments.run.committed import ROOT
+from experiments.lab.queue.planned import PlannedRun
+from experiments.run import committed
 from experiments.run.trackers import LONG
-from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput
 
 
-def keep(folder: Path, place: Path, root: Path = ROOT) -> Path:
+def store(folder: Path, run: PlannedRun, root: Path = committed.ROOT) -> Path:
     """Store the committed result of a finished run's folder.
 
     Args:
       folder: folder of the run.
-      place: path of the file below root, without its ending.
+      run: which one it is.
       root: folder of the committed results.
 
     Returns:
@@ -32,19 +30,15 @@ def keep(folder: Path, place: Path, root: Path = ROOT) -> Path:
     Raises:
       InvalidInput: the folder cannot be read, or the file cannot be written.
     """
-    path = root / place.parent / f"{place.name}.json"
-    make_folder(path.parent)
-    write_text(path, strict_json(distill(folder)))
-    return path
+    return _write(run, distill(folder), root)
 
 
-def keep_divergence(cell: Cell, reason: str, place: Path, root: Path = ROOT) -> Path:
+def store_divergence(run: PlannedRun, reason: str, root: Path = committed.ROOT) -> Path:
     """Store that a run diverged, which is its result in a comparison of learning rates.
 
     Args:
-      cell: the run.
+      run, root: see `store`.
       reason: how it ended.
-      place, root: see `keep`.
 
     Returns:
       The file.
@@ -52,28 +46,14 @@ def keep_divergence(cell: Cell, reason: str, place: Path, root: Path = ROOT) -> 
     Raises:
       InvalidInput: the file cannot be written.
     """
-    path = _divergence(place, root)
-    make_folder(path.parent)
-    version = method_version(cell.request().options.method)
-    write_text(path, strict_json({"command": cell.command(), "version": version, "error": reason}))
-    return path
+    version = method_version(run.cell.request().options.method)
+    return _write(run, {"command": run.cell.command(), "version": version, "error": reason}, root)
 
 
-def has_diverged(cell: Cell, place: Path, root: Path = ROOT) -> bool:
-    """Whether `keep_divergence` was called for a run with today's version of its method.
-
-    Args:
-      cell, place, root: see `keep_divergence`.
-
-    Raises:
-      InvalidInput: the file is damaged.
-    """
-    path = _divergence(place, root)
-    return path.is_file() and load.read_json(path).get("version") == method_version(cell.request().options.method)
-
-
-def _divergence(place: Path, root: Path) -> Path:
-    return root / place.parent / f"diverged-{place.name}.json"
+def _write(run: PlannedRun, record: committed.Record, root: Path) -> Path:
+    file = root / "queue" / f"{run.block}.jsonl"
+    committed.write(file, run.name, record)
+    return file
 
 
 def distill(folder: Path) -> dict[str, Any]:

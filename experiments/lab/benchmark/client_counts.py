@@ -10,8 +10,9 @@ import numpy as np
 
 from experiments.folder.run_folder import METRICS, Evaluation, RunFolder
 from experiments.lab.benchmark import measure
+from experiments.lab.benchmark.child import in_process
 from experiments.lab.benchmark.records import Row, Section
-from experiments.lab.benchmark.workload import Scale, Setup, child
+from experiments.lab.benchmark.workload import Scale, Setup
 from experiments.run.history import History
 from pfl_jax import models, simulate
 from pfl_jax.data import federated
@@ -55,7 +56,7 @@ def client_counts(setup: Setup) -> Section:
         for place in places:
             for clients in counts:
                 setup.notify(f"{method}, {clients} clients, states on {place}, in a process of its own")
-                rows.append(child(setup, "many_states", method=method, clients=clients, place=place))
+                rows.append(in_process(many_states, setup.scale, method=method, clients=clients, place=place))
     note = (
         f"{TRAIN} training examples each, cohort {cohort}, {rounds} rounds of one epoch, mlp; start: initial states "
         f"and first round, whose programs are compiled unless the cache on disk has them; round: median of the others; "

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.lab.benchmark import measure, workload
+from experiments.lab.benchmark.child import in_process
 from experiments.lab.benchmark.jax_rounds import Rounds
 from experiments.lab.benchmark.records import Row, Section
-from experiments.lab.benchmark.workload import Scale, Setup, child
+from experiments.lab.benchmark.workload import Scale, Setup
 from pfl_jax import models, simulate
 from pfl_jax.methods import make_method
 from pfl_jax.primitives.tree import byte_count
@@ -48,7 +49,7 @@ def large_cohorts(setup: Setup) -> Section:
     rows = []
     for one in QUICK if setup.scale == workload.QUICK else ROUNDS:
         setup.notify(f"{one.method}, {one.model}, {one.cohort} of {one.clients} clients, in a process of its own")
-        rows.append(child(setup, "large_cohort", of=one))
+        rows.append(in_process(large_cohort, setup.scale, of=one))
     note = "CIFAR-10's shape; a client trains one step on one batch: of 10 examples (ResNet-18), of 12 (CNN)"
     return Section("Large models and cohorts", rows, note)
 

@@ -1,12 +1,10 @@
 """The machine, its time and memory: interleaved repetitions, peak of matrix products, resident memory."""
 
 import datetime
-import json
 import os
 import platform
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -126,22 +124,3 @@ def _status(name: str, process: str = "self") -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
-
-
-def in_process(kind: str, request: dict[str, Any], **environment: str) -> dict[str, Any]:
-    """JSON that `python -m experiments.lab.benchmark.children KIND REQUEST` prints as its last line.
-
-    A separate process, for its own peak memory and a cold start, with these environment variables on top; RuntimeError
-    with what it wrote to stderr, if it fails.
-    """
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    finished = subprocess.run(
-        [sys.executable, "-m", "experiments.lab.benchmark.children", kind, json.dumps(request)],
-        env=os.environ | {"PYTHONPATH": path} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if finished.returncode:
-        raise RuntimeError(f"{kind} failed:\n{finished.stderr}")
-    return json.loads(finished.stdout.splitlines()[-1])

@@ -1,6 +1,6 @@
-"""Peak memory of 1, 2 and 4 processes on one machine; minutes on two cores.
+"""Peak memory of several processes on one machine, minutes on two cores: they train FedPer over loopback.
 
-The processes train FedPer over loopback on random images in EMNIST's shape; each client has its own images.
+The images are random, in EMNIST's shape; each client has its own.
 """
 
 import contextlib
@@ -11,17 +11,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
 
 import numpy as np
-import tyro
 
-from experiments.cli.exit_codes import leave
-from experiments.cli.parser import at_least_one
-from experiments.lab.benchmark import command, measure
+from experiments.lab.benchmark import measure
+from experiments.lab.benchmark.child import last_line
 from experiments.lab.benchmark.records import Row, Section
+from experiments.lab.benchmark.workload import Setup
 from pfl_jax.errors import InvalidInput
 
 TRAIN, TEST = 180, 20
@@ -29,23 +26,19 @@ _MIB = 2**20
 _NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "test-images-idx3-ubyte", "test-labels-idx1-ubyte")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options(command.Options):
-    """Command line of the comparison."""
-
-    clients: int = 2500
-    """Clients of the federation."""
-    processes: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N...")] = (1, 2, 4)
-    """Numbers of processes to compare."""
-    checkout: Annotated[Path, tyro.conf.arg(metavar="DIR")] = measure.ROOT
-    """Folder of the program that runs; by default this one."""
-
-    def check(self) -> None:
-        """Raise InvalidInput for values that cannot be used."""
-        at_least_one(clients=self.clients, processes=min(self.processes, default=0))
-        if not (self.checkout / "experiments" / "emnist.py").is_file():
-            raise InvalidInput(f"--checkout {self.checkout}: no experiments/emnist.py there")
-        super().check()
+def processes(setup: Setup) -> Section:
+    """Peak memory and seconds by number of processes."""
+    clients, numbers = setup.scale.processes
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as place:
+        images = Path(place, "images")
+        images.mkdir()
+        size = write_images(images, clients)
+        for number in numbers:
+            setup.notify(f"processes: {number}")
+            rows.append(trained(images, clients, number))
+    note = f"FedPer, {clients:,} clients of {TRAIN + TEST} images, {size:,.0f} MiB in all; 2 rounds, a checkpoint"
+    return Section("Memory by number of processes", rows, note)
 
 
 def write_images(folder: Path, clients: int) -> float:
@@ -61,11 +54,10 @@ def write_images(folder: Path, clients: int) -> float:
     return sum(path.stat().st_size for path in folder.iterdir()) / _MIB
 
 
-def trained(checkout: Path, folder: Path, clients: int, number: int) -> Row:
+def trained(folder: Path, clients: int, number: int) -> Row:
     """Figures of one run.
 
     Args:
-      checkout: folder of the program.
       folder: of the images.
       clients: number of clients.
       number: of processes.
@@ -93,7 +85,7 @@ def trained(checkout: Path, folder: Path, clients: int, number: int) -> Row:
         children = [
             subprocess.Popen(
                 [sys.executable, "-m", "experiments", "emnist", *words, str(index)],
-                cwd=checkout,
+                cwd=measure.ROOT,
                 stdout=subprocess.DEVNULL,
                 stderr=error,
             )
@@ -103,7 +95,7 @@ def trained(checkout: Path, folder: Path, clients: int, number: int) -> Row:
         for child, error in zip(children, errors, strict=True):
             if child.returncode:
                 error.seek(0)
-                line = (error.read().strip().splitlines() or ["it wrote nothing"])[-1]
+                line = last_line(error.read())
                 raise InvalidInput(f"one of {number} processes ended with exit code {child.returncode}: {line}")
     row: Row = {"processes": number, "largest peak MiB": max(peaks.values()) / _MIB}
     return row | {"s": time.perf_counter() - began}
@@ -131,35 +123,3 @@ def _family(pid: int) -> list[int]:
         return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
     except OSError:
         return [pid]
-
-
-def compare(options: Options, notify: command.Notify) -> tuple[dict[str, Section], dict[str, Any]]:
-    """Peak memory and seconds by number of processes."""
-    with tempfile.TemporaryDirectory() as place:
-        images = Path(place, "images")
-        images.mkdir()
-        size = write_images(images, options.clients)
-        rows: list[Row] = []
-        for number in options.processes:
-            notify(f"processes: {number}")
-            rows.append(trained(options.checkout, images, options.clients, number))
-    note = (
-        f"FedPer, {options.clients:,} clients of {TRAIN + TEST} images, {size:,.0f} MiB in all; 2 rounds, a checkpoint"
-    )
-    return {"processes": Section("Memory by number of processes", rows, note)}, {}
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-      words: after the module's name; by default those of this process.
-
-    Returns:
-      The exit code, see `exit_codes.exit_code`.
-    """
-    return command.command(Options, "experiments.lab.benchmark.processes", __doc__, words, compare)
-
-
-if __name__ == "__main__":
-    leave(main())

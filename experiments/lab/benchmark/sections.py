@@ -1,24 +1,18 @@
-"""Sections of the benchmark, one function for each name of --only."""
+"""Sections of the benchmark that are measured in its own process, one function for each name of --only."""
 
-import dataclasses
 import functools
 import importlib.util
 import statistics
-import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from experiments.host.jax_config import MATMUL_PRECISION
 from experiments.lab.benchmark import measure, workload
-from experiments.lab.benchmark.client_counts import client_counts as client_counts
 from experiments.lab.benchmark.jax_rounds import Rounds, local_training
-from experiments.lab.benchmark.large_cohorts import large_cohorts as large_cohorts
 from experiments.lab.benchmark.records import Row, Section
-from experiments.lab.benchmark.workload import Setup, child
+from experiments.lab.benchmark.workload import Setup
 from pfl_jax import models
 from pfl_jax.engine import chunking
 
@@ -181,62 +175,3 @@ def waste(setup: Setup) -> Section:
             row[f"auto: {number} {kind}"] = chosen or "all"
         rows.append(row)
     return Section(f"Wasted gradient steps by chunk, Dirichlet 0.1, {devices} devices", rows)
-
-
-def growth(setup: Setup) -> Section:
-    """Time and peak memory from few to many clients, a process for each, and a line fitted to the cohorts' times."""
-    rows = []
-    for clients, participation in setup.scale.growth:
-        setup.notify(f"{clients} clients, participation {participation:g}, in a process of its own")
-        rows.append(child(setup, "growth", clients=clients, participation=participation))
-    cohorts, times = (np.array([row[heading] for row in rows], np.float64) for heading in ("cohort", "s/round"))
-    slope, intercept = np.polyfit(cohorts, times, 1)
-    apart = np.max(np.abs(times / (slope * cohorts + intercept) - 1))
-    note = (
-        f"{setup.scale.growth_examples} examples each; a line through these rounds rises by {slope * 1e3:.1f} ms "
-        f"for each client of the cohort and is within {apart:.0%} of all of them"
-    )
-    return Section("FedPAC from few to many clients", rows, note)
-
-
-def memory_growth(setup: Setup) -> Section:
-    """Memory over many rounds, programs compiled by two starts from an empty cache, and two runs in one process."""
-    setup.notify(f"{setup.scale.memory_growth[0]} small rounds")
-    held = child(setup, "memory_growth")
-    rows: list[Row] = [{"what": f"memory after round {number}", "MiB": mib} for number, mib in held.items()]
-    setup.notify("two starts of the same experiment, and two runs in one process")
-    with tempfile.TemporaryDirectory() as folder:
-        rows += [{"what": f"start {number}"} | start(folder, str(number)) for number in (1, 2)]
-        runs = measure.in_process("runs", {"scale": dataclasses.asdict(setup.scale)}, PFL_JAX_CACHE=f"{folder}/none")
-        rows += [{"what": f"{name} run in one process", "s": seconds} for name, seconds in runs.items()]
-    return Section("Many rounds, second start", rows)
-
-
-def start(folder: str, name: str, method: str = "fedpac") -> Row:
-    """One start of a small experiment, in a folder that has the cache too: programs needed and compiled, seconds."""
-    words = ["digits", "--method", method, "--rounds", "2", "--num-clients", "4", "--out", f"{folder}/{name}"]
-    began = time.perf_counter()
-    counted = measure.in_process("start", {"words": words}, PFL_JAX_CACHE=f"{folder}/cache")
-    return counted | {"s": time.perf_counter() - began}
-
-
-def many_clients(setup: Setup) -> Section:
-    """Thousands of clients with states of their own, a process for each method."""
-    clients, participation, rounds = setup.scale.many_clients
-    rows = []
-    for method in ("fedpac", "fedas"):
-        setup.notify(f"{method}, {clients} clients, in a process of its own")
-        rows.append(child(setup, "many_clients", method=method))
-    note = f"trained: cohorts of the first three and the last three of {rounds} rounds; received: everyone at the end"
-    return Section(f"{clients:,} clients, participation {participation:g}, states on the host", rows, note)
-
-
-def sweep(setup: Setup) -> Section:
-    """Time of a sweep and of its runs one after another in one process, compilation included in both."""
-    rows: list[Row] = []
-    for together, words in ((False, "one after another"), (True, "as a sweep")):
-        setup.notify(f"{setup.scale.sweep[0]} runs {words}")
-        rows.append({"runs": words} | child(setup, "sweep", together=together))
-    alone, swept = rows
-    ratios = {heading.replace("s,", "ratio,"): alone[heading] / swept[heading] for heading in list(alone)[1:]}
-    return Section(f"{setup.scale.sweep[0]} runs of FedPAC", [alone, swept | ratios])

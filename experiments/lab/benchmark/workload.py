@@ -1,9 +1,9 @@
 """Workload of the benchmark: sizes, the federation, the network and its operations."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -36,12 +36,12 @@ class Scale:
     growth_examples: int = 50
     memory_growth: tuple[int, int] = (200, 20)
     """Rounds over which memory must not grow, and the round it is first measured after."""
-    many_clients: tuple[int, float, int] = (10_000, 0.003, 20)
-    """Clients, participation and rounds of the largest federations."""
     client_counts: tuple[tuple[int, ...], int, int, int] = ((1000, 10_000, 100_000), 20, 1000, 40)
     """Numbers of clients, clients of a cohort and of an evaluation, and rounds of runs that differ in size alone."""
     sweep: tuple[int, int, int, int] = (8, 10, 200, 5)
     """Runs, clients of each, examples of a client, and rounds."""
+    processes: tuple[int, tuple[int, ...]] = (2500, (1, 2, 4))
+    """Clients, and the numbers of processes that share them."""
     matmul: int = 2048
     """Rows of the square matrices whose product gives the machine's peak."""
     epochs: int = 5
@@ -63,9 +63,9 @@ QUICK = Scale(
     growth=((4, 1.0), (12, 0.5)),
     growth_examples=10,
     memory_growth=(6, 2),
-    many_clients=(40, 0.1, 3),
     client_counts=((40, 80), 5, 20, 6),
     sweep=(2, 2, 20, 2),
+    processes=(50, (1, 2)),
     matmul=128,
 )
 """For tests: every measurement in seconds, its figures mean nothing."""
@@ -80,6 +80,8 @@ class Setup(NamedTuple):
       chunks: clients under one vmap that are compared, None for all at once; the first one is used everywhere.
       peak: see `measure.matmul_peak`; "memory": see `measure.copy_rate`.
       notify: called with what is measured next.
+      pfllib: folder of PFLlib; None without it.
+      pythons: interpreters, see `__main__.Options`.
     """
 
     scale: Scale
@@ -87,15 +89,12 @@ class Setup(NamedTuple):
     chunks: Sequence[int | None]
     peak: dict[str, float]
     notify: Callable[[str], None]
+    pfllib: Path | None
+    pythons: Sequence[Path]
 
     @property
     def chunk(self) -> int | None:
         return self.chunks[0]
-
-
-def child(setup: Setup, kind: str, **request: Any) -> dict[str, Any]:
-    """Result of a function of `children` in a process of its own."""
-    return measure.in_process(kind, {"scale": dataclasses.asdict(setup.scale)} | request)
 
 
 def usual_chunks() -> tuple[int | None, ...]:
@@ -103,12 +102,18 @@ def usual_chunks() -> tuple[int | None, ...]:
     return (1, 5) if jax.default_backend() == "cpu" else (None, 1, 5)
 
 
-def setup(scale: Scale, chunks: Sequence[int] | None, notify: Callable[[str], None]) -> Setup:
+def setup(
+    scale: Scale,
+    chunks: Sequence[int],
+    notify: Callable[[str], None],
+    pfllib: Path | None = None,
+    pythons: Sequence[Path] = (),
+) -> Setup:
     """Setup with the machine's peak measured; chunks are by default those of the backend."""
     mesh = simulate.client_mesh()
     notify("the peak of matrix products")
     peak = measure.matmul_peak(scale.matmul, mesh) | {"memory": measure.copy_rate()}
-    return Setup(scale, mesh, chunks or usual_chunks(), peak, notify)
+    return Setup(scale, mesh, chunks or usual_chunks(), peak, notify, pfllib, pythons)
 
 
 @functools.cache

@@ -3,9 +3,9 @@
     python -m experiments.lab.fedas_ablation
 
 Two data sets, participation 0.2 and 1, three seeds, eight steps from FedPer to FedAS as released: 96 runs, two hours on
-two quiet cores. Repeating the command resumes where it stopped. Each run leaves a small file in results/fedas_study.
-`python -m experiments.lab.pages` makes the page docs/fedas.md and its figure from these files. --dry-run lists the
-missing runs.
+two quiet cores. Repeating the command resumes where it stopped. Each run leaves a line in results/fedas_ablation.jsonl.
+`python -m experiments.lab.pages` makes the page docs/fedas.md and its figure from them.
+--dry-run lists the missing runs.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,8 @@ from experiments.folder.version import Trust
 from experiments.host.console import print_line
 from experiments.lab.fedas_ablation import steps
 from experiments.lab.fedas_ablation.steps import SOURCES, STEPS, Place
-from experiments.run import batch, cached_runs
+from experiments.run import batch, cached_runs, committed
 
-ROOT = Path(__file__).parents[3]
 SHARES = {f"{share:g}": share for share in steps.PARTICIPATION}
 BY_NAME = {step.name: step for step in STEPS}
 
@@ -43,7 +42,7 @@ class Study(batch.Batch):
     seeds: int = 3
     """Number of seeds, from 0."""
     results: Folder = None
-    """Folder of the records; by default results/fedas_study."""
+    """File of the records; by default results/fedas_ablation.jsonl."""
     accept_other_code: tyro.conf.Suppress[bool] = False
 
     name: ClassVar = "lab.fedas_ablation"
@@ -63,9 +62,9 @@ class Study(batch.Batch):
         return TRUST
 
     @property
-    def root(self) -> Path:
-        """Folder of the records."""
-        return self.results or ROOT / "results/fedas_study"
+    def file(self) -> Path:
+        """File of the records."""
+        return self.results or committed.ROOT / "fedas_ablation.jsonl"
 
     @property
     def places(self) -> list[Place]:
@@ -81,7 +80,7 @@ class Study(batch.Batch):
         return next(place for place in self.places if place.name == job.title)
 
     def seconds(self, job: batch.Job) -> float | None:
-        record = steps.read(self._place(job), self.root)
+        record = steps.read(self._place(job), self.file)
         return None if record is None else record.get("seconds", 0.0)
 
     def state(self, job: batch.Job) -> tuple[str, float]:
@@ -93,10 +92,10 @@ class Study(batch.Batch):
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
         for job in jobs:
             place = self._place(job)
-            steps.write(place, measure(place, job.folder, console), self.root)
+            committed.write(self.file, place.name, measure(place, job.folder, console))
 
     def finish(self, console: Console) -> None:
-        print_line(console, f"all runs are there, in {self.root}")
+        print_line(console, f"all runs are there, in {self.file}")
 
 
 def measure(place: Place, folder: Path, console: Console) -> steps.Record:

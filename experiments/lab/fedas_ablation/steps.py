@@ -1,4 +1,4 @@
-"""Steps between FedPer and FedAS as released, the runs that measure them, and a small file with the curves of each."""
+"""Steps between FedPer and FedAS as released, the runs that measure them, and a record with the curves of each."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ import numpy as np
 from experiments.cli.cell import Cell
 from experiments.cli.request import IN_PLACE
 from experiments.folder import load
-from experiments.folder.run_folder import rounded, strict_json
+from experiments.folder.run_folder import rounded
 from experiments.folder.version import method_version
-from pfl_jax.atomic_write import make_folder, write_text
+from experiments.run import committed
 from pfl_jax.errors import InvalidInput
 
 PARTICIPATION = (0.2, 1.0)
@@ -193,38 +193,22 @@ def _means(rows: np.ndarray, sizes: np.ndarray | None = None) -> list[float | No
     return [rounded(float(mean)) if total > 0 else None for mean, total in zip(means, totals, strict=True)]
 
 
-def read(place: Place, folder: Path) -> Record | None:
+def read(place: Place, file: Path) -> Record | None:
     """Stored record of a run; None if there is none of today's version of its method.
 
     Args:
       place: which run.
-      folder: of all records.
+      file: of all records.
 
     Raises:
       InvalidInput: it cannot be read, or is of another run.
     """
-    path = path_of(place, folder)
-    if not path.exists():
+    record = committed.read(file).get(place.name)
+    if record is None:
         return None
-    record = load.read_json(path)
     if record.get("command") != _command(place):
-        raise InvalidInput(f"{path} is of another run than {_command(place)}: remove it")
+        raise InvalidInput(f"{place.name} in {file} is of another run than {_command(place)}: remove its line")
     return record if record.get("version") == method_version(place.cell.request().options.method) else None
-
-
-def write(place: Place, record: Record, folder: Path) -> None:
-    """Store the record of a run.
-
-    Raises:
-      InvalidInput: it cannot be written.
-    """
-    make_folder(folder)
-    write_text(path_of(place, folder), strict_json(record))
-
-
-def path_of(place: Place, folder: Path) -> Path:
-    """File of a run's record."""
-    return folder / f"{place.name}.json"
 
 
 def value(record: Record, measure: str, average: str, score: str) -> float | None:

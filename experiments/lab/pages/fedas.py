@@ -69,20 +69,20 @@ class Study(NamedTuple):
         return {seed: left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())}
 
 
-def load(folder: Path) -> Study:
+def load(file: Path) -> Study:
     """Load all records of the study.
 
     Raises:
       InvalidInput: one of them cannot be read, or is of another run.
     """
     every = steps.places(list(SOURCES), PARTICIPATION, SEEDS)
-    found = {place: record for place in every if (record := steps.read(place, folder)) is not None}
+    found = {place: record for place in every if (record := steps.read(place, file)) is not None}
     return Study(found)
 
 
 def made(root: Path) -> Made:
     """The page of a checkout, and its picture; InvalidInput if a record cannot be read."""
-    study = load(root / ROOT.name / "fedas_study")
+    study = load(root / ROOT.name / "fedas_ablation.jsonl")
     pictures = {root / FIGURES / f"{FIGURE}.svg": picture(study)} if study.found else {}
     return Made({root / "docs/fedas.md": text(study)}, pictures)
 
