@@ -15,13 +15,12 @@ from experiments.lab import causes, results
 from experiments.lab.pages import compared
 from experiments.lab.pages.compared import SECTIONS, load_released, published_in
 from experiments.lab.pages.picture import METHODS, _series, picture
-from experiments.lab.pages.results import Content, page, readme_table
-from experiments.lab.queue.field import FIELDS, long_run, possible_runs, search_runs
+from experiments.lab.pages.results import page, readme_table
+from experiments.lab.queue.field import FIELDS, possible_runs, search_runs, tuned_run
 from experiments.lab.queue.planned import planned_runs
 from experiments.run import committed
 from experiments.run.committed import Library
 from experiments.tables.comparison import Entry
-from pfl_jax.methods import METHODS as ALL_METHODS
 
 ROOT = committed.ROOT.parent
 RUNS = {run.name: run for run in (*planned_runs(), *possible_runs())}
@@ -49,14 +48,16 @@ def store(tmp_path, name, level, **rounds):
     record["rounds"]["received"]["mean"], record["rounds"]["trained"]["mean"] = means.tolist(), (means - 1).tolist()
     record["rounds"] |= rounds
     record["config"] |= {"procedure": run.cell.procedure} if run.cell.procedure else {}
-    record |= {"commit": None, "summary": {"seconds": 3600.0}}
-    committed.write(tmp_path / f"results/queue/{run.block}.jsonl", name, record)
+    results.store(run, record | {"commit": None, "summary": {"seconds": 3600.0}}, tmp_path / "results")
     shutil.rmtree(folder)
     return means[-1]
 
 
-def content(tmp_path, causes=()):
-    return Content(Library(tmp_path / "results"), list(causes), [])
+def made(tmp_path, causes=(), released=()):
+    """The page, and README's part."""
+    library = Library(tmp_path / "results")
+    found = compared.compared(library, causes)
+    return page(library, found, released), readme_table(library, found)
 
 
 def line_of(text, start, section=None):
@@ -74,7 +75,7 @@ def single(text, paper, table, method):
 def test_a_place_has_ours_the_papers_and_the_difference(tmp_path):
     means = [store(tmp_path, f"{MAIN}/fedpac/seed-{seed}", level) for seed, level in ((0, 89.0), (1, 90.0), (2, 89.5))]
     mean, std = np.mean(means), np.std(means, ddof=1)
-    text = page(content(tmp_path))
+    text = made(tmp_path)[0]
     ends = [one.rounds["received"]["mean"] for one in Library(tmp_path / "results").named.values()]
     last = f"{np.min(ends):.2f} to {np.max(ends):.2f}"
     expected = f"| `fedpac` | {mean:.2f} ± {std:.2f} (3) | 91.83 | {mean - 91.83:+.2f} | {last} | {mean - 1:.2f} |"
@@ -83,7 +84,7 @@ def test_a_place_has_ours_the_papers_and_the_difference(tmp_path):
     # The replication's FedPAC is the same run beside another figure.
     other = single(text, "fedpac_replication", 1, "fedpac (replicated)")
     assert f"| {mean:.2f} ± {std:.2f} (3) | 91.95 | {mean - 91.95:+.2f} |" in other
-    readme = readme_table(content(tmp_path))
+    readme = made(tmp_path)[1]
     assert f"| `fedpac` | {mean:.2f} ± {std:.2f} (3) | 91.83 | {mean - 91.83:+.2f} |" in readme
     # README has all places of the main table, the page no place without a run.
     assert "| `local` | — | 85.68 | — |  |" in readme
@@ -93,13 +94,13 @@ def test_a_place_has_ours_the_papers_and_the_difference(tmp_path):
 def test_only_the_last_evaluations_are_in_the_range(tmp_path):
     values = {"mean": [10.0, *[80.0] * 8, 81.5, 79.25]}
     store(tmp_path, f"{MAIN}/fedper/seed-0", 84.0, round=list(range(11)), received=values, trained=values)
-    assert "| 79.25 | 87.43 | -8.18 | 79.25 to 81.50 |" in single(page(content(tmp_path)), "fedpac", 1, "fedper")
+    assert "| 79.25 | 87.43 | -8.18 | 79.25 to 81.50 |" in single(made(tmp_path)[0], "fedpac", 1, "fedper")
 
 
 def test_a_finished_table_stands_by_itself_and_says_what_collaboration_adds(tmp_path):
     folders = [f"fedpac{name}" for name in ("", "-no-collaboration", "-no-alignment", "-no-alignment-no-collaboration")]
     first, second, *_ = [store(tmp_path, f"{MAIN}/{name}/seed-0", 89.0 - at / 8) for at, name in enumerate(folders)]
-    text = page(content(tmp_path))
+    text = made(tmp_path)[0]
     table = text.split("## FedPAC, Table 2")[1].split("##")[0]
     assert table.count("| `fedpac") == 4
     assert f"adds {first - second:.2f} points to the alignment alone here, and 2.09 in the paper: that" in table
@@ -121,7 +122,7 @@ def test_it_counts_what_agrees_and_what_is_known_of_the_rest(tmp_path):
     assert cause.options == ("--finetune-epochs", "10")
 
     def verdict():
-        text = page(content(tmp_path, [cause]))
+        text = made(tmp_path, [cause])[0]
         total = sum(len(published_in(section)) for section in SECTIONS)
         assert total == 92
         starts = (
@@ -136,7 +137,7 @@ def test_it_counts_what_agrees_and_what_is_known_of_the_rest(tmp_path):
         assert (counts[0], counts[-1]) == (1, 1)
         assert single(text, "fedpac", 1, "lg_fedavg").endswith("|  |")
         assert single(text, "fedpac", 1, "ditto").endswith("| open |")
-        (row,) = [line for line in readme_table(content(tmp_path, [cause])).splitlines() if "`fedbabu`" in line]
+        (row,) = [line for line in made(tmp_path, [cause])[1].splitlines() if "`fedbabu`" in line]
         last = single(text, "fedpac", 1, "fedbabu").split("|")[-2].strip()
         name = last.partition(":")[0]
         assert row.endswith(f"| {name} |")
@@ -148,13 +149,11 @@ def test_it_counts_what_agrees_and_what_is_known_of_the_rest(tmp_path):
     for level, name in ((88.0, "supported"), (80.0, "refuted")):
         mean = store(tmp_path, f"{MAIN}/fedbabu-finetune-epochs-10/seed-0", level)
         assert verdict() == f"{name}: {cause.cause} `--finetune-epochs 10`: {mean:.2f} ({mean - 89.68:+.2f})."
-    text = page(content(tmp_path))
-    assert f"{len(planned_runs()) - 4} of {len(planned_runs())} runs of the queue are left" in text
-    readme = readme_table(content(tmp_path))
+    readme = made(tmp_path)[1]
     assert "3 of 92 published Fashion-MNIST accuracies have a run, from 3 runs; 1 of them" in readme
     # The same run in three tables and the replication's.
     store(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
-    assert "7 of 92 published Fashion-MNIST accuracies have a run, from 4 runs" in readme_table(content(tmp_path))
+    assert "7 of 92 published Fashion-MNIST accuracies have a run, from 4 runs" in made(tmp_path)[1]
 
 
 def test_one_time_of_fedpac_everywhere():
@@ -182,10 +181,10 @@ def test_a_tuned_method_has_the_learning_rate_that_validation_chooses(tmp_path):
     means = [validated(tmp_path, run, *level) for run, level in zip(tried, levels, strict=True)]
     # Another method has not finished.
     store(tmp_path, search_runs("field-digits", "local")[0].name, 99.0)
-    text = page(content(tmp_path))
+    text = made(tmp_path)[0]
     start = f"| `ditto` | {FIELDS['field-digits'].rates[1]} | 75.00 |"
     assert line_of(text, start, "All methods") == f"{start} {means[1]:.2f} | {means[1] - 1:.2f} |"
-    assert f"{len(tried) + 1} of" in text.split("### digits")[1]
+    assert f"{len(tried) + 1} runs have finished" in text.split("### digits")[1]
     assert "| `local` " not in text.split("### digits")[1].split("###")[0]
 
 
@@ -196,31 +195,30 @@ def test_a_tuned_method_has_the_mean_of_its_seeds(tmp_path):
     means = [validated(tmp_path, run, 80.0, 75 if index == position else 70) for index, run in enumerate(tried)]
     seeds = [means[position]]
     for seed, level in ((1, 82.0), (2, 83.0)):
-        seeds.append(store(tmp_path, long_run("field-digits", "fedpac", rates[position], seed).name, level))
+        seeds.append(store(tmp_path, tuned_run("field-digits", "fedpac", rates[position], seed).name, level))
     start, spread = f"| `fedpac` | {rates[position]} | 75.00 |", f"± {np.std(seeds, ddof=1):.2f} (3)"
-    text = page(content(tmp_path))
+    text = made(tmp_path)[0]
     assert line_of(text, start, "All methods") == (
         f"{start} {np.mean(seeds):.2f} {spread} | {np.mean(seeds) - 1:.2f} {spread} |"
     )
-    assert f"{len(tried)} of" in text.split("### digits")[1]
+    assert f"{len(tried) + 2} runs have finished" in text.split("### digits")[1]
 
 
-def test_a_shorter_search_chooses_the_rate_of_the_long_run(tmp_path):
+def test_a_shorter_search_chooses_the_rate_of_the_tuned_run(tmp_path):
     searches = search_runs("field", "ditto")
     for run, validation in zip(searches, (60, 75, 70), strict=True):
         validated(tmp_path, run, 80.0, validation)
-    section = page(content(tmp_path)).split("### fashion_mnist")[1]
+    section = made(tmp_path)[0].split("### fashion_mnist")[1]
     assert "compared after 20 rounds, to save time" in section
     # Without a run of all rounds there is nothing to compare.
     assert "| `ditto` |" not in section
     rate = FIELDS["field"].rates[1]
-    mean = store(tmp_path, long_run("field", "ditto", rate).name, 85.0)
-    text = page(content(tmp_path))
+    mean = store(tmp_path, tuned_run("field", "ditto", rate).name, 85.0)
+    text = made(tmp_path)[0]
     assert (
         line_of(text, "| `ditto` | 0", "All methods") == f"| `ditto` | {rate} | 75.00 | {mean:.2f} | {mean - 1:.2f} |"
     )
-    total = len(ALL_METHODS) * (len(searches) + 1) + 20
-    assert f"{len(searches) + 1} of {total} runs" in text.split("### fashion_mnist")[1]
+    assert f"{len(searches) + 1} runs have finished" in text.split("### fashion_mnist")[1]
 
 
 BEST = {"received": 71.5, "trained": 73.25}
@@ -230,10 +228,10 @@ def test_fedas_columns_are_pooled_as_its_tables_are(tmp_path):
     place = "fashion_mnist-20-clients-dirichlet-beta=0.1-participation=0.2/fedas/seed-0"
     for method in ("fedper", "fedala", "fedavg", "fedas"):
         # A setting is shown once all its methods have a run.
-        assert "FedAS's Dirichlet partitions" not in page(content(tmp_path))
+        assert "FedAS's Dirichlet partitions" not in made(tmp_path)[0]
         pooled = {protocol: {"pooled": [best - 2, best, best - 1]} for protocol, best in BEST.items()}
         store(tmp_path, place.replace("fedas", method), 80.0, **pooled)
-    line = line_of(page(content(tmp_path)), "| 0.1 | 0.2 |", "FedAS's Dirichlet partitions")
+    line = line_of(made(tmp_path)[0], "| 0.1 | 0.2 |", "FedAS's Dirichlet partitions")
     assert line == f"| 0.1 | 0.2 |{' 71.50 / 73.25 |' * 4}"
 
 
@@ -241,7 +239,7 @@ def test_released_code_stands_beside_ours(tmp_path):
     released, _ = load_released(committed.ROOT)
     assert (released.row.paper, released.row.table, released.row.method) == ("fedpac", 1, "fedpac")
     mean = store(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
-    text = page(Content(Library(tmp_path / "results"), [], [released]))
+    text = made(tmp_path, released=[released])[0]
     assert line_of(text, "| 200 |") == (
         f"| 200 | {mean:.2f} | 91.3 | {mean - 91.3:+.2f} | {mean - 1:.2f} | 91.2 | {mean - 1 - 91.2:+.2f} |"
     )

@@ -49,8 +49,6 @@ class Options:
     """File of measurements, a line of JSON for each section; those that are measured take the place of older ones."""
     quick: Switch = False
     """Tiny sizes, which only show that it runs."""
-    chunks: Annotated[tuple[int, ...], tyro.conf.arg(metavar="M...")] = ()
-    """Clients under one vmap to compare, the first one everywhere."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SECTION...", help=HELP_ONLY)] = ()
     pfllib: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Clone of PFLlib, for the section of this name."""
@@ -60,8 +58,6 @@ class Options:
     def check(self) -> None:
         """Raise InvalidInput for values that cannot be used."""
         choose("section", self.only, SECTIONS)
-        if self.chunks and min(self.chunks) < 1:
-            raise InvalidInput(f"--chunks must be at least 1, not {min(self.chunks)}")
         if "pfllib" in self.only and not (self.pfllib and (self.pfllib / "system/main.py").is_file()):
             raise InvalidInput(f"--pfllib {self.pfllib}: no system/main.py there; name a clone of PFLlib")
         if self.out is not None and not os.access(self.out.absolute().parent, os.W_OK):
@@ -79,18 +75,20 @@ def benchmark(options: Options, console: Console) -> None:
     from experiments.host import jax_config
     from experiments.lab.benchmark import measure, workload
     from experiments.lab.benchmark.records import store
+    from pfl_jax import simulate
 
     jax_config.prepare_jax()
     machine = measure.machine()
     print_line(console, headline(machine))
-    setup = workload.setup(
-        workload.QUICK if options.quick else workload.FULL,
-        options.chunks,
-        lambda what: print_line(console, f"[{time.perf_counter() - began:4.0f} s] {what}", "dim"),
-        options.pfllib,
-        options.pythons,
-    )
-    machine |= {"quick": options.quick, "peak": setup.peak, "operations": workload.operations()}
+    scale, mesh = workload.QUICK if options.quick else workload.FULL, simulate.client_mesh()
+
+    def notify(what: str) -> None:
+        print_line(console, f"[{time.perf_counter() - began:4.0f} s] {what}", "dim")
+
+    notify("the peak of matrix products")
+    peak = measure.matmul_peak(scale.matmul, mesh)
+    setup = workload.Setup(scale, mesh, peak, notify, options.pfllib, options.pythons)
+    machine |= {"quick": options.quick, "peak": peak}
     for name, module in SECTIONS.items():
         if name in (options.only or USUAL):
             measured = getattr(importlib.import_module(f"experiments.lab.benchmark.{module}"), name)

@@ -29,8 +29,6 @@ PLACES = {"fedavg": ("host",), "fedpac": ("host", "disk"), "fedas": ("host", "di
 TRAIN, TEST, POOL, CLASSES, SHAPE = 50, 10, (50_000, 10_000), 10, (8, 8, 1)
 """Training and test examples of a client and of the pool that they are drawn from, and what they are like."""
 
-_MIB = 2**20
-
 
 def federation(clients: int) -> FederatedData:
     """Clients with synthetic examples of two neighboring classes each, which others may have too."""
@@ -94,7 +92,7 @@ def many_states(scale: Scale, method: str, clients: int, place: simulate.StateOn
         row: Row = {"method": method, "states on": place if size else "", "clients": clients}
         row |= {"s, data": made, "s, start": times[0], "ms/round": 1e3 * usual}
         row |= {"s/evaluation": evaluation, **_written(last, np.asarray(data.test_count), folder)}
-    return row | {"states MiB": size / _MIB, "peak MiB": peak / _MIB}
+    return row | {"states MiB": size / measure.MIB, "peak MiB": peak / measure.MIB}
 
 
 def _written(last: simulate.RoundResult, counts: np.ndarray, folder: Path) -> dict[str, float]:

@@ -17,8 +17,6 @@ from experiments.lab.benchmark.workload import Scale, Setup
 from pfl_jax import models, simulate
 from pfl_jax.methods import make_method
 
-_MIB = 2**20
-
 
 def growth(setup: Setup) -> Section:
     """Time and peak memory from few to many clients, a process for each, and a line fitted to the cohorts' times."""
@@ -40,14 +38,12 @@ def growing(scale: Scale, clients: int, participation: float) -> Row:
     """Time and memory of FedPAC's rounds over a federation of this many clients, and of its cohort trained alone."""
     mesh = simulate.client_mesh()
     data = workload.federation(clients, scale.growth_examples)
-    rounds = Rounds(
-        workload.method("fedpac", scale), data, participation=participation, chunk=workload.usual_chunks()[0], mesh=mesh
-    )
+    rounds = Rounds(workload.method("fedpac", scale), data, participation)
     rounds.round()
     evaluation = measure.seconds(rounds.evaluate)
     peak = measure.peak_memory()
     alone = local_training(
-        data, scale, clients=rounds.cohort_size, epochs=scale.epochs, chunk=workload.usual_chunks()[0], mesh=mesh
+        data, scale, clients=rounds.cohort_size, epochs=scale.epochs, chunk=workload.usual_chunk(), mesh=mesh
     )
     alone()
     times = measure.medians(scale.repetitions[1], {"round": rounds.round, "alone": alone})
@@ -58,7 +54,7 @@ def growing(scale: Scale, clients: int, participation: float) -> Row:
         "trained alone, s": times["alone"],
         "ratio": times["round"] / times["alone"],
         "s/evaluation": evaluation,
-        "peak MiB": peak / _MIB,
+        "peak MiB": peak / measure.MIB,
     }
 
 
@@ -87,7 +83,7 @@ def resident(scale: Scale) -> Row:
         for result in simulate.run(method, data, settings, jax.random.key(0), mesh=simulate.client_mesh(), donate=True)
     }
     found = {number: held[number] for number in (early, last)}
-    return {str(number): None if size is None else size / _MIB for number, size in found.items()}
+    return {str(number): None if size is None else size / measure.MIB for number, size in found.items()}
 
 
 def start_in(folder: str, name: str, method: str = "fedpac") -> Row:
@@ -122,7 +118,7 @@ def start(words: list[str]) -> Row:
 def two_runs(scale: Scale) -> Row:
     """Seconds of two short runs with one engine, with another key, in the same process."""
     data, method = workload.federation(10, 20), workload.method("fedpac", scale, epochs=1)
-    settings = simulate.Settings(rounds=2, chunk=workload.usual_chunks()[0])
+    settings = simulate.Settings(rounds=2, chunk=workload.usual_chunk())
     mesh, found = simulate.client_mesh(), {}
     engine = simulate.build(method, settings, mesh).jit(mesh)
     for seed, name in enumerate(("first", "second")):
@@ -148,7 +144,7 @@ def swept(scale: Scale, together: bool) -> Row:
     """FedPAC with several strengths of its alignment and several seeds: as one sweep, or one run after another."""
     runs, clients, examples, rounds = scale.sweep
     data = workload.federation(clients, examples)
-    settings = simulate.Settings(rounds=rounds, chunk=workload.usual_chunks()[0])
+    settings = simulate.Settings(rounds=rounds, chunk=workload.usual_chunk())
     strengths, seeds = [0.1 * 2 ** (run // 2) for run in range(runs)], [run % 2 for run in range(runs)]
 
     def make(lam):

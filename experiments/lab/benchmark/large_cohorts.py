@@ -14,8 +14,6 @@ from pfl_jax import models, simulate
 from pfl_jax.methods import make_method
 from pfl_jax.primitives.tree import byte_count
 
-_MIB = 2**20
-
 
 class Large(NamedTuple):
     """A round of one local epoch on CIFAR-10's shape, with one batch for each client.
@@ -62,30 +60,22 @@ def large_cohort(scale: Scale, of: Sequence[Any]) -> Row:
     and the programs are not in it.
     """
     method, name, clients, cohort, examples = Large(*of)
-    mesh = simulate.client_mesh()
     data = workload.federation(clients, examples, "cifar10")
     model = models.MODELS[name]((32, 32, 3), 10)
     before = measure.peak_memory()
     rates = {"lr": 0.01, "momentum": 0.5, "batch_size": examples, "epochs": 1}
-    rounds = Rounds(
-        make_method(method, model, **rates),
-        data,
-        participation=cohort / clients,
-        chunk=workload.usual_chunks()[0],
-        mesh=mesh,
-        evaluation=False,
-    )
+    rounds = Rounds(make_method(method, model, **rates), data, cohort / clients, evaluation=False)
     rounds.round()
     seconds, size = measure.seconds(rounds.round), byte_count(jax.eval_shape(model.init, jax.random.key(0)))
     states = byte_count(rounds.state.clients)
-    held = mesh.size * (6 * size + 2 * states + byte_count(data))
+    held = simulate.client_mesh().size * (6 * size + 2 * states + byte_count(data))
     return {
         "method": method,
         "model": name,
         "parameters, million": size / 4e6,
         "cohort": cohort,
         "s/round": seconds,
-        "on paper MiB": held / _MIB,
-        "peak MiB": measure.peak_memory() / _MIB,
-        "before the round MiB": before / _MIB,
+        "on paper MiB": held / measure.MIB,
+        "peak MiB": measure.peak_memory() / measure.MIB,
+        "before the round MiB": before / measure.MIB,
     }

@@ -22,7 +22,7 @@ from experiments.lab.benchmark import measure, workload
 from experiments.lab.benchmark.child import last_line
 from experiments.lab.benchmark.jax_rounds import Rounds
 from experiments.lab.benchmark.records import Row, Section
-from experiments.lab.benchmark.workload import Setup
+from experiments.lab.benchmark.workload import Scale, Setup
 from pfl_jax import models
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.errors import InvalidInput
@@ -49,7 +49,7 @@ def pfllib(setup: Setup) -> Section:
         write_clients(root / "dataset" / "FashionMNIST", data)
         copy_programs(setup, root)
         for their_name, (name, own) in METHODS.items():
-            play, seconds = ours(setup, data, name, own), {"PFLlib": [], "pfl_jax": []}
+            play, seconds = ours(scale, data, name, own), {"PFLlib": [], "pfl_jax": []}
             for number in range(scale.repetitions[1]):
                 setup.notify(f"{their_name}, {number + 1} of {scale.repetitions[1]}")
                 seconds["PFLlib"].append(statistics.median(theirs(setup, root, their_name)))
@@ -108,11 +108,11 @@ def theirs(setup: Setup, root: Path, name: str) -> Sequence[float]:
     return times[1:]
 
 
-def ours(setup: Setup, data: FederatedData, name: str, own: dict[str, Any]) -> Callable[[], None]:
+def ours(scale: Scale, data: FederatedData, name: str, own: dict[str, Any]) -> Callable[[], None]:
     """One round of pfl_jax on all clients, compiled."""
-    scale, model = setup.scale, models.fedavg_cnn(data.x.shape[1:], 10)
+    model = models.fedavg_cnn(data.x.shape[1:], 10)
     rates = {"lr": scale.lr, "momentum": 0.0, "weight_decay": 0.0, "batch_size": scale.batch_size, "epochs": 1}
     method = make_method(name, model, **rates, **own)
-    rounds = Rounds(method, data, participation=1.0, chunk=1, mesh=setup.mesh, evaluation=False)
+    rounds = Rounds(method, data, evaluation=False)
     rounds.round()
     return rounds.round

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.lab.benchmark import measure
-from pfl_jax import models, simulate
+from pfl_jax import models
 from pfl_jax.base import Method, Model
 from pfl_jax.data import federated, partition, sources
 from pfl_jax.data.federated import FederatedData
@@ -77,8 +76,7 @@ class Setup(NamedTuple):
     Attributes:
       scale: how large everything is.
       mesh: of all devices.
-      chunks: clients under one vmap that are compared, None for all at once; the first one is used everywhere.
-      peak: see `measure.matmul_peak`; "memory": see `measure.copy_rate`.
+      peak: see `measure.matmul_peak`.
       notify: called with what is measured next.
       pfllib: folder of PFLlib; None without it.
       pythons: interpreters, see `__main__.Options`.
@@ -86,34 +84,15 @@ class Setup(NamedTuple):
 
     scale: Scale
     mesh: Mesh
-    chunks: Sequence[int | None]
     peak: dict[str, float]
     notify: Callable[[str], None]
     pfllib: Path | None
     pythons: Sequence[Path]
 
-    @property
-    def chunk(self) -> int | None:
-        return self.chunks[0]
 
-
-def usual_chunks() -> tuple[int | None, ...]:
-    """Clients under one vmap to compare on this backend, the first one everywhere; None for all at once."""
-    return (1, 5) if jax.default_backend() == "cpu" else (None, 1, 5)
-
-
-def setup(
-    scale: Scale,
-    chunks: Sequence[int],
-    notify: Callable[[str], None],
-    pfllib: Path | None = None,
-    pythons: Sequence[Path] = (),
-) -> Setup:
-    """Setup with the machine's peak measured; chunks are by default those of the backend."""
-    mesh = simulate.client_mesh()
-    notify("the peak of matrix products")
-    peak = measure.matmul_peak(scale.matmul, mesh) | {"memory": measure.copy_rate()}
-    return Setup(scale, mesh, chunks or usual_chunks(), peak, notify, pfllib, pythons)
+def usual_chunk() -> int | None:
+    """Clients under one vmap on this backend; None for all at once."""
+    return 1 if jax.default_backend() == "cpu" else None
 
 
 @functools.cache
@@ -156,24 +135,3 @@ NETWORKS = (
     ("digits", "mlp"),
 )
 """(dataset, model) of the papers' experiments, by cost."""
-
-
-def operations() -> dict[str, int]:
-    """Floating-point operations of the network for one example: multiplications and additions of matrix products.
-
-    "forward" is one pass. "training" adds the gradient in the weights and in the input of every layer, each as much
-    as the layer's forward pass, but for the first layer, whose input needs no gradient.
-    """
-    layers = layer_operations()
-    return {"forward": sum(layers.values()), "training": 3 * sum(layers.values()) - layers["conv1"]}
-
-
-def layer_operations() -> dict[str, int]:
-    """Floating-point operations of one example's forward pass in each layer of the network, by the layer's name."""
-    height, width, channels = dataset().input_shape
-    layers = {}
-    for name, features, size, padding in (("conv1", 16, 5, 0), ("conv2", 32, 5, 1)):
-        height, width = height + 2 * padding - size + 1, width + 2 * padding - size + 1
-        layers[name] = 2 * height * width * features * size * size * channels
-        height, width, channels = height // 2, width // 2, features
-    return layers | {"fc1": 2 * height * width * channels * 128, "head": 2 * 128 * dataset().num_classes}

@@ -81,10 +81,12 @@ def differing(root: Path) -> list[Path]:
     A drawing counts by the digest of what it shows, since versions of matplotlib draw differently.
     """
     texts, pictures = made(root)
-    wanted = texts | {path: picture.digest() for path, picture in pictures.items()}
-    there = {path: path.read_text() if path.is_file() else "" for path in wanted}
-    return [path for path in texts if there[path] != texts[path]] + [
-        path for path in pictures if wanted[path] not in there[path]
+
+    def there(path: Path) -> str:
+        return path.read_text() if path.is_file() else ""
+
+    return [path for path, text in texts.items() if there(path) != text] + [
+        path for path, picture in pictures.items() if picture.digest() not in there(path)
     ]
 
 

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from experiments.cli.measures import ALWAYS, Protocol
 from experiments.folder.load import Result
@@ -117,14 +117,21 @@ def mean_after(there: Sequence[Result], number: int, protocol: Protocol) -> floa
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
-def compare(row: Published, library: Library, causes: Sequence[Cause]) -> Compared:
-    """A published accuracy with ours.
+Found: TypeAlias = dict[Section, list[Compared]]
+"""Table of the page -> its rows."""
+
+
+def compared(library: Library, causes: Sequence[Cause]) -> Found:
+    """All published accuracies with ours.
 
     Args:
-      row: what is published.
       library: the committed results.
-      causes: all supposed causes of large differences.
+      causes: supposed causes of large differences.
     """
+    return {section: [_compare(row, library, causes) for row in published_in(section)] for section in SECTIONS}
+
+
+def _compare(row: Published, library: Library, causes: Sequence[Cause]) -> Compared:
     cells = [(row.cell(seed), None) for seed in SEEDS]
     measure = settings.MEASURES[row.paper]
     received, trained = (comparison.entry(row, cells, measure._replace(protocol=name), library) for name in ALWAYS)

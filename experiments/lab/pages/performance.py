@@ -21,8 +21,6 @@ def part(section: Section) -> str:
     machine, peaks = section.machine or {}, []
     if "peak" in machine:
         peaks.append(f"{machine['peak']['peak'] / 1e9:.0f} GFLOP/s in matrix products")
-    if "memory" in machine.get("peak", {}):
-        peaks.append(f"{machine['peak']['memory'] / 1e9:.1f} GB/s in copies by one core")
     about = [f"{machine['cores']} cores of {machine['cpu']}", *peaks, f"jax {machine['versions']['jax']}"]
     settings = f"{section.note[0].upper()}{section.note[1:]}. " if section.note else ""
     measured = f"Measured {machine['date'][:10]} on {', '.join(about)}."

@@ -11,23 +11,21 @@ from experiments.cli.measures import ALWAYS, Protocol
 from experiments.host.console import duration
 from experiments.lab import causes
 from experiments.lab.benchmark.records import stored
-from experiments.lab.causes import Cause
 from experiments.lab.pages.compared import (
     CLOSE,
     LAST,
     SECTIONS,
     Compared,
+    Found,
     Released,
-    Section,
-    compare,
+    compared,
     load_released,
     mean_after,
-    published_in,
     runs,
 )
 from experiments.lab.pages.parts import FIGURES, Made, filled
 from experiments.lab.pages.picture import picture
-from experiments.lab.queue.field import Comparison, Tuned, comparisons, long_run
+from experiments.lab.queue.field import FIELDS, Comparison, Tuned, tuned_run
 from experiments.lab.queue.planned import (
     DATASET,
     FEDAS_BETAS,
@@ -35,7 +33,6 @@ from experiments.lab.queue.planned import (
     FEDAS_PARTICIPATIONS,
     SEEDS,
     fedas_run,
-    planned_runs,
 )
 from experiments.papers.settings import MEASURES
 from experiments.run import committed
@@ -55,76 +52,44 @@ VERDICTS = {
 """`Compared.verdict` -> its words."""
 
 
-class Content:
-    """Content of the page.
-
-    Args:
-      library: the committed results.
-      causes: supposed causes of large differences.
-      released: accuracies of released code.
-
-    Attributes:
-      library, released: as given.
-      sections: table of the page -> its rows.
-      fields: comparisons of all methods.
-      queued, left: number of runs of the queue, and of those without a result.
-    """
-
-    def __init__(self, library: Library, causes: Sequence[Cause], released: Sequence[Released]):
-        self.library, self.released = library, released
-        self.sections = {
-            section: [compare(row, library, causes) for row in published_in(section)] for section in SECTIONS
-        }
-        self.fields = comparisons(library)
-        queue = [library.find(run.cell) for run in planned_runs()]
-        self.queued, self.left = len(queue), queue.count(None)
-
-    @property
-    def rows(self) -> list[Compared]:
-        """Rows of all sections."""
-        return [row for there in self.sections.values() for row in there]
-
-    @property
-    def finished(self) -> dict[Section, list[Compared]]:
-        """Tables all of whose rows have a result."""
-        return {section: there for section, there in self.sections.items() if all(row.last for row in there)}
-
-    @property
-    def single(self) -> list[Compared]:
-        """Rows with a result of all other tables."""
-        finished = self.finished
-        return [row for section, there in self.sections.items() if section not in finished for row in there if row.last]
-
-
 def made(root: Path) -> Made:
     """The page of a checkout, README's part, and the picture; InvalidInput if a result is damaged."""
     there, readme = root / committed.ROOT.name, root / "README.md"
-    content = Content(Library(there), causes.load(DATASET), load_released(there))
+    library = Library(there)
+    found = compared(library, causes.load(DATASET))
     texts = {
-        root / "docs/results.md": page(content),
-        readme: filled(readme, {"results": f"\n{readme_table(content)}\n"}),
+        root / "docs/results.md": page(library, found, load_released(there)),
+        readme: filled(readme, {"results": f"\n{readme_table(library, found)}\n"}),
     }
-    return Made(texts, {root / FIGURES / "results.svg": picture(content.library)})
+    return Made(texts, {root / FIGURES / "results.svg": picture(library)})
 
 
-def page(content: Content) -> str:
-    """Text of docs/results.md."""
-    every = list(content.library.named.values())
+def page(library: Library, found: Found, released: Sequence[Released]) -> str:
+    """Text of docs/results.md.
+
+    Args:
+      library: the committed results.
+      found: tables of the page.
+      released: accuracies of released code.
+    """
+    every = list(library.named.values())
+    finished = {section: rows for section, rows in found.items() if all(row.last for row in rows)}
+    single = [row for section, rows in found.items() if section not in finished for row in rows if row.last]
     made = [((one.commit or "unknown")[:10], one.config["versions"]["jax"], one.config["device"]) for one in every]
     return tables.page(
         TEMPLATE,
-        content=content,
-        counts=_counts(content),
+        finished=finished,
+        counts=_counts(list(itertools.chain(*found.values()))),
         close=CLOSE,
         last=LAST,
         heads=["method", "ours", "paper", "difference", f"last {LAST}", "trained", f"cause, beyond {CLOSE:g} point"],
         rows=lambda there: [_row(one) for one in there],
-        single=[[f"{one.entry.row.source}; {one.entry.row.clients} clients", *_row(one)] for one in content.single],
-        collaboration=_collaboration(content),
+        single=[[f"{one.entry.row.source}; {one.entry.row.clients} clients", *_row(one)] for one in single],
+        collaboration=_collaboration(found[SECTIONS[1]]),
         fedas_methods=[f"`{method}`" for method in FEDAS_METHODS],
-        fedas=_fedas(content.library),
-        fields=[_field(one) for one in content.fields],
-        released=[_released(one, content.library) for one in content.released],
+        fedas=_fedas(library),
+        fields=[_field(Comparison(block, library), library) for block in FIELDS],
+        released=[_released(one, library) for one in released],
         seeds=len(SEEDS),
         runs=len(every),
         duration=duration(sum(one.seconds for one in every)),
@@ -132,23 +97,23 @@ def page(content: Content) -> str:
     )
 
 
-def readme_table(content: Content) -> str:
+def readme_table(library: Library, found: Found) -> str:
     """Table of README: all rows of the main table, and what the others come to."""
-    there = content.sections[SECTIONS[0]]
     heads = ["method", "ours", "paper", "difference", f"cause, beyond {CLOSE:g} point"]
     rows = [
         [f"`{one.entry.row.method}`", *_numbers(one.entry), one.verdict if one.is_close is False else ""]
-        for one in there
+        for one in found[SECTIONS[0]]
     ]
-    known = [one for one in content.rows if one.is_close is not None]
+    every = list(itertools.chain(*found.values()))
+    known = [one for one in every if one.is_close is not None]
     close = sum(one.is_close is True for one in known)
-    different = {runs(one.entry.row, content.library)[0].command for one in known}
+    different = {runs(one.entry.row, library)[0].command for one in known}
     seconds = round_seconds()
     return (
         f"On two cores, FedPAC's 200 rounds take {200 * seconds / 60:.0f} minutes "
         f"([{seconds:.2f} s each](docs/performance.md#training)).\n\n"
         f"{tables.markdown(heads, rows, (0, 4))}\n"
-        f"{len(known)} of {len(content.rows)} published Fashion-MNIST accuracies have a run, from {len(different)} "
+        f"{len(known)} of {len(every)} published Fashion-MNIST accuracies have a run, from {len(different)} "
         f"runs; {close} of them are within {CLOSE:g} point.\nA cause is supported if a full run without it is within "
         f"{CLOSE:g} point, and plausible if there is no such run;\nsee [all accuracies](docs/results.md). "
         "A dash: no run of today's code yet.\n"
@@ -161,12 +126,12 @@ def round_seconds() -> float:
     return next(row["s"] for row in measured if row["work"].startswith("FedPAC round") and row["by"] == "pfl_jax")
 
 
-def _counts(content: Content) -> list[list[str]]:
-    verdicts = Counter(one.verdict for one in content.rows if one.is_close is False)
-    counts = {f"within {CLOSE:g} point of the paper": sum(one.is_close is True for one in content.rows)}
+def _counts(rows: Sequence[Compared]) -> list[list[str]]:
+    verdicts = Counter(one.verdict for one in rows if one.is_close is False)
+    counts = {f"within {CLOSE:g} point of the paper": sum(one.is_close is True for one in rows)}
     counts |= {f"further away, {VERDICTS[name]}": verdicts[name] for name in VERDICTS}
-    counts |= {"no finished run yet": sum(one.is_close is None for one in content.rows)}
-    return [[name, str(count)] for name, count in (counts | {"all": len(content.rows)}).items()]
+    counts |= {"no finished run yet": sum(one.is_close is None for one in rows)}
+    return [[name, str(count)] for name, count in (counts | {"all": len(rows)}).items()]
 
 
 def _row(one: Compared) -> list[str]:
@@ -187,9 +152,9 @@ def _cause(one: Compared) -> str:
     return f"{text} `{' '.join(one.cause.options)}`: {run}."
 
 
-def _collaboration(content: Content) -> tuple[float, float] | None:
+def _collaboration(ablation: Sequence[Compared]) -> tuple[float, float] | None:
     """What the combination of heads adds to the alignment alone, in points: ours and the paper's (FedPAC, Table 2)."""
-    by_method = {one.entry.row.method: one.entry for one in content.sections[SECTIONS[1]]}
+    by_method = {one.entry.row.method: one.entry for one in ablation}
     whole, alone = by_method["fedpac"], by_method["fedpac -collaboration"]
     if whole.mean is None or alone.mean is None:
         return None
@@ -214,9 +179,9 @@ def _fedas(library: Library) -> list[list[str]]:
     return rows
 
 
-def _field(one: Comparison) -> dict[str, object]:
+def _field(one: Comparison, library: Library) -> dict[str, object]:
     """Comparison of all methods, for the template."""
-    field, sample = one.field, long_run(one.block, "fedavg", one.field.rates[0]).cell
+    field, sample = one.field, tuned_run(one.block, "fedavg", one.field.rates[0]).cell
     words = " ".join((*field.words, "--rounds", str(field.rounds)))
     options = sample.request().options
     # Every command line of FIELDS fixes the number of test examples.
@@ -237,6 +202,7 @@ def _field(one: Comparison) -> dict[str, object]:
             *ALWAYS,
         ],
         "is_short": is_short,
+        "runs": sum(run.name in library.named for run in one.runs),
         "rows": rows,
         "tested": tested,
         "error": 100 * math.sqrt(0.9 * 0.1 / tested),

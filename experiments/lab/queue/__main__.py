@@ -104,8 +104,8 @@ class Queue(batch.Batch):
         if not self.only:
             # Comparisons of all methods, which are hundreds of runs, only by request.
             return list(planned_runs())
-        only = set(flat(self.only))
-        compared = [run for one in field.comparisons(Library(self.root)) for run in one.runs]
+        only, library = set(flat(self.only)), Library(self.root)
+        compared = [run for block in field.FIELDS for run in field.Comparison(block, library).runs]
         return [run for run in (*planned_runs(), *compared) if only.intersection(run.chosen_by)]
 
     def jobs(self, console: Console) -> list[batch.Job]:
@@ -158,13 +158,10 @@ class Queue(batch.Batch):
                 if run.block not in field.FIELDS:
                     raise
                 # In a comparison, this is the rate's result.
-                file = results.store_divergence(run, error.reason, self.root)
+                file = results.store(run, results.divergence(run, error.reason), self.root)
                 print_line(console, f"{error}; stored in {file}")
             else:
-                print_line(console, f"stored in {results.store(job.folder, run, self.root)}")
-
-    def finish(self, console: Console) -> None:
-        print_line(console, f"all runs are finished, in {self.root}")
+                print_line(console, f"stored in {results.store(run, results.distill(job.folder), self.root)}")
 
     def preview(self, console: Console) -> None:
         if self.collect:
@@ -198,7 +195,7 @@ class Queue(batch.Batch):
                     others.append(folder)
                     continue
                 missing.remove(run)
-                print_line(console, f"{folder}: {results.store(folder, run, self.root)}")
+                print_line(console, f"{folder}: {results.store(run, results.distill(folder), self.root)}")
             folders = others
         for folder in folders:
             print_line(console, f"{folder}: not of the queue, of another version of its method, or there already")

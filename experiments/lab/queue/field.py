@@ -101,8 +101,6 @@ class Comparison:
       tuned: methods whose search has ended; those with a finished run first, the best on test examples with seed 0
         first.
       runs: all runs that are known now.
-      finished: number of runs with a result.
-      total: number of runs in the end.
     """
 
     def __init__(self, block: str, library: Library):
@@ -110,14 +108,11 @@ class Comparison:
         found = [tuned for method in METHODS if (tuned := self._tuned(method))]
         self.tuned = sorted(found, key=lambda one: -_accuracy(one))
         search = [run for method in METHODS for run in search_runs(block, method)]
-        long = [long_run(block, one.method, one.rate) for one in found]
+        long = [tuned_run(block, one.method, one.rate) for one in found]
         again = []
         if len(found) == len(METHODS) and all(map(self._is_done, long)):
-            again = [long_run(block, one.method, one.rate, seed) for one in self.tuned[:BEST] for seed in SEEDS[1:]]
+            again = [tuned_run(block, one.method, one.rate, seed) for one in self.tuned[:BEST] for seed in SEEDS[1:]]
         self.runs = list({run.name: run for run in [*search, *long, *again]}.values())
-        self.finished = sum(map(self._is_done, self.runs))
-        searched_apart = len(METHODS) if self.field.search_rounds < self.field.rounds else 0
-        self.total = len(search) + searched_apart + BEST * len(SEEDS[1:])
 
     def _tuned(self, method: str) -> Tuned | None:
         """The method with its learning rate; None until its search has ended."""
@@ -126,9 +121,9 @@ class Comparison:
             return None
         validation = [named[run.name].validation(PROTOCOL) or 0.0 if run.name in named else 0.0 for run in search]
         ranked = sorted(zip(self.field.rates, validation, strict=True), key=lambda one: -one[1])
-        usable = [one for one in ranked if not self._has_diverged(long_run(self.block, method, one[0]))]
+        usable = [one for one in ranked if not self._has_diverged(tuned_run(self.block, method, one[0]))]
         rate, accuracy = (usable or ranked)[0]
-        first, *others = [named.get(long_run(self.block, method, rate, seed).name) for seed in SEEDS]
+        first, *others = [named.get(tuned_run(self.block, method, rate, seed).name) for seed in SEEDS]
         results = [] if first is None else [one for one in (first, *others) if one is not None]
         return Tuned(method, rate, accuracy, results)
 
@@ -144,51 +139,33 @@ def _accuracy(one: Tuned) -> float:
     return (one.results[0].accuracy(PROTOCOL) or 0.0) if one.results else -1.0
 
 
-def search_runs(block: str, method: str) -> list[PlannedRun]:
-    """Runs of a method in the search of its learning rate, one for each rate.
-
-    Args:
-      block: a key of FIELDS.
-      method: a key of METHODS.
-    """
-    field = FIELDS[block]
-    return [_run(block, method, rate, field.search_rounds, SEEDS[0]) for rate in field.rates]
-
-
-def long_run(block: str, method: str, rate: str, seed: int = SEEDS[0]) -> PlannedRun:
-    """Run of a method with all rounds.
+def tuned_run(block: str, method: str, rate: str, seed: int = SEEDS[0], *, search: bool = False) -> PlannedRun:
+    """Run of a comparison.
 
     Args:
       block: a key of FIELDS.
       method: a key of METHODS.
       rate: the learning rate.
       seed: of the run.
+      search: whether it has the rounds of the search, not all.
     """
-    return _run(block, method, rate, FIELDS[block].rounds, seed)
-
-
-def _run(block: str, method: str, rate: str, rounds: int, seed: int) -> PlannedRun:
     field, name = FIELDS[block], f"{method} lr={rate}"
+    rounds = field.search_rounds if search else field.rounds
     if rounds < field.rounds:
         name += " search"
     arguments = ("--method", method, "--lr", rate, *_OWN_STEPS.get(method, ()), *field.words, "--rounds", str(rounds))
     return PlannedRun(block, Cell(field.dataset, arguments, seed), name, f"{block}/{slug(name)}/seed-{seed}")
 
 
-def comparisons(library: Library) -> list[Comparison]:
-    """All comparisons.
-
-    Args:
-      library: the committed results.
-    """
-    return [Comparison(block, library) for block in FIELDS]
+def search_runs(block: str, method: str) -> list[PlannedRun]:
+    """Runs in which a method's learning rates are compared."""
+    return [tuned_run(block, method, rate, search=True) for rate in FIELDS[block].rates]
 
 
 def possible_runs() -> list[PlannedRun]:
     """All runs that the comparisons may come to need, whatever the searches choose."""
     found = []
-    for block, field in FIELDS.items():
-        for method in METHODS:
-            found += search_runs(block, method)
-            found += [long_run(block, method, rate, seed) for rate, seed in itertools.product(field.rates, SEEDS)]
+    for block, method in itertools.product(FIELDS, METHODS):
+        found += search_runs(block, method)
+        found += [tuned_run(block, method, rate, seed) for rate in FIELDS[block].rates for seed in SEEDS]
     return found

@@ -22,12 +22,6 @@ DATASET = "fashion_mnist"
 SEEDS = (0, 1, 2)
 """Seeds of what is run several times."""
 
-ORDER = (
-    *("fedpac", "fedavg", "fedavg_ft", "local", "fedper", "fedrep", "lg_fedavg", "fedbabu"),
-    *("fedpac_proto (modified)", "ditto"),
-)
-"""First methods of the first block; the others follow in the paper's order."""
-
 SEVERAL_SEEDS = (
     *("fedpac", "fedpac -collaboration", "fedpac -alignment", "fedpac -alignment -collaboration"),
     *("fedavg_ft", "fedper", "fedrep", "ditto", "local"),
@@ -102,16 +96,16 @@ class PlannedRun(NamedTuple):
 @functools.cache
 def planned_runs() -> tuple[PlannedRun, ...]:
     """All runs except those of `field.comparisons`, by priority."""
-    found: dict[tuple[str, int, str], PlannedRun] = {}
+    found: dict[tuple[int, str], PlannedRun] = {}
     for run in _all():
-        request = run.cell.request()
-        found.setdefault((run.cell.dataset, run.cell.seed, json.dumps(relevant_options(request), sort_keys=True)), run)
+        options = json.dumps(relevant_options(run.cell.request()), sort_keys=True)
+        found.setdefault((run.cell.seed, options), run)
     return tuple(found.values())
 
 
 def _all() -> Iterator[PlannedRun]:
     main = [("fedpac", 1), ("fedpac_replication", 1)]
-    yield from _of("table-1", sorted(_rows(main, 20), key=_turn), 0)
+    yield from _of("table-1", _rows(main, 20), 0)
     yield from _without_causes()
     yield from _of("tables-2-3", _rows([("fedpac", 2), ("fedpac", 3)], 20), 0)
     yield from _of("tables-4-10", _rows([("fedpac", table) for table in (4, 5, 6, 10)], 20), 0)
@@ -121,7 +115,7 @@ def _all() -> Iterator[PlannedRun]:
         yield from _of("seeds", repeated, seed)
     for participation, beta, method in itertools.product(FEDAS_PARTICIPATIONS, FEDAS_BETAS, FEDAS_METHODS):
         yield fedas_run(beta, participation, method)
-    yield from _of("100-clients", sorted(_rows([*main, ("fedpac", 4), ("fedpac", 8)], 100), key=_turn), 0)
+    yield from _of("100-clients", _rows([*main, ("fedpac", 4), ("fedpac", 8)], 100), 0)
     for block, settings_of in SHORT.items():
         for setting, method in itertools.product(settings_of, SHORT_METHODS):
             yield short_run(block, method, setting)
@@ -170,10 +164,6 @@ def _rows(tables: Sequence[tuple[str, int]], clients: int) -> list[Published]:
     """Places of some tables, table after table."""
     rows = [row for row in published.load() if (row.dataset, row.clients) == (DATASET, clients)]
     return [row for table in tables for row in rows if (row.paper, row.table) == table]
-
-
-def _turn(row: Published) -> int:
-    return ORDER.index(row.method) if row.method in ORDER else len(ORDER)
 
 
 def _of(block: str, rows: Sequence[Published], seed: int) -> Iterator[PlannedRun]:
