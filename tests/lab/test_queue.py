@@ -3,17 +3,18 @@
 import dataclasses
 import json
 import shutil
+from collections import Counter
+from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
-from scores import scores_of
+from run_folders import write_run
 
 from experiments.cli.effects import relevant_options
-from experiments.cli.request import parse
-from experiments.folder import version
+from experiments.cli.options import option_words
+from experiments.folder import load, version
 from experiments.folder.load import Result
-from experiments.folder.run_folder import CONFIG, SUMMARY, Evaluation, RunFolder
+from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.lab import results
 from experiments.lab.queue import __main__ as queue
 from experiments.lab.queue import field
@@ -46,33 +47,16 @@ class Runs:
         self.done.append(request)
         if (options.method, options.rounds, request.hyper_parameters["lr"]) == self.diverging:
             raise RunDiverged("round 1: --lr is too large", f"; a checkpoint stays in {options.out}")
-        if options.source == "embedded":
-            request, _ = request.on_embedded_data()
-            options = request.options
-        folder = RunFolder.claim(options.out, "never")
-        data = {"description": "fashion_mnist (files)", "is_real": options.source != "embedded"}
-        folder.write(
-            CONFIG,
-            {
-                "dataset": request.dataset,
-                "data": data,
-                "options": dataclasses.asdict(options),
-                "hyper_parameters": request.hyper_parameters,
-                "given": sorted(request.given),
-                "train_examples": [600] * options.num_clients,
-                "class_table": [[60] * 10] * options.num_clients,
-                "versions": {"jax": "0.10.1"} | version.source_versions(),
-                "method_version": version.method_version(options.method),
-                "device": "cpu x 2",
-            },
-        )
-        for number in (100, 200):
-            scores = [scores_of(np.linspace(low, low + 0.1, 20)) for low in (0.6 + number / 1000, 0.5)]
-            folder.log(
-                Evaluation(number, *scores, np.full(20, 600), 36.0 * number, 1000.0),
-                info={"weights": [[0.5] * 20] * 20},
-            )
-        folder.write(SUMMARY, {"seconds": 7200.0, "per_client_accuracy": [85.0] * 20, "received_accuracy": 85.0})
+        given = (vars(options) | request.hyper_parameters).items()
+        words = option_words({name: value for name, value in given if name in request.given - {"seed", "out"}})
+        where, is_real = {"dataset": request.dataset, "seed": options.seed}, options.source != "embedded"
+        write_run(Path(options.out), words, **where, rounds=(100, 200), is_real=is_real, rich=True)
+        if not is_real:
+            smaller, _ = request.on_embedded_data()
+            config = load.read_config(options.out) | {"options": dataclasses.asdict(smaller.options)}
+            (Path(options.out) / CONFIG).write_text(json.dumps(config))
+        summary = {"seconds": 7200.0, "per_client_accuracy": [85.0] * 20, "received_accuracy": 85.0}
+        (Path(options.out) / SUMMARY).write_text(json.dumps(summary))
 
 
 @pytest.fixture(autouse=True)
@@ -112,33 +96,13 @@ def test_nothing_comes_twice():
     assert len(RUNS) == len(runs)
     parsed = {(run.cell.seed, json.dumps(relevant_options(run.cell.request()), sort_keys=True)) for run in runs}
     assert len(parsed) == len(runs)
+    counts = {"table-1": 16, "causes": 4, "tables-2-3": 11, "tables-4-10": 26, "seeds": 2 * len(SEVERAL_SEEDS)}
+    # The runs without compression are those without privacy.
+    counts |= {"fedas": 48, "100-clients": 33, "privacy": 20, "compression": 20, "attacks": 20}
+    assert Counter(run.block for run in runs) == counts
     # Table 2's and the replication's FedPAC are Table 1's run.
     assert f"{MAIN}/fedpac-replicated/seed-0" not in RUNS
     assert [RUNS[f"{MAIN}/fedpac/seed-{seed}"].block for seed in range(3)] == ["table-1", "seeds", "seeds"]
-
-
-@pytest.mark.parametrize(
-    ("block", "count", "rounds"),
-    [
-        ("table-1", 16, 200),
-        ("causes", 4, 200),
-        ("tables-2-3", 3 + 8, 200),
-        # Tables 1 and 5 share local, fedavg_ft and fedpac.
-        ("tables-4-10", 8 + 2 + 9 + 7, 200),
-        ("seeds", 2 * len(SEVERAL_SEEDS), 200),
-        ("fedas", 3 * 4 * 4, 40),
-        ("100-clients", 16 + 8 + 9, 200),
-        # The runs without compression are those without privacy.
-        ("compression", 4 * 5, 30),
-        ("attacks", 4 * 5, 30),
-        ("privacy", 5 * 4, 30),
-    ],
-)
-def test_every_block_has_its_runs(block, count, rounds):
-    there = [run for run in planned_runs() if run.block == block]
-    assert len(there) == count
-    assert {run.cell.request().options.rounds for run in there} == {rounds}
-    assert {run.cell.seed for run in there} == ({1, 2} if block == "seeds" else {0})
 
 
 @pytest.mark.parametrize("block", FIELDS)
@@ -203,10 +167,8 @@ def test_a_rate_at_which_all_clients_diverge_gives_way_to_the_next_best(
     for _ in range(2):
         # The second time, nothing runs again.
         assert queue.main([*words, "--only", "field"]) == 0
-        others = [
-            (method, 50, 0.03, seed) for method, seed in (("local", 0), ("fedavg", 0), ("fedavg", 1), ("fedavg", 2))
-        ]
-        assert described(runs.done) == [*SEARCH, *others[:2], *long, *others[2:]]
+        assert described(runs.done)[:8] == [*SEARCH, ("local", 50, 0.03, 0), ("fedavg", 50, 0.03, 0)]
+        assert described(runs.done)[8:] == [*long, ("fedavg", 50, 0.03, 1), ("fedavg", 50, 0.03, 2)]
     assert "round 1: --lr is too large; a checkpoint stays in" in capsys.readouterr().out
     found = Comparison("field", Library(tmp_path / "results"))
     assert {one.method: one.rate for one in found.tuned} == {"fedavg": "0.03", "fedper": "0.01", "local": "0.03"}
@@ -234,16 +196,6 @@ def test_a_divergence_elsewhere_is_refused(runs, words, capsys):
     runs.diverging = ("fedper", 200, 0.01)
     assert queue.main([*words, "--only", "fedper"]) == 2
     assert "left out: round 1: --lr is too large" in capsys.readouterr().out
-
-
-def test_a_search_that_goes_on_elsewhere_is_not_run_again(small_field, runs, words, tmp_path):
-    assert queue.main([*words, "--only", "local lr=0.01 search", "fedavg lr=0.01 search", "local lr=0.03"]) == 0
-    # The rate of `local` is not known yet.
-    assert described(runs.done) == [("local", 20, 0.01, 0), ("fedavg", 20, 0.01, 0)]
-    assert queue.main([*words, "--only", "local lr=0.03 search", "local lr=0.03", "local lr=0.01"]) == 0
-    assert described(runs.done)[2:] == [("local", 20, 0.03, 0), ("local", 50, 0.03, 0)]
-    found = Comparison("field", Library(tmp_path / "results"))
-    assert ([one.method for one in found.tuned], len(found.runs)) == (["local"], 7)
 
 
 def test_a_collected_search_brings_its_run(small_field, runs, words, tmp_path, capsys):
@@ -363,32 +315,21 @@ def test_the_time_left_follows_what_has_finished_on_this_machine(runs, words, tm
 # Committed results.
 
 
-def test_a_result_is_small_and_has_nothing_of_single_clients(runs, words, tmp_path):
+def test_a_result_is_small_and_only_the_same_run_counts(runs, words, tmp_path):
     job = RUNS[f"{MAIN}/lg_fedavg/seed-0"]
     assert queue.main([*words, "--only", "lg_fedavg"]) == 0
     content = stored(tmp_path, "table-1")[job.name]
     assert "per_client" not in json.dumps(content)
     assert not {"class_table", "train_examples", "info"} & (content["config"].keys() | content["rounds"].keys())
-    assert content["rounds"]["round"] == [100, 200]
-    assert content["rounds"]["received"]["mean"] == pytest.approx([75.0, 85.0])
-    assert content["rounds"]["trained"]["std"] == pytest.approx([3.035, 3.035], abs=1e-3)
     assert content["config"]["options"]["out"] is None
-    # The command is the run.
-    python, dash, module, *arguments = content["command"].split()
-    assert (python, dash, module) == ("python", "-m", "experiments.fashion_mnist")
-    request = parse("fashion_mnist", arguments)
-    assert relevant_options(request) == relevant_options(job.cell.request())
-    assert request.options.seed == 0
-
-
-def test_only_the_same_run_counts(runs, words, tmp_path):
-    job = RUNS[f"{MAIN}/lg_fedavg/seed-0"]
-    assert queue.main([*words, "--only", "lg_fedavg"]) == 0
+    assert content["command"] == job.cell.command()
+    lines = load.read_metrics(tmp_path / "runs" / job.name)
+    assert content["rounds"]["trained"]["std"] == [line["trained"]["std"] for line in lines]
     library = Library(tmp_path / "results")
     found = library.find(job.cell)
-    assert found is not None
-    assert (found.accuracy("received"), found.accuracy("trained", "best")) == pytest.approx((85.0, 55.0))
-    assert (found.at_round(100, "received"), found.at_round(50, "received")) == (pytest.approx(75.0), None)
+    first, last = (line["received"]["mean"] for line in lines)
+    assert (found.accuracy("received"), found.at_round(100, "received")) == (last, first)
+    assert found.at_round(50, "received") is None
     for arguments, same in ((("--chunk", "2"), True), (("--lr", "0.02"), False), (("--source", "embedded"), False)):
         other = dataclasses.replace(job.cell, arguments=(*job.cell.arguments, *arguments))
         assert (library.find(other) == found) == same, arguments
@@ -419,7 +360,8 @@ def test_a_table_takes_committed_results(runs, words, tmp_path, monkeypatch, cap
     assert "1 of 1 runs are there" in capsys.readouterr().out
     places = json.loads((tmp_path / "table" / "table.json").read_text())["places"]
     (place,) = [place for place in places if (place["dataset"], place["clients"]) == ("fashion_mnist", 20)]
-    assert (place["mean"], place["paper"]) == (pytest.approx(85.0), 85.68)
+    mean = Library(tmp_path / "results").named[f"{MAIN}/local/seed-0"].accuracy("received")
+    assert (place["mean"], place["paper"]) == (pytest.approx(mean), 85.68)
     assert tables.main([*table, "--out", str(tmp_path / "table"), "--committed", "--dry-run"]) == 0
     assert f"# finished, in {tmp_path / 'results/queue/table-1.jsonl'}" in capsys.readouterr().out
     assert tables.main([*table, "--out", str(tmp_path / "again")]) == 0
