@@ -99,7 +99,7 @@ def made(run, value):
 
 @pytest.fixture
 def study(tmp_path):
-    """Fashion-MNIST at participation 0.2: two seeds of the whole ladder, whose steps rise by their number."""
+    """Fashion-MNIST at participation 0.2: two seeds of all steps, whose steps rise by their number."""
     for seed in (0, 1):
         for number, step in enumerate(STEPS):
             run = AblationRun("fashion_mnist", 0.2, step, seed)
@@ -140,7 +140,7 @@ def test_the_figure_has_the_numbers(study):
     np.testing.assert_allclose(trained.high, [62 + 2 * number for number in range(8)])
 
 
-def test_whole_ladders_come_first():
+def test_all_steps_come_before_the_next_seed():
     runs = list(RUNS.values())
     assert len(runs) == 96
     assert {(run.seed, run.participation) for run in runs[:16]} == {(0, 0.2)}

@@ -1,7 +1,4 @@
-"""Peak memory of several processes on one machine, minutes on two cores: they train FedPer over loopback.
-
-The images are random, in EMNIST's shape; each client has its own.
-"""
+"""Peak memory of several processes on one machine, minutes on two cores: FedPer on random images, over loopback."""
 
 import contextlib
 import resource

@@ -19,7 +19,7 @@ from experiments.show.tables import number
 TEMPLATE = Path(__file__).with_name("fedas.md.jinja")
 """Text of the page without its numbers."""
 
-FIGURE = "fedas-ladder"
+FIGURE = "fedas-steps"
 
 WHERE = tuple(itertools.product(SOURCES, PARTICIPATION))
 """Each dataset with each participation."""
@@ -99,7 +99,7 @@ def text(study: Study) -> str:
         ],
         splits=[_split(title(*where), leads[where]) for where in WHERE if leads[where][_BOTH[0]]],
         columns=list(COLUMNS.values()),
-        ladders=[{"title": title(*where), "rows": rows} for where in WHERE if (rows := _rows(study, *where))],
+        studies=[{"title": title(*where), "rows": rows} for where in WHERE if (rows := _rows(study, *where))],
         commands=[first.command, released.command],
     )
 

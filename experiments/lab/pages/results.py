@@ -54,11 +54,11 @@ VERDICTS = {
 
 def made(root: Path) -> Made:
     """The page of a checkout, README's part, and the picture; InvalidInput if a result is damaged."""
-    there, readme = root / committed.ROOT.name, root / "README.md"
-    library = Library(there)
+    results, readme = root / committed.ROOT.name, root / "README.md"
+    library = Library(results)
     found = compared(library, causes.load(DATASET))
     texts = {
-        root / "docs/results.md": page(library, found, load_released(there)),
+        root / "docs/results.md": page(library, found, load_released(results)),
         readme: filled(readme, {"results": f"\n{readme_table(library, found)}\n"}),
     }
     return Made(texts, {root / FIGURES / "results.svg": picture(library)})
@@ -155,10 +155,10 @@ def _cause(one: Compared) -> str:
 def _collaboration(ablation: Sequence[Compared]) -> tuple[float, float] | None:
     """What the combination of heads adds to the alignment alone, in points: ours and the paper's (FedPAC, Table 2)."""
     by_method = {one.entry.row.method: one.entry for one in ablation}
-    whole, alone = by_method["fedpac"], by_method["fedpac -collaboration"]
-    if whole.mean is None or alone.mean is None:
+    both, alone = by_method["fedpac"], by_method["fedpac -collaboration"]
+    if both.mean is None or alone.mean is None:
         return None
-    return whole.mean - alone.mean, whole.row.accuracy_percent - alone.row.accuracy_percent
+    return both.mean - alone.mean, both.row.accuracy_percent - alone.row.accuracy_percent
 
 
 def _numbers(entry: Entry) -> list[str]:

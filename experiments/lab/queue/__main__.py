@@ -92,7 +92,7 @@ class Queue(batch.Batch):
 
     @functools.cached_property
     def _named(self) -> dict[str, PlannedRun]:
-        """Name -> run, of all that there may ever be."""
+        """Name -> run, of all runs that may ever be wanted."""
         return {run.name: run for run in (*planned_runs(), *field.possible_runs())}
 
     def _planned(self, job: batch.Job) -> PlannedRun:
