@@ -9,9 +9,11 @@ line with the same dataset, options, seed and version of the method as a run cou
 helps people to find it. `experiments.lab` writes these files, and others in results/ in the same way.
 """
 
+import fcntl
 import functools
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,11 +40,19 @@ def read(file: Path) -> dict[str, Record]:
     Raises:
       InvalidInput: it is damaged.
     """
-    return _parsed(file, file.stat().st_mtime_ns) if file.exists() else {}
+    if not file.exists():
+        return {}
+    state = file.stat()
+    return _once(file, (state.st_ino, state.st_size, state.st_mtime_ns))
 
 
 @functools.lru_cache(maxsize=64)
-def _parsed(file: Path, changed: int) -> dict[str, Record]:
+def _once(file: Path, state: tuple[int, ...]) -> dict[str, Record]:
+    """Records of a file in one state: a queue asks for them before each of hundreds of runs."""
+    return _parsed(file)
+
+
+def _parsed(file: Path) -> dict[str, Record]:
     lines = file.read_text().splitlines()
     try:
         records = {record.pop("run"): record for record in map(json.loads, lines)}
@@ -64,10 +74,16 @@ def write(file: Path, name: str, record: Record) -> None:
     Raises:
       InvalidInput: the file is damaged or cannot be written.
     """
-    records = read(file) | {name: record}
     make_folder(file.parent)
-    lines = [json.dumps({"run": name} | records[name], allow_nan=False) for name in sorted(records)]
-    write_text(file, "".join(f"{line}\n" for line in lines))
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        # Another process may add a line to the file that this one has read.
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        records = (_parsed(file) if file.exists() else {}) | {name: record}
+        lines = [json.dumps({"run": name} | records[name], allow_nan=False) for name in sorted(records)]
+        write_text(file, "".join(f"{line}\n" for line in lines))
+    finally:
+        os.close(folder)
 
 
 class Library:

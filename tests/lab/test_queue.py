@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -460,3 +461,10 @@ def test_a_line_is_added_or_replaced_and_the_others_stay(tmp_path):
     committed.write(file, "b", {"value": 4})
     assert file.read_text().splitlines() == [before[0], '{"run": "b", "value": 4}', before[2]]
     assert committed.read(file)["b"] == {"value": 4}
+
+
+def test_no_line_is_lost_where_several_write_at_once(tmp_path):
+    file, names = tmp_path / "some.jsonl", [f"run {number}" for number in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: committed.write(file, name, {}), names))
+    assert committed.read(file).keys() == set(names)
