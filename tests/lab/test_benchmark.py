@@ -85,24 +85,6 @@ def test_a_second_start_compiles_nothing(tmp_path, monkeypatch):
     assert second["compiled"] == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("--only nothing", "unknown section 'nothing'"),
-        ("--only pfllib", "--pfllib None: no system/main.py there"),
-        ("--only pfllib --pfllib docs", "--pfllib docs: no system/main.py there"),
-        ("--fast", "unrecognized arguments: --fast"),
-        ("--out missing/figures.jsonl", "missing/figures.jsonl is not there"),
-    ],
-)
-def test_bad_input_is_one_line(words, expected, capsys):
-    assert main(words.split()) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ")
-    assert expected in err
-    assert err.count("\n") == 1
-
-
 MACHINE = {
     "cpu": "A Processor",
     "cores": 2,

@@ -190,9 +190,3 @@ def test_finished_runs_are_not_made_again(tmp_path, monkeypatch, capsys):
         assert command.main(words) == 0
         assert asked == [list(RUNS)[2]]
     assert len(fedas.load(tmp_path / "records.jsonl").found) == 3
-
-
-def test_what_cannot_be_asked_for(capsys):
-    assert command.main(["--rounds", "3"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "unrecognized arguments" in line

@@ -62,21 +62,15 @@ def test_the_command_makes_all_and_check_says_what_differs(checkout, capsys):
     }
 
 
-@pytest.mark.parametrize("text", ["# Title\n", "<!-- made: other -->\n<!-- end of made -->\n"])
-def test_a_page_without_its_marks_is_left_alone(text, checkout, capsys):
-    (checkout / "README.md").write_text(text)
-    assert command.main([], checkout) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: README.md has the parts ")
-    assert (checkout / "README.md").read_text() == text
-
-
 def test_parts_are_replaced_by_their_names(tmp_path):
     page, end = tmp_path / "page.md", "<!-- end of made -->\n"
     page.write_text(f"before\n<!-- made: one -->\nold\n{end}between\n<!-- made: two -->\n{end}after\n")
     want = f"before\n<!-- made: one -->\n1\n{end}between\n<!-- made: two -->\n2\n{end}after\n"
     assert parts.filled(page, {"two": "2\n", "one": "1\n", "three": "3\n"}) == want
     with pytest.raises(InvalidInput, match=r"page.md has the parts one, two, of one"):
+        parts.filled(page, {"one": "1\n"})
+    page.write_text("# Title\n")
+    with pytest.raises(InvalidInput, match=r"page.md has the parts none, of one"):
         parts.filled(page, {"one": "1\n"})
 
 

@@ -417,22 +417,6 @@ def test_the_commit_is_the_one_whose_sources_made_the_run(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("--only fedpca", "unknown block or method 'fedpca' (blocks are table-1"),
-        ("--collect nowhere", "--collect nowhere: there is no such folder"),
-        ("--everything", "unrecognized arguments: --everything"),
-    ],
-)
-def test_bad_input_is_one_line(runs, capsys, words, expected):
-    assert queue.main(words.split()) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert expected in err
-    assert runs.done == []
-
-
-@pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("{", "is damaged"),
