@@ -12,7 +12,7 @@ ALLOWED = {
     "experiments/papers/settings.py": "rows of the papers' tables",
     "experiments/figures/fedpac.py": "curves of the papers' figures",
     "experiments/figures/fedas.py": "curves of the papers' figures",
-    "experiments/lab/queue/jobs.py": "runs of the laboratory's queue",
+    "experiments/lab/queue/planned.py": "runs of the laboratory's queue",
     "experiments/lab/pages/picture.py": "methods of the page's picture",
     "experiments/lab/benchmark/client_counts.py": "measured methods",
     "experiments/lab/benchmark/large_cohorts.py": "measured methods",

@@ -12,10 +12,10 @@ FILE = Path(__file__).with_name("causes.json")
 
 
 class Cause(NamedTuple):
-    """Supposed cause of the difference at one place of a table.
+    """Supposed cause of the difference in one row of a table.
 
     Attributes:
-      row: the place.
+      row: the published accuracy.
       cause: what may differ from the paper's run, in a sentence.
       options: options of a run that removes it; () if there is no such run. The cause counts as supported once this
         run, over all rounds of the table, is close to the paper.

@@ -2,13 +2,13 @@
 
     python -m experiments.lab.other_tasks
 
-executes the code of the page, runs its comparisons, and writes results/other_tasks.json, of which
+executes the code of the page, runs its comparisons, and writes results/other_tasks.jsonl, of which
 `python -m experiments.lab.pages` makes the tables.
 """
 
 import hashlib
-import json
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,12 @@ from typing import Any
 
 from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.parser import parse
-from experiments.folder.run_folder import strict_json
 from experiments.host.jax_config import prepare_jax
+from experiments.lab.pages.parts import Made, filled
 from experiments.run import committed
-from pfl_jax.atomic_write import write_text
+from experiments.show.tables import markdown
 
-PAGE, FILE = Path("docs/other-tasks.md"), Path(committed.ROOT.name) / "other_tasks.json"
+PAGE, FILE = Path("docs/other-tasks.md"), Path(committed.ROOT.name) / "other_tasks.jsonl"
 """The page and its figures in a checkout."""
 
 ROUNDS = {"numbers": 40, "characters": 30, "labels": 60, "own_loss": 40, "dropout": 30}
@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None, root: Path = committed.ROOT.par
         parse(Options, "experiments.lab.other_tasks", __doc__, arguments)
         # Every seed runs the same programs.
         prepare_jax(devices=1)
-        write_text(root / FILE, strict_json(measured(root / PAGE, ROUNDS, SEEDS)))
+        for name, comparison in measured(root / PAGE, ROUNDS, SEEDS).items():
+            committed.write(root / FILE, name, comparison)
 
     return exit_code(work)
 
@@ -58,7 +59,7 @@ def digest(page: Path) -> str:
 
 
 def measured(page: Path, rounds: dict[str, int], seeds: int) -> dict[str, Any]:
-    """Digest of the page's code, and of each comparison its rounds and what it gives for each seed.
+    """Name of a comparison -> digest of the page's code, rounds, and what it gives for each seed.
 
     Args:
       page: the page.
@@ -68,16 +69,36 @@ def measured(page: Path, rounds: dict[str, int], seeds: int) -> dict[str, Any]:
     names: dict[str, Any] = {}
     for block in code(page):
         exec(compile(block, str(page), "exec"), names)
-    runs = {
-        name: {"rounds": count, "seeds": [names[name](rounds=count, seed=seed) for seed in range(seeds)]}
+    return {
+        name: {
+            "code": digest(page),
+            "rounds": count,
+            "seeds": [names[name](rounds=count, seed=seed) for seed in range(seeds)],
+        }
         for name, count in rounds.items()
     }
-    return {"code": digest(page), "comparisons": runs}
 
 
-def load(root: Path) -> dict[str, Any]:
-    """Figures of a checkout, see `measured`."""
-    return json.loads((root / FILE).read_text())
+def made(root: Path) -> Made:
+    """The page of a checkout with its tables."""
+    tables = {name: table(comparison) for name, comparison in committed.read(root / FILE).items()}
+    return Made({root / PAGE: filled(root / PAGE, tables)}, {})
+
+
+def table(comparison: dict[str, Any]) -> str:
+    """Scores of each method, mean and range over seeds, and the rounds.
+
+    Args:
+      comparison: see `measured`.
+    """
+    seeds, rounds = comparison["seeds"], comparison["rounds"]
+    names = list(next(iter(seeds[0].values())))
+    rows = [[f"`{method}`", *(_text([of[method][name] for of in seeds]) for name in names)] for method in seeds[0]]
+    return "\n" + markdown([f"{rounds} rounds", *(f"`{name}`" for name in names)], rows) + "\n"
+
+
+def _text(values: list[float]) -> str:
+    return f"{statistics.fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
 if __name__ == "__main__":

@@ -1,83 +1,47 @@
-"""Committed results, written: the file of a finished run, see `experiments.run.committed`."""
+"""Committed results, written: the line of a finished run, see `experiments.run.committed`."""
 
-import shlex
 from pathlib import Path
-from typing import Any
 
-from experiments.cli.cell import Cell
-from experiments.cli.effects import result_neutral
-from experiments.cli.options import option_words
 from experiments.cli.own_data import is_file
 from experiments.folder import load
 from experiments.folder.intact import DIGESTS
-from experiments.folder.run_folder import strict_json
 from experiments.folder.version import commit_of, method_version
-from experiments.run.committed import ROOT
+from experiments.lab.queue.planned import PlannedRun
+from experiments.run import committed
 from experiments.run.trackers import LONG
-from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput
 
+LEFT_OUT = ("_per_client", "per_client_accuracy", DIGESTS)
+"""Ends of the names of what a summary has of single clients, and digests of the run's files."""
 
-def keep(folder: Path, place: Path, root: Path = ROOT) -> Path:
-    """Store the committed result of a finished run's folder.
+
+def store(run: PlannedRun, record: committed.Record, root: Path = committed.ROOT) -> Path:
+    """Store the committed result of a run.
 
     Args:
-      folder: folder of the run.
-      place: path of the file below root, without its ending.
+      run: which one.
+      record: from `distill`; of one that diverged, which is its result in a comparison of learning rates, from
+        `divergence`.
       root: folder of the committed results.
 
     Returns:
       The file.
 
     Raises:
-      InvalidInput: the folder cannot be read, or the file cannot be written.
+      InvalidInput: the file is damaged, or cannot be written.
     """
-    path = root / place.parent / f"{place.name}.json"
-    make_folder(path.parent)
-    write_text(path, strict_json(distill(folder)))
-    return path
+    file = root / "queue" / f"{run.block}.jsonl"
+    committed.write(file, run.name, {"command": run.cell.command()} | record)
+    return file
 
 
-def keep_divergence(cell: Cell, reason: str, place: Path, root: Path = ROOT) -> Path:
-    """Store that a run diverged, which is its result in a comparison of learning rates.
-
-    Args:
-      cell: the run.
-      reason: how it ended.
-      place, root: see `keep`.
-
-    Returns:
-      The file.
-
-    Raises:
-      InvalidInput: the file cannot be written.
-    """
-    path = _divergence(place, root)
-    make_folder(path.parent)
-    version = method_version(cell.request().options.method)
-    write_text(path, strict_json({"command": cell.command(), "version": version, "error": reason}))
-    return path
+def divergence(run: PlannedRun, reason: str) -> committed.Record:
+    """Committed result of a run all of whose clients diverged, without its command."""
+    return {"version": method_version(run.cell.request().options.method), "error": reason}
 
 
-def has_diverged(cell: Cell, place: Path, root: Path = ROOT) -> bool:
-    """Whether `keep_divergence` was called for a run with today's version of its method.
-
-    Args:
-      cell, place, root: see `keep_divergence`.
-
-    Raises:
-      InvalidInput: the file is damaged.
-    """
-    path = _divergence(place, root)
-    return path.is_file() and load.read_json(path).get("version") == method_version(cell.request().options.method)
-
-
-def _divergence(place: Path, root: Path) -> Path:
-    return root / place.parent / f"diverged-{place.name}.json"
-
-
-def distill(folder: Path) -> dict[str, Any]:
-    """Committed result of a finished run, see `load.Result`.
+def distill(folder: Path) -> committed.Record:
+    """Committed result of a finished run without its command, see `load.Result`.
 
     Raises:
       InvalidInput: its files cannot be read.
@@ -88,26 +52,11 @@ def distill(folder: Path) -> dict[str, Any]:
         # Of files the name: folders are those of one machine, and their digest is there.
         options |= {name: Path(options[name]).name for name in ("data", "test_data") if is_file(options.get(name))}
         return {
-            "command": command(config | {"options": options}),
             "commit": commit_of(config["versions"]["pfl_jax"]),
             "version": config["method_version"],
             "config": {name: value for name, value in config.items() if name not in LONG} | {"options": options},
-            "summary": {name: value for name, value in summary.items() if not _is_of_clients(name) and name != DIGESTS},
+            "summary": {name: value for name, value in summary.items() if not name.endswith(LEFT_OUT)},
             "rounds": load.columns(lines),
         }
     except (KeyError, TypeError, IndexError) as error:
         raise InvalidInput(f"{folder} is not the folder of a finished run: {error!r}") from None
-
-
-def command(config: dict[str, Any]) -> str:
-    """Command line of a stored run, without the options that do not affect its results."""
-    values = config["options"] | config["hyper_parameters"]
-    # One protocol of evaluation is measured by request only.
-    silent = result_neutral(values) - {name for name in ("eval_protocol",) if values.get(name) == "before_aggregation"}
-    given = [name for name in values if name in config["given"] and name not in silent]
-    words = ["python", "-m", f"experiments.{config['dataset']}", *option_words({name: values[name] for name in given})]
-    return shlex.join(words)
-
-
-def _is_of_clients(name: str) -> bool:
-    return name.endswith(("_per_client", "per_client_accuracy"))

@@ -1,30 +1,89 @@
-"""Committed results: a small file for each finished run, in place of its folder.
+"""Committed results: lines of JSON, one for each run, in place of its folder.
 
-    results/COLUMN/METHOD/seed-N.json
+    results/queue/BLOCK.jsonl
 
+has the runs of a block of the laboratory's queue, sorted by the name of each: `"run": "COLUMN/METHOD/seed-N"`. A line
 has the command, the commit, the method's version, the configuration, the summary, and the means over clients of every
-evaluation, but no results of single clients. A file with the same dataset, options, seed and version of the method as a
-run counts as that finished run; its name only helps people to find it. `experiments.lab.results` writes them.
+evaluation, but no results of single clients; that of a run that diverged has the command, the version and "error". A
+line with the same dataset, options, seed and version of the method as a run counts as that finished run; its name only
+helps people to find it. `experiments.lab` writes these files, and others in results/ in the same way.
 """
 
+import fcntl
 import functools
 import itertools
+import json
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from experiments.cli.cell import Cell
 from experiments.cli.request import Request
-from experiments.folder import load
 from experiments.folder.load import Result
 from experiments.folder.version import method_version
 from experiments.run.cached_runs import difference, unmeasured
+from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput
 
 ROOT = Path(__file__).parents[2] / "results"
 """Folder of the committed results in the checkout."""
 
 FIELDS = ("command", "commit", "version", "config", "summary", "rounds")
-"""Entries of a file."""
+"""Entries of a finished run."""
+
+Record: TypeAlias = dict[str, Any]
+
+
+def read(file: Path) -> dict[str, Record]:
+    """Records of a file by their names; none of a missing one.
+
+    Raises:
+      InvalidInput: it is damaged.
+    """
+    if not file.exists():
+        return {}
+    state = file.stat()
+    return _once(file, (state.st_ino, state.st_size, state.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=64)
+def _once(file: Path, state: tuple[int, ...]) -> dict[str, Record]:
+    """Records of a file in one state: a queue asks for them before each of hundreds of runs."""
+    return _parsed(file)
+
+
+def _parsed(file: Path) -> dict[str, Record]:
+    lines = file.read_text().splitlines()
+    try:
+        records = {record.pop("run"): record for record in map(json.loads, lines)}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        records = {}
+    if len(records) < len(lines):
+        raise InvalidInput(f"{file} is damaged: it has lines without a name of their own, or that are no JSON")
+    return records
+
+
+def write(file: Path, name: str, record: Record) -> None:
+    """Store a record, in place of that of the same name.
+
+    Args:
+      file: of all records of its kind.
+      name: of the record.
+      record: for JSON.
+
+    Raises:
+      InvalidInput: the file is damaged or cannot be written.
+    """
+    make_folder(file.parent)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        # Another process may add a line to the file that this one has read.
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        records = (_parsed(file) if file.exists() else {}) | {name: record}
+        lines = [json.dumps({"run": name} | records[name], allow_nan=False) for name in sorted(records)]
+        write_text(file, "".join(f"{line}\n" for line in lines))
+    finally:
+        os.close(folder)
 
 
 class Library:
@@ -33,17 +92,38 @@ class Library:
     Args:
       root: the folder; a missing one counts as empty.
 
+    Attributes:
+      named: name of a finished run -> its result.
+
     Raises:
       InvalidInput: a file in it is damaged.
     """
 
     def __init__(self, root: Path = ROOT):
         self.root = root
+        self.named: dict[str, Result] = {}
+        self._diverged: dict[str, int] = {}
         self._by_kind: dict[tuple[Any, ...], list[Result]] = {}
-        found = [_read(path) for path in sorted(root.glob("*/*/seed-*.json"))]
-        self.all = [one for one in found if one.version == method_version(one.config["options"]["method"])]
-        for one in self.all:
+        for file in sorted(root.glob("queue/*.jsonl")):
+            for name, record in read(file).items():
+                self._add(name, record, file)
+
+    def _add(self, name: str, record: Record, file: Path) -> None:
+        if "error" in record:
+            self._diverged[name] = record["version"]
+            return
+        try:
+            one = Result(file, **{field: record[field] for field in FIELDS})
+        except KeyError as error:
+            raise InvalidInput(f"{file}: {name} has no {error}: remove its line, and run it again") from None
+        if one.version == method_version(one.config["options"]["method"]):
+            self.named[name] = one
             self._by_kind.setdefault(_kind(one.config["dataset"], one.config["options"]), []).append(one)
+
+    def has_diverged(self, name: str, cell: Cell) -> bool:
+        """Whether a run of this name, with today's version of its method, ended because all clients diverged."""
+        version = self._diverged.get(name)
+        return version is not None and version == method_version(cell.request().options.method)
 
     def find(self, cell: Cell) -> Result | None:
         """Result of a cell; None if there is none."""
@@ -66,16 +146,3 @@ def _is_of(request: Request, one: Result) -> bool:
 def _kind(dataset: str, options: dict[str, Any]) -> tuple[Any, ...]:
     """Key that is compared first, because it is quick to compare."""
     return dataset, options["method"], options["num_clients"], options["seed"]
-
-
-@functools.lru_cache(maxsize=4096)
-def _parsed(path: Path, changed: int) -> Result:
-    content = load.read_json(path)
-    try:
-        return Result(path, **{name: content[name] for name in FIELDS})
-    except KeyError as error:
-        raise InvalidInput(f"{path} has no {error}: remove it, and collect its run again") from None
-
-
-def _read(path: Path) -> Result:
-    return _parsed(path, path.stat().st_mtime_ns)

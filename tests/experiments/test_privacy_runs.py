@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from experiments.cli.request import parse
-from experiments.lab.queue.jobs import PRIVACY_METHODS, PRIVACY_NOISE, privacy_cell
+from experiments.lab.queue.planned import PRIVACY_NOISE, SHORT_METHODS, short_run
 from experiments.run import run
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import on_linear_model
@@ -49,8 +49,8 @@ def test_every_output_of_a_run_has_its_budget(tmp_path, capsys):
 
 def test_noise_of_the_queue_is_that_of_its_epsilons():
     for epsilon in PRIVACY_NOISE:
-        for method in PRIVACY_METHODS:
-            request = privacy_cell(method, epsilon).request()
+        for method in SHORT_METHODS:
+            request = short_run("privacy", method, f"epsilon={epsilon}").cell.request()
             uses = 30 * on_linear_model(METHODS[method], request.hyper_parameters).privacy.passes
             exact = gaussian_noise(epsilon, uses, 0.1 / (20 * 600))
             assert exact <= request.options.dp_noise <= exact + 0.01

@@ -2,31 +2,19 @@
 
 import dataclasses
 import io
-import json
-import subprocess
-import sys
-from pathlib import Path
+import os
 
 import jax
 import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.lab.benchmark import (
-    measure,
-    processes,
-    records,
-    sections,
-    workload,
-)
+from experiments.lab.benchmark import child, growth, measure, pfllib, processes, records, sections, workload
 from experiments.lab.benchmark.__main__ import SECTIONS, main
-from experiments.lab.benchmark.jax_rounds import Rounds, convolutions, local_training
+from experiments.lab.benchmark.jax_rounds import Rounds, local_training, operations
 from experiments.lab.pages import performance
 from pfl_jax import simulate
 from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives.head_combination import head_weights
-
-ROOT = Path(__file__).parents[2]
 
 # One batch holds a whole client, so that both sides see the same batches whatever their shuffles.
 SCALE = dataclasses.replace(workload.QUICK, clients=3, examples=40, batch_size=64, epochs=2)
@@ -45,7 +33,7 @@ def torch_rounds():
 @pytest.mark.slow
 def test_the_pytorch_round_is_our_round(torch_rounds):
     data = workload.federation(SCALE.clients, SCALE.examples)
-    ours = Rounds(workload.method("fedpac", SCALE), data, participation=1.0, chunk=1, mesh=None)
+    ours = Rounds(workload.method("fedpac", SCALE), data)
     params = {"backbone": ours.state.server.backbone, "head": ours.state.server.head}
     theirs = torch_rounds.FedPAC(params, torch_rounds.clients(data), workload.dataset().num_classes, SCALE)
     # The second round has centroids to align to and heads that differ.
@@ -70,25 +58,10 @@ def test_the_pytorch_training_is_our_training(torch_rounds):
     np.testing.assert_allclose(kernel, ours["backbone"]["conv1"]["kernel"][0], atol=1e-6)
 
 
-def test_the_pytorch_head_weights_are_ours(torch_rounds):
-    generator = np.random.default_rng(0)
-    mu = generator.normal(size=(6, 3, 4)).astype(np.float32) * 0.2
-    variance, counts = generator.uniform(1, 50, 6).astype(np.float32), np.full(6, 30)
-    want = head_weights(mu, variance, counts, solver="interior_point")
-    np.testing.assert_allclose(torch_rounds.head_weights(mu, variance, counts), want, atol=2e-3)
-
-
-def test_operations_are_those_that_xla_counts():
-    model = workload.network()
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    pictures = jax.ShapeDtypeStruct((50, *workload.dataset().input_shape), np.float32)
-    with convolutions("lax"):
-        counted = jax.jit(model.apply).lower(params, pictures).cost_analysis()["flops"]
-    # XLA leaves out the second layer's products with its padding: 2 of 10 * 5 places and taps in either direction. It
-    # also counts pooling, biases and activations.
-    padding = 2 * (50**2 - 48**2) * 16 * 32
-    assert workload.operations()["forward"] - padding == pytest.approx(counted / 50, rel=0.02)
-    assert workload.operations() == {"forward": 3_228_160, "training": 9_223_680}
+def test_operations_are_those_of_all_layers():
+    first, *others = 2 * 24**2 * 16 * 25, 2 * 10**2 * 32 * 16 * 25, 2 * 800 * 128, 2 * 128 * 10
+    # The first layer's input needs no gradient. XLA leaves out the products with padding, a twentieth.
+    assert operations() == pytest.approx(2 * first + 3 * sum(others), rel=0.06)
 
 
 def test_contestants_take_turns():
@@ -103,121 +76,69 @@ def test_the_peak_is_measured_on_all_devices():
     assert peak["peak"] == max(peak["one_device"], peak["every_device"]) > 0
 
 
-def test_the_rate_of_copies_is_of_bytes_and_seconds(monkeypatch):
-    monkeypatch.setattr(measure, "seconds", lambda work: (work(), 0.5)[1])
-    assert measure.copy_rate(1000, repetitions=2) == 2000
-
-
 @pytest.mark.slow
 def test_a_second_start_compiles_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    first, second = (sections.start(str(tmp_path), name, "fedavg") for name in ("first", "second"))
+    first, second = (growth.start_in(str(tmp_path), name, "fedavg") for name in ("first", "second"))
     assert first["compiled"] == first["programs"] > 0
     assert second["programs"] == first["programs"]
     assert second["compiled"] == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("--chunks 0", "--chunks must be at least 1"),
-        ("--chunks many", "--chunks must be a whole number, not 'many'"),
-        ("--only nothing", "unknown section 'nothing'"),
-        ("--fast", "unrecognized arguments: --fast"),
-        ("--out missing/figures.json", "missing/figures.json is not there"),
-    ],
-)
-def test_bad_input_is_one_line(words, expected, capsys):
-    assert main(words.split()) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ")
-    assert expected in err
-    assert err.count("\n") == 1
+MACHINE = {
+    "cpu": "A Processor",
+    "cores": 2,
+    "load": 0.5,
+    "devices": "cpu x 2",
+    "backend": "cpu",
+    "versions": {"jax": "0.10.1"},
+    "date": "2026-11-23T05:00:00+00:00",
+    "peak": {"peak": 155.4e9},
+}
+ROWS = [{"what": "a", "s": 0.012345, "runs": [1.0, 2.0]}, {"what": "b", "s": 12345.6, "cohort": 3, "ratio": None}]
 
 
-@pytest.mark.parametrize(
-    ("program", "words", "expected"),
-    [
-        (processes, "--out pyproject.toml", "pyproject.toml is there already"),
-        (processes, "--clients 0", "--clients must be at least 1, not 0"),
-        (processes, "--processes 2 0", "--processes must be at least 1, not 0"),
-        (processes, "--checkout docs", "--checkout docs: no experiments/emnist.py there"),
-    ],
-)
-def test_bad_input_of_the_smaller_commands_is_one_line(program, words, expected, capsys):
-    assert program.main(words.split()) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"error: {expected}")
-    assert err.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_processes_are_compared(tmp_path):
-    words = ["--clients", "50", "--processes", "1", "2", "--out", str(tmp_path / "figures.json")]
-    assert processes.main(words) == 0
-    one, two = json.loads((tmp_path / "figures.json").read_text())["processes"]["rows"]
-    assert (one["processes"], two["processes"]) == (1, 2)
-    assert min(one["largest peak MiB"], two["largest peak MiB"]) > 100
-
-
-def test_a_failed_process_is_told(tmp_path, capsys):
-    (tmp_path / "experiments").mkdir()
-    (tmp_path / "experiments" / "emnist.py").touch()
-    (tmp_path / "experiments" / "__main__.py").write_text("raise SystemExit('it has no data')")
-    assert processes.main(["--clients", "2", "--processes", "1", "--checkout", str(tmp_path)]) == 2
-    assert "one of 1 processes ended with exit code 1: it has no data" in capsys.readouterr().err
-
-
-def test_figures_are_never_overwritten(tmp_path, capsys):
-    file = tmp_path / "figures.json"
-    file.write_text("mine")
-    assert main(["--out", str(file)]) == 2
-    assert "is there already" in capsys.readouterr().err
-    assert file.read_text() == "mine"
-
-
-def command(*words, cwd):
-    """Runs the benchmark as a user does; returns what it printed."""
-    arguments = [sys.executable, "-m", "experiments.lab.benchmark", *words]
-    environment = measure.os.environ | {"PFL_JAX_CACHE": str(cwd / "cache"), "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-    environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(arguments, cwd=cwd, env=environment, check=True, capture_output=True, text=True).stdout
-
-
-def test_rows_become_tables():
-    rows = [{"what": "a", "s": 0.012345, "runs": [1.0, 2.0]}, {"what": "b", "s": 12345.6, "cohort": 3, "ratio": None}]
-    section = records.Section("Times", rows, "A note.")
-    want = "## Times\n\n| what | s | cohort | ratio |\n| --- | --- | --- | --- |\n"
-    want += "| a | 0.0123 |  |  |\n| b | 12,346 | 3 |  |\n\nA note.\n"
-    assert records.markdown([section]) == want
+def test_sections_are_stored_and_become_tables(tmp_path):
+    file, section = tmp_path / "benchmark.jsonl", records.Section("Times", ROWS, "a note", MACHINE)
+    records.store(file, "times", section)
+    records.store(file, "other", section._replace(title="old"))
+    records.store(file, "other", section._replace(title="new"))
+    assert records.stored(file) == {"times": section, "other": section._replace(title="new")}
+    want = "| what | s | cohort | ratio |\n| --- | --- | --- | --- |\n| a | 0.0123 |  |  |\n| b | 12,346 | 3 |  |\n\n"
+    want += "A note. Measured 2026-11-23 on "
+    want += "2 cores of A Processor, 155 GFLOP/s in matrix products, jax 0.10.1.\n"
+    assert performance.part(section) == want
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(section.terminal())
-    shown = console.export_text()
-    assert all(words in shown for words in ("Times", "ratio", "0.0123", "12,346", "A note."))
-    whole = json.loads(records.as_json({"cpu": "x"}, {"times": section}))
-    assert whole == {"machine": {"cpu": "x"}, "times": {"title": "Times", "rows": rows, "note": "A note."}}
+    assert all(words in console.export_text(clear=False) for words in ("Times", "ratio", "0.0123", "12,346", "a note"))
+
+
+def test_a_command_stores_what_it_measures(tmp_path, monkeypatch, capsys):
+    """Another section of the file stays, and the machine is that of the measurement."""
+    file = tmp_path / "figures.jsonl"
+    records.store(file, "other", records.Section("Other", ROWS, "", MACHINE))
+    monkeypatch.setattr(measure, "machine", lambda: dict(MACHINE))
+    assert main(["--quick", "--only", "waste", "--out", str(file)]) == 0
+    assert "no GPU: GPU rows need one, same command" in capsys.readouterr().out
+    found = records.stored(file)
+    assert list(found) == ["other", "waste"]
+    assert (found["waste"].machine["quick"], found["waste"].machine["cpu"]) == (True, "A Processor")
+    assert {row["clients"] for row in found["waste"].rows} == {20, 100}
+    assert all(row["chunk 1, %"] == 0 < row["chunk all, %"] < 100 for row in found["waste"].rows)
 
 
 @pytest.mark.slow
-def test_a_part_of_it_in_one_command(tmp_path):
-    out = command("--quick", "--only", "training", "waste", "--out", "figures.json", cwd=tmp_path)
-    assert "FedPAC round" in out
-    assert "no GPU: GPU rows need one, same command" in out
-    figures = json.loads((tmp_path / "figures.json").read_text())
-    assert figures["machine"]["quick"]
-    assert ("PyTorch" in {row["by"] for row in figures["training"]["rows"]}) == sections.has_torch()
-    assert figures["training"]["rows"][0]["examples/s"] > 0
-    waste = figures["waste"]["rows"]
-    assert {row["clients"] for row in waste} == {20, 100}
-    assert all(row["chunk 1, %"] == 0 < row["chunk all, %"] < 100 for row in waste)
-
-
-@pytest.mark.slow
-def test_all_of_it(tmp_path):
-    out = command("--quick", "--only", *SECTIONS, "--out", "figures.json", cwd=tmp_path)
-    figures = json.loads((tmp_path / "figures.json").read_text())
-    rows = {name: figures[name]["rows"] for name in SECTIONS}
-    assert all(figures[name]["title"].partition(",")[0] in out for name in SECTIONS)
+def test_every_section_runs(tmp_path, monkeypatch):
+    """But PFLlib's, which is tested below."""
+    for name, value in {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "OMP_NUM_THREADS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PFL_JAX_CACHE", str(tmp_path / "cache"))
+    file, names = tmp_path / "figures.jsonl", [name for name in SECTIONS if name != "pfllib"]
+    assert main(["--quick", "--only", *names, "--out", str(file)]) == 0
+    rows = {name: section.rows for name, section in records.stored(file).items()}
+    assert rows.keys() == set(names)
+    assert ("PyTorch" in {row["by"] for row in rows["training"]}) == sections.has_torch()
+    assert rows["training"][0]["examples/s"] > 0
     assert {row["method"] for row in rows["methods"]} == {"fedavg", "fedpac", "fedas"}
     assert all(row["peak MiB"] > 1 for row in rows["growth"])
     early, last, first, second, run, another = rows["memory_growth"]
@@ -226,30 +147,84 @@ def test_all_of_it(tmp_path):
     assert first["compiled"] == second["programs"] > second["compiled"] == 0
     assert {row["form"] for row in rows["variants"]} == {"lax", "matmul", "direct"}
     assert all(rate > 0 for row in rows["chunks"] for heading, rate in row.items() if heading.startswith("chunk"))
-    assert all(row["peak MiB"] > row["states MiB"] for row in rows["many_clients"])
     assert {(row["method"], row["states on"]) for row in rows["client_counts"]} == {
         *(("fedavg", ""), ("fedpac", "host"), ("fedpac", "disk"), ("fedas", "host"), ("fedas", "disk"))
     }
     assert all(row["peak MiB"] > row["states MiB"] for row in rows["client_counts"])
+    assert all(row["peak MiB"] > row["before the round MiB"] for row in rows["large_cohorts"])
     assert rows["sweep"][1]["ratio, with compilation"] > 0
+    assert [row["processes"] for row in rows["processes"]] == [1, 2]
+    assert min(row["largest peak MiB"] for row in rows["processes"]) > 100
+    (version,) = rows["jax_versions"]
+    assert version["jax"] == jax.__version__
+    assert version[f"{version['chosen']}, ms"] > 0
 
 
-MACHINE = {
-    "cpu": "A Processor",
-    "cores": 2,
-    "versions": {"jax": "0.10.1"},
-    "date": "2026-11-23T05:00:00+00:00",
-    "peak": {"peak": 155.4e9, "memory": 4.51e9},
-}
+def fails() -> None:
+    raise ValueError("it has no data")
 
 
-def test_a_measured_part_is_a_table_with_its_machine(tmp_path):
-    times = records.Section("Times", [{"what": "a", "s": 0.5}, {"what": "b", "s": 200.0}], "medians")
-    (tmp_path / "some.json").write_text(records.as_json(MACHINE, {"times": times}))
-    want = "| what | s |\n| --- | --- |\n| a | 0.5 |\n| b | 200 |\n\n"
-    want += "Medians. From `results/benchmark/some.json`, 2026-11-23: "
-    want += "2 cores of A Processor, 155 GFLOP/s in matrix products, 4.5 GB/s in copies by one core, jax 0.10.1.\n"
-    assert performance.sections(tmp_path) == {"times": want}
-    (tmp_path / "other.json").write_text(records.as_json(MACHINE, {"times": times}))
-    with pytest.raises(InvalidInput, match=r"two files of .* have the section times: keep one"):
-        performance.sections(tmp_path)
+def test_a_failed_process_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    with pytest.raises(InvalidInput, match=r"fails by .* ended with exit code 1: ValueError: it has no data"):
+        child.in_process(fails)
+    monkeypatch.setattr(measure, "ROOT", tmp_path)
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "__main__.py").write_text("raise SystemExit('it has no data')")
+    with pytest.raises(InvalidInput, match="one of 1 processes ended with exit code 1: it has no data"):
+        processes.trained(tmp_path, 2, 1)
+
+
+# PFLlib, with a small program in its place.
+
+PROGRAM = """
+import argparse, sys
+import numpy as np
+import torchvision
+parser = argparse.ArgumentParser()
+for name in ("data", "m", "algo", "gr", "nc", "lbs", "lr", "ls", "eg", "dev"):
+    parser.add_argument("-" + name)
+words = parser.parse_args()
+if words.algo == "FedPer" and {fails}:
+    sys.exit("Traceback\\nNo FedPer here")
+for number in range(int(words.nc)):
+    for half in ("train", "test"):
+        client = np.load(f"../dataset/{{words.data}}/{{half}}/{{number}}.npz", allow_pickle=True)["data"].tolist()
+        assert client["x"].shape == (30, 1, 28, 28) and client["x"].dtype == np.float32
+        assert client["y"].shape == (30,) and abs(client["x"].mean()) < 1
+for number in range(int(words.gr) + 1):
+    print("-" * 25, "time cost", "-" * 25, 50.0 if number == 0 else 2.0 + number)
+"""
+
+
+def with_program(tmp_path, *, fails):
+    """Writes such a program; returns the command's words."""
+    (tmp_path / "PFLlib" / "system").mkdir(parents=True)
+    (tmp_path / "PFLlib" / "system" / "main.py").write_text(PROGRAM.format(fails=fails))
+    return ["--quick", "--only", "pfllib", "--pfllib", str(tmp_path / "PFLlib"), "--out", str(tmp_path / "found.jsonl")]
+
+
+def test_rounds_are_compared_by_their_medians(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pfllib, "ours", lambda *arguments: lambda: None)
+    words = with_program(tmp_path, fails=False)
+    monkeypatch.setattr(measure, "matmul_peak", lambda *arguments: {"peak": 1.0})
+    monkeypatch.setattr(measure, "seconds", lambda work: 0.5)
+    assert main(words) == 0
+    rows = records.stored(tmp_path / "found.jsonl")["pfllib"].rows
+    assert [row["method"] for row in rows] == ["FedAvg", "FedPer", "FedAS"]
+    # The first round, which evaluates, does not count.
+    assert {(row["PFLlib, s"], row["pfl_jax, s"], row["ratio"]) for row in rows} == {(4.0, 0.5, 8.0)}
+    assert (rows[0]["PFLlib"], rows[0]["pfl_jax"]) == ([4.0], [0.5])
+    assert "FedAS, 1 of 1" in capsys.readouterr().out
+
+
+def test_an_error_of_pfllib_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pfllib, "ours", lambda *arguments: lambda: None)
+    assert main(with_program(tmp_path, fails=True)) == 2
+    assert "PFLlib's FedPer ended after 0 of 4 rounds: No FedPer here" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_our_rounds_run_with_all_three_methods():
+    for name, own in pfllib.METHODS.values():
+        pfllib.ours(workload.QUICK, workload.federation(2, 20), name, own)()

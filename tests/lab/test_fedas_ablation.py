@@ -9,12 +9,13 @@ import pytest
 
 from experiments.lab.fedas_ablation import __main__ as command
 from experiments.lab.fedas_ablation import steps
-from experiments.lab.fedas_ablation.steps import STEPS, Place
+from experiments.lab.fedas_ablation.steps import RUNS, STEPS, AblationRun
 from experiments.lab.pages import fedas
+from experiments.run import committed
 from pfl_jax.errors import InvalidInput
 
 ROOT = Path(__file__).parents[2]
-PLACE = Place("fashion_mnist", 0.2, STEPS[0], 0)
+RUN = AblationRun("fashion_mnist", 0.2, STEPS[0], 0)
 
 RECEIVED = [[10.0, 20.0, 40.0], [20.0, 30.0, 60.0], [30.0, 60.0, 90.0]]
 TRAINED = [[50.0, None, None], [50.0, 70.0, None], [80.0, 70.0, None]]
@@ -48,7 +49,7 @@ def run_folder(folder, rounds=3):
 
 
 def test_the_measures_by_hand(tmp_path):
-    record = steps.from_run(PLACE, run_folder(tmp_path / "run"))
+    record = steps.from_run(RUN, run_folder(tmp_path / "run"))
     assert record["received"]["mean"] == pytest.approx([70 / 3, 110 / 3, 60], abs=1e-4)
     assert record["received"]["pooled"] == [(10 + 40 + 200) / 8, (20 + 60 + 300) / 8, (30 + 120 + 450) / 8]
     assert record["received_of_trained"]["mean"] == [10, 25, 45]
@@ -70,45 +71,44 @@ def test_the_measures_by_hand(tmp_path):
 def test_everyone_in_the_first_cohort_leaves_nothing_unknown(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.COHORTS", [[0, 1, 2]] * 3)
     monkeypatch.setattr(f"{__name__}.TRAINED", [[50.0, 60.0, 70.0]] * 3)
-    record = steps.from_run(PLACE, run_folder(tmp_path / "run"))
+    record = steps.from_run(RUN, run_folder(tmp_path / "run"))
     assert record["before_aggregation"] == record["trained"]
 
 
 def test_a_run_without_some_rounds_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="has not every round"):
-        steps.from_run(PLACE, run_folder(tmp_path / "run", rounds=4))
+        steps.from_run(RUN, run_folder(tmp_path / "run", rounds=4))
 
 
-def test_a_record_of_another_run_is_refused(tmp_path):
-    record = steps.from_run(PLACE, run_folder(tmp_path / "run"))
-    steps.write(PLACE, record, tmp_path / "there")
-    assert steps.read(PLACE, tmp_path / "there") == record
-    assert steps.read(PLACE._replace(seed=1), tmp_path / "there") is None
-    steps.path_of(PLACE._replace(seed=1), tmp_path / "there").write_text(json.dumps(record))
-    with pytest.raises(InvalidInput, match="is of another run"):
-        steps.read(PLACE._replace(seed=1), tmp_path / "there")
+def test_a_record_of_other_options_or_another_version_does_not_count(tmp_path):
+    file, record = tmp_path / "records.jsonl", steps.from_run(RUN, run_folder(tmp_path / "run"))
+    committed.write(file, RUN.name, record)
+    assert steps.read(RUN, file) == record
+    assert steps.read(RUN._replace(seed=1), file) is None
+    for name, other in (("command", f"{record['command']} --lr 1"), ("version", 2)):
+        committed.write(file, RUN.name, record | {name: other})
+        assert steps.read(RUN, file) is None
 
 
-def made(place, value):
+def made(run, value):
     """A record whose measures are constants apart from each other."""
     curves = {name: value + offset for name, offset in zip(steps.MEASURES, (0.0, 1.0, 2.0, -3.0), strict=True)}
     every = {name: {"mean": [height - 1, height], "pooled": [height, height - 0.5]} for name, height in curves.items()}
-    return {"command": place.command(Path("runs") / place.name), "version": 1, **every}
+    return {"command": run.command, "version": 1, **every}
 
 
 @pytest.fixture
 def study(tmp_path):
-    """Fashion-MNIST at participation 0.2: two seeds of the whole ladder, whose steps rise by their number."""
+    """Fashion-MNIST at participation 0.2: two seeds of all steps, whose steps rise by their number."""
     for seed in (0, 1):
         for number, step in enumerate(STEPS):
-            place = Place("fashion_mnist", 0.2, step, seed)
-            steps.write(place, made(place, 60.0 + number * (seed + 1)), tmp_path / "results")
-    return fedas.load(tmp_path / "results")
+            run = AblationRun("fashion_mnist", 0.2, step, seed)
+            committed.write(tmp_path / "records.jsonl", run.name, made(run, 60.0 + number * (seed + 1)))
+    return fedas.load(tmp_path / "records.jsonl")
 
 
 def test_the_page_says_what_the_records_say(study):
     text = fedas.text(study)
-    assert "**80 of 96 runs are missing**" in text
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| h |") and "| 0, 1 |" in line]
     ((_, title, received, of_trained, trained, before, last, seeds),) = rows
     assert title.endswith("(released)")
@@ -121,9 +121,9 @@ def test_the_page_says_what_the_records_say(study):
     # Released: 72.5 trained against 61.5 - 3 before aggregation of the second step.
     assert "| Fashion-MNIST | 0.2 | +14.0 | +9.0 | +9.0 | +9.0 |" in text
     assert "of +14.0 points as released, +5.0 are the measure and +9.0 the method (+6.0 to +12.0 over 2 seeds)" in text
-    assert "| Fashion-MNIST | 1 | — | — | — | — |" in text
-    # The largest change by any measure is that of FedAS as printed, which is two steps above.
-    assert "By *trained* the largest change is that of (c) FedAS as printed: +3.0" in text
+    assert "—" not in text
+    # Steps without a run have no row.
+    assert sum(line.startswith("| h |") for line in text.splitlines()) == 1
     assert "$" not in text
 
 
@@ -140,20 +140,19 @@ def test_the_figure_has_the_numbers(study):
     np.testing.assert_allclose(trained.high, [62 + 2 * number for number in range(8)])
 
 
-def test_whole_ladders_come_first():
-    places = steps.places(list(steps.SOURCES), steps.PARTICIPATION, 3)
-    assert len(places) == len(set(places)) == len({place.name for place in places}) == 96
-    assert {(place.seed, place.participation) for place in places[:16]} == {(0, 0.2)}
-    for place in places:
-        request = place.cell.request()
-        assert (request.options.eval_every, request.options.participation) == (1, place.participation)
-        assert (request.options.drop_last, request.options.shuffle) == (
-            (False, True) if place.step.name in ("fedper", "fedas") else (True, False)
-        )
+def test_all_steps_come_before_the_next_seed():
+    runs = list(RUNS.values())
+    assert len(runs) == 96
+    assert {(run.seed, run.participation) for run in runs[:16]} == {(0, 0.2)}
+    for run in runs:
+        options = run.cell.request().options
+        assert (options.eval_every, options.participation) == (1, run.participation)
+        every_batch = run.step.name in ("fedper", "fedas")
+        assert (options.drop_last, options.shuffle) == (not every_batch, every_batch)
 
 
 def test_the_steps_differ_in_one_choice():
-    choices = [Place("fashion_mnist", 1.0, step, 0).cell.request() for step in STEPS]
+    choices = [AblationRun("fashion_mnist", 1.0, step, 0).cell.request() for step in STEPS]
     differences = []
     for one, other in itertools.pairwise(choices[2:]):
         left, right = ({**vars(each.options), **each.hyper_parameters} for each in (one, other))
@@ -171,39 +170,23 @@ def test_the_steps_differ_in_one_choice():
 def test_finished_runs_are_not_made_again(tmp_path, monkeypatch, capsys):
     asked = []
 
-    def measure(place, folder, console):
-        asked.append((place.name, folder.name))
-        return made(place, 50.0)
+    def measure(run, folder, console):
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append(folder.name)
+        return made(run, 50.0)
 
     monkeypatch.setattr(command, "measure", measure)
-    words = ["--dataset", "fashion_mnist", "--participation", "0.2", "--step", "fedper", "fedas", "--seeds", "2"]
-    words += ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+    monkeypatch.setattr(command, "RUNS", dict(itertools.islice(RUNS.items(), 3)))
+    words = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "records.jsonl")]
     assert command.main([*words, "--dry-run"]) == 0
-    assert capsys.readouterr().out.count("# missing") == 4
+    assert capsys.readouterr().out.count("# missing") == 3
     assert not asked
-    assert command.main([*words, "--seeds", "1"]) == 0
-    assert [name for name, _ in asked] == [
-        f"fashion_mnist-participation0.2-{name}-seed0" for name in ("fedper", "fedas")
-    ]
-    assert all(name == folder for name, folder in asked)
-    assert command.main(words) == 0
-    assert len(asked) == 4
-    assert command.main(words) == 0
-    assert len(asked) == 4
-    assert "**92 of 96 runs are missing**" in fedas.text(fedas.load(tmp_path / "results"))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--dataset digits", "unknown dataset 'digits'"),
-        ("--participation 0.5", "unknown participation '0.5' (there are 0.2, 1)"),
-        ("--step fedavg", "unknown step 'fedavg'"),
-        ("--seeds 0", "--seeds must be at least 1, not 0"),
-        ("--rounds 3", "unrecognized arguments"),
-    ],
-)
-def test_what_cannot_be_asked_for(words, message, capsys):
-    assert command.main(words.split()) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert command.main(words) == 130
+    assert asked == list(RUNS)[:2]
+    asked.clear()
+    for _ in range(2):
+        # The second time, nothing runs.
+        assert command.main(words) == 0
+        assert asked == [list(RUNS)[2]]
+    assert len(fedas.load(tmp_path / "records.jsonl").found) == 3

@@ -3,14 +3,12 @@
 import shutil
 
 import pytest
-from test_results_page import MAIN, keep
+from test_results_page import MAIN, store
 
 from experiments.lab import other_tasks
 from experiments.lab.pages import __main__ as command
-from experiments.lab.pages import other_tasks as made
-from experiments.lab.pages import parts, privacy, robustness
-from experiments.run.committed import Library
-from experiments.show.pictures import Lines
+from experiments.lab.pages import parts
+from experiments.run import committed
 from pfl_jax.errors import InvalidInput
 
 ROOT = command.ROOT
@@ -28,9 +26,10 @@ def checkout(tmp_path):
     (tmp_path / "docs").mkdir()
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         shutil.copy(path, tmp_path / path.relative_to(ROOT))
-    shutil.copytree(ROOT / "results/benchmark", tmp_path / "results/benchmark")
-    shutil.copy(ROOT / other_tasks.FILE, tmp_path / other_tasks.FILE)
-    keep(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
+    (tmp_path / "results").mkdir()
+    for name in ("benchmark.jsonl", "other_tasks.jsonl"):
+        shutil.copy(ROOT / "results" / name, tmp_path / "results")
+    store(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
     return tmp_path
 
 
@@ -57,19 +56,10 @@ def test_the_command_makes_all_and_check_says_what_differs(checkout, capsys):
     made = {name: (checkout / name).read_bytes() for name in WRITTEN}
     assert command.main([], checkout) == 0
     assert {name: (checkout / name).read_bytes() for name in WRITTEN} == made
-    keep(checkout, f"{MAIN}/fedpac/seed-1", 90.0)
+    store(checkout, f"{MAIN}/fedpac/seed-1", 90.0)
     assert {str(path.relative_to(checkout)) for path in command.differing(checkout)} == {
         *("docs/results.md", "README.md", "docs/figures/results.svg")
     }
-
-
-@pytest.mark.parametrize("text", ["# Title\n", "<!-- made: other -->\n<!-- end of made -->\n"])
-def test_a_page_without_its_marks_is_left_alone(text, checkout, capsys):
-    (checkout / "README.md").write_text(text)
-    assert command.main([], checkout) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: README.md has the parts ")
-    assert (checkout / "README.md").read_text() == text
 
 
 def test_parts_are_replaced_by_their_names(tmp_path):
@@ -79,31 +69,25 @@ def test_parts_are_replaced_by_their_names(tmp_path):
     assert parts.filled(page, {"two": "2\n", "one": "1\n", "three": "3\n"}) == want
     with pytest.raises(InvalidInput, match=r"page.md has the parts one, two, of one"):
         parts.filled(page, {"one": "1\n"})
-
-
-@pytest.mark.parametrize(("module", "tables"), [(privacy, 1), (robustness, 3)])
-def test_tables_and_pictures_of_the_committed_results(module, tables):
-    assert module.measured(Library()).count("| `fedavg` |") == tables
-    shown = module.drawn(Library())
-    assert all(isinstance(panel, Lines) for panel in shown.panels)
-    assert shown.caption.endswith("; no point: not finished.")
+    page.write_text("# Title\n")
+    with pytest.raises(InvalidInput, match=r"page.md has the parts none, of one"):
+        parts.filled(page, {"one": "1\n"})
 
 
 def test_the_figures_of_other_tasks_are_those_of_the_code_on_the_page():
     # Otherwise run python -m experiments.lab.other_tasks.
-    found = other_tasks.load(ROOT)
-    assert found["code"] == other_tasks.digest(ROOT / other_tasks.PAGE)
-    assert {name: of["rounds"] for name, of in found["comparisons"].items()} == other_tasks.ROUNDS
-    assert all(len(of["seeds"]) == other_tasks.SEEDS for of in found["comparisons"].values())
+    found = committed.read(ROOT / other_tasks.FILE)
+    assert {one["code"] for one in found.values()} == {other_tasks.digest(ROOT / other_tasks.PAGE)}
+    assert {name: one["rounds"] for name, one in found.items()} == other_tasks.ROUNDS
+    assert all(len(one["seeds"]) == other_tasks.SEEDS for one in found.values())
 
 
 def test_figures_of_other_tasks_are_what_the_page_computes(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```python\ndef ours(rounds, seed):\n    return {'local': {'mse': rounds + seed}}\n```\n")
     found = other_tasks.measured(page, {"ours": 4}, seeds=3)
-    assert found["comparisons"] == {"ours": {"rounds": 4, "seeds": [{"local": {"mse": 4 + seed}} for seed in range(3)]}}
-    before = found["code"]
+    seeds = [{"local": {"mse": 4 + seed}} for seed in range(3)]
+    assert found == {"ours": {"code": other_tasks.digest(page), "rounds": 4, "seeds": seeds}}
     page.write_text(page.read_text().replace("+", "*"))
-    assert other_tasks.digest(page) != before
-    table = made.table(found["comparisons"]["ours"])
-    assert "| `local` | 5.000 (4.000 to 6.000) |" in table
+    assert other_tasks.digest(page) != found["ours"]["code"]
+    assert "| `local` | 5.000 (4.000 to 6.000) |" in other_tasks.table(found["ours"])

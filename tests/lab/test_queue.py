@@ -3,21 +3,24 @@
 import dataclasses
 import json
 import shutil
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
-from scores import scores_of
+from run_folders import write_run
 
 from experiments.cli.effects import relevant_options
-from experiments.cli.request import parse
-from experiments.folder import version
+from experiments.cli.options import option_words
+from experiments.folder import load, version
 from experiments.folder.load import Result
-from experiments.folder.run_folder import CONFIG, SUMMARY, Evaluation, RunFolder
+from experiments.folder.run_folder import CONFIG, SUMMARY
+from experiments.lab import results
 from experiments.lab.queue import __main__ as queue
 from experiments.lab.queue import field
-from experiments.lab.queue.field import FIELDS, Comparison, Field, run_job, search_jobs
-from experiments.lab.queue.jobs import BLOCKS, SEVERAL_SEEDS, jobs
+from experiments.lab.queue.field import FIELDS, Comparison, Field, search_runs, tuned_run
+from experiments.lab.queue.planned import BLOCKS, SEVERAL_SEEDS, planned_runs
 from experiments.run import batch, cached_runs, committed, run
 from experiments.run.committed import Library
 from experiments.run.estimate import EXAMPLES_PER_SECOND, examples_visited
@@ -26,8 +29,7 @@ from experiments.tables import __main__ as tables
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
-JOBS = jobs()
-PLACES = {str(job.place): job for job in JOBS}
+RUNS = {run.name: run for run in planned_runs()}
 MAIN = "fashion_mnist-20-clients-grouped-s=20"
 
 
@@ -46,39 +48,16 @@ class Runs:
         self.done.append(request)
         if (options.method, options.rounds, request.hyper_parameters["lr"]) == self.diverging:
             raise RunDiverged("round 1: --lr is too large", f"; a checkpoint stays in {options.out}")
-        if options.source == "embedded":
-            request, _ = request.on_embedded_data()
-            options = request.options
-        folder = RunFolder.claim(options.out, "never")
-        data = {"description": "fashion_mnist (files)", "is_real": options.source != "embedded"}
-        folder.write(
-            CONFIG,
-            {
-                "dataset": request.dataset,
-                "data": data,
-                "options": dataclasses.asdict(options),
-                "hyper_parameters": request.hyper_parameters,
-                "given": sorted(request.given),
-                "train_examples": [600] * options.num_clients,
-                "class_table": [[60] * 10] * options.num_clients,
-                "versions": {"jax": "0.10.1"} | version.source_versions(),
-                "method_version": version.method_version(options.method),
-                "device": "cpu x 2",
-            },
-        )
-        for number in (100, 200):
-            scores = [scores_of(np.linspace(low, low + 0.1, 20)) for low in (0.6 + number / 1000, 0.5)]
-            folder.log(
-                Evaluation(number, *scores, np.full(20, 600), 36.0 * number, 1000.0),
-                info={"weights": [[0.5] * 20] * 20},
-            )
-        folder.write(SUMMARY, {"seconds": 7200.0, "per_client_accuracy": [85.0] * 20, "received_accuracy": 85.0})
-
-
-@pytest.fixture(autouse=True)
-def _jobs_made_once(monkeypatch):
-    """Every command makes the jobs several times, and parses their command lines each time."""
-    monkeypatch.setattr(queue, "jobs", lambda: JOBS)
+        given = (vars(options) | request.hyper_parameters).items()
+        words = option_words({name: value for name, value in given if name in request.given - {"seed", "out"}})
+        where, is_real = {"dataset": request.dataset, "seed": options.seed}, options.source != "embedded"
+        write_run(Path(options.out), words, **where, rounds=(100, 200), is_real=is_real, rich=True)
+        if not is_real:
+            smaller, _ = request.on_embedded_data()
+            config = load.read_config(options.out) | {"options": dataclasses.asdict(smaller.options)}
+            (Path(options.out) / CONFIG).write_text(json.dumps(config))
+        summary = {"seconds": 7200.0, "per_client_accuracy": [85.0] * 20, "received_accuracy": 85.0}
+        (Path(options.out) / SUMMARY).write_text(json.dumps(summary))
 
 
 @pytest.fixture(autouse=True)
@@ -104,63 +83,43 @@ def named(requests):
     return [(request.options.method, request.options.seed) for request in requests]
 
 
+def stored(tmp_path, block):
+    """Committed records of a block."""
+    return committed.read(tmp_path / f"results/queue/{block}.jsonl")
+
+
 # What there is to run.
 
 
-def test_the_most_wanted_come_first_and_nothing_comes_twice():
-    assert [job.method for job in JOBS[:5]] == ["fedpac", "fedavg", "fedavg_ft", "local", "fedper"]
-    assert list(dict.fromkeys(job.block for job in JOBS)) == [block for block in BLOCKS if block not in FIELDS]
-    assert len(PLACES) == len(JOBS)
-    parsed = [
-        (job.cell.dataset, job.cell.seed, json.dumps(relevant_options(job.cell.request()), sort_keys=True))
-        for job in JOBS
-    ]
-    assert len(set(parsed)) == len(JOBS)
+def test_nothing_comes_twice():
+    runs = planned_runs()
+    assert list(dict.fromkeys(run.block for run in runs)) == [block for block in BLOCKS if block not in FIELDS]
+    assert len(RUNS) == len(runs)
+    parsed = {(run.cell.seed, json.dumps(relevant_options(run.cell.request()), sort_keys=True)) for run in runs}
+    assert len(parsed) == len(runs)
+    counts = {"table-1": 16, "causes": 4, "tables-2-3": 11, "tables-4-10": 26, "seeds": 2 * len(SEVERAL_SEEDS)}
+    # The runs without compression are those without privacy.
+    counts |= {"fedas": 48, "100-clients": 33, "privacy": 20, "compression": 20, "attacks": 20}
+    assert Counter(run.block for run in runs) == counts
     # Table 2's and the replication's FedPAC are Table 1's run.
-    assert f"{MAIN}/fedpac-replicated/seed-0" not in PLACES
-    assert [job.block for job in JOBS if job.place.parent.as_posix() == f"{MAIN}/fedpac"] == ["table-1", *["seeds"] * 2]
-
-
-@pytest.mark.parametrize(
-    ("block", "count", "rounds"),
-    [
-        ("table-1", 16, 200),
-        ("causes", 4, 200),
-        ("tables-2-3", 3 + 8, 200),
-        # Tables 1 and 5 share local, fedavg_ft and fedpac.
-        ("tables-4-10", 8 + 2 + 9 + 7, 200),
-        ("seeds", 2 * len(SEVERAL_SEEDS), 200),
-        ("fedas", 3 * 4 * 4, 40),
-        ("100-clients", 16 + 8 + 9, 200),
-        # The runs without compression are those without privacy.
-        ("compression", 4 * 5, 30),
-        ("attacks", 4 * 5, 30),
-        ("privacy", 5 * 4, 30),
-    ],
-)
-def test_every_block_has_its_runs(block, count, rounds):
-    there = [job for job in JOBS if job.block == block]
-    assert len(there) == count
-    assert {job.cell.request().options.rounds for job in there} == {rounds}
-    assert {job.cell.seed for job in there} == ({1, 2} if block == "seeds" else {0})
+    assert f"{MAIN}/fedpac-replicated/seed-0" not in RUNS
+    assert [RUNS[f"{MAIN}/fedpac/seed-{seed}"].block for seed in range(3)] == ["table-1", "seeds", "seeds"]
 
 
 @pytest.mark.parametrize("block", FIELDS)
 def test_a_comparison_begins_with_every_learning_rate_of_every_method(block, tmp_path):
-    there = Comparison(block, Library(tmp_path)).jobs
-    assert there == [job for method in METHODS for job in search_jobs(block, method)]
-    assert len({job.place for job in there}) == len(METHODS) * len(FIELDS[block].rates)
-    for job, rounds in (
-        (search_jobs(block, "ditto")[1], {"field": 20}),
-        (run_job(block, "ditto", FIELDS[block].rates[1]), {"field": 50}),
-    ):
-        request = job.cell.request()
-        assert (request.options.method, request.options.val_fraction is None) == ("ditto", False)
-        assert request.hyper_parameters["lr"] == float(FIELDS[block].rates[1])
-        assert request.options.rounds == rounds.get(block, 40)
-        assert (request.options.s, request.options.num_clients) == (20.0, 20)
+    there, rates = Comparison(block, Library(tmp_path)).runs, FIELDS[block].rates
+    assert there == [one for method in METHODS for one in search_runs(block, method)]
+    assert len({one.name for one in there}) == len(METHODS) * len(rates)
+    search, long = (one.cell.request() for one in (search_runs(block, "ditto")[1], tuned_run(block, "ditto", rates[1])))
+    assert (search.options.rounds, long.options.rounds) == ((20, 50) if block == "field" else (40, 40))
+    for request in (search, long):
+        options = request.options
+        assert (options.method, options.val_fraction is None) == ("ditto", False)
+        assert request.hyper_parameters["lr"] == float(rates[1])
+        assert (options.s, options.num_clients) == (20.0, 20)
         # A diverged client of one rate does not keep the search from its end.
-        assert request.options.on_nan == ("stop" if block == "field-digits" else "skip-client")
+        assert options.on_nan == ("stop" if block == "field-digits" else "skip-client")
 
 
 @pytest.fixture
@@ -182,64 +141,53 @@ def described(requests):
 
 def test_a_search_says_what_is_run_next(small_field, runs, words, tmp_path, capsys):
     assert queue.main([*words, "--only", "field"]) == 0
-    methods = ("local", "fedavg", "fedper")
-    search = [(method, 20, rate, 0) for method in methods for rate in (0.01, 0.03)]
-    chosen = [(method, 50, 0.03, 0) for method in methods]
-    assert described(runs.done) == [*search, *chosen, ("fedavg", 50, 0.03, 1), ("fedavg", 50, 0.03, 2)]
+    chosen = [(method, 50, 0.03, 0) for method in ("local", "fedavg", "fedper")]
+    assert described(runs.done) == [*SEARCH, *chosen, ("fedavg", 50, 0.03, 1), ("fedavg", 50, 0.03, 2)]
     found = Comparison("field", Library(tmp_path / "results"))
     assert [(one.method, one.rate, one.validation, len(one.results)) for one in found.tuned] == [
         ("fedavg", "0.03", 70.0, 3),
         ("fedper", "0.03", 70.0, 1),
         ("local", "0.03", 70.0, 1),
     ]
-    assert (len(found.jobs), found.finished, found.total) == (11, 11, 11)
+    assert len(found.runs) == 11
     capsys.readouterr()
-    assert queue.main([*words, "--only", "field", "--list"]) == 0
+    assert queue.main([*words, "--only", "field", "--dry-run"]) == 0
     assert "11 of 11 runs are finished" in capsys.readouterr().out
 
 
-def assert_ended_with(done, runs, words, tmp_path):
-    """These runs were all, FedPer has the smaller rate, and the command runs nothing again."""
-    assert described(runs.done) == done
+SEARCH = [(method, 20, rate, 0) for method in ("local", "fedavg", "fedper") for rate in (0.01, 0.03)]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "long"), [(20, [("fedper", 50, 0.01, 0)]), (50, [("fedper", 50, 0.03, 0), ("fedper", 50, 0.01, 0)])]
+)
+def test_a_rate_at_which_all_clients_diverge_gives_way_to_the_next_best(
+    small_field, runs, words, tmp_path, capsys, rounds, long
+):
+    runs.diverging = ("fedper", rounds, 0.03)
+    for _ in range(2):
+        # The second time, nothing runs again.
+        assert queue.main([*words, "--only", "field"]) == 0
+        assert described(runs.done)[:8] == [*SEARCH, ("local", 50, 0.03, 0), ("fedavg", 50, 0.03, 0)]
+        assert described(runs.done)[8:] == [*long, ("fedavg", 50, 0.03, 1), ("fedavg", 50, 0.03, 2)]
+    assert "round 1: --lr is too large; a checkpoint stays in" in capsys.readouterr().out
     found = Comparison("field", Library(tmp_path / "results"))
     assert {one.method: one.rate for one in found.tuned} == {"fedavg": "0.03", "fedper": "0.01", "local": "0.03"}
-    assert (len(found.jobs), found.finished, found.total) == (11, 11, 11)
-    assert queue.main([*words, "--only", "field"]) == 0
-    assert described(runs.done) == done
-
-
-def test_a_rate_at_which_all_clients_diverge_is_tried(small_field, runs, words, tmp_path, capsys):
-    runs.diverging = ("fedper", 20, 0.03)
-    assert queue.main([*words, "--only", "field"]) == 0
-    assert "round 1: --lr is too large; a checkpoint stays in" in capsys.readouterr().out
-    # A committed file has no path of this machine.
-    content = json.loads((tmp_path / "results/field/fedper-lr=0.03-search/diverged-seed-0.json").read_text())
+    assert len(found.runs) == 11
+    # A committed line has no path of this machine.
+    content = stored(tmp_path, "field")[f"field/fedper-lr=0.03{'-search' if rounds == 20 else ''}/seed-0"]
     assert content["error"] == "round 1: --lr is too large"
     assert str(tmp_path) not in content["command"]
-    search = [(method, 20, rate, 0) for method in ("local", "fedavg", "fedper") for rate in (0.01, 0.03)]
-    chosen = [("local", 50, 0.03, 0), ("fedavg", 50, 0.03, 0), ("fedper", 50, 0.01, 0)]
-    done = [*search, *chosen, ("fedavg", 50, 0.03, 1), ("fedavg", 50, 0.03, 2)]
-    assert_ended_with(done, runs, words, tmp_path)
-    assert queue.main([*words, "--only", "field", "--list"]) == 0
+    assert queue.main([*words, "--only", "field", "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "diverged" in out
+    assert "diverged" in out or rounds == 50
     assert "11 of 11 finished, 0.00 h left" in out
     assert "11 of 11 runs are finished" in out
 
 
-def test_a_rate_that_diverges_after_the_search_gives_way_to_the_next_best(small_field, runs, words, tmp_path):
-    runs.diverging = ("fedper", 50, 0.03)
-    assert queue.main([*words, "--only", "field"]) == 0
-    search = [(method, 20, rate, 0) for method in ("local", "fedavg", "fedper") for rate in (0.01, 0.03)]
-    chosen = [("local", 50, 0.03, 0), ("fedavg", 50, 0.03, 0), ("fedper", 50, 0.03, 0), ("fedper", 50, 0.01, 0)]
-    done = [*search, *chosen, ("fedavg", 50, 0.03, 1), ("fedavg", 50, 0.03, 2)]
-    assert_ended_with(done, runs, words, tmp_path)
-
-
 def test_the_best_are_found_although_a_method_diverges_at_every_rate(small_field, runs, words, tmp_path):
-    file = tmp_path / "results/field/fedper-lr=0.01/diverged-seed-0.json"
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({"version": version.method_version("fedper")}))
+    small_rate = tuned_run("field", "fedper", "0.01")
+    results.store(small_rate, results.divergence(small_rate, "too large"), tmp_path / "results")
     runs.diverging = ("fedper", 50, 0.03)
     assert queue.main([*words, "--only", "field"]) == 0
     assert described(runs.done)[-3:] == [("fedper", 50, 0.03, 0), ("fedavg", 50, 0.03, 1), ("fedavg", 50, 0.03, 2)]
@@ -249,16 +197,6 @@ def test_a_divergence_elsewhere_is_refused(runs, words, capsys):
     runs.diverging = ("fedper", 200, 0.01)
     assert queue.main([*words, "--only", "fedper"]) == 2
     assert "left out: round 1: --lr is too large" in capsys.readouterr().out
-
-
-def test_a_search_that_goes_on_elsewhere_is_not_run_again(small_field, runs, words, tmp_path):
-    assert queue.main([*words, "--only", "local lr=0.01 search", "fedavg lr=0.01 search", "local lr=0.03"]) == 0
-    # The rate of `local` is not known yet.
-    assert described(runs.done) == [("local", 20, 0.01, 0), ("fedavg", 20, 0.01, 0)]
-    assert queue.main([*words, "--only", "local lr=0.03 search", "local lr=0.03", "local lr=0.01"]) == 0
-    assert described(runs.done)[2:] == [("local", 20, 0.03, 0), ("local", 50, 0.03, 0)]
-    found = Comparison("field", Library(tmp_path / "results"))
-    assert ([one.method for one in found.tuned], found.finished, len(found.jobs)) == (["local"], 4, 7)
 
 
 def test_a_collected_search_brings_its_run(small_field, runs, words, tmp_path, capsys):
@@ -271,34 +209,29 @@ def test_a_collected_search_brings_its_run(small_field, runs, words, tmp_path, c
     assert "11 of 11 runs are finished" in out
 
 
+@pytest.mark.parametrize(
+    ("only", "want"),
+    [
+        ("field/local", [("fashion_mnist", 20, 0.01), ("fashion_mnist", 20, 0.03), ("fashion_mnist", 50, 0.03)]),
+        ("field/local lr=0.01 search", [("fashion_mnist", 20, 0.01)]),
+    ],
+)
+def test_runs_are_chosen_by_block_and_method(small_field, runs, words, only, want):
+    assert queue.main([*words, "--only", only]) == 0
+    assert [(one.dataset, one.options.rounds, one.hyper_parameters["lr"]) for one in runs.done] == want
+
+
 def test_the_digits_have_no_files(runs, words):
     assert queue.main([*words, "--only", "local lr=0.05"]) == 0
     assert [(one.dataset, one.options.source) for one in runs.done] == [("digits", "auto"), ("custom", "auto")]
-
-
-def test_a_method_of_a_comparison_is_chosen_with_all_rates(small_field, runs, words):
-    assert queue.main([*words, "--only", "field/local"]) == 0
-    assert described(runs.done) == [("local", 20, 0.01, 0), ("local", 20, 0.03, 0), ("local", 50, 0.03, 0)]
-
-
-def test_a_run_is_chosen_by_its_block_and_its_method(runs, words):
-    assert queue.main([*words, "--only", "field-digits/local lr=0.05"]) == 0
-    assert [one.dataset for one in runs.done] == ["digits"]
 
 
 def test_the_letters_are_listed_without_their_file(runs, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     # A few methods: each run's command line is parsed.
     monkeypatch.setattr(field, "METHODS", {name: METHODS[name] for name in ("local", "fedpac")})
-    assert queue.main([*words, "--only", "field-letters", "--list"]) == 0
+    assert queue.main([*words, "--only", "field-letters", "--dry-run"]) == 0
     assert f"0 of {6 * 2} runs are finished" in capsys.readouterr().out
-
-
-def test_fedas_settings_are_fedas_own():
-    place = "fashion_mnist-20-clients-dirichlet-beta=1.0-participation=0.6/fedala/seed-0"
-    options = PLACES[place].cell.request().options
-    assert (options.preset, options.dirichlet_protocol, options.beta) == ("fedas", "fedas", 1.0)
-    assert (options.participation, options.eval_every, options.num_clients) == (0.6, 1, 20)
 
 
 # Running it.
@@ -306,12 +239,12 @@ def test_fedas_settings_are_fedas_own():
 
 def test_it_runs_what_is_missing_and_keeps_what_finishes(runs, words, nice, tmp_path, capsys):
     assert queue.main([*words, "--only", "apfl", "lg_fedavg"]) == 0
-    first = [job for job in JOBS if job.method in ("lg_fedavg", "apfl")]
-    assert named(runs.done) == [(job.cell.request().options.method, job.cell.seed) for job in first]
+    first = [run for run in planned_runs() if run.method in ("lg_fedavg", "apfl")]
+    assert named(runs.done) == [(run.method, run.cell.seed) for run in first]
     assert nice == [19]
     # Little is lost with a machine, and a stand-in never passes for the dataset.
     assert {(one.options.checkpoint_every, one.options.source) for one in runs.done} == {(20, "files")}
-    assert len(list((tmp_path / "results").rglob("*.json"))) == len(first)
+    assert set(Library(tmp_path / "results").named) == {run.name for run in first}
     assert f"run 1 of {len(first)}: {MAIN} lg_fedavg seed 0" in capsys.readouterr().out
     # On another machine: no folder of a run, only the committed results.
     shutil.rmtree(tmp_path / "runs")
@@ -345,84 +278,59 @@ def test_the_list_says_what_is_left_and_runs_nothing(runs, words, tmp_path, nice
     assert queue.main([*words, "--only", "lg_fedavg"]) == 0
     done = len(runs.done)
     folder = tmp_path / "runs" / MAIN / "local" / "seed-0"
-    cached_runs.run_cell(PLACES[f"{MAIN}/local/seed-0"].cell, folder, Console(quiet=True))
+    cached_runs.run_cell(RUNS[f"{MAIN}/local/seed-0"].cell, folder, Console(quiet=True))
     (folder / SUMMARY).unlink()
     nice.clear()
     capsys.readouterr()
-    assert queue.main([*words, "--list"]) == 0
+    assert queue.main([*words, "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert len(runs.done) == done + 1
     assert nice == []
-    assert f"{done} of {len(JOBS)} runs are finished" in out
+    assert f"{done} of {len(RUNS)} runs are finished" in out
     (line,) = [line for line in out.splitlines() if line.endswith(f"{MAIN} lg_fedavg seed 0")]
     assert line.split()[:3] == ["2.00", "h", "finished"]
     (line,) = [line for line in out.splitlines() if line.endswith(f"{MAIN} local seed 0")]
     assert "round 200 of 200" in line
 
 
-def test_a_preview_reads_the_committed_results_once(words, monkeypatch):
-    made = []
-    monkeypatch.setattr(queue, "Library", lambda root: made.append(root) or Library(root))
-    assert queue.main([*words, "--list"]) == 0
-    assert len(made) == 1
+def test_the_time_left_follows_what_has_finished_on_this_machine(runs, words, tmp_path):
+    console, names = Console(quiet=True), [f"{MAIN} {method} seed 1" for method in ("local", "fedper", "lg_fedavg")]
 
-
-def test_the_time_left_follows_what_has_finished(runs, words, tmp_path):
-    console = Console(quiet=True)
-
-    def left(*names):
-        asked = batch.read(queue.Queue, [*words, "--list"])
+    def left():
+        asked = batch.read(queue.Queue, [*words, "--dry-run"])
         found = {job.title: job for job in asked.jobs(console)}
         return asked.left([found[name] for name in names])
 
-    column = "fashion_mnist-100-clients-grouped-s=20-participation=0.3"
-    names = [f"{MAIN} local seed 1", f"{MAIN} fedper seed 1", f"{column} ditto seed 0"]
-    usual = examples_visited(PLACES[f"{MAIN}/fedper/seed-1"].cell.request()) / EXAMPLES_PER_SECOND["fedpac_cnn"]
-    assert left(*names)[:2] == pytest.approx([usual, usual])
-    assert queue.main([*words, "--only", "local"]) == 0
-    # Other methods with the same network are as fast as what has finished with it; 30 clients of 100 are more than 20.
-    assert left(*names) == pytest.approx([0.0, 7200.0, 1.5 * 7200.0])
-
+    usual = examples_visited(RUNS[f"{MAIN}/fedper/seed-1"].cell.request()) / EXAMPLES_PER_SECOND["fedpac_cnn"]
+    assert left()[1] == pytest.approx(usual)
+    assert queue.main([*words, "--only", "local", "lg_fedavg"]) == 0
     # Committed runs of a slower machine do not count where runs of this one are finished.
-    assert queue.main([*words, "--only", "lg_fedavg"]) == 0
-    for file in (tmp_path / "results").rglob("lg_fedavg/*.json"):
-        file.write_text(file.read_text().replace('"seconds": 7200.0', '"seconds": 72000.0'))
-    for folder in list((tmp_path / "runs").rglob("lg_fedavg")):
-        shutil.rmtree(folder)
-    elsewhere = [f"{MAIN} lg_fedavg seed {seed}" for seed in range(3)]
-    assert left(*names, *elsewhere) == pytest.approx([0.0, 7200.0, 1.5 * 7200.0, 0.0, 0.0, 0.0])
+    for name, record in stored(tmp_path, "seeds").items():
+        if "lg_fedavg" in name:
+            slow = record | {"summary": {"seconds": 72000.0}}
+            committed.write(tmp_path / "results/queue/seeds.jsonl", name, slow)
+            shutil.rmtree(tmp_path / "runs" / name)
+    assert left() == pytest.approx([0.0, 7200.0, 0.0])
 
 
 # Committed results.
 
 
-def test_a_result_is_small_and_has_nothing_of_single_clients(runs, words, tmp_path):
-    job = PLACES[f"{MAIN}/lg_fedavg/seed-0"]
+def test_a_result_is_small_and_only_the_same_run_counts(runs, words, tmp_path):
+    job = RUNS[f"{MAIN}/lg_fedavg/seed-0"]
     assert queue.main([*words, "--only", "lg_fedavg"]) == 0
-    path = tmp_path / "results" / f"{job.place}.json"
-    content = json.loads(path.read_text())
-    assert "per_client" not in path.read_text()
+    content = stored(tmp_path, "table-1")[job.name]
+    assert "per_client" not in json.dumps(content)
     assert not {"class_table", "train_examples", "info"} & (content["config"].keys() | content["rounds"].keys())
-    assert content["rounds"]["round"] == [100, 200]
-    assert content["rounds"]["received"]["mean"] == pytest.approx([75.0, 85.0])
-    assert content["rounds"]["trained"]["std"] == pytest.approx([3.035, 3.035], abs=1e-3)
     assert content["config"]["options"]["out"] is None
-    # The command is the run.
-    python, dash, module, *arguments = content["command"].split()
-    assert (python, dash, module) == ("python", "-m", "experiments.fashion_mnist")
-    request = parse("fashion_mnist", arguments)
-    assert relevant_options(request) == relevant_options(job.cell.request())
-    assert request.options.seed == 0
-
-
-def test_only_the_same_run_counts(runs, words, tmp_path):
-    job = PLACES[f"{MAIN}/lg_fedavg/seed-0"]
-    assert queue.main([*words, "--only", "lg_fedavg"]) == 0
+    assert content["command"] == job.cell.command()
+    lines = load.read_metrics(tmp_path / "runs" / job.name)
+    assert content["rounds"]["trained"]["std"] == [line["trained"]["std"] for line in lines]
     library = Library(tmp_path / "results")
     found = library.find(job.cell)
-    assert found is not None
-    assert (found.accuracy("received"), found.accuracy("trained", "best")) == pytest.approx((85.0, 55.0))
-    assert (found.at_round(100, "received"), found.at_round(50, "received")) == (pytest.approx(75.0), None)
+    first, last = (line["received"]["mean"] for line in lines)
+    assert (found.accuracy("received"), found.at_round(100, "received")) == (last, first)
+    assert found.at_round(50, "received") is None
     for arguments, same in ((("--chunk", "2"), True), (("--lr", "0.02"), False), (("--source", "embedded"), False)):
         other = dataclasses.replace(job.cell, arguments=(*job.cell.arguments, *arguments))
         assert (library.find(other) == found) == same, arguments
@@ -438,8 +346,7 @@ def test_finished_runs_of_other_commands_are_collected(runs, words, tmp_path, mo
     assert queue.main([*words, "--collect", *(str(tmp_path / name) for name in ("short", "stand-in", "whole"))]) == 0
     out = capsys.readouterr().out
     assert out.count("not of the queue") == 4
-    kept = {path.relative_to(tmp_path / "results").as_posix() for path in (tmp_path / "results").rglob("*.json")}
-    assert kept == {f"{MAIN}/lg_fedavg/seed-0.json", f"{MAIN}/local/seed-0.json"}
+    assert set(Library(tmp_path / "results").named) == {f"{MAIN}/{name}/seed-0" for name in ("lg_fedavg", "local")}
     assert queue.main([*words, "--only", "lg_fedavg"]) == 0
     assert [(one.options.num_clients, one.options.seed) for one in runs.done[done:]] == [(20, 1), (20, 2), (100, 0)]
 
@@ -454,9 +361,10 @@ def test_a_table_takes_committed_results(runs, words, tmp_path, monkeypatch, cap
     assert "1 of 1 runs are there" in capsys.readouterr().out
     places = json.loads((tmp_path / "table" / "table.json").read_text())["places"]
     (place,) = [place for place in places if (place["dataset"], place["clients"]) == ("fashion_mnist", 20)]
-    assert (place["mean"], place["paper"]) == (pytest.approx(85.0), 85.68)
+    mean = Library(tmp_path / "results").named[f"{MAIN}/local/seed-0"].accuracy("received")
+    assert (place["mean"], place["paper"]) == (pytest.approx(mean), 85.68)
     assert tables.main([*table, "--out", str(tmp_path / "table"), "--committed", "--dry-run"]) == 0
-    assert f"# finished, in {tmp_path / 'results'}" in capsys.readouterr().out
+    assert f"# finished, in {tmp_path / 'results/queue/table-1.jsonl'}" in capsys.readouterr().out
     assert tables.main([*table, "--out", str(tmp_path / "again")]) == 0
     assert len(runs.done) == done + 1
 
@@ -464,78 +372,83 @@ def test_a_table_takes_committed_results(runs, words, tmp_path, monkeypatch, cap
 def test_results_of_another_version_of_their_method_do_not_count(small_field, runs, words, tmp_path, monkeypatch):
     runs.diverging = ("local", 20, 0.03)
     assert queue.main([*words, "--only", "field/local"]) == 0
-    files = sorted((tmp_path / "results").rglob("*.json"))
-    assert [json.loads(path.read_text())["version"] for path in files] == [1, 1, 1]
-    cell = search_jobs("field", "local")[0].cell
-    assert Library(tmp_path / "results").find(cell).version == 1
+
+    def versions():
+        return [record["version"] for record in stored(tmp_path, "field").values()]
+
+    assert versions() == [1, 1, 1]
+    run, file = search_runs("field", "local")[0], tmp_path / "results/queue/field.jsonl"
+    assert Library(tmp_path / "results").find(run.cell).version == 1
     # Other sources of the same version are no reason to run anything again, nor are runs of theirs.
     monkeypatch.setattr(version, "own_version", lambda: "edited")
+    monkeypatch.setattr(results, "commit_of", lambda digest: None)
     count = len(runs.done)
-    shutil.rmtree(files[0].parent)
+    file.write_text("".join(line for line in file.read_text().splitlines(True) if run.name not in line))
     assert queue.main([*words, "--only", "field/local", "--collect", str(tmp_path / "runs")]) == 0
-    assert files[0].exists()
+    assert run.name in stored(tmp_path, "field")
     assert queue.main([*words, "--only", "field/local"]) == 0
     assert len(runs.done) == count
     monkeypatch.setattr(version, "version_of", lambda factory: 2)
-    assert Library(tmp_path / "results").all == []
+    assert Library(tmp_path / "results").named == {}
     assert queue.main([*words, "--only", "field/local", "--collect", str(tmp_path / "runs")]) == 0
     assert queue.main([*words, "--only", "field/local"]) == 0
     assert len(runs.done) == 2 * count
-    assert [json.loads(path.read_text())["version"] for path in files] == [2, 2, 2]
-
-
-def test_a_result_without_a_version_is_refused(runs, words, tmp_path):
-    assert queue.main([*words, "--only", "local"]) == 0
-    (path, *_) = sorted((tmp_path / "results").rglob("*.json"))
-    content = json.loads(path.read_text())
-    del content["version"]
-    path.write_text(json.dumps(content))
-    with pytest.raises(InvalidInput, match="has no 'version'"):
-        Library(tmp_path / "results")
+    assert versions() == [2, 2, 2]
 
 
 def test_the_commit_is_the_one_whose_sources_made_the_run(tmp_path, monkeypatch):
-    package, git = tmp_path / "library", ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    package.mkdir()
+    def git(*words):
+        line = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return version.subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
+
+    package = tmp_path / "library"
+    (package / "part").mkdir(parents=True)
     monkeypatch.setattr(version, "PACKAGE", package)
-    digests, commits = [], []
-    version.subprocess.run([*git, "init", "-q"], check=True)
+    git("init", "-q")
+    commits = {}
     for content in ("one = 1\n", "two = 2\n"):
-        (package / "part").mkdir(exist_ok=True)
         (package / "part" / "a.py").write_text(content)
-        (package / "b.py").write_text("b\n")
-        version.subprocess.run([*git, "add", "-A"], check=True)
-        version.subprocess.run([*git, "commit", "-qm", "x"], check=True)
-        digests.append(version.own_version.__wrapped__())
-        head = version.subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-        commits.append(head.stdout.strip())
-    assert len(set(digests)) == 2
-    assert [version.commit_of(digest) for digest in digests] == commits
+        git("add", "-A")
+        git("commit", "-qm", "x")
+        commits[version.own_version.__wrapped__()] = git("rev-parse", "HEAD")
+    assert len(commits) == 2
+    assert {digest: version.commit_of(digest) for digest in commits} == commits
     assert version.commit_of("0" * 12) is None
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("line", "expected"),
     [
-        ("--only fedpca", "unknown block or method 'fedpca' (blocks are table-1"),
-        ("--collect nowhere", "--collect nowhere: there is no such folder"),
-        ("--everything", "unrecognized arguments: --everything"),
+        ("{", "is damaged"),
+        ("[]", "is damaged"),
+        ('{"command": ""}', "is damaged"),
+        ('{"run": "a/b/seed-0"}\n{"run": "a/b/seed-0"}', "is damaged"),
+        ('{"run": "a/b/seed-0"}', "a/b/seed-0 has no 'command'"),
+        (json.dumps({"run": "a/b/seed-0"} | dict.fromkeys(set(committed.FIELDS) - {"version"})), "has no 'version'"),
     ],
 )
-def test_bad_input_is_one_line(runs, capsys, words, expected):
-    assert queue.main(words.split()) == 2
+def test_a_damaged_result_is_one_line(runs, words, tmp_path, capsys, line, expected):
+    (tmp_path / "results/queue").mkdir(parents=True)
+    (tmp_path / "results/queue/table-1.jsonl").write_text(f"{line}\n")
+    assert queue.main([*words, "--dry-run"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert expected in err
-    assert runs.done == []
 
 
-def test_a_damaged_result_is_one_line(runs, words, tmp_path, capsys):
-    path = tmp_path / "results" / "column" / "method" / "seed-0.json"
-    path.parent.mkdir(parents=True)
-    for content, expected in (("{", "is damaged"), ("{}", "has no 'command'")):
-        path.write_text(content)
-        assert queue.main([*words, "--list"]) == 2
-        err = capsys.readouterr().err
-        assert err.count("\n") == 1
-        assert expected in err
+def test_a_line_is_added_or_replaced_and_the_others_stay(tmp_path):
+    file = tmp_path / "results/queue/some.jsonl"
+    for name, value in (("b", 1), ("c", 2), ("a", 3)):
+        committed.write(file, name, {"value": value})
+    before = file.read_text().splitlines()
+    assert before == [f'{{"run": "{name}", "value": {value}}}' for name, value in (("a", 3), ("b", 1), ("c", 2))]
+    committed.write(file, "b", {"value": 4})
+    assert file.read_text().splitlines() == [before[0], '{"run": "b", "value": 4}', before[2]]
+    assert committed.read(file)["b"] == {"value": 4}
+
+
+def test_no_line_is_lost_where_several_write_at_once(tmp_path):
+    file, names = tmp_path / "some.jsonl", [f"run {number}" for number in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: committed.write(file, name, {}), names))
+    assert committed.read(file).keys() == set(names)

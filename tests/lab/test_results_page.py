@@ -1,7 +1,6 @@
 """What docs/results.md and README's table say of results, and what is open."""
 
 import json
-import re
 import shutil
 
 import numpy as np
@@ -12,56 +11,52 @@ from experiments import fashion_mnist
 from experiments.cli.options import option_words
 from experiments.folder.load import Result
 from experiments.lab import causes, results
-from experiments.lab.pages import places
+from experiments.lab.pages import compared
+from experiments.lab.pages.compared import SECTIONS, load_released, published_in
 from experiments.lab.pages.picture import METHODS, _series, picture
-from experiments.lab.pages.places import SECTIONS, load_released, rows
-from experiments.lab.pages.results import Content, page, readme_table
-from experiments.lab.queue.field import FIELDS, run_job, search_jobs
-from experiments.lab.queue.jobs import SEEDS, jobs
+from experiments.lab.pages.results import page, readme_table
+from experiments.lab.queue.field import FIELDS, possible_runs, search_runs, tuned_run
+from experiments.lab.queue.planned import planned_runs
 from experiments.run import committed
 from experiments.run.committed import Library
 from experiments.tables.comparison import Entry
-from pfl_jax.methods import METHODS as ALL_METHODS
 
 ROOT = committed.ROOT.parent
-QUEUE = {str(job.place): job for job in jobs()}
-JOBS = QUEUE | {
-    str(job.place): job
-    for block, field in FIELDS.items()
-    for method in ALL_METHODS
-    for rate in field.rates
-    for job in (*search_jobs(block, method), *(run_job(block, method, rate, seed) for seed in SEEDS))
-}
+RUNS = {run.name: run for run in (*planned_runs(), *possible_runs())}
 MAIN = "fashion_mnist-20-clients-grouped-s=20"
 ROUNDS = (10, 100, 200)
 
 
-def keep(tmp_path, place, level):
+def store(tmp_path, name, level, **rounds):
     """Commits a run whose accuracies are `level` percent in its first evaluation, and two points better in its last.
+
+    Args:
+      tmp_path: its results/ has the line.
+      name: of the run.
+      level: see above.
+      **rounds: entries of the line's "rounds", in place of those.
 
     Returns:
       The mean of the last round.
     """
-    job = JOBS[place]
-    folder = tmp_path / "runs" / place
-    accuracies = write_run(folder, job.cell.arguments, dataset=job.cell.dataset, seed=job.cell.seed, rounds=ROUNDS)
+    run, folder = RUNS[name], tmp_path / "runs" / name
+    accuracies = write_run(folder, run.cell.arguments, dataset=run.cell.dataset, seed=run.cell.seed, rounds=ROUNDS)
     accuracies += level - 80.0
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for line, values in zip(lines, accuracies, strict=True):
-        line["received"]["mean"], line["trained"]["mean"] = values.mean(), values.mean() - 1
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    config = json.loads((folder / "config.json").read_text())
-    config["versions"]["pfl_jax"] = "0" * 12
-    if job.cell.procedure:
-        config["procedure"] = job.cell.procedure
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "summary.json").write_text(json.dumps({"seconds": 3600.0}))
-    results.keep(folder, job.place, tmp_path / "results")
-    return accuracies[-1].mean()
+    record = results.distill(folder)
+    means = accuracies.mean(1)
+    record["rounds"]["received"]["mean"], record["rounds"]["trained"]["mean"] = means.tolist(), (means - 1).tolist()
+    record["rounds"] |= rounds
+    record["config"] |= {"procedure": run.cell.procedure} if run.cell.procedure else {}
+    results.store(run, record | {"commit": None, "summary": {"seconds": 3600.0}}, tmp_path / "results")
+    shutil.rmtree(folder)
+    return means[-1]
 
 
-def content(tmp_path, causes=()):
-    return Content(Library(tmp_path / "results"), list(causes), [])
+def made(tmp_path, causes=(), released=()):
+    """The page, and README's part."""
+    library = Library(tmp_path / "results")
+    found = compared.compared(library, causes)
+    return page(library, found, released), readme_table(library, found)
 
 
 def line_of(text, start, section=None):
@@ -77,10 +72,10 @@ def single(text, paper, table, method):
 
 
 def test_a_place_has_ours_the_papers_and_the_difference(tmp_path):
-    means = [keep(tmp_path, f"{MAIN}/fedpac/seed-{seed}", level) for seed, level in ((0, 89.0), (1, 90.0), (2, 89.5))]
+    means = [store(tmp_path, f"{MAIN}/fedpac/seed-{seed}", level) for seed, level in ((0, 89.0), (1, 90.0), (2, 89.5))]
     mean, std = np.mean(means), np.std(means, ddof=1)
-    text = page(content(tmp_path))
-    ends = [one.rounds["received"]["mean"] for one in Library(tmp_path / "results").all]
+    text = made(tmp_path)[0]
+    ends = [one.rounds["received"]["mean"] for one in Library(tmp_path / "results").named.values()]
     last = f"{np.min(ends):.2f} to {np.max(ends):.2f}"
     expected = f"| `fedpac` | {mean:.2f} ± {std:.2f} (3) | 91.83 | {mean - 91.83:+.2f} | {last} | {mean - 1:.2f} |"
     assert expected in single(text, "fedpac", 1, "fedpac")
@@ -88,7 +83,7 @@ def test_a_place_has_ours_the_papers_and_the_difference(tmp_path):
     # The replication's FedPAC is the same run beside another figure.
     other = single(text, "fedpac_replication", 1, "fedpac (replicated)")
     assert f"| {mean:.2f} ± {std:.2f} (3) | 91.95 | {mean - 91.95:+.2f} |" in other
-    readme = readme_table(content(tmp_path))
+    readme = made(tmp_path)[1]
     assert f"| `fedpac` | {mean:.2f} ± {std:.2f} (3) | 91.83 | {mean - 91.83:+.2f} |" in readme
     # README has all places of the main table, the page no place without a run.
     assert "| `local` | — | 85.68 | — |  |" in readme
@@ -96,19 +91,15 @@ def test_a_place_has_ours_the_papers_and_the_difference(tmp_path):
 
 
 def test_only_the_last_evaluations_are_in_the_range(tmp_path):
-    keep(tmp_path, f"{MAIN}/fedper/seed-0", 84.0)
-    path = tmp_path / "results" / MAIN / "fedper/seed-0.json"
-    kept = json.loads(path.read_text())
-    values = [10.0, *[80.0] * 8, 81.5, 79.25]
-    kept["rounds"] = {"round": list(range(11))} | {name: {"mean": values} for name in ("received", "trained")}
-    path.write_text(json.dumps(kept))
-    assert "| 79.25 | 87.43 | -8.18 | 79.25 to 81.50 |" in single(page(content(tmp_path)), "fedpac", 1, "fedper")
+    values = {"mean": [10.0, *[80.0] * 8, 81.5, 79.25]}
+    store(tmp_path, f"{MAIN}/fedper/seed-0", 84.0, round=list(range(11)), received=values, trained=values)
+    assert "| 79.25 | 87.43 | -8.18 | 79.25 to 81.50 |" in single(made(tmp_path)[0], "fedpac", 1, "fedper")
 
 
 def test_a_finished_table_stands_by_itself_and_says_what_collaboration_adds(tmp_path):
     folders = [f"fedpac{name}" for name in ("", "-no-collaboration", "-no-alignment", "-no-alignment-no-collaboration")]
-    first, second, *_ = [keep(tmp_path, f"{MAIN}/{name}/seed-0", 89.0 - at / 8) for at, name in enumerate(folders)]
-    text = page(content(tmp_path))
+    first, second, *_ = [store(tmp_path, f"{MAIN}/{name}/seed-0", 89.0 - at / 8) for at, name in enumerate(folders)]
+    text = made(tmp_path)[0]
     table = text.split("## FedPAC, Table 2")[1].split("##")[0]
     assert table.count("| `fedpac") == 4
     assert f"adds {first - second:.2f} points to the alignment alone here, and 2.09 in the paper: that" in table
@@ -122,30 +113,22 @@ def cause_of(method):
 
 
 def test_it_counts_what_agrees_and_what_is_known_of_the_rest(tmp_path):
-    close = keep(tmp_path, f"{MAIN}/lg_fedavg/seed-0", 83.7)
-    far = keep(tmp_path, f"{MAIN}/fedbabu/seed-0", 70.0)
-    other = keep(tmp_path, f"{MAIN}/ditto/seed-0", 95.0)
+    close = store(tmp_path, f"{MAIN}/lg_fedavg/seed-0", 83.7)
+    far = store(tmp_path, f"{MAIN}/fedbabu/seed-0", 70.0)
+    other = store(tmp_path, f"{MAIN}/ditto/seed-0", 95.0)
     assert abs(close - 85.66) < 1 < min(abs(far - 89.68), abs(other - 90.43))
     cause = cause_of("fedbabu")
     assert cause.options == ("--finetune-epochs", "10")
 
     def verdict():
-        text = page(content(tmp_path, [cause]))
-        total = sum(len(rows(section)) for section in SECTIONS)
-        assert total == 92
-        starts = (
-            "within",
-            "further away, cause s",
-            "further away, supposed",
-            "further away, cause p",
-            "further away, o",
-        )
+        text = made(tmp_path, [cause])[0]
+        starts = ("within", *(f"further away, {kind}" for kind in ("cause s", "supposed", "cause p", "o")))
         counts = [int(line_of(text, f"| {start}").split("|")[2]) for start in starts]
-        assert int(line_of(text, "| no finished").split("|")[2]) == total - 3
+        assert int(line_of(text, "| no finished").split("|")[2]) == 92 - 3
         assert (counts[0], counts[-1]) == (1, 1)
         assert single(text, "fedpac", 1, "lg_fedavg").endswith("|  |")
         assert single(text, "fedpac", 1, "ditto").endswith("| open |")
-        (row,) = [line for line in readme_table(content(tmp_path, [cause])).splitlines() if "`fedbabu`" in line]
+        (row,) = [line for line in made(tmp_path, [cause])[1].splitlines() if "`fedbabu`" in line]
         last = single(text, "fedpac", 1, "fedbabu").split("|")[-2].strip()
         name = last.partition(":")[0]
         assert row.endswith(f"| {name} |")
@@ -154,111 +137,79 @@ def test_it_counts_what_agrees_and_what_is_known_of_the_rest(tmp_path):
 
     # Without the run that would show it, over all rounds, a cause is only plausible.
     assert verdict() == f"plausible: {cause.cause} `--finetune-epochs 10`: not run yet."
-    place = f"{MAIN}/fedbabu-finetune-epochs-10/seed-0"
     for level, name in ((88.0, "supported"), (80.0, "refuted")):
-        shutil.rmtree(tmp_path / "runs" / place, ignore_errors=True)
-        mean = keep(tmp_path, place, level)
+        mean = store(tmp_path, f"{MAIN}/fedbabu-finetune-epochs-10/seed-0", level)
         assert verdict() == f"{name}: {cause.cause} `--finetune-epochs 10`: {mean:.2f} ({mean - 89.68:+.2f})."
-    text = page(content(tmp_path))
-    assert f"{len(QUEUE) - 4} of {len(QUEUE)} runs of the queue are left" in text
-    readme = readme_table(content(tmp_path))
+    readme = made(tmp_path)[1]
     assert "3 of 92 published Fashion-MNIST accuracies have a run, from 3 runs; 1 of them" in readme
     # The same run in three tables and the replication's.
-    keep(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
-    assert "7 of 92 published Fashion-MNIST accuracies have a run, from 4 runs" in readme_table(content(tmp_path))
-
-
-def test_one_time_of_fedpac_everywhere():
-    """README's is that of docs/performance.md, both from the committed measurement."""
-    (seconds,) = re.findall(
-        r"\(\[([\d.]+) s each\]\(docs/performance.md#training\)\)", (ROOT / "README.md").read_text()
-    )
-    page = (ROOT / "docs/performance.md").read_text()
-    assert f"| FedPAC round, E = 5, both evaluations | pfl_jax | {seconds} |" in page
+    store(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
+    assert "7 of 92 published Fashion-MNIST accuracies have a run, from 4 runs" in made(tmp_path)[1]
 
 
 def test_the_header_of_the_experiment_has_the_committed_accuracy():
-    (result,) = [one for one in Library().all if one.path == committed.ROOT / MAIN / "fedpac/seed-0.json"]
+    result = Library().named[f"{MAIN}/fedpac/seed-0"]
     assert f"Here: {result.accuracy('received'):.2f} % received." in fashion_mnist.__doc__
 
 
-def validated(tmp_path, job, level, validation):
+def validated(tmp_path, run, level, validation):
     """Commits a run with an accuracy on validation examples; returns its mean of the last round."""
-    mean = keep(tmp_path, str(job.place), level)
-    path = tmp_path / "results" / f"{job.place}.json"
-    kept = json.loads(path.read_text())
-    kept["rounds"]["validation"] = {"received": {"mean": [validation] * len(ROUNDS)}}
-    path.write_text(json.dumps(kept))
-    return mean
+    return store(tmp_path, run.name, level, validation={"received": {"mean": [validation] * len(ROUNDS)}})
 
 
-def test_a_tuned_method_has_the_learning_rate_that_validation_chooses(tmp_path):
-    tried = search_jobs("field-digits", "ditto")
+def test_a_tuned_method_has_the_rate_that_validation_chooses_and_the_mean_of_its_seeds(tmp_path):
+    tried, rate = search_runs("field-digits", "ditto"), FIELDS["field-digits"].rates[1]
     levels = [(90.0, 60), (80.0, 75), *[(85.0, 70)] * (len(tried) - 2)]
-    means = [validated(tmp_path, job, *level) for job, level in zip(tried, levels, strict=True)]
+    first = [validated(tmp_path, run, *level) for run, level in zip(tried, levels, strict=True)][1]
     # Another method has not finished.
-    keep(tmp_path, str(search_jobs("field-digits", "local")[0].place), 99.0)
-    text = page(content(tmp_path))
-    start = f"| `ditto` | {FIELDS['field-digits'].rates[1]} | 75.00 |"
-    assert line_of(text, start, "All methods") == f"{start} {means[1]:.2f} | {means[1] - 1:.2f} |"
-    assert f"{len(tried) + 1} of" in text.split("### digits")[1]
+    store(tmp_path, search_runs("field-digits", "local")[0].name, 99.0)
+    start = f"| `ditto` | {rate} | 75.00 |"
+    text = made(tmp_path)[0]
+    assert line_of(text, start, "All methods") == f"{start} {first:.2f} | {first - 1:.2f} |"
+    assert f"{len(tried) + 1} runs have finished" in text.split("### digits")[1]
     assert "| `local` " not in text.split("### digits")[1].split("###")[0]
+    others = [store(tmp_path, tuned_run("field-digits", "ditto", rate, seed).name, 81.0 + seed) for seed in (1, 2)]
+    mean, spread = np.mean([first, *others]), f"± {np.std([first, *others], ddof=1):.2f} (3)"
+    want = f"{start} {mean:.2f} {spread} | {mean - 1:.2f} {spread} |"
+    assert line_of(made(tmp_path)[0], start, "All methods") == want
 
 
-def test_a_tuned_method_has_the_mean_of_its_seeds(tmp_path):
-    tried = search_jobs("field-digits", "fedpac")
-    rates = FIELDS["field-digits"].rates
-    position = 3
-    means = [validated(tmp_path, job, 80.0, 75 if index == position else 70) for index, job in enumerate(tried)]
-    seeds = [means[position]]
-    for seed, level in ((1, 82.0), (2, 83.0)):
-        seeds.append(keep(tmp_path, str(run_job("field-digits", "fedpac", rates[position], seed).place), level))
-    start, spread = f"| `fedpac` | {rates[position]} | 75.00 |", f"± {np.std(seeds, ddof=1):.2f} (3)"
-    text = page(content(tmp_path))
-    assert line_of(text, start, "All methods") == (
-        f"{start} {np.mean(seeds):.2f} {spread} | {np.mean(seeds) - 1:.2f} {spread} |"
-    )
-    assert f"{len(tried)} of" in text.split("### digits")[1]
-
-
-def test_a_shorter_search_chooses_the_rate_of_the_long_run(tmp_path):
-    searches = search_jobs("field", "ditto")
-    for job, validation in zip(searches, (60, 75, 70), strict=True):
-        validated(tmp_path, job, 80.0, validation)
-    section = page(content(tmp_path)).split("### fashion_mnist")[1]
+def test_a_shorter_search_chooses_the_rate_of_the_tuned_run(tmp_path):
+    searches = search_runs("field", "ditto")
+    for run, validation in zip(searches, (60, 75, 70), strict=True):
+        validated(tmp_path, run, 80.0, validation)
+    section = made(tmp_path)[0].split("### fashion_mnist")[1]
     assert "compared after 20 rounds, to save time" in section
     # Without a run of all rounds there is nothing to compare.
     assert "| `ditto` |" not in section
     rate = FIELDS["field"].rates[1]
-    mean = keep(tmp_path, str(run_job("field", "ditto", rate).place), 85.0)
-    text = page(content(tmp_path))
+    mean = store(tmp_path, tuned_run("field", "ditto", rate).name, 85.0)
+    text = made(tmp_path)[0]
     assert (
         line_of(text, "| `ditto` | 0", "All methods") == f"| `ditto` | {rate} | 75.00 | {mean:.2f} | {mean - 1:.2f} |"
     )
-    total = len(ALL_METHODS) * (len(searches) + 1) + 20
-    assert f"{len(searches) + 1} of {total} runs" in text.split("### fashion_mnist")[1]
+    assert f"{len(searches) + 1} runs have finished" in text.split("### fashion_mnist")[1]
+
+
+BEST = {"received": 71.5, "trained": 73.25}
 
 
 def test_fedas_columns_are_pooled_as_its_tables_are(tmp_path):
     place = "fashion_mnist-20-clients-dirichlet-beta=0.1-participation=0.2/fedas/seed-0"
     for method in ("fedper", "fedala", "fedavg", "fedas"):
         # A setting is shown once all its methods have a run.
-        assert "FedAS's Dirichlet partitions" not in page(content(tmp_path))
-        keep(tmp_path, place.replace("fedas", method), 80.0)
-        path = tmp_path / "results" / f"{place.replace('fedas', method)}.json"
-        kept = json.loads(path.read_text())
-        for protocol, best in (("received", 71.5), ("trained", 73.25)):
-            kept["rounds"][protocol]["pooled"] = [best - 2, best, best - 1]
-        path.write_text(json.dumps(kept))
-    line = line_of(page(content(tmp_path)), "| 0.1 | 0.2 |", "FedAS's Dirichlet partitions")
+        assert "FedAS's Dirichlet partitions" not in made(tmp_path)[0]
+        pooled = {protocol: {"pooled": [best - 2, best, best - 1]} for protocol, best in BEST.items()}
+        store(tmp_path, place.replace("fedas", method), 80.0, **pooled)
+    line = line_of(made(tmp_path)[0], "| 0.1 | 0.2 |", "FedAS's Dirichlet partitions")
     assert line == f"| 0.1 | 0.2 |{' 71.50 / 73.25 |' * 4}"
 
 
 def test_released_code_stands_beside_ours(tmp_path):
     released, _ = load_released(committed.ROOT)
     assert (released.row.paper, released.row.table, released.row.method) == ("fedpac", 1, "fedpac")
-    mean = keep(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
-    text = page(Content(Library(tmp_path / "results"), [], [released]))
+    mean = store(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
+    text = made(tmp_path, released=[released])[0]
     assert line_of(text, "| 200 |") == (
         f"| 200 | {mean:.2f} | 91.3 | {mean - 91.3:+.2f} | {mean - 1:.2f} | 91.2 | {mean - 1 - 91.2:+.2f} |"
     )
@@ -271,34 +222,29 @@ def options_of(command):
     return {tuple(word.removesuffix(".0") for word in part.split()) for part in command.split(" --")[1:]}
 
 
-def test_the_committed_results_have_places():
-    files = [path.relative_to(committed.ROOT).with_suffix("").as_posix() for path in committed.ROOT.glob("*/*/*.json")]
-    assert {name.replace("/diverged-", "/") for name in files} <= JOBS.keys()
-    # Each file is the run that its name says.
+def test_each_committed_result_is_the_run_that_its_name_says():
     library, found_in = Library(), set()
-    kept = {one.path: one for one in library.all}
-    for name in files:
-        path, block = committed.ROOT / f"{name}.json", name.split("/")[0]
-        if "/diverged-" in name:
-            place = name.replace("/diverged-", "/")
-            assert place not in files
-            assert json.loads(path.read_text())["command"] == JOBS[place].cell.command()
-            continue
-        config, asked = kept[path].config, options_of(JOBS[name].cell.command())
-        values = config["options"] | config["hyper_parameters"]
-        had = options_of(" ".join(["", *option_words(values)]))
-        # To look for every run would take its time: one of each block, and those with options beyond the queue's.
-        if block not in found_in or not options_of(kept[path].command) <= asked:
-            found_in.add(block)
-            assert library.find(JOBS[name].cell) is kept[path], name
-        assert asked <= had, name
-        assert config["data"]["is_real"], name
-        assert path.stat().st_size < 40_000
+    for file in committed.ROOT.glob("queue/*.jsonl"):
+        for name, record in committed.read(file).items():
+            run = RUNS[name]
+            assert run.block == file.stem
+            if "error" in record:
+                assert record["command"] == run.cell.command()
+                continue
+            config, asked = record["config"], options_of(run.cell.command())
+            had = options_of(" ".join(["", *option_words(config["options"] | config["hyper_parameters"])]))
+            # To look for every run would take its time: one of each block, and those with options beyond the queue's.
+            if name in library.named and (run.block not in found_in or not options_of(record["command"]) <= asked):
+                found_in.add(run.block)
+                assert library.find(run.cell) is library.named[name], name
+            assert asked <= had, name
+            assert config["data"]["is_real"], name
+            assert len(json.dumps(record)) < 40_000
 
 
 def test_the_figure_has_curves_and_the_papers_marks(tmp_path):
-    means = [keep(tmp_path, f"{MAIN}/fedper/seed-{seed}", level) for seed, level in ((0, 84.0), (1, 86.0))]
-    keep(tmp_path, f"{MAIN}/local/seed-0", 84.0)
+    means = [store(tmp_path, f"{MAIN}/fedper/seed-{seed}", level) for seed, level in ((0, 84.0), (1, 86.0))]
+    store(tmp_path, f"{MAIN}/local/seed-0", 84.0)
     shown = picture(Library(tmp_path / "results"))
     (panel,) = shown.panels
     assert [series.label for series in panel.series] == [name for name in METHODS if name in ("fedper", "local")]
@@ -306,11 +252,7 @@ def test_the_figure_has_curves_and_the_papers_marks(tmp_path):
     assert (line.x, line.y[-1]) == ([10, 100, 200], pytest.approx(np.mean(means)))
     assert line.mark == (pytest.approx(206.0), 87.43)
     assert "1 to 2 seeds" in shown.caption
-    one = picture(Library(tmp_path / "empty"))
-    assert "0 seeds" in one.caption
-    keep(tmp_path / "one", f"{MAIN}/local/seed-0", 84.0)
-    assert "; 1 seed. Filled" in picture(Library(tmp_path / "one" / "results")).caption
-    keep(tmp_path, f"{MAIN}/ditto/seed-0", 84.0)
+    store(tmp_path, f"{MAIN}/ditto/seed-0", 84.0)
     assert picture(Library(tmp_path / "results")).digest() != shown.digest()
 
 
@@ -319,18 +261,18 @@ def made_up(*rounds):
 
 
 def test_what_not_all_seeds_have_is_left_out():
-    row, early, late = rows(SECTIONS[0])[0], made_up(10, 100, 200), made_up(100, 200)
+    row, early, late = published_in(SECTIONS[0])[0], made_up(10, 100, 200), made_up(100, 200)
     assert _series(row, [early, late]).x == [100, 200]
-    assert places.mean_after([early, late], 100, "received") == 80
-    assert places.mean_after([early, late], 10, "received") is None
+    assert compared.mean_after([early, late], 100, "received") == 80
+    assert compared.mean_after([early, late], 10, "received") is None
 
 
 def test_a_difference_of_a_point_is_close():
-    row = rows(SECTIONS[0])[0]
+    row = published_in(SECTIONS[0])[0]
 
     def is_close(difference):
         entry = Entry(row, {0: row.accuracy_percent + difference}, "fashion_mnist", True, {})
-        return places.is_close(entry)
+        return compared.is_close(entry)
 
     # As the page shows it, with two decimals.
     assert [is_close(difference) for difference in (1.004, -1.004, 1.006)] == [True, True, False]

@@ -1,75 +1,130 @@
-"""Benchmark of this machine: prints tables, and writes them to a file with --out; --only selects sections."""
+"""Benchmark of this machine: prints tables, and stores them with --out; --only selects sections.
 
+    python -m experiments.lab.benchmark --out results/benchmark.jsonl
+    python -m experiments.lab.benchmark --only pfllib --pfllib PFLlib
+    python -m experiments.lab.benchmark --only jax_versions --pythons venv-0.10/bin/python venv-0.12/bin/python
+
+The section pfllib wants a clone of https://github.com/TsingZ0/PFLlib, and its packages (torch, scikit-learn, h5py,
+calmsize, cvxpy) in the first of --pythons; jax_versions wants a version of JAX with what the library needs in each.
+"""
+
+import importlib
+import os
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import tyro
+from rich.console import Console
 
-from experiments.cli.exit_codes import leave
-from experiments.cli.parser import Switch, choose
-from experiments.lab.benchmark import command
+from experiments.cli.exit_codes import exit_code, leave
+from experiments.cli.parser import Switch, choose, parse
+from experiments.host.console import print_line
+from experiments.host.signals import interruptible, leaving
 from pfl_jax.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from experiments.lab.benchmark.records import Section
+SECTIONS = {
+    **dict.fromkeys(("training", "methods", "waste"), "sections"),
+    **dict.fromkeys(("growth", "memory_growth"), "growth"),
+    **dict.fromkeys(("variants", "chunks"), "sections"),
+    "sweep": "growth",
+    **{name: name for name in ("client_counts", "large_cohorts", "processes", "pfllib", "jax_versions")},
+}
+"""Name of a section, and of the function that measures it -> its module."""
 
-SECTIONS = (
-    *("training", "methods", "waste", "growth", "memory_growth"),
-    *("variants", "chunks", "many_clients", "client_counts", "large_cohorts", "sweep"),
-)
-USUAL = SECTIONS[:5]
+USUAL = ("training", "methods", "waste", "growth", "memory_growth")
 """Sections without --only."""
 
 HELP_ONLY = f"Some of {', '.join(SECTIONS)}; those after {USUAL[-1]} are run only if they are named."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(command.Options):
+class Options:
     """Command line of the benchmark."""
 
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """File of measurements, a line of JSON for each section; those that are measured take the place of older ones."""
     quick: Switch = False
     """Tiny sizes, which only show that it runs."""
-    chunks: Annotated[tuple[int, ...], tyro.conf.arg(metavar="M...")] = ()
-    """Clients under one vmap to compare, the first one everywhere."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SECTION...", help=HELP_ONLY)] = ()
+    pfllib: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Clone of PFLlib, for the section of this name."""
+    pythons: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PYTHON...")] = (Path(sys.executable),)
+    """Interpreters that jax_versions compares; the first one runs PFLlib."""
 
     def check(self) -> None:
         """Raise InvalidInput for values that cannot be used."""
         choose("section", self.only, SECTIONS)
-        if self.chunks and min(self.chunks) < 1:
-            raise InvalidInput(f"--chunks must be at least 1, not {min(self.chunks)}")
-        super().check()
+        if "pfllib" in self.only and not (self.pfllib and (self.pfllib / "system/main.py").is_file()):
+            raise InvalidInput(f"--pfllib {self.pfllib}: no system/main.py there; name a clone of PFLlib")
+        if self.out is not None and not os.access(self.out.absolute().parent, os.W_OK):
+            raise InvalidInput(f"the folder of {self.out} is not there or cannot be written")
 
 
-def benchmark(request: Options, notify: command.Notify) -> "tuple[dict[str, Section], dict[str, Any]]":
-    """Measure the sections that are asked for.
+def benchmark(options: Options, console: Console) -> None:
+    """Measure the sections that are asked for, print them, and store them.
 
-    Args:
-      request: the parsed command line.
-      notify: for progress.
-
-    Returns:
-      The sections by name, and what was asked and what the machine's peak is.
+    Raises:
+      InvalidInput: a section cannot be measured, or the file cannot be written.
     """
+    began = time.perf_counter()
     # Imported now, so that errors and --help do not wait for it.
-    from experiments.lab.benchmark import sections, workload
+    from experiments.host import jax_config
+    from experiments.lab.benchmark import measure, workload
+    from experiments.lab.benchmark.records import store
+    from pfl_jax import simulate
 
-    setup = workload.setup(workload.QUICK if request.quick else workload.FULL, request.chunks, notify)
-    found = {name: getattr(sections, name)(setup) for name in SECTIONS if name in (request.only or USUAL)}
-    return found, {"quick": request.quick, "peak": setup.peak, "operations": workload.operations()}
+    jax_config.prepare_jax()
+    machine = measure.machine()
+    print_line(console, headline(machine))
+    scale, mesh = workload.QUICK if options.quick else workload.FULL, simulate.client_mesh()
+
+    def notify(what: str) -> None:
+        print_line(console, f"[{time.perf_counter() - began:4.0f} s] {what}", "dim")
+
+    notify("the peak of matrix products")
+    peak = measure.matmul_peak(scale.matmul, mesh)
+    setup = workload.Setup(scale, mesh, peak, notify, options.pfllib, options.pythons)
+    machine |= {"quick": options.quick, "peak": peak}
+    for name, module in SECTIONS.items():
+        if name in (options.only or USUAL):
+            measured = getattr(importlib.import_module(f"experiments.lab.benchmark.{module}"), name)
+            section = measured(setup)._replace(machine=machine)
+            console.print(section.terminal())
+            if options.out is not None:
+                store(options.out, name, section)
+    print_line(console, f"{time.perf_counter() - began:.0f} s in all")
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def headline(machine: dict[str, Any]) -> str:
+    """The machine in two lines."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    load = f"load {machine['load']:.1f} before" + (": BUSY, times are too long" if machine["load"] > 1 else "")
+    torch = "" if "torch" in machine["versions"] else "; no PyTorch: pip install -r requirements-bench.txt to compare"
+    gpu = machine["devices"] if machine["backend"] == "gpu" else "no GPU: GPU rows need one, same command"
+    return f"{machine['cpu']}, {machine['cores']} cores, {load}; {versions}{torch}\n{gpu}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-      words: after the module's name; by default those of this process.
+      arguments: after the module's name; by default those of this process.
 
     Returns:
       The exit code, see `exit_codes.exit_code`.
     """
-    return command.command(Options, "experiments.lab.benchmark", __doc__, words, benchmark)
+
+    def work() -> None:
+        with interruptible(), leaving(lambda reason: "interrupted"):
+            options, _ = parse(Options, "experiments.lab.benchmark", __doc__, arguments)
+            options.check()
+            benchmark(options, Console())
+
+    return exit_code(work)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import numpy as np
 
 from experiments.folder.run_folder import METRICS, Evaluation, RunFolder
 from experiments.lab.benchmark import measure
+from experiments.lab.benchmark.child import in_process
 from experiments.lab.benchmark.records import Row, Section
-from experiments.lab.benchmark.workload import Scale, Setup, child
+from experiments.lab.benchmark.workload import Scale, Setup
 from experiments.run.history import History
 from pfl_jax import models, simulate
 from pfl_jax.data import federated
@@ -27,8 +28,6 @@ PLACES = {"fedavg": ("host",), "fedpac": ("host", "disk"), "fedas": ("host", "di
 
 TRAIN, TEST, POOL, CLASSES, SHAPE = 50, 10, (50_000, 10_000), 10, (8, 8, 1)
 """Training and test examples of a client and of the pool that they are drawn from, and what they are like."""
-
-_MIB = 2**20
 
 
 def federation(clients: int) -> FederatedData:
@@ -55,7 +54,7 @@ def client_counts(setup: Setup) -> Section:
         for place in places:
             for clients in counts:
                 setup.notify(f"{method}, {clients} clients, states on {place}, in a process of its own")
-                rows.append(child(setup, "many_states", method=method, clients=clients, place=place))
+                rows.append(in_process(many_states, setup.scale, method=method, clients=clients, place=place))
     note = (
         f"{TRAIN} training examples each, cohort {cohort}, {rounds} rounds of one epoch, mlp; start: initial states "
         f"and first round, whose programs are compiled unless the cache on disk has them; round: median of the others; "
@@ -93,7 +92,7 @@ def many_states(scale: Scale, method: str, clients: int, place: simulate.StateOn
         row: Row = {"method": method, "states on": place if size else "", "clients": clients}
         row |= {"s, data": made, "s, start": times[0], "ms/round": 1e3 * usual}
         row |= {"s/evaluation": evaluation, **_written(last, np.asarray(data.test_count), folder)}
-    return row | {"states MiB": size / _MIB, "peak MiB": peak / _MIB}
+    return row | {"states MiB": size / measure.MIB, "peak MiB": peak / measure.MIB}
 
 
 def _written(last: simulate.RoundResult, counts: np.ndarray, folder: Path) -> dict[str, float]:

@@ -12,9 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments.lab.benchmark import workload
 from experiments.lab.benchmark.workload import Scale
 from pfl_jax import simulate
-from pfl_jax.base import Method, Model, Params, Scores, State
+from pfl_jax.base import Method, Model, Params, Scores
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.engine.rounds import Outcome
 from pfl_jax.networks.convolution import conv2d
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
@@ -81,35 +80,27 @@ def local_training(
 
 
 class Rounds:
-    """Rounds of a method over a federation, compiled; every call of `round` runs the next one.
+    """Rounds of a method over a federation on all devices, compiled; every call of `round` runs the next one.
 
-    The state to begin with is by default a new one; it is copied. `evaluate` is there with `evaluation`.
+    Args:
+      method, data: as of `pfl_jax.build`.
+      participation: share of the clients in a round.
+      evaluation: whether `evaluate` is compiled too.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        data: FederatedData,
-        *,
-        participation: float,
-        chunk: int | None,
-        mesh: Mesh | None,
-        state: State | None = None,
-        evaluation: bool = True,
-    ):
-        settings = simulate.Settings(rounds=1, participation=participation, chunk=chunk)
+    def __init__(self, method: Method, data: FederatedData, participation: float = 1.0, *, evaluation: bool = True):
+        settings = simulate.Settings(rounds=1, participation=participation, chunk=workload.usual_chunk())
+        mesh = simulate.client_mesh()
         self.cohort_size = settings.cohort_size(data.num_clients, 0)
         engine: Any = simulate.build(method, settings, mesh).jit(mesh, donate=True)
         self._data = everywhere(mesh, data)
-        start = engine.init(self._data, jax.random.key(0)) if state is None else jax.tree.map(jnp.copy, state)
-        self.state = everywhere(mesh, start)
-        self.outcome: Outcome | None = None
+        self.state = everywhere(mesh, engine.init(self._data, jax.random.key(0)))
         self._round = engine.round.lower(self._data, self.state, self.cohort_size).compile()
         self._evaluate = engine.evaluate.lower(self._data, self.state).compile() if evaluation else None
 
     def round(self) -> None:
         """Run one round and score every trained model."""
-        self.state, self.outcome = jax.block_until_ready(self._round(self._data, self.state))
+        self.state, _ = jax.block_until_ready(self._round(self._data, self.state))
 
     def evaluate(self) -> Scores:
         """Scores [N] of the models that the clients would deploy now."""
@@ -120,3 +111,15 @@ class Rounds:
         """Run a round and evaluate after it."""
         self.round()
         self.evaluate()
+
+
+def operations() -> float:
+    """Floating-point operations of a step of local training for one example, as XLA counts them."""
+    model = workload.network()
+    pictures = jax.ShapeDtypeStruct((workload.FULL.batch_size, *workload.dataset().input_shape), jnp.float32)
+    gradient = jax.grad(lambda params, x: model.apply(params, x).sum())
+    with convolutions("lax"):
+        lowered = jax.jit(gradient).lower(jax.eval_shape(model.init, jax.random.key(0)), pictures)
+    counted = lowered.cost_analysis()
+    assert counted is not None
+    return counted["flops"] / workload.FULL.batch_size

@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.lab.benchmark import measure, workload
+from experiments.lab.benchmark.child import in_process
 from experiments.lab.benchmark.jax_rounds import Rounds
 from experiments.lab.benchmark.records import Row, Section
-from experiments.lab.benchmark.workload import Scale, Setup, child
+from experiments.lab.benchmark.workload import Scale, Setup
 from pfl_jax import models, simulate
 from pfl_jax.methods import make_method
 from pfl_jax.primitives.tree import byte_count
-
-_MIB = 2**20
 
 
 class Large(NamedTuple):
@@ -48,7 +47,7 @@ def large_cohorts(setup: Setup) -> Section:
     rows = []
     for one in QUICK if setup.scale == workload.QUICK else ROUNDS:
         setup.notify(f"{one.method}, {one.model}, {one.cohort} of {one.clients} clients, in a process of its own")
-        rows.append(child(setup, "large_cohort", of=one))
+        rows.append(in_process(large_cohort, setup.scale, of=one))
     note = "CIFAR-10's shape; a client trains one step on one batch: of 10 examples (ResNet-18), of 12 (CNN)"
     return Section("Large models and cohorts", rows, note)
 
@@ -61,30 +60,22 @@ def large_cohort(scale: Scale, of: Sequence[Any]) -> Row:
     and the programs are not in it.
     """
     method, name, clients, cohort, examples = Large(*of)
-    mesh = simulate.client_mesh()
     data = workload.federation(clients, examples, "cifar10")
     model = models.MODELS[name]((32, 32, 3), 10)
     before = measure.peak_memory()
     rates = {"lr": 0.01, "momentum": 0.5, "batch_size": examples, "epochs": 1}
-    rounds = Rounds(
-        make_method(method, model, **rates),
-        data,
-        participation=cohort / clients,
-        chunk=workload.usual_chunks()[0],
-        mesh=mesh,
-        evaluation=False,
-    )
+    rounds = Rounds(make_method(method, model, **rates), data, cohort / clients, evaluation=False)
     rounds.round()
     seconds, size = measure.seconds(rounds.round), byte_count(jax.eval_shape(model.init, jax.random.key(0)))
     states = byte_count(rounds.state.clients)
-    held = mesh.size * (6 * size + 2 * states + byte_count(data))
+    held = simulate.client_mesh().size * (6 * size + 2 * states + byte_count(data))
     return {
         "method": method,
         "model": name,
         "parameters, million": size / 4e6,
         "cohort": cohort,
         "s/round": seconds,
-        "on paper MiB": held / _MIB,
-        "peak MiB": measure.peak_memory() / _MIB,
-        "before the round MiB": before / _MIB,
+        "on paper MiB": held / measure.MIB,
+        "peak MiB": measure.peak_memory() / measure.MIB,
+        "before the round MiB": before / measure.MIB,
     }

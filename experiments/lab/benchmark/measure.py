@@ -1,12 +1,10 @@
 """The machine, its time and memory: interleaved repetitions, peak of matrix products, resident memory."""
 
 import datetime
-import json
 import os
 import platform
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,10 +14,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 ROOT = Path(__file__).parents[3]
+MIB = 2**20
 
 
 def machine() -> dict[str, Any]:
@@ -93,13 +91,6 @@ def matmul_peak(size: int, mesh: Mesh, repetitions: int = 5) -> dict[str, float]
     return rates | {"peak": max(rates.values())}
 
 
-def copy_rate(size: int = 2**27, repetitions: int = 3) -> float:
-    """Bytes per second at which one core copies memory, the best of some repetitions of so many bytes."""
-    # Into memory that is there already: a new page takes longer than to copy it.
-    block, copy = np.ones(size, np.uint8), np.ones(size, np.uint8)
-    return size / min(seconds(lambda: np.copyto(copy, block)) for _ in range(repetitions))
-
-
 def peak_memory() -> int:
     """Peak memory of this process so far, in bytes."""
     # ru_maxrss only as a last resort: a child starts with its parent's value.
@@ -115,33 +106,9 @@ def resident_memory() -> int | None:
     return _status("VmRSS")
 
 
-def peak_memory_of(process: int) -> int:
-    """Peak memory of another process so far, in bytes; 0 once it has ended."""
-    return _status("VmHWM", str(process)) or 0
-
-
-def _status(name: str, process: str = "self") -> int | None:
+def _status(name: str) -> int | None:
     try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
-
-
-def in_process(kind: str, request: dict[str, Any], **environment: str) -> dict[str, Any]:
-    """JSON that `python -m experiments.lab.benchmark.children KIND REQUEST` prints as its last line.
-
-    A separate process, for its own peak memory and a cold start, with these environment variables on top; RuntimeError
-    with what it wrote to stderr, if it fails.
-    """
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    finished = subprocess.run(
-        [sys.executable, "-m", "experiments.lab.benchmark.children", kind, json.dumps(request)],
-        env=os.environ | {"PYTHONPATH": path} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if finished.returncode:
-        raise RuntimeError(f"{kind} failed:\n{finished.stderr}")
-    return json.loads(finished.stdout.splitlines()[-1])

@@ -1,15 +1,16 @@
-"""Sections of the benchmark's report as rows of figures, for the terminal, Markdown and JSON."""
+"""Sections of the benchmark's report as rows of figures, for the terminal and results/benchmark.jsonl."""
 
-import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from rich.table import Table
 
+from experiments.run import committed
 from experiments.show import tables
 
 Row: TypeAlias = dict[str, Any]
-"""Heading -> text, number in the unit that the heading ends with, or None; lists are in the JSON file only."""
+"""Heading -> text, number in the unit that the heading ends with, or None; lists are in the file only."""
 
 
 class Section(NamedTuple):
@@ -19,11 +20,13 @@ class Section(NamedTuple):
       title: what was measured.
       rows: where one lacks a heading of the others, nothing was measured.
       note: settings, in words.
+      machine: that measured it, see `measure.machine`; None until that is known.
     """
 
     title: str
     rows: Sequence[Row]
     note: str = ""
+    machine: Row | None = None
 
     @property
     def headings(self) -> list[str]:
@@ -42,15 +45,14 @@ class Section(NamedTuple):
         return tables.terminal(self.headings, self.cells, title=self.title, caption=caption, **left)
 
 
-def markdown(sections: Sequence[Section]) -> str:
-    """All sections as Markdown."""
-    parts = [[f"## {of.title}", tables.markdown(of.headings, of.cells, None).strip(), of.note] for of in sections]
-    return "\n\n".join(text for part in parts for text in part if text) + "\n"
+def store(file: Path, name: str, section: Section) -> None:
+    """Write a section into a file of measurements, in place of an older one of its name; InvalidInput if it cannot."""
+    committed.write(file, name, section._asdict())
 
 
-def as_json(machine: Row, sections: dict[str, Section]) -> str:
-    """The machine, and each section by its name."""
-    return json.dumps({"machine": machine} | {name: of._asdict() for name, of in sections.items()}, indent=2) + "\n"
+def stored(file: Path) -> dict[str, Section]:
+    """Sections of a file by their names; InvalidInput if it is damaged."""
+    return {name: Section(**record) for name, record in committed.read(file).items()}
 
 
 def _text(value: Any) -> str:

@@ -1,24 +1,18 @@
-"""Sections of the benchmark, one function for each name of --only."""
+"""Sections of the benchmark that are measured in its own process, one function for each name of --only."""
 
-import dataclasses
 import functools
 import importlib.util
 import statistics
-import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from experiments.host.jax_config import MATMUL_PRECISION
 from experiments.lab.benchmark import measure, workload
-from experiments.lab.benchmark.client_counts import client_counts as client_counts
-from experiments.lab.benchmark.jax_rounds import Rounds, local_training
-from experiments.lab.benchmark.large_cohorts import large_cohorts as large_cohorts
+from experiments.lab.benchmark.jax_rounds import Rounds, local_training, operations
 from experiments.lab.benchmark.records import Row, Section
-from experiments.lab.benchmark.workload import Setup, child
+from experiments.lab.benchmark.workload import Setup
 from pfl_jax import models
 from pfl_jax.engine import chunking
 
@@ -33,7 +27,7 @@ def has_torch() -> bool:
 def _rate(setup: Setup, visits: int, seconds: float) -> Row:
     """Training examples visited per second, and the share of the machine's peak that their operations are."""
     rate = visits / seconds
-    return {"examples/s": rate, "of peak %": 100 * rate * workload.operations()["training"] / setup.peak["peak"]}
+    return {"examples/s": rate, "of peak %": 100 * rate * operations() / setup.peak["peak"]}
 
 
 def training(setup: Setup) -> Section:
@@ -44,9 +38,8 @@ def training(setup: Setup) -> Section:
         row |= _rate(setup, scale.clients * scale.examples, row["s"])
     rows += _beside(f"FedPAC round, E = {scale.epochs}, both evaluations", scale.repetitions[1], *_round(setup))
     note = (
-        f"{scale.clients} clients of {scale.examples} examples, chunk {setup.chunk or 'all'}; medians of interleaved "
-        f"repetitions; float32 matrix-product peak {setup.peak['peak'] / 1e9:.0f} GFLOP/s; a core copies "
-        f"{setup.peak['memory'] / 1e9:.1f} GB/s"
+        f"{scale.clients} clients of {scale.examples} examples, chunk {workload.usual_chunk() or 'all'}; medians of "
+        "interleaved repetitions"
     )
     return Section("Beside plain PyTorch", rows, note)
 
@@ -65,7 +58,7 @@ def _training(setup: Setup) -> tuple[Callable[[], Any], Callable[[], Any] | None
     scale = setup.scale
     setup.notify("local training")
     data = workload.federation(scale.clients, scale.examples)
-    ours = local_training(data, scale, clients=scale.clients, epochs=1, chunk=setup.chunk, mesh=setup.mesh)
+    ours = local_training(data, scale, clients=scale.clients, epochs=1, chunk=workload.usual_chunk(), mesh=setup.mesh)
     ours()
     if not has_torch():
         return ours, None
@@ -82,7 +75,7 @@ def _round(setup: Setup) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
     scale = setup.scale
     setup.notify("FedPAC rounds")
     data = workload.federation(scale.clients, scale.examples)
-    ours = Rounds(workload.method("fedpac", scale), data, participation=1.0, chunk=setup.chunk, mesh=setup.mesh)
+    ours = Rounds(workload.method("fedpac", scale), data)
     if not has_torch():
         return ours.both, None
     from experiments.lab.benchmark import torch_rounds
@@ -95,56 +88,34 @@ def _round(setup: Setup) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
 
 
 def methods(setup: Setup) -> Section:
-    """Rounds of the methods by number of clients and chunk."""
-    rows = []
-    for clients, participation in setup.scale.populations:
+    """Rounds of the methods by number of clients."""
+    scale, rows = setup.scale, []
+    for clients, participation in scale.populations:
+        data = workload.federation(clients, scale.examples)
         for name in COMPARED:
-            rows += _method(setup, name, clients, participation)
+            setup.notify(f"{name}, {clients} clients")
+            rounds = Rounds(workload.method(name, scale), data, participation)
+            seconds, evaluation = measure.seconds(rounds.round), measure.seconds(rounds.evaluate)
+            row = {"method": name, "clients": clients, "cohort": rounds.cohort_size, "E": scale.epochs}
+            row |= {"s/round": seconds, "s/evaluation": evaluation}
+            rows.append(row | _rate(setup, rounds.cohort_size * scale.examples * scale.epochs, seconds))
     note = "examples/s: training examples visited in local epochs; of peak: of these alone"
     return Section("Rounds", rows, note)
 
 
-def _method(setup: Setup, name: str, clients: int, participation: float) -> list[Row]:
-    scale, rows, state = setup.scale, [], None
-    on_cpu = jax.default_backend() == "cpu"
-    data = workload.federation(clients, scale.examples)
-    first = (clients, participation) == scale.populations[0]
-    # On a CPU other chunks only lose: one method is enough to show it, with one epoch.
-    for chunk in setup.chunks if first and (name == COMPARED[0] or not on_cpu) else setup.chunks[:1]:
-        epochs = scale.epochs if chunk == setup.chunks[0] or not on_cpu else 1
-        setup.notify(f"{name}, {clients} clients, chunk {chunk or 'all'}")
-        method, evaluated = workload.method(name, scale, epochs), first and state is None
-        rounds = Rounds(
-            method, data, participation=participation, chunk=chunk, mesh=setup.mesh, state=state, evaluation=evaluated
-        )
-        seconds = measure.seconds(rounds.round)
-        evaluation = measure.seconds(rounds.evaluate) if evaluated else None
-        state = rounds.state
-        row = {"method": name, "clients": clients, "cohort": rounds.cohort_size, "chunk": chunk or "all", "E": epochs}
-        row |= {"s/round": seconds, "s/evaluation": evaluation}
-        rows.append(row | _rate(setup, rounds.cohort_size * scale.examples * epochs, seconds))
-    return rows
-
-
 def variants(setup: Setup) -> Section:
-    """Local training by form of the convolutions, chunk, devices and, on a GPU, precision."""
-    scale, rows = setup.scale, []
-    on_cpu = jax.default_backend() == "cpu"
+    """Local training by form of the convolutions and, on a GPU, precision."""
+    scale, on_cpu, rows = setup.scale, jax.default_backend() == "cpu", []
     clients = min(4, scale.clients) if on_cpu else scale.clients
-    data = workload.federation(clients, scale.examples)
-    together = -(-clients // setup.mesh.size)
-    every = [("lax", 1, True), ("matmul", 1, True), ("matmul", together, True), ("direct", together, True)]
-    every += [("direct", 1, False), ("direct", 1, True)] if on_cpu else [("lax", together, True)]
+    data, chunk = workload.federation(clients, scale.examples), workload.usual_chunk()
     for precision in ("float32",) if on_cpu else MATMUL_PRECISION:
-        for form, chunk, all_devices in every:
-            setup.notify(f"local training, {form} convolutions, chunk {chunk}")
-            mesh = setup.mesh if all_devices else None
+        for form in ("lax", "matmul", "direct"):
+            setup.notify(f"local training, {form} convolutions, {precision}")
             with jax.default_matmul_precision(MATMUL_PRECISION[precision]):
-                train = local_training(data, scale, clients=clients, epochs=1, chunk=chunk, mesh=mesh, form=form)
+                train = local_training(data, scale, clients=clients, epochs=1, chunk=chunk, mesh=setup.mesh, form=form)
             seconds = statistics.median(measure.seconds(train) for _ in range(scale.repetitions[1]))
-            row = {"form": form, "chunk": chunk, "devices": mesh.size if mesh else 1, "precision": precision}
-            rows.append(row | {"examples/s": clients * scale.examples / seconds})
-    return Section("Convolutions, chunks and devices", rows, f"{clients} clients, local training")
+            rows.append({"form": form, "precision": precision, "examples/s": clients * scale.examples / seconds})
+    return Section("Convolutions", rows, f"{clients} clients, local training, {setup.mesh.size} devices")
 
 
 def chunks(setup: Setup) -> Section:
@@ -181,62 +152,3 @@ def waste(setup: Setup) -> Section:
             row[f"auto: {number} {kind}"] = chosen or "all"
         rows.append(row)
     return Section(f"Wasted gradient steps by chunk, Dirichlet 0.1, {devices} devices", rows)
-
-
-def growth(setup: Setup) -> Section:
-    """Time and peak memory from few to many clients, a process for each, and a line fitted to the cohorts' times."""
-    rows = []
-    for clients, participation in setup.scale.growth:
-        setup.notify(f"{clients} clients, participation {participation:g}, in a process of its own")
-        rows.append(child(setup, "growth", clients=clients, participation=participation))
-    cohorts, times = (np.array([row[heading] for row in rows], np.float64) for heading in ("cohort", "s/round"))
-    slope, intercept = np.polyfit(cohorts, times, 1)
-    apart = np.max(np.abs(times / (slope * cohorts + intercept) - 1))
-    note = (
-        f"{setup.scale.growth_examples} examples each; a line through these rounds rises by {slope * 1e3:.1f} ms "
-        f"for each client of the cohort and is within {apart:.0%} of all of them"
-    )
-    return Section("FedPAC from few to many clients", rows, note)
-
-
-def memory_growth(setup: Setup) -> Section:
-    """Memory over many rounds, programs compiled by two starts from an empty cache, and two runs in one process."""
-    setup.notify(f"{setup.scale.memory_growth[0]} small rounds")
-    held = child(setup, "memory_growth")
-    rows: list[Row] = [{"what": f"memory after round {number}", "MiB": mib} for number, mib in held.items()]
-    setup.notify("two starts of the same experiment, and two runs in one process")
-    with tempfile.TemporaryDirectory() as folder:
-        rows += [{"what": f"start {number}"} | start(folder, str(number)) for number in (1, 2)]
-        runs = measure.in_process("runs", {"scale": dataclasses.asdict(setup.scale)}, PFL_JAX_CACHE=f"{folder}/none")
-        rows += [{"what": f"{name} run in one process", "s": seconds} for name, seconds in runs.items()]
-    return Section("Many rounds, second start", rows)
-
-
-def start(folder: str, name: str, method: str = "fedpac") -> Row:
-    """One start of a small experiment, in a folder that has the cache too: programs needed and compiled, seconds."""
-    words = ["digits", "--method", method, "--rounds", "2", "--num-clients", "4", "--out", f"{folder}/{name}"]
-    began = time.perf_counter()
-    counted = measure.in_process("start", {"words": words}, PFL_JAX_CACHE=f"{folder}/cache")
-    return counted | {"s": time.perf_counter() - began}
-
-
-def many_clients(setup: Setup) -> Section:
-    """Thousands of clients with states of their own, a process for each method."""
-    clients, participation, rounds = setup.scale.many_clients
-    rows = []
-    for method in ("fedpac", "fedas"):
-        setup.notify(f"{method}, {clients} clients, in a process of its own")
-        rows.append(child(setup, "many_clients", method=method))
-    note = f"trained: cohorts of the first three and the last three of {rounds} rounds; received: everyone at the end"
-    return Section(f"{clients:,} clients, participation {participation:g}, states on the host", rows, note)
-
-
-def sweep(setup: Setup) -> Section:
-    """Time of a sweep and of its runs one after another in one process, compilation included in both."""
-    rows: list[Row] = []
-    for together, words in ((False, "one after another"), (True, "as a sweep")):
-        setup.notify(f"{setup.scale.sweep[0]} runs {words}")
-        rows.append({"runs": words} | child(setup, "sweep", together=together))
-    alone, swept = rows
-    ratios = {heading.replace("s,", "ratio,"): alone[heading] / swept[heading] for heading in list(alone)[1:]}
-    return Section(f"{setup.scale.sweep[0]} runs of FedPAC", [alone, swept | ratios])

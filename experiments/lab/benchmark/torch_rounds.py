@@ -1,9 +1,8 @@
 """The same work as a plain PyTorch loop, one client after another, for comparison.
 
 Written for this comparison, with the care that this package takes itself: pictures are normalized tensors before the
-clock starts, pooling comes before activations, FedPAC's features are computed once for its statistics and
-its head's epoch, its matrix of inner products holds all quadratic programs, which SciPy's nonnegative least squares
-solves in milliseconds. Needs PyTorch: requirements-bench.txt.
+clock starts, pooling comes before activations, FedPAC's features are computed once for its statistics and its head's
+epoch; the quadratic programs of the heads are solved by this package. Needs PyTorch: requirements-bench.txt.
 """
 
 import importlib
@@ -11,14 +10,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
-import scipy.optimize
 
 from experiments.lab.benchmark.workload import Scale
 from pfl_jax.base import Params
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.primitives.head_combination import NEGLIGIBLE_WEIGHT
+from pfl_jax.primitives.head_combination import head_weights
 
 # By name, so that the type checker asks for nothing that may not be installed.
 torch: Any = importlib.import_module("torch")
@@ -147,31 +145,6 @@ def _centroids(features: Any, y: Any, num_classes: int) -> tuple[Any, Any]:
     return members.T @ features / counts.clamp(min=1)[:, None], counts
 
 
-def head_weights(mu: np.ndarray, variance: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """FedPAC's alpha [M, M] (Eq. 46) by nonnegative least squares.
-
-    For P = U'U the minimiser of ||U x||^2 + (1 - sum x)^2 over x >= 0 is that of x'Px on the simplex, up to its scale.
-
-    Args:
-      mu: [M, K, d].
-      variance: V [M].
-      counts: n [M].
-    """
-    means = mu.reshape(len(mu), -1).astype(np.float64)
-    means -= means.mean(0)
-    gram, noise = means @ means.T, np.diag(variance / counts)
-    target = np.append(np.zeros(len(mu)), 1.0)
-    rows = []
-    for i in range(len(mu)):
-        bias = gram[i, i] - gram[i][:, None] - gram[i][None] + gram
-        factor = scipy.linalg.cholesky(bias + noise + 1e-12 * np.trace(bias) * np.eye(len(mu)))
-        row, _ = scipy.optimize.nnls(np.vstack([factor, np.ones(len(mu))]), target)
-        row /= row.sum()
-        row[row < NEGLIGIBLE_WEIGHT] = 0
-        rows.append(row / row.sum())
-    return np.stack(rows)
-
-
 class FedPAC:
     """Rounds of FedPAC over all clients, one after another.
 
@@ -225,7 +198,7 @@ class FedPAC:
         cohort = range(len(self.examples)) if cohort is None else cohort
         centroids, trained, mu, variance, accuracies = zip(*map(self._local, cohort), strict=True)
         counts = np.array([len(self.examples[client][0].y) for client in cohort], np.float64)
-        alpha = head_weights(np.stack(mu), np.array(variance), counts)
+        alpha = np.array(head_weights(jnp.stack(mu), jnp.array(variance), jnp.asarray(counts)))
         share, alpha = (torch.from_numpy(rows).float().to(DEVICE) for rows in (counts / counts.sum(), alpha))
         backbones, heads = (torch.stack(vectors) for vectors in zip(*trained, strict=True))
         sums = sum(means * number[:, None] for means, number in centroids)

@@ -1,17 +1,16 @@
 """Workload of the benchmark: sizes, the federation, the network and its operations."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.lab.benchmark import measure
-from pfl_jax import models, simulate
+from pfl_jax import models
 from pfl_jax.base import Method, Model
 from pfl_jax.data import federated, partition, sources
 from pfl_jax.data.federated import FederatedData
@@ -36,12 +35,12 @@ class Scale:
     growth_examples: int = 50
     memory_growth: tuple[int, int] = (200, 20)
     """Rounds over which memory must not grow, and the round it is first measured after."""
-    many_clients: tuple[int, float, int] = (10_000, 0.003, 20)
-    """Clients, participation and rounds of the largest federations."""
     client_counts: tuple[tuple[int, ...], int, int, int] = ((1000, 10_000, 100_000), 20, 1000, 40)
     """Numbers of clients, clients of a cohort and of an evaluation, and rounds of runs that differ in size alone."""
     sweep: tuple[int, int, int, int] = (8, 10, 200, 5)
     """Runs, clients of each, examples of a client, and rounds."""
+    processes: tuple[int, tuple[int, ...]] = (2500, (1, 2, 4))
+    """Clients, and the numbers of processes that share them."""
     matmul: int = 2048
     """Rows of the square matrices whose product gives the machine's peak."""
     epochs: int = 5
@@ -63,9 +62,9 @@ QUICK = Scale(
     growth=((4, 1.0), (12, 0.5)),
     growth_examples=10,
     memory_growth=(6, 2),
-    many_clients=(40, 0.1, 3),
     client_counts=((40, 80), 5, 20, 6),
     sweep=(2, 2, 20, 2),
+    processes=(50, (1, 2)),
     matmul=128,
 )
 """For tests: every measurement in seconds, its figures mean nothing."""
@@ -77,38 +76,23 @@ class Setup(NamedTuple):
     Attributes:
       scale: how large everything is.
       mesh: of all devices.
-      chunks: clients under one vmap that are compared, None for all at once; the first one is used everywhere.
-      peak: see `measure.matmul_peak`; "memory": see `measure.copy_rate`.
+      peak: see `measure.matmul_peak`.
       notify: called with what is measured next.
+      pfllib: folder of PFLlib; None without it.
+      pythons: interpreters, see `__main__.Options`.
     """
 
     scale: Scale
     mesh: Mesh
-    chunks: Sequence[int | None]
     peak: dict[str, float]
     notify: Callable[[str], None]
-
-    @property
-    def chunk(self) -> int | None:
-        return self.chunks[0]
+    pfllib: Path | None
+    pythons: Sequence[Path]
 
 
-def child(setup: Setup, kind: str, **request: Any) -> dict[str, Any]:
-    """Result of a function of `children` in a process of its own."""
-    return measure.in_process(kind, {"scale": dataclasses.asdict(setup.scale)} | request)
-
-
-def usual_chunks() -> tuple[int | None, ...]:
-    """Clients under one vmap to compare on this backend, the first one everywhere; None for all at once."""
-    return (1, 5) if jax.default_backend() == "cpu" else (None, 1, 5)
-
-
-def setup(scale: Scale, chunks: Sequence[int] | None, notify: Callable[[str], None]) -> Setup:
-    """Setup with the machine's peak measured; chunks are by default those of the backend."""
-    mesh = simulate.client_mesh()
-    notify("the peak of matrix products")
-    peak = measure.matmul_peak(scale.matmul, mesh) | {"memory": measure.copy_rate()}
-    return Setup(scale, mesh, chunks or usual_chunks(), peak, notify)
+def usual_chunk() -> int | None:
+    """Clients under one vmap on this backend; None for all at once."""
+    return 1 if jax.default_backend() == "cpu" else None
 
 
 @functools.cache
@@ -151,24 +135,3 @@ NETWORKS = (
     ("digits", "mlp"),
 )
 """(dataset, model) of the papers' experiments, by cost."""
-
-
-def operations() -> dict[str, int]:
-    """Floating-point operations of the network for one example: multiplications and additions of matrix products.
-
-    "forward" is one pass. "training" adds the gradient in the weights and in the input of every layer, each as much
-    as the layer's forward pass, but for the first layer, whose input needs no gradient.
-    """
-    layers = layer_operations()
-    return {"forward": sum(layers.values()), "training": 3 * sum(layers.values()) - layers["conv1"]}
-
-
-def layer_operations() -> dict[str, int]:
-    """Floating-point operations of one example's forward pass in each layer of the network, by the layer's name."""
-    height, width, channels = dataset().input_shape
-    layers = {}
-    for name, features, size, padding in (("conv1", 16, 5, 0), ("conv2", 32, 5, 1)):
-        height, width = height + 2 * padding - size + 1, width + 2 * padding - size + 1
-        layers[name] = 2 * height * width * features * size * size * channels
-        height, width, channels = height // 2, width // 2, features
-    return layers | {"fc1": 2 * height * width * channels * 128, "head": 2 * 128 * dataset().num_classes}

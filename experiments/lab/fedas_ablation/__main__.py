@@ -3,31 +3,25 @@
     python -m experiments.lab.fedas_ablation
 
 Two data sets, participation 0.2 and 1, three seeds, eight steps from FedPer to FedAS as released: 96 runs, two hours on
-two quiet cores. Repeating the command resumes where it stopped. Each run leaves a small file in results/fedas_study.
-`python -m experiments.lab.pages` makes the page docs/fedas.md and its figure from these files. --dry-run lists the
-missing runs.
+two quiet cores. Repeating the command resumes where it stopped. Each run leaves a line in results/fedas_ablation.jsonl.
+`python -m experiments.lab.pages` makes the page docs/fedas.md and its figure from them.
+--dry-run lists the missing runs.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import tyro
 from rich.console import Console
 
-from experiments.cli import parser
 from experiments.cli.exit_codes import leave
-from experiments.cli.parser import Folder, Names, choose, flat
+from experiments.cli.parser import Folder
 from experiments.folder.version import Trust
-from experiments.host.console import print_line
 from experiments.lab.fedas_ablation import steps
-from experiments.lab.fedas_ablation.steps import SOURCES, STEPS, Place
-from experiments.run import batch, cached_runs
-
-ROOT = Path(__file__).parents[3]
-SHARES = {f"{share:g}": share for share in steps.PARTICIPATION}
-BY_NAME = {step.name: step for step in STEPS}
+from experiments.lab.fedas_ablation.steps import RUNS, AblationRun
+from experiments.run import batch, cached_runs, committed
 
 TRUST: Trust = "version"
 """Code whose runs count: as for their records."""
@@ -37,23 +31,12 @@ TRUST: Trust = "version"
 class Study(batch.Batch):
     """Command line of the study."""
 
-    dataset: Annotated[Names, tyro.conf.arg(help=f"Only these of {', '.join(SOURCES)}.")] = ()
-    participation: Annotated[Names, tyro.conf.arg(help=f"Only these of {', '.join(SHARES)}.")] = ()
-    step: Annotated[Names, tyro.conf.arg(help=f"Only these of {', '.join(BY_NAME)}.")] = ()
-    seeds: int = 3
-    """Number of seeds, from 0."""
     results: Folder = None
-    """Folder of the records; by default results/fedas_study."""
+    """File of the records; by default results/fedas_ablation.jsonl."""
     accept_other_code: tyro.conf.Suppress[bool] = False
 
     name: ClassVar = "lab.fedas_ablation"
     accepts_run_options: ClassVar = False
-
-    def check(self) -> None:
-        choose("dataset", flat(self.dataset), SOURCES)
-        choose("participation", flat(self.participation), SHARES)
-        choose("step", flat(self.step), BY_NAME)
-        parser.at_least_one(seeds=self.seeds)
 
     def default_folder(self) -> Path:
         return Path("runs/fedas_study")
@@ -63,51 +46,34 @@ class Study(batch.Batch):
         return TRUST
 
     @property
-    def root(self) -> Path:
-        """Folder of the records."""
-        return self.results or ROOT / "results/fedas_study"
-
-    @property
-    def places(self) -> list[Place]:
-        """The wanted runs in their order."""
-        shares = [SHARES[word] for word in flat(self.participation) or SHARES]
-        wanted = [step for step in STEPS if not self.step or step.name in flat(self.step)]
-        return steps.places(flat(self.dataset) or list(SOURCES), shares, self.seeds, wanted)
+    def file(self) -> Path:
+        """File of the records."""
+        return self.results or committed.ROOT / "fedas_ablation.jsonl"
 
     def jobs(self, console: Console) -> list[batch.Job]:
-        return [batch.Job(place.cell, self.folder / place.name, place.name) for place in self.places]
-
-    def _place(self, job: batch.Job) -> Place:
-        return next(place for place in self.places if place.name == job.title)
+        return [batch.Job(run.cell, self.folder / name, name) for name, run in RUNS.items()]
 
     def seconds(self, job: batch.Job) -> float | None:
-        record = steps.read(self._place(job), self.root)
+        record = steps.read(RUNS[job.title], self.file)
         return None if record is None else record.get("seconds", 0.0)
 
     def state(self, job: batch.Job) -> tuple[str, float]:
         return ("missing", 1.0) if self.seconds(job) is None else ("there", 0.0)
 
-    def command(self, job: batch.Job) -> str:
-        return self._place(job).command(job.folder)
-
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
         for job in jobs:
-            place = self._place(job)
-            steps.write(place, measure(place, job.folder, console), self.root)
-
-    def finish(self, console: Console) -> None:
-        print_line(console, f"all runs are there, in {self.root}")
+            committed.write(self.file, job.title, measure(RUNS[job.title], job.folder, console))
 
 
-def measure(place: Place, folder: Path, console: Console) -> steps.Record:
-    """Run one place of the ablation in its folder and return its record.
+def measure(run: AblationRun, folder: Path, console: Console) -> steps.Record:
+    """Make a run of the ablation in its folder and return its record.
 
     Raises:
       InvalidInput: the folder holds something else, or the run is refused.
       KeyboardInterrupt: after SIGINT.
     """
-    cached_runs.run_cell(place.cell, folder, console, trust=TRUST)
-    return steps.from_run(place, folder)
+    cached_runs.run_cell(run.cell, folder, console, trust=TRUST)
+    return steps.from_run(run, folder)
 
 
 def main(words: Sequence[str] | None = None) -> int:

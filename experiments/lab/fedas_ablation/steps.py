@@ -1,7 +1,6 @@
-"""Steps between FedPer and FedAS as released, the runs that measure them, and a small file with the curves of each."""
+"""Steps between FedPer and FedAS as released, the runs that measure them, and a record with the curves of each."""
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -11,12 +10,12 @@ import numpy as np
 from experiments.cli.cell import Cell
 from experiments.cli.request import IN_PLACE
 from experiments.folder import load
-from experiments.folder.run_folder import rounded, strict_json
+from experiments.folder.run_folder import rounded
 from experiments.folder.version import method_version
-from pfl_jax.atomic_write import make_folder, write_text
+from experiments.run import committed
 from pfl_jax.errors import InvalidInput
 
-PARTICIPATION = (0.2, 1.0)
+PARTICIPATION, SEEDS = (0.2, 1.0), (0, 1, 2)
 
 COMMON = (
     *("--preset", "fedas", "--num-clients", "20", "--partition", "dirichlet", "--beta", "0.1", "--rounds", "15"),
@@ -74,8 +73,8 @@ STEPS = (
 )
 
 
-class Place(NamedTuple):
-    """One run of the study.
+class AblationRun(NamedTuple):
+    """One run of the ablation.
 
     Attributes:
       dataset, participation, seed: of the run.
@@ -89,7 +88,7 @@ class Place(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the folder and file."""
+        """Name of the folder and of the record."""
         return f"{self.dataset}-participation{self.participation:g}-{self.step.name}-seed{self.seed}"
 
     @property
@@ -102,25 +101,20 @@ class Place(NamedTuple):
         )
         return Cell(self.dataset, arguments, self.seed, IN_PLACE if self.step.in_place else "")
 
-    def command(self, folder: Path) -> str:
-        """Shell command that makes the same run."""
-        return self.cell.command(folder)
+    @property
+    def command(self) -> str:
+        """Shell command of the run, the same on every machine."""
+        return self.cell.command(Path("runs") / self.name)
 
 
-def places(
-    datasets: Sequence[str], participation: Sequence[float], seeds: int, steps: Sequence[Step] = STEPS
-) -> list[Place]:
-    """All runs in their order: all steps before the next participation, dataset and seed.
-
-    Args:
-      datasets: keys of SOURCES.
-      participation: shares of the clients in a round.
-      seeds: number of seeds, from 0.
-      steps: of STEPS.
-    """
-    order = itertools.product(range(seeds), participation, datasets, steps)
-    return [Place(dataset, share, step, seed) for seed, share, dataset, step in order]
-
+RUNS = {
+    run.name: run
+    for run in (
+        AblationRun(dataset, share, step, seed)
+        for seed, share, dataset, step in itertools.product(SEEDS, PARTICIPATION, SOURCES, STEPS)
+    )
+}
+"""Name -> run, all steps before the next participation, dataset and seed."""
 
 MEASURES = ("received", "received_of_trained", "trained", "before_aggregation")
 """`received` and `trained` as everywhere; received_of_trained is `received` of the clients that `trained` is of, those
@@ -130,11 +124,11 @@ the model that they have trained, all others with what they received at the star
 Record: TypeAlias = dict[str, Any]
 
 
-def from_run(place: Place, folder: Path) -> Record:
+def from_run(run: AblationRun, folder: Path) -> Record:
     """Record of a finished run that was evaluated in every round.
 
     Args:
-      place: which run it is.
+      run: which one it is.
       folder: its results.
 
     Raises:
@@ -148,11 +142,11 @@ def from_run(place: Place, folder: Path) -> Record:
     curves = _curves(lines)
     return {
         "study": "fedas",
-        "dataset": place.dataset,
-        "step": place.step.name,
-        "participation": place.participation,
-        "seed": place.seed,
-        "command": _command(place),
+        "dataset": run.dataset,
+        "step": run.step.name,
+        "participation": run.participation,
+        "seed": run.seed,
+        "command": run.command,
         "data": config["data"]["description"],
         "versions": {name: config["versions"][name] for name in ("pfl_jax", "jax", "jaxlib", "python")},
         "version": config["method_version"],
@@ -180,11 +174,6 @@ def _curves(lines: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     return dict(zip(MEASURES, (received, of_trained, trained, before), strict=True))
 
 
-def _command(place: Place) -> str:
-    """Command that makes the run, independent of the machine."""
-    return place.command(Path("runs") / place.name)
-
-
 def _means(rows: np.ndarray, sizes: np.ndarray | None = None) -> list[float | None]:
     """Mean of each row over the clients that have a value, weighted by sizes [N]; None if no client has one."""
     weights = np.where(np.isnan(rows), 0.0, 1.0 if sizes is None else sizes)
@@ -193,38 +182,25 @@ def _means(rows: np.ndarray, sizes: np.ndarray | None = None) -> list[float | No
     return [rounded(float(mean)) if total > 0 else None for mean, total in zip(means, totals, strict=True)]
 
 
-def read(place: Place, folder: Path) -> Record | None:
-    """Stored record of a run; None if there is none of today's version of its method.
+def read(run: AblationRun, file: Path) -> Record | None:
+    """Stored record of a run; None if there is none with its options and today's version of its method.
 
     Args:
-      place: which run.
-      folder: of all records.
+      run: which one.
+      file: of all records.
 
     Raises:
-      InvalidInput: it cannot be read, or is of another run.
+      InvalidInput: it cannot be read.
     """
-    path = path_of(place, folder)
-    if not path.exists():
+    record = committed.read(file).get(run.name)
+    if record is None or _arguments(record["command"]) != _arguments(run.command):
         return None
-    record = load.read_json(path)
-    if record.get("command") != _command(place):
-        raise InvalidInput(f"{path} is of another run than {_command(place)}: remove it")
-    return record if record.get("version") == method_version(place.cell.request().options.method) else None
+    return record if record["version"] == method_version(run.cell.request().options.method) else None
 
 
-def write(place: Place, record: Record, folder: Path) -> None:
-    """Store the record of a run.
-
-    Raises:
-      InvalidInput: it cannot be written.
-    """
-    make_folder(folder)
-    write_text(path_of(place, folder), strict_json(record))
-
-
-def path_of(place: Place, folder: Path) -> Path:
-    """File of a run's record."""
-    return folder / f"{place.name}.json"
+def _arguments(command: str) -> list[str]:
+    # Without the module, whose name has changed.
+    return command.split()[3:]
 
 
 def value(record: Record, measure: str, average: str, score: str) -> float | None:

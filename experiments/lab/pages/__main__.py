@@ -17,7 +17,8 @@ from rich.console import Console
 from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.parser import Switch, parse
 from experiments.host.console import print_line
-from experiments.lab.pages import fedas, other_tasks, performance, privacy, results, robustness
+from experiments.lab import other_tasks
+from experiments.lab.pages import fedas, performance, results, short_runs
 from experiments.lab.pages.parts import Made
 from experiments.run import committed
 from pfl_jax.atomic_write import make_folder, write_text
@@ -54,7 +55,7 @@ def made(root: Path) -> Made:
     Raises:
       InvalidInput: a result is damaged, or a page lacks its marks.
     """
-    every = [page.made(root) for page in (results, privacy, robustness, performance, fedas, other_tasks)]
+    every = [page.made(root) for page in (results, short_runs, performance, fedas, other_tasks)]
     texts = {path: text for one in every for path, text in one.texts.items()}
     return Made(texts, {path: picture for one in every for path, picture in one.pictures.items()})
 
@@ -80,10 +81,12 @@ def differing(root: Path) -> list[Path]:
     A drawing counts by the digest of what it shows, since versions of matplotlib draw differently.
     """
     texts, pictures = made(root)
-    wanted = texts | {path: picture.digest() for path, picture in pictures.items()}
-    there = {path: path.read_text() if path.is_file() else "" for path in wanted}
-    return [path for path in texts if there[path] != texts[path]] + [
-        path for path in pictures if wanted[path] not in there[path]
+
+    def there(path: Path) -> str:
+        return path.read_text() if path.is_file() else ""
+
+    return [path for path, text in texts.items() if there(path) != text] + [
+        path for path, picture in pictures.items() if picture.digest() not in there(path)
     ]
 
 

@@ -8,19 +8,18 @@ from typing import Any, NamedTuple
 
 from experiments.cli import presets
 from experiments.lab.fedas_ablation import steps
-from experiments.lab.fedas_ablation.steps import PARTICIPATION, SOURCES, STEPS, Place, Step
+from experiments.lab.fedas_ablation.steps import PARTICIPATION, RUNS, SEEDS, SOURCES, STEPS, AblationRun, Step
 from experiments.lab.pages.parts import FIGURES, Made
 from experiments.papers import published
 from experiments.run.committed import ROOT
 from experiments.show import tables
 from experiments.show.pictures import ACCURACY, Lines, Picture, Series, over_seeds
-from experiments.show.tables import NOTHING, number
+from experiments.show.tables import number
 
 TEMPLATE = Path(__file__).with_name("fedas.md.jinja")
 """Text of the page without its numbers."""
 
-SEEDS = 3
-FIGURE = "fedas-ladder"
+FIGURE = "fedas-steps"
 
 WHERE = tuple(itertools.product(SOURCES, PARTICIPATION))
 """Each dataset with each participation."""
@@ -47,18 +46,14 @@ class Study(NamedTuple):
       found: the records of the runs that were made.
     """
 
-    found: dict[Place, steps.Record]
+    found: dict[AblationRun, steps.Record]
 
     def values(
         self, dataset: str, share: float, step: Step, measure: str, average: str = "pooled", score: str = "best"
     ) -> dict[int, float]:
         """Accuracies in percent, seed -> value, of the available runs."""
-        there = {
-            seed: self.found[place]
-            for seed in range(SEEDS)
-            if (place := Place(dataset, share, step, seed)) in self.found
-        }
-        values = {seed: steps.value(record, measure, average, score) for seed, record in there.items()}
+        every = {seed: self.found.get(AblationRun(dataset, share, step, seed)) for seed in SEEDS}
+        values = {seed: steps.value(one, measure, average, score) for seed, one in every.items() if one is not None}
         return {seed: value for seed, value in values.items() if value is not None}
 
     def differences(
@@ -69,29 +64,22 @@ class Study(NamedTuple):
         return {seed: left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())}
 
 
-def load(folder: Path) -> Study:
-    """Load all records of the study.
-
-    Raises:
-      InvalidInput: one of them cannot be read, or is of another run.
-    """
-    every = steps.places(list(SOURCES), PARTICIPATION, SEEDS)
-    found = {place: record for place in every if (record := steps.read(place, folder)) is not None}
-    return Study(found)
+def load(file: Path) -> Study:
+    """Load all records of the study; InvalidInput if the file cannot be read."""
+    return Study({run: record for run in RUNS.values() if (record := steps.read(run, file)) is not None})
 
 
 def made(root: Path) -> Made:
     """The page of a checkout, and its picture; InvalidInput if a record cannot be read."""
-    study = load(root / ROOT.name / "fedas_study")
+    study = load(root / ROOT.name / "fedas_ablation.jsonl")
     pictures = {root / FIGURES / f"{FIGURE}.svg": picture(study)} if study.found else {}
     return Made({root / "docs/fedas.md": text(study)}, pictures)
 
 
 def text(study: Study) -> str:
     """Text of the page."""
-    total = len(steps.places(list(SOURCES), PARTICIPATION, SEEDS))
-    request = Place("fashion_mnist", PARTICIPATION[0], RELEASED, 0).cell.request()
-    commands = steps.places(["fashion_mnist"], [0.2], 1, (FEDPER, RELEASED))
+    first, released = (AblationRun("fashion_mnist", PARTICIPATION[0], step, 0) for step in (FEDPER, RELEASED))
+    request = released.cell.request()
     leads = {where: _leads(study, *where) for where in WHERE}
     return tables.page(
         TEMPLATE,
@@ -100,23 +88,19 @@ def text(study: Study) -> str:
         paper_lr=presets.HYPER_PARAMETERS["fedas"]["lr"],
         lr=request.hyper_parameters["lr"],
         options=request.options,
-        total=total,
-        missing=total - len(study.found),
         there=study.found,
-        seeds=SEEDS,
+        seeds=len(SEEDS),
         figure=FIGURE,
         lead_columns=list(leads[WHERE[0]]),
         leads=[
             [TITLES[dataset], f"{share:g}", *(number(_mean(lead), "+.1f") for lead in leads[dataset, share].values())]
             for dataset, share in WHERE
+            if any(leads[dataset, share].values())
         ],
         splits=[_split(title(*where), leads[where]) for where in WHERE if leads[where][_BOTH[0]]],
         columns=list(COLUMNS.values()),
-        ladders=[
-            {"title": title(*where), "rows": _rows(study, *where), "largest": _largest_changes(study, *where)}
-            for where in WHERE
-        ],
-        commands=[place.command(Path("runs") / place.name) for place in commands],
+        studies=[{"title": title(*where), "rows": rows} for where in WHERE if (rows := _rows(study, *where))],
+        commands=[first.command, released.command],
     )
 
 
@@ -161,17 +145,19 @@ def _split(where: str, leads: dict[str, dict[int, float]]) -> dict[str, Any]:
 
 
 def _rows(study: Study, dataset: str, share: float) -> list[list[str]]:
-    """Each step by each measure, with the change that it makes."""
+    """Each step that has a run by each measure, with the change that it makes."""
     rows = []
     for step in STEPS:
-        seeds = sorted(seed for seed in range(SEEDS) if Place(dataset, share, step, seed) in study.found)
+        seeds = [seed for seed in SEEDS if AblationRun(dataset, share, step, seed) in study.found]
+        if not seeds:
+            continue
         cells = []
         for measure in COLUMNS:
             change = _mean(_change(study, dataset, share, step, measure))
             shown = number(_mean(study.values(dataset, share, step, measure)), ".1f")
             cells.append(shown if change is None else f"{shown} ({change:+.1f})")
         last = number(_mean(study.values(dataset, share, step, "trained", "mean", "last")), ".1f")
-        rows.append([step.letter, step.title, *cells, last, ", ".join(map(str, seeds)) or NOTHING])
+        rows.append([step.letter, step.title, *cells, last, ", ".join(map(str, seeds))])
     return rows
 
 
@@ -187,21 +173,6 @@ def _change(study: Study, dataset: str, share: float, step: Step, measure: str) 
     """Change made by a step, for each seed that it shares with the step before."""
     before = _before(step)
     return {} if before is None else study.differences(dataset, share, (step, measure), (before, measure))
-
-
-def _largest_changes(study: Study, dataset: str, share: float) -> list[dict[str, Any]]:
-    """The choice with the largest effect by some measures."""
-    found = []
-    for measure in ("trained", "received_of_trained", "received"):
-        changes = {step: _change(study, dataset, share, step, measure) for step in STEPS[1:]}
-        if not all(changes.values()):
-            continue
-        means = {step: statistics.fmean(change.values()) for step, change in changes.items()}
-        most = max(means, key=lambda step: abs(means[step]))
-        record = {"measure": COLUMNS[measure], "letter": most.letter, "title": most.title.removeprefix("+ ")}
-        record |= {"change": means[most], "spread": _spread(changes[most])}
-        found.append(record | {"others": max(abs(mean) for step, mean in means.items() if step is not most)})
-    return found
 
 
 def _spread(values: Mapping[int, float]) -> str:
@@ -221,7 +192,7 @@ def picture(study: Study) -> Picture:
             letters, y_label = [step.letter for step in STEPS], f"{ACCURACY}, pooled, best round"
             panels.append(Lines(title(*where), "step", y_label, series, x_ticks=positions, x_names=letters))
     names = "; ".join(f"{step.letter}: {step.title}" for step in STEPS)
-    bands = "" if all(place.seed == 0 for place in study.found) else " Bands: range over seeds."
+    bands = "" if all(run.seed == 0 for run in study.found) else " Bands: range over seeds."
     return Picture("From FedPer to FedAS as released", f"{names}.{bands}", panels, 2)
 
 

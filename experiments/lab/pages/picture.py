@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from experiments.folder.load import Result
-from experiments.lab.pages.places import SECTIONS, rows, runs
+from experiments.lab.pages.compared import SECTIONS, published_in, runs
 from experiments.papers.published import Published
 from experiments.run.committed import Library
 from experiments.show.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
@@ -24,7 +24,7 @@ def picture(library: Library) -> Picture:
     Args:
       library: the committed results.
     """
-    by_method = {row.method: row for row in rows(SECTIONS[0])}
+    by_method = {row.method: row for row in published_in(SECTIONS[0])}
     found = [(row, runs(row, library)) for row in map(by_method.get, METHODS) if row is not None]
     series = [_series(row, there) for row, there in found if there]
     seeds = [len(there) for _, there in found if there] or [0]

@@ -8,33 +8,31 @@ from pathlib import Path
 from typing import cast
 
 from experiments.cli.measures import ALWAYS, Protocol
-from experiments.folder.load import read_json
 from experiments.host.console import duration
 from experiments.lab import causes
-from experiments.lab.causes import Cause
-from experiments.lab.pages.parts import FIGURES, Made, filled
-from experiments.lab.pages.picture import picture
-from experiments.lab.pages.places import (
+from experiments.lab.benchmark.records import stored
+from experiments.lab.pages.compared import (
     CLOSE,
     LAST,
     SECTIONS,
-    Place,
+    Compared,
+    Found,
     Released,
-    Section,
+    compared,
     load_released,
     mean_after,
-    places,
     runs,
 )
-from experiments.lab.queue.field import Comparison, Tuned, comparisons, run_job
-from experiments.lab.queue.jobs import (
+from experiments.lab.pages.parts import FIGURES, Made, filled
+from experiments.lab.pages.picture import picture
+from experiments.lab.queue.field import FIELDS, Comparison, Tuned, tuned_run
+from experiments.lab.queue.planned import (
     DATASET,
     FEDAS_BETAS,
     FEDAS_METHODS,
     FEDAS_PARTICIPATIONS,
     SEEDS,
-    fedas_cell,
-    jobs,
+    fedas_run,
 )
 from experiments.papers.settings import MEASURES
 from experiments.run import committed
@@ -51,81 +49,47 @@ VERDICTS = {
     "plausible": "cause plausible",
     "open": "open",
 }
-"""`Place.verdict` -> its words."""
-
-
-class Content:
-    """Content of the page.
-
-    Args:
-      library: the committed results.
-      causes: supposed causes of large differences.
-      released: accuracies of released code.
-
-    Attributes:
-      library, released: as given.
-      sections: table of the page -> its places.
-      fields: comparisons of all methods.
-      queued, left: number of jobs of the queue, and of those without a result.
-    """
-
-    def __init__(self, library: Library, causes: Sequence[Cause], released: Sequence[Released]):
-        self.library, self.released = library, released
-        self.sections = {section: places(section, library, causes) for section in SECTIONS}
-        self.fields = comparisons(library)
-        queue = [library.find(job.cell) for job in jobs()]
-        self.queued, self.left = len(queue), queue.count(None)
-
-    @property
-    def places(self) -> list[Place]:
-        """Places of all sections."""
-        return [place for there in self.sections.values() for place in there]
-
-    @property
-    def finished(self) -> dict[Section, list[Place]]:
-        """Tables all of whose places have a result."""
-        return {section: there for section, there in self.sections.items() if all(place.last for place in there)}
-
-    @property
-    def single(self) -> list[Place]:
-        """Places of all other tables."""
-        finished = self.finished
-        return [place for section, there in self.sections.items() if section not in finished for place in there]
+"""`Compared.verdict` -> its words."""
 
 
 def made(root: Path) -> Made:
     """The page of a checkout, README's part, and the picture; InvalidInput if a result is damaged."""
-    kept, readme = root / committed.ROOT.name, root / "README.md"
-    content = Content(Library(kept), causes.load(DATASET), load_released(kept))
+    results, readme = root / committed.ROOT.name, root / "README.md"
+    library = Library(results)
+    found = compared(library, causes.load(DATASET))
     texts = {
-        root / "docs/results.md": page(content),
-        readme: filled(readme, {"results": f"\n{readme_table(content)}\n"}),
+        root / "docs/results.md": page(library, found, load_released(results)),
+        readme: filled(readme, {"results": f"\n{readme_table(library, found)}\n"}),
     }
-    return Made(texts, {root / FIGURES / "results.svg": picture(content.library)})
+    return Made(texts, {root / FIGURES / "results.svg": picture(library)})
 
 
-def page(content: Content) -> str:
-    """Text of docs/results.md."""
-    every = content.library.all
+def page(library: Library, found: Found, released: Sequence[Released]) -> str:
+    """Text of docs/results.md.
+
+    Args:
+      library: the committed results.
+      found: tables of the page.
+      released: accuracies of released code.
+    """
+    every = list(library.named.values())
+    finished = {section: rows for section, rows in found.items() if all(row.last for row in rows)}
+    single = [row for section, rows in found.items() if section not in finished for row in rows if row.last]
     made = [((one.commit or "unknown")[:10], one.config["versions"]["jax"], one.config["device"]) for one in every]
     return tables.page(
         TEMPLATE,
-        content=content,
-        counts=_counts(content),
+        finished=finished,
+        counts=_counts(list(itertools.chain(*found.values()))),
         close=CLOSE,
         last=LAST,
         heads=["method", "ours", "paper", "difference", f"last {LAST}", "trained", f"cause, beyond {CLOSE:g} point"],
-        rows=lambda there: [_row(place) for place in there],
-        single=[
-            [f"{place.entry.row.source}; {place.entry.row.clients} clients", *_row(place)]
-            for place in content.single
-            if place.last is not None
-        ],
-        collaboration=_collaboration(content),
+        rows=lambda there: [_row(one) for one in there],
+        single=[[f"{one.entry.row.source}; {one.entry.row.clients} clients", *_row(one)] for one in single],
+        collaboration=_collaboration(found[SECTIONS[1]]),
         fedas_methods=[f"`{method}`" for method in FEDAS_METHODS],
-        fedas=_fedas(content.library),
-        fields=[_field(one) for one in content.fields],
-        released=[_released(one, content.library) for one in content.released],
+        fedas=_fedas(library),
+        fields=[_field(Comparison(block, library), library) for block in FIELDS],
+        released=[_released(one, library) for one in released],
         seeds=len(SEEDS),
         runs=len(every),
         duration=duration(sum(one.seconds for one in every)),
@@ -133,23 +97,23 @@ def page(content: Content) -> str:
     )
 
 
-def readme_table(content: Content) -> str:
-    """Table of README: all places of the main table, and what the others come to."""
-    there = content.sections[SECTIONS[0]]
+def readme_table(library: Library, found: Found) -> str:
+    """Table of README: all rows of the main table, and what the others come to."""
     heads = ["method", "ours", "paper", "difference", f"cause, beyond {CLOSE:g} point"]
     rows = [
-        [f"`{place.entry.row.method}`", *_numbers(place.entry), place.verdict if place.is_close is False else ""]
-        for place in there
+        [f"`{one.entry.row.method}`", *_numbers(one.entry), one.verdict if one.is_close is False else ""]
+        for one in found[SECTIONS[0]]
     ]
-    known = [place for place in content.places if place.is_close is not None]
-    close = sum(place.is_close is True for place in known)
-    different = {runs(place.entry.row, content.library)[0].path for place in known}
+    every = list(itertools.chain(*found.values()))
+    known = [one for one in every if one.is_close is not None]
+    close = sum(one.is_close is True for one in known)
+    different = {runs(one.entry.row, library)[0].command for one in known}
     seconds = round_seconds()
     return (
         f"On two cores, FedPAC's 200 rounds take {200 * seconds / 60:.0f} minutes "
         f"([{seconds:.2f} s each](docs/performance.md#training)).\n\n"
         f"{tables.markdown(heads, rows, (0, 4))}\n"
-        f"{len(known)} of {len(content.places)} published Fashion-MNIST accuracies have a run, from {len(different)} "
+        f"{len(known)} of {len(every)} published Fashion-MNIST accuracies have a run, from {len(different)} "
         f"runs; {close} of them are within {CLOSE:g} point.\nA cause is supported if a full run without it is within "
         f"{CLOSE:g} point, and plausible if there is no such run;\nsee [all accuracies](docs/results.md). "
         "A dash: no run of today's code yet.\n"
@@ -158,43 +122,43 @@ def readme_table(content: Content) -> str:
 
 def round_seconds() -> float:
     """Median time of a FedPAC round with both evaluations, in seconds, as docs/performance.md has it."""
-    measured = read_json(committed.ROOT / "benchmark/training.json")["training"]["rows"]
+    measured = stored(committed.ROOT / "benchmark.jsonl")["training"].rows
     return next(row["s"] for row in measured if row["work"].startswith("FedPAC round") and row["by"] == "pfl_jax")
 
 
-def _counts(content: Content) -> list[list[str]]:
-    verdicts = Counter(place.verdict for place in content.places if place.is_close is False)
-    counts = {f"within {CLOSE:g} point of the paper": sum(place.is_close is True for place in content.places)}
+def _counts(rows: Sequence[Compared]) -> list[list[str]]:
+    verdicts = Counter(one.verdict for one in rows if one.is_close is False)
+    counts = {f"within {CLOSE:g} point of the paper": sum(one.is_close is True for one in rows)}
     counts |= {f"further away, {VERDICTS[name]}": verdicts[name] for name in VERDICTS}
-    counts |= {"no finished run yet": sum(place.is_close is None for place in content.places)}
-    return [[name, str(count)] for name, count in (counts | {"all": len(content.places)}).items()]
+    counts |= {"no finished run yet": sum(one.is_close is None for one in rows)}
+    return [[name, str(count)] for name, count in (counts | {"all": len(rows)}).items()]
 
 
-def _row(place: Place) -> list[str]:
-    last = NOTHING if place.last is None else " to ".join(map(number, place.last))
-    return [f"`{place.entry.row.method}`", *_numbers(place.entry), last, number(place.trained), _cause(place)]
+def _row(one: Compared) -> list[str]:
+    last = NOTHING if one.last is None else " to ".join(map(number, one.last))
+    return [f"`{one.entry.row.method}`", *_numbers(one.entry), last, number(one.trained), _cause(one)]
 
 
-def _cause(place: Place) -> str:
-    if place.is_close is not False:
+def _cause(one: Compared) -> str:
+    if one.is_close is not False:
         return ""
-    words = place.verdict
-    if place.cause is not None:
-        words += f": {place.cause.cause}"
-        if place.without_cause is not None:
-            ours, _, difference = _numbers(place.without_cause)
-            run = "not run yet" if place.verdict == "plausible" else f"{ours} ({difference})"
-            words += f" `{' '.join(place.cause.options)}`: {run}."
-    return words
+    if one.cause is None:
+        return one.verdict
+    text = f"{one.verdict}: {one.cause.cause}"
+    if one.without_cause is None:
+        return text
+    ours, _, difference = _numbers(one.without_cause)
+    run = "not run yet" if one.verdict == "plausible" else f"{ours} ({difference})"
+    return f"{text} `{' '.join(one.cause.options)}`: {run}."
 
 
-def _collaboration(content: Content) -> tuple[float, float] | None:
+def _collaboration(ablation: Sequence[Compared]) -> tuple[float, float] | None:
     """What the combination of heads adds to the alignment alone, in points: ours and the paper's (FedPAC, Table 2)."""
-    by_method = {place.entry.row.method: place.entry for place in content.sections[SECTIONS[1]]}
-    whole, alone = by_method["fedpac"], by_method["fedpac -collaboration"]
-    if whole.mean is None or alone.mean is None:
+    by_method = {one.entry.row.method: one.entry for one in ablation}
+    both, alone = by_method["fedpac"], by_method["fedpac -collaboration"]
+    if both.mean is None or alone.mean is None:
         return None
-    return whole.mean - alone.mean, whole.row.accuracy_percent - alone.row.accuracy_percent
+    return both.mean - alone.mean, both.row.accuracy_percent - alone.row.accuracy_percent
 
 
 def _numbers(entry: Entry) -> list[str]:
@@ -207,7 +171,7 @@ def _fedas(library: Library) -> list[list[str]]:
     """Rows of FedAS's settings that have a run of every method: accuracies by its measure, for each protocol."""
     measure, rows = MEASURES["fedas"], []
     for beta, participation in sorted(itertools.product(FEDAS_BETAS, FEDAS_PARTICIPATIONS)):
-        found = [library.find(fedas_cell(beta, participation, method)) for method in FEDAS_METHODS]
+        found = [library.find(fedas_run(beta, participation, method).cell) for method in FEDAS_METHODS]
         there = [one for one in found if one is not None]
         if len(there) == len(found):
             cells = [[number(one.accuracy(name, measure.score, measure.average)) for name in ALWAYS] for one in there]
@@ -215,9 +179,9 @@ def _fedas(library: Library) -> list[list[str]]:
     return rows
 
 
-def _field(one: Comparison) -> dict[str, object]:
+def _field(one: Comparison, library: Library) -> dict[str, object]:
     """Comparison of all methods, for the template."""
-    field, sample = one.field, run_job(one.block, "fedavg", one.field.rates[0]).cell
+    field, sample = one.field, tuned_run(one.block, "fedavg", one.field.rates[0]).cell
     words = " ".join((*field.words, "--rounds", str(field.rounds)))
     options = sample.request().options
     # Every command line of FIELDS fixes the number of test examples.
@@ -238,6 +202,7 @@ def _field(one: Comparison) -> dict[str, object]:
             *ALWAYS,
         ],
         "is_short": is_short,
+        "runs": sum(run.name in library.named for run in one.runs),
         "rows": rows,
         "tested": tested,
         "error": 100 * math.sqrt(0.9 * 0.1 / tested),

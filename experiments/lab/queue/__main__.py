@@ -1,7 +1,7 @@
 """Queue of the long runs behind the pages on results, privacy and robustness, at the lowest process priority.
 
     python -m experiments.lab.queue            # until all are finished; the same command goes on where it was stopped
-    python -m experiments.lab.queue --list     # what is finished, what is left, and for how long
+    python -m experiments.lab.queue --dry-run  # what is finished, what is left, and for how long
     python -m experiments.lab.queue --only table-1 seeds
     python -m experiments.lab.queue --only field     # a comparison of all methods: the search, then what it chooses
     python -m experiments.lab.queue --collect runs/tables
@@ -10,10 +10,9 @@
 Ctrl-C or SIGTERM ends the current round and writes a checkpoint; another one is written every 20 rounds, in case the
 machine fails. `kill -STOP PID` pauses the queue and `kill -CONT PID` continues it; the pause counts as run time.
 
-The results of a finished run are written to results/, to be committed; a run with a file there counts as finished while
-the version of its method is the same.
---collect does the same with finished runs of other commands, such as experiments.tables. Afterwards
-`experiments.lab.pages` makes the pages anew.
+The results of a finished run are a line of results/queue/BLOCK.jsonl, to be committed; a run with a line there counts
+as finished while the version of its method is the same. --collect does the same with finished runs of other commands,
+such as experiments.tables. Afterwards `experiments.lab.pages` makes the pages anew.
 """
 
 import difflib
@@ -29,14 +28,14 @@ from rich.console import Console
 
 from experiments.cli.cell import Cell
 from experiments.cli.exit_codes import leave
-from experiments.cli.parser import Folder, Names, Switch, flat
+from experiments.cli.parser import Folder, Names, flat
 from experiments.folder.load import Result, read_config
 from experiments.folder.run_folder import SUMMARY
 from experiments.folder.version import Trust
 from experiments.host.console import print_line
 from experiments.lab import results
 from experiments.lab.queue import field
-from experiments.lab.queue.jobs import BLOCKS, DATASET, Job, jobs
+from experiments.lab.queue.planned import BLOCKS, DATASET, PlannedRun, planned_runs
 from experiments.run import batch, cached_runs, committed
 from experiments.run.committed import Library
 from experiments.run.outcome import RunDiverged
@@ -53,8 +52,6 @@ class Queue(batch.Batch):
     """Command line of the queue."""
 
     only: Annotated[Names, tyro.conf.arg(help=f"Only these blocks ({_BLOCKS}), methods, or BLOCK/METHOD.")] = ()
-    listing: Annotated[Switch, tyro.conf.arg(name="list")] = False
-    """Print what is finished and what remains, and run nothing."""
     collect: Names = ()
     """Collect the finished runs below these folders, and run nothing."""
     data_dir: str | None = None
@@ -68,10 +65,10 @@ class Queue(batch.Batch):
     skips_refused: ClassVar = True
 
     def check(self) -> None:
-        known = {*BLOCKS, *(name for job in jobs() for name in job.names), *field.names()}
-        for name in set(flat(self.only)) - known:
-            near = ", ".join([*difflib.get_close_matches(name, sorted(known)), "--only BLOCK --list has all in it"])
-            raise InvalidInput(f"unknown block or method '{name}' (blocks are {', '.join(BLOCKS)}; near: {near})")
+        known = {*BLOCKS, *(word for run in self._named.values() for word in run.chosen_by)}
+        for word in set(flat(self.only)) - known:
+            near = ", ".join([*difflib.get_close_matches(word, sorted(known)), "--only BLOCK --dry-run has all in it"])
+            raise InvalidInput(f"unknown block or method '{word}' (blocks are {', '.join(BLOCKS)}; near: {near})")
         for folder in flat(self.collect):
             if not Path(folder).is_dir():
                 raise InvalidInput(f"--collect {folder}: there is no such folder")
@@ -86,123 +83,119 @@ class Queue(batch.Batch):
 
     @property
     def only_previews(self) -> bool:
-        return self.dry_run or self.listing or bool(self.collect)
+        return self.dry_run or bool(self.collect)
 
     @property
     def root(self) -> Path:
         """Folder of the committed results."""
         return self.results or committed.ROOT
 
+    @functools.cached_property
+    def _named(self) -> dict[str, PlannedRun]:
+        """Name -> run, of all runs that may ever be wanted."""
+        return {run.name: run for run in (*planned_runs(), *field.possible_runs())}
+
+    def _planned(self, job: batch.Job) -> PlannedRun:
+        return self._named[job.folder.relative_to(self.folder).as_posix()]
+
     @property
-    def entries(self) -> list[Job]:
-        """The wanted entries of the queue, as far as they are known."""
+    def wanted(self) -> list[PlannedRun]:
+        """The wanted runs, as far as they are known."""
         if not self.only:
             # Comparisons of all methods, which are hundreds of runs, only by request.
-            return jobs()
-        only = set(flat(self.only))
-        compared = [job for one in field.comparisons(Library(self.root)) for job in one.jobs]
-        return [job for job in (*jobs(), *compared) if only.intersection(job.names)]
+            return list(planned_runs())
+        only, library = set(flat(self.only)), Library(self.root)
+        compared = [run for block in field.FIELDS for run in field.Comparison(block, library).runs]
+        return [run for run in (*planned_runs(), *compared) if only.intersection(run.chosen_by)]
 
     def jobs(self, console: Console) -> list[batch.Job]:
         if not self.only_previews:
             os.nice(NICENESS)
             print_line(console, f"process {os.getpid()}")
-        return [batch.Job(job.cell, self.folder / job.place, job.label) for job in self.entries]
+        return [batch.Job(run.cell, self.folder / run.name, run.title) for run in self.wanted]
+
+    def _cell(self, cell: Cell) -> Cell:
+        """The same run with checkpoints, and never on embedded data."""
+        data = ("--source", "files", *(() if self.data_dir is None else ("--data-dir", self.data_dir)))
+        return replace(cell, arguments=(*cell.arguments, *CHECKPOINTS, *(data if cell.dataset == DATASET else ())))
+
+    def has_more(self, jobs: Sequence[batch.Job]) -> bool:
+        # Not their number: in place of a rate that diverged there is another one.
+        return not {self.folder / run.name for run in self.wanted} <= {job.folder for job in jobs}
 
     @functools.cached_property
     def _previewed(self) -> Library:
         return Library(self.root)
 
-    def _cell(self, job: batch.Job) -> Cell:
-        """Cell of a job with checkpoints, and never on embedded data."""
-        data = ("--source", "files", *(() if self.data_dir is None else ("--data-dir", self.data_dir)))
-        if job.cell.dataset != DATASET:
-            data = ()
-        return replace(job.cell, arguments=(*job.cell.arguments, *CHECKPOINTS, *data))
-
-    def command(self, job: batch.Job) -> str:
-        return self._cell(job).command(job.folder)
-
-    def has_more(self, jobs: Sequence[batch.Job]) -> bool:
-        # Not their number: in place of a rate that diverged there is another one.
-        return not {self.folder / entry.place for entry in self.entries} <= {job.folder for job in jobs}
+    def _library(self) -> Library:
+        # Read again each time: another machine may have finished a run. A preview has the results of one moment.
+        return self._previewed if self.only_previews else Library(self.root)
 
     def committed_result(self, job: batch.Job) -> Result | None:
-        # Read again each time: another machine may have finished it. A preview has the results of one moment.
-        library = self._previewed if self.only_previews else Library(self.root)
-        return library.find(job.cell)
+        return self._library().find(job.cell)
 
     def seconds(self, job: batch.Job) -> float | None:
-        kept = self.committed_result(job)
-        if kept is not None:
-            return kept.seconds
+        there = self.committed_result(job)
+        if there is not None:
+            return there.seconds
         return 0.0 if self._has_diverged(job) else None
 
     def _has_diverged(self, job: batch.Job) -> bool:
-        return results.has_diverged(job.cell, job.folder.relative_to(self.folder), self.root)
+        return self._library().has_diverged(self._planned(job).name, job.cell)
 
     def state(self, job: batch.Job) -> tuple[str, float]:
+        if self.seconds(job) is not None:
+            return ("diverged" if self._has_diverged(job) else "finished"), 0.0
         state, share = super().state(job)
-        if self.committed_result(job) is not None:
-            return "finished", 0.0
-        if self._has_diverged(job):
-            return "diverged", 0.0
         return ("finished, not collected" if state == "finished" else state), share
 
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
         for job in jobs:
-            place = job.folder.relative_to(self.folder)
+            run = self._planned(job)
             try:
-                cached_runs.run_cell(self._cell(job), job.folder, console, trust=self.trust)
+                cached_runs.run_cell(self._cell(job.cell), job.folder, console, trust=self.trust)
             except RunDiverged as error:
-                if place.parts[0] not in field.FIELDS:
+                if run.block not in field.FIELDS:
                     raise
                 # In a comparison, this is the rate's result.
-                path = results.keep_divergence(job.cell, error.reason, place, self.root)
-                print_line(console, f"{error}; kept as {path}")
-                continue
-            print_line(console, f"kept as {results.keep(job.folder, place, self.root)}")
-
-    def finish(self, console: Console) -> None:
-        print_line(console, f"all runs are finished, in {self.root}")
+                file = results.store(run, results.divergence(run, error.reason), self.root)
+                print_line(console, f"{error}; stored in {file}")
+            else:
+                print_line(console, f"stored in {results.store(run, results.distill(job.folder), self.root)}")
 
     def preview(self, console: Console) -> None:
-        if self.dry_run:
-            super().preview(console)
-            return
         if self.collect:
             self._collect(console)
         jobs = self.jobs(console)
-        left = self.left(jobs)
-        found = [
-            (entry.block, self.seconds(job), remaining, f"{self.state(job)[0]:<18}  {job.title}")
-            for entry, job, remaining in zip(self.entries, jobs, left, strict=True)
-        ]
+        left = dict(zip(jobs, self.left(jobs), strict=True))
+        taken = {job: self.seconds(job) for job in jobs}
         for block, title in BLOCKS.items():
-            there = [one for one in found if one[0] == block]
+            there = [job for job in jobs if self._planned(job).block == block]
             if there:
-                done, hours = sum(taken is not None for _, taken, *_ in there), _hours(sum(one[2] for one in there))
+                done, hours = sum(taken[job] is not None for job in there), _hours(sum(left[job] for job in there))
                 print_line(console, f"{block}: {title}; {done} of {len(there)} finished, {hours} left", style="bold")
-            for _, taken, remaining, text in there:
-                print_line(console, f"  {_hours(remaining if taken is None else taken):>7}  {text}")
-        done = sum(taken is not None for _, taken, *_ in found)
-        print_line(console, f"{done} of {len(found)} runs are finished; about {_hours(sum(left))} left", style="bold")
+            for job in there:
+                hours = _hours(left[job] if (seconds := taken[job]) is None else seconds)
+                print_line(console, f"  {hours:>7}  {self.state(job)[0]:<18}  {job.title}")
+        done = sum(seconds is not None for seconds in taken.values())
+        hours = _hours(sum(left.values()))
+        print_line(console, f"{done} of {len(jobs)} runs are finished; about {hours} left", style="bold")
 
     def _collect(self, console: Console) -> None:
         """Store the committed results of the queue's finished runs that are found in folders."""
         folders = [path.parent for root in flat(self.collect) for path in sorted(Path(root).rglob(SUMMARY))]
-        jobs = None
+        wanted = None
         # A search that is collected says which runs are wanted next.
-        while folders and jobs != (jobs := self.entries):
+        while folders and wanted != (wanted := self.wanted):
             library, others = Library(self.root), []
-            missing = [job for job in jobs if library.find(job.cell) is None]
+            missing = [run for run in wanted if library.find(run.cell) is None]
             for folder in folders:
-                job = next((job for job in missing if self._holds(job.cell, folder)), None)
-                if job is None:
+                run = next((run for run in missing if self._holds(run.cell, folder)), None)
+                if run is None:
                     others.append(folder)
                     continue
-                missing.remove(job)
-                print_line(console, f"{folder}: {results.keep(folder, job.place, self.root)}")
+                missing.remove(run)
+                print_line(console, f"{folder}: {results.store(run, results.distill(folder), self.root)}")
             folders = others
         for folder in folders:
             print_line(console, f"{folder}: not of the queue, of another version of its method, or there already")

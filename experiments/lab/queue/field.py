@@ -4,8 +4,7 @@ What a search chooses, and which methods are the best ten, follows from committe
 they come.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
+import itertools
 from typing import NamedTuple
 
 from experiments.cli.cell import Cell
@@ -13,8 +12,7 @@ from experiments.cli.measures import Protocol
 from experiments.cli.own_data import CUSTOM
 from experiments.cli.parser import slug
 from experiments.folder.load import Result
-from experiments.lab.queue.jobs import DATASET, SEEDS, Job
-from experiments.lab.results import has_diverged
+from experiments.lab.queue.planned import DATASET, SEEDS, PlannedRun
 from experiments.run.committed import Library
 from pfl_jax.methods import METHODS
 
@@ -102,101 +100,72 @@ class Comparison:
       block, field: its name, and its value in FIELDS.
       tuned: methods whose search has ended; those with a finished run first, the best on test examples with seed 0
         first.
-      jobs: all runs that are known now.
-      finished: number of jobs with a result.
-      total: number of runs in the end.
+      runs: all runs that are known now.
     """
 
     def __init__(self, block: str, library: Library):
-        self.block, self.field = block, FIELDS[block]
-        # Names of files are enough here: reading the command lines of hundreds of runs takes its time.
-        there = {one.path.relative_to(library.root).with_suffix(""): one for one in library.all}
-        found = [tuned for method in METHODS if (tuned := self._tuned(method, there, library.root))]
+        self.block, self.field, self._library = block, FIELDS[block], library
+        found = [tuned for method in METHODS if (tuned := self._tuned(method))]
         self.tuned = sorted(found, key=lambda one: -_accuracy(one))
-        search = [job for method in METHODS for job in search_jobs(block, method)]
-        runs = [run_job(block, one.method, one.rate) for one in found]
+        search = [run for method in METHODS for run in search_runs(block, method)]
+        long = [tuned_run(block, one.method, one.rate) for one in found]
         again = []
-        if len(found) == len(METHODS) and all(_is_done(job, there, library.root) for job in runs):
-            again = [run_job(block, one.method, one.rate, seed) for one in self.tuned[:BEST] for seed in SEEDS[1:]]
-        self.jobs = list({job.place: job for job in [*search, *runs, *again]}.values())
-        self.finished = sum(_is_done(job, there, library.root) for job in self.jobs)
-        searched_apart = len(METHODS) if self.field.search_rounds < self.field.rounds else 0
-        self.total = len(search) + searched_apart + BEST * len(SEEDS[1:])
+        if len(found) == len(METHODS) and all(map(self._is_done, long)):
+            again = [tuned_run(block, one.method, one.rate, seed) for one in self.tuned[:BEST] for seed in SEEDS[1:]]
+        self.runs = list({run.name: run for run in [*search, *long, *again]}.values())
 
-    def _tuned(self, method: str, there: Mapping[Path, Result], root: Path) -> Tuned | None:
+    def _tuned(self, method: str) -> Tuned | None:
         """The method with its learning rate; None until its search has ended."""
-        validation = []
-        for job in search_jobs(self.block, method):
-            if not _is_done(job, there, root):
-                return None
-            one = there.get(job.place)
-            validation.append(0.0 if one is None else one.validation(PROTOCOL) or 0.0)
+        search, named = search_runs(self.block, method), self._library.named
+        if not all(map(self._is_done, search)):
+            return None
+        validation = [named[run.name].validation(PROTOCOL) or 0.0 if run.name in named else 0.0 for run in search]
         ranked = sorted(zip(self.field.rates, validation, strict=True), key=lambda one: -one[1])
-        usable = [one for one in ranked if not _has_diverged(run_job(self.block, method, one[0]), root)]
+        usable = [one for one in ranked if not self._has_diverged(tuned_run(self.block, method, one[0]))]
         rate, accuracy = (usable or ranked)[0]
-        first, *others = [there.get(run_job(self.block, method, rate, seed).place) for seed in SEEDS]
+        first, *others = [named.get(tuned_run(self.block, method, rate, seed).name) for seed in SEEDS]
         results = [] if first is None else [one for one in (first, *others) if one is not None]
         return Tuned(method, rate, accuracy, results)
 
+    def _is_done(self, run: PlannedRun) -> bool:
+        # Names are enough here: reading the command lines of hundreds of runs takes its time.
+        return run.name in self._library.named or self._has_diverged(run)
 
-def _is_done(job: Job, there: Mapping[Path, Result], root: Path) -> bool:
-    return job.place in there or _has_diverged(job, root)
-
-
-def _has_diverged(job: Job, root: Path) -> bool:
-    return has_diverged(job.cell, job.place, root)
+    def _has_diverged(self, run: PlannedRun) -> bool:
+        return self._library.has_diverged(run.name, run.cell)
 
 
 def _accuracy(one: Tuned) -> float:
     return (one.results[0].accuracy(PROTOCOL) or 0.0) if one.results else -1.0
 
 
-def search_jobs(block: str, method: str) -> list[Job]:
-    """Runs of a method in the search of its learning rate, one for each rate.
-
-    Args:
-      block: a key of FIELDS.
-      method: a key of METHODS.
-    """
-    field = FIELDS[block]
-    return [_job(block, method, rate, field.search_rounds, SEEDS[0]) for rate in field.rates]
-
-
-def run_job(block: str, method: str, rate: str, seed: int = SEEDS[0]) -> Job:
-    """Run of a method with all rounds.
+def tuned_run(block: str, method: str, rate: str, seed: int = SEEDS[0], *, search: bool = False) -> PlannedRun:
+    """Run of a comparison.
 
     Args:
       block: a key of FIELDS.
       method: a key of METHODS.
       rate: the learning rate.
       seed: of the run.
+      search: whether it has the rounds of the search, not all.
     """
-    return _job(block, method, rate, FIELDS[block].rounds, seed)
-
-
-def _job(block: str, method: str, rate: str, rounds: int, seed: int) -> Job:
     field, name = FIELDS[block], f"{method} lr={rate}"
+    rounds = field.search_rounds if search else field.rounds
     if rounds < field.rounds:
         name += " search"
     arguments = ("--method", method, "--lr", rate, *_OWN_STEPS.get(method, ()), *field.words, "--rounds", str(rounds))
-    return Job(block, Cell(field.dataset, arguments, seed), name, Path(block, slug(name), f"seed-{seed}"))
+    return PlannedRun(block, Cell(field.dataset, arguments, seed), name, f"{block}/{slug(name)}/seed-{seed}")
 
 
-def comparisons(library: Library) -> list[Comparison]:
-    """All comparisons.
-
-    Args:
-      library: the committed results.
-    """
-    return [Comparison(block, library) for block in FIELDS]
+def search_runs(block: str, method: str) -> list[PlannedRun]:
+    """Runs in which a method's learning rates are compared."""
+    return [tuned_run(block, method, rate, search=True) for rate in FIELDS[block].rates]
 
 
-def names() -> set[str]:
-    """Names by which the runs of the comparisons can be chosen, see `Job.names`."""
-    every = [(block, method, rate) for block, field in FIELDS.items() for method in METHODS for rate in field.rates]
-    return {
-        name
-        for block, method, rate in every
-        for job in (*search_jobs(block, method), run_job(block, method, rate))
-        for name in job.names
-    }
+def possible_runs() -> list[PlannedRun]:
+    """All runs that the comparisons may come to need, whatever the searches choose."""
+    found = []
+    for block, method in itertools.product(FIELDS, METHODS):
+        found += search_runs(block, method)
+        found += [tuned_run(block, method, rate, seed) for rate in FIELDS[block].rates for seed in SEEDS]
+    return found

@@ -1,0 +1,156 @@
+"""Published accuracies with ours and the causes of large differences, table by table."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from experiments.cli.measures import ALWAYS, Protocol
+from experiments.folder.load import Result
+from experiments.lab.causes import Cause
+from experiments.lab.queue.planned import DATASET, SEEDS
+from experiments.papers import published, settings
+from experiments.papers.published import Published
+from experiments.run import committed
+from experiments.run.committed import Library
+from experiments.tables import comparison
+from experiments.tables.comparison import Entry
+from pfl_jax.errors import InvalidInput
+
+CLOSE = 1.0
+"""Largest difference in points that counts as agreement: about the effect of another seed or partition."""
+
+LAST = 10
+"""Number of last evaluations whose range is shown."""
+
+
+class Section(NamedTuple):
+    """Table of the page: a paper's table for one number of clients."""
+
+    paper: str
+    table: int
+    clients: int
+
+    @property
+    def title(self) -> str:
+        name = settings.TABLES[self.paper, self.table].title
+        return f"{settings.PAPERS[self.paper]}, Table {self.table}: {name}; {self.clients} clients"
+
+
+SECTIONS = (
+    *(Section("fedpac", 1, 20), Section("fedpac", 2, 20), Section("fedpac", 3, 20)),
+    *(Section("fedpac_replication", 1, 20), Section("fedpac", 4, 20), Section("fedpac", 5, 20)),
+    *(Section("fedpac", 6, 20), Section("fedpac", 10, 20)),
+    *(Section("fedpac", 1, 100), Section("fedpac_replication", 1, 100), Section("fedpac", 4, 100)),
+    Section("fedpac", 8, 100),
+)
+
+
+class Compared(NamedTuple):
+    """A published accuracy with ours.
+
+    Attributes:
+      entry: our accuracy and the paper's, by the protocol of the paper's tables.
+      trained: our accuracy after local training, in percent; None without a result.
+      last: lowest and highest accuracy of the last LAST evaluations of all seeds, in percent; None without a result.
+      cause: supposed cause of a large difference; None without one.
+      without_cause: accuracy of the run without this cause beside the paper's; None if no run is wanted.
+    """
+
+    entry: Entry
+    trained: float | None
+    last: tuple[float, float] | None
+    cause: Cause | None
+    without_cause: Entry | None
+
+    @property
+    def is_close(self) -> bool | None:
+        """Whether the difference is small; None if there is nothing to compare."""
+        return is_close(self.entry)
+
+    @property
+    def verdict(self) -> str:
+        """What is known of the cause of a large difference: "supported", "refuted", "plausible" or "open"."""
+        if self.cause is None:
+            return "open"
+        tested = None if self.without_cause is None else is_close(self.without_cause)
+        return {None: "plausible", True: "supported", False: "refuted"}[tested]
+
+
+def is_close(entry: Entry) -> bool | None:
+    """Whether our accuracy is within CLOSE of the paper's; None if there is nothing to compare."""
+    return None if entry.difference is None else round(abs(entry.difference), 2) <= CLOSE
+
+
+class Released(NamedTuple):
+    """Accuracies of a paper's released code over the rounds.
+
+    Attributes:
+      source: how the accuracies were measured.
+      row: published accuracy in the same setting.
+      rounds: [R].
+      accuracies: protocol -> means over clients [R], in percent.
+    """
+
+    source: str
+    row: Published
+    rounds: list[int]
+    accuracies: dict[str, list[float]]
+
+
+def published_in(section: Section) -> list[Published]:
+    """Published accuracies of a section, in the paper's order."""
+    where = (section.paper, section.table, DATASET, section.clients)
+    return [row for row in published.load() if (row.paper, row.table, row.dataset, row.clients) == where]
+
+
+def runs(row: Published, library: Library) -> list[Result]:
+    """Finished runs beside a published accuracy, by seed."""
+    found = (library.find(row.cell(seed)) for seed in SEEDS)
+    return [one for one in found if one is not None]
+
+
+def mean_after(there: Sequence[Result], number: int, protocol: Protocol) -> float | None:
+    """Mean over runs after a round; None unless all of them were evaluated there."""
+    values = [one.at_round(number, protocol) for one in there]
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
+Found: TypeAlias = dict[Section, list[Compared]]
+"""Table of the page -> its rows."""
+
+
+def compared(library: Library, causes: Sequence[Cause]) -> Found:
+    """All published accuracies with ours.
+
+    Args:
+      library: the committed results.
+      causes: supposed causes of large differences.
+    """
+    return {section: [_compare(row, library, causes) for row in published_in(section)] for section in SECTIONS}
+
+
+def _compare(row: Published, library: Library, causes: Sequence[Cause]) -> Compared:
+    cells = [(row.cell(seed), None) for seed in SEEDS]
+    measure = settings.MEASURES[row.paper]
+    received, trained = (comparison.entry(row, cells, measure._replace(protocol=name), library) for name in ALWAYS)
+    ends = [value for one in runs(row, library) for value in one.rounds["received"]["mean"][-LAST:]]
+    cause = next((cause for cause in causes if cause.row == row), None)
+    without = None
+    if cause is not None and cause.options:
+        without = comparison.entry(row, [(cause.cell, None)], measure, library)
+    return Compared(received, trained.mean, (min(ends), max(ends)) if ends else None, cause, without)
+
+
+def load_released(root: Path) -> list[Released]:
+    """Known results of released code; InvalidInput if one cannot be read."""
+    found = []
+    for name, content in committed.read(root / "released.jsonl").items():
+        where = {key: value for key, value in content.items() if key in Published._fields}
+        row = next((row for row in published.load() if where.items() <= row._asdict().items()), None)
+        if row is None or not {"source", "round", *ALWAYS} <= content.keys():
+            raise InvalidInput(f"{name} in released.jsonl is not what released code reaches in a row of a table")
+        accuracies = {protocol: content[protocol] for protocol in ALWAYS}
+        found.append(Released(content["source"], row, content["round"], accuracies))
+    return found

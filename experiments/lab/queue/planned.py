@@ -1,0 +1,171 @@
+"""Long runs as plain data, in the order in which they are run.
+
+All are on Fashion-MNIST, which has no download to wait for. A run that several tables share is run once.
+"""
+
+import functools
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from experiments.cli.cell import Cell
+from experiments.cli.effects import relevant_options
+from experiments.cli.parser import slug
+from experiments.lab import causes
+from experiments.papers import published, settings
+from experiments.papers.published import Published
+from experiments.tables.comparison import place
+
+DATASET = "fashion_mnist"
+
+SEEDS = (0, 1, 2)
+"""Seeds of what is run several times."""
+
+SEVERAL_SEEDS = (
+    *("fedpac", "fedpac -collaboration", "fedpac -alignment", "fedpac -alignment -collaboration"),
+    *("fedavg_ft", "fedper", "fedrep", "ditto", "local"),
+    *("fedpac_proto (modified)", "fedavg", "fedbabu", "lg_fedavg"),
+)
+"""Methods that are also run with seeds 1 and 2."""
+
+FEDAS_METHODS = ("fedas", "fedper", "fedala", "fedavg")
+FEDAS_BETAS = (0.1, 0.5, 1.0)
+FEDAS_PARTICIPATIONS = (0.2, 1.0, 0.4, 0.6)
+FEDAS_CLIENTS = 20
+
+SHORT_METHODS = ("fedavg", "fedper", "fedpac", "fedas", "ditto")
+ATTACK = "--attack signs --attackers 0.2"
+PRIVACY_NOISE = {8: {1: 3.32, 2: 4.69}, 4: {1: 5.98, 2: 8.45}, 1: {1: 20.66, 2: 29.22}}
+"""Epsilon -> passes over a client's examples in a round -> noise multiplier for 30 rounds, 20 clients of 600 examples,
+at the default delta."""
+
+SHORT = {
+    "privacy": ("none", *(f"epsilon={epsilon}" for epsilon in PRIVACY_NOISE)),
+    "compression": ("none", "quantize:8", "quantize:4", "topk:0.01", "sign"),
+    "attacks": ("mean", "median", "geometric_median", "krum"),
+}
+"""Block of short runs -> its settings: epsilon, compression, or mean of the server under attack."""
+
+BLOCKS = {
+    "table-1": "FedPAC's Table 1 and its replication's, 20 clients, seed 0",
+    "causes": "the same without a supposed cause of a large difference, seed 0",
+    "tables-2-3": "FedPAC's Tables 2 (ablation) and 3 (concept shift), seed 0",
+    "tables-4-10": "FedPAC's Tables 4 (global models), 5 (FedProto), 6 (clients of different sizes) and 10 (rotated "
+    "images), 20 clients, seed 0",
+    "seeds": "seeds 1 and 2 of what is compared most, 20 clients",
+    "fedas": "FedAS's Dirichlet partitions and participations, which its tables have for CIFAR only",
+    "100-clients": "FedPAC's Tables 1, 4 and 8 (Dirichlet partition) and its replication's, 100 clients, seed 0",
+    "field-digits": "all methods on the digits with tuned learning rates; the best ten with seeds 1 and 2",
+    "field-letters": "the same on a table, UCI's letters, from letters.csv",
+    "field": "the same on Fashion-MNIST, 50 rounds",
+    "privacy": "five methods with differential privacy of single examples, 30 rounds of one epoch, seed 0",
+    "compression": "five methods with compressed messages, 30 rounds of one epoch, seed 0",
+    "attacks": "the same with a fifth of the clients flipping signs, and four means of the server",
+}
+"""Block -> its content."""
+
+
+class PlannedRun(NamedTuple):
+    """One run.
+
+    Attributes:
+      block: a key of BLOCKS.
+      cell: its command line.
+      method: name in the tables, with the options that are switched off.
+      name: of its folder, and in results/: COLUMN/METHOD/seed-N.
+    """
+
+    block: str
+    cell: Cell
+    method: str
+    name: str
+
+    @property
+    def chosen_by(self) -> tuple[str, ...]:
+        """Words that choose it: its block, its method, both, and both without the learning rate."""
+        method, _, _ = self.method.partition(" lr=")
+        return self.block, self.method, f"{self.block}/{self.method}", f"{self.block}/{method}"
+
+    @property
+    def title(self) -> str:
+        """Name in messages."""
+        return f"{self.name.split('/')[0]} {self.method} seed {self.cell.seed}"
+
+
+@functools.cache
+def planned_runs() -> tuple[PlannedRun, ...]:
+    """All runs except those of `field.comparisons`, by priority."""
+    found: dict[tuple[int, str], PlannedRun] = {}
+    for run in _all():
+        options = json.dumps(relevant_options(run.cell.request()), sort_keys=True)
+        found.setdefault((run.cell.seed, options), run)
+    return tuple(found.values())
+
+
+def _all() -> Iterator[PlannedRun]:
+    main = [("fedpac", 1), ("fedpac_replication", 1)]
+    yield from _of("table-1", _rows(main, 20), 0)
+    yield from _without_causes()
+    yield from _of("tables-2-3", _rows([("fedpac", 2), ("fedpac", 3)], 20), 0)
+    yield from _of("tables-4-10", _rows([("fedpac", table) for table in (4, 5, 6, 10)], 20), 0)
+    repeated = _rows([*main, ("fedpac", 2)], 20)
+    repeated = [next(row for row in repeated if row.method == method) for method in SEVERAL_SEEDS]
+    for seed in SEEDS[1:]:
+        yield from _of("seeds", repeated, seed)
+    for participation, beta, method in itertools.product(FEDAS_PARTICIPATIONS, FEDAS_BETAS, FEDAS_METHODS):
+        yield fedas_run(beta, participation, method)
+    yield from _of("100-clients", _rows([*main, ("fedpac", 4), ("fedpac", 8)], 100), 0)
+    for block, settings_of in SHORT.items():
+        for setting, method in itertools.product(settings_of, SHORT_METHODS):
+            yield short_run(block, method, setting)
+
+
+def _without_causes() -> Iterator[PlannedRun]:
+    """Runs without the supposed causes of large differences."""
+    for cause in causes.load(DATASET):
+        if cause.options:
+            own = " ".join(cause.options)
+            name = f"{place(cause.row).as_posix()}-{slug(own.removeprefix('--'))}/seed-0"
+            yield PlannedRun("causes", cause.cell, f"{cause.row.method} {own}", name)
+
+
+def fedas_run(beta: float, participation: float, method: str) -> PlannedRun:
+    """Run in one of FedAS's settings, as in its tables; evaluated in every round because the best round counts."""
+    words = f"--preset fedas --method {method} --num-clients {FEDAS_CLIENTS} --eval-every 1"
+    words = (*words.split(), *settings.fedas_setting(beta, participation).split(), *settings.RELEASE.words(method))
+    column = slug(f"{DATASET} {FEDAS_CLIENTS} clients dirichlet beta={beta} participation={participation}")
+    cell = Cell(DATASET, words, procedure=settings.RELEASE.rounds(method))
+    return PlannedRun("fedas", cell, method, f"{column}/{method}/seed-0")
+
+
+def short_run(block: str, method: str, setting: str) -> PlannedRun:
+    """Run of 30 rounds in which each phase of a client's training takes one epoch.
+
+    Args:
+      block: a key of SHORT.
+      method: its name.
+      setting: one of the block's.
+    """
+    words = f"--preset fedpac --method {method} --rounds 30 --eval-every 10 --epochs 1"
+    words += " --personal-epochs 1" if method == "ditto" else ""
+    if block == "compression":
+        words += f" --compress {setting}"
+    elif block == "attacks":
+        words += f" {ATTACK} --server-mean {setting}"
+    elif setting != "none":
+        passes = 1 if method in ("fedavg", "fedper") else 2
+        words += f" --dp-clip 1 --dp-noise {PRIVACY_NOISE[int(setting.removeprefix('epsilon='))][passes]}"
+    column = slug(f"{DATASET} 20 clients {block} {setting}")
+    return PlannedRun(block, Cell(DATASET, tuple(words.split())), f"{method} {setting}", f"{column}/{method}/seed-0")
+
+
+def _rows(tables: Sequence[tuple[str, int]], clients: int) -> list[Published]:
+    """Places of some tables, table after table."""
+    rows = [row for row in published.load() if (row.dataset, row.clients) == (DATASET, clients)]
+    return [row for table in tables for row in rows if (row.paper, row.table) == table]
+
+
+def _of(block: str, rows: Sequence[Published], seed: int) -> Iterator[PlannedRun]:
+    for row in rows:
+        yield PlannedRun(block, row.cell(seed), row.method, f"{place(row).as_posix()}/seed-{seed}")
