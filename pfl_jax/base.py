@@ -80,6 +80,8 @@ class Model(NamedTuple):
         normalization by the mini-batch and dropout by the key, and the backbone's new running statistics); None for a
         model that computes the same in training as otherwise.
       task: what the outputs mean: the loss of training and the scores.
+      frozen: parameters that the functions read and no training changes, see `pfl_jax.networks.frozen.Frozen`; None for
+        a model without them.
     """
 
     init: Callable[[PRNGKey], Params]
@@ -89,6 +91,7 @@ class Model(NamedTuple):
     num_classes: int
     batch_features: Callable[[Backbone, jax.Array, jax.Array, PRNGKey], tuple[jax.Array, PyTree]] | None = None
     task: Task = CLASSIFICATION
+    frozen: Any = None
 
     def apply(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Logits [B, K] of the whole model with parameters `params` for inputs [B, ...]."""

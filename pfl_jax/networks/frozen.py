@@ -1,0 +1,43 @@
+"""Frozen parameters: what no training changes, held once and given to compiled programs as an argument."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import jax
+
+from pfl_jax.base import PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Frozen:
+    """Parameters of a network that no training changes, such as a pretrained base under adapters.
+
+    The functions of a `Model` read them by `read`. A function that closes over arrays has them compiled into its program
+    as constants; so the engine passes them as an argument, beside the examples, and binds them while it traces: every
+    client of a device then uses the same copy, under vmap too.
+
+    Attributes:
+      values: the parameters; inside a compiled program, tracers.
+      bound: where `read` finds what `bind` has bound, the same for all copies of these parameters; static.
+    """
+
+    values: PyTree
+    bound: "ContextVar[PyTree]" = field(
+        default_factory=lambda: ContextVar("frozen parameters"), metadata={"static": True}
+    )
+
+    def read(self) -> PyTree:
+        """The parameters: those of the innermost `bind`, or their values outside."""
+        return self.bound.get(self.values)
+
+    @contextmanager
+    def bind(self) -> Iterator[None]:
+        """Let `read` give these values, in all copies, until the context ends."""
+        token = self.bound.set(self.values)
+        try:
+            yield
+        finally:
+            self.bound.reset(token)

@@ -1,0 +1,115 @@
+"""`pfl_jax.networks.adapters`: the frozen network at first, then the network with merged kernels."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pfl_jax import models, networks
+from pfl_jax.errors import InvalidInput
+from pfl_jax.networks.adapters import lora
+
+
+class Layers(nn.Module):
+    """A layer of each kind that can have an adapter."""
+
+    @nn.compact
+    def __call__(self, x):
+        states = nn.Embed(20, 8, name="words")(x)
+        states = nn.MultiHeadDotProductAttention(2, name="attention")(states, states)
+        states = nn.Conv(6, (3,), strides=2, name="convolution")(states)
+        return nn.Dense(3, name="head")(nn.Dense(5, name="dense")(states.mean(1)))
+
+
+NETWORKS = {
+    "mlp": (models.mlp((5,), 3), (5,), jnp.float32),
+    "cnn": (models.fedpac_cnn((12, 12, 1), 3), (12, 12, 1), jnp.float32),
+    "layers": (networks.from_flax(Layers(), (7,), 3, input_dtype=jnp.int32), (7,), jnp.int32),
+}
+
+
+def inputs(name):
+    _, shape, dtype = NETWORKS[name]
+    key = jax.random.key(1)
+    if dtype == jnp.int32:
+        return jax.random.randint(key, (4, *shape), 0, 20)
+    return jax.random.normal(key, (4, *shape))
+
+
+def moved(params):
+    """Parameters of adapters after some training."""
+    return jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(2), leaf.shape), params)
+
+
+def merged(base, adapters, scale):
+    """Backbone in which W + scale A B is the kernel of each layer with an adapter."""
+    if "lora_a" in adapters:
+        name = "embedding" if "embedding" in base else "kernel"
+        update = scale * (adapters["lora_a"] @ adapters["lora_b"])
+        return dict(base) | {name: base[name] + update.reshape(base[name].shape)}
+    return {name: merged(one, adapters[name], scale) if name in adapters else one for name, one in base.items()}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_model_with_adapters_is_the_network_at_first_and_then_the_merged_one(name):
+    model, shape, dtype = NETWORKS[name]
+    adapted = lora(model, shape, rank=2, alpha=6.0, targets=".", input_dtype=dtype)
+    backbone, x = adapted.init(jax.random.key(0))["backbone"], inputs(name)
+    base = adapted.frozen.read()
+    np.testing.assert_array_equal(adapted.features(backbone, x), model.features(base, x))
+    backbone = moved(backbone)
+    wanted = model.features(merged(base, backbone, 3.0), x)
+    assert not np.allclose(wanted, model.features(base, x), atol=1e-2)
+    np.testing.assert_allclose(adapted.features(backbone, x), wanted, rtol=1e-4, atol=1e-4)
+    trained, _ = adapted.batch_features(backbone, x, jnp.ones(4, bool), jax.random.key(3))
+    np.testing.assert_allclose(trained, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_targets_name_layers_by_their_paths():
+    model, shape, dtype = NETWORKS["layers"]
+    adapted = lora(model, shape, targets="attention/(query|out)|dense", input_dtype=dtype)
+    shapes = jax.tree.map(jnp.shape, adapted.init(jax.random.key(0))["backbone"])
+    assert set(shapes) == {"attention", "dense"}
+    assert set(shapes["attention"]) == {"query", "out"}
+    assert shapes["attention"]["out"] == {"lora_a": (8, 8), "lora_b": (8, 8)}
+
+
+def test_frozen_parameters_are_kept_in_the_type_that_was_asked_for():
+    model, shape, _ = NETWORKS["mlp"]
+    adapted = lora(model, shape, targets="fc2", frozen_dtype=jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.tree.leaves(adapted.frozen.values)} == {jnp.dtype(jnp.bfloat16)}
+    backbone, x = adapted.init(jax.random.key(0))["backbone"], inputs("mlp")
+    exact = lora(model, shape, targets="fc2").features(backbone, x)
+    np.testing.assert_allclose(adapted.features(backbone, x), exact, atol=0.02)
+
+
+def test_bound_values_are_read_in_place_of_the_model_s_own():
+    model, shape, _ = NETWORKS["mlp"]
+    adapted = lora(model, shape, targets="fc2")
+    backbone, x = adapted.init(jax.random.key(0))["backbone"], inputs("mlp")
+
+    @jax.jit
+    def features(frozen, x):
+        with frozen.bind():
+            return adapted.features(backbone, x)
+
+    zeros = jax.tree.map(jnp.zeros_like, adapted.frozen)
+    np.testing.assert_array_equal(features(zeros, x), jnp.zeros((4, 32)))
+    np.testing.assert_allclose(features(adapted.frozen, x), adapted.features(backbone, x), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"targets": "("}, "no regular expression"),
+        ({"targets": "fc9"}, "there are fc1, fc2"),
+        ({"targets": "fc", "rank": 0}, "rank must be at least 1"),
+    ],
+)
+def test_wrong_targets_and_ranks_are_one_line(options, words):
+    model, shape, _ = NETWORKS["mlp"]
+    with pytest.raises(InvalidInput) as error:
+        lora(model, shape, **options)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
