@@ -87,8 +87,8 @@ def mean_auc(scores: jax.Array, positive: jax.Array, mask: jax.Array) -> jax.Arr
     """
     real = mask[:, None]
     positive, other = positive & real, ~positive & real
-    # Among equal scores the positive examples come last, then first: the mean of both counts ties half. Padding is last,
-    # where it changes no rank.
+    # Among equal scores the positive examples come last, then first: the mean of both counts ties half. Padding comes
+    # after all, where it changes no rank.
     places = jnp.where(real, jnp.stack([positive, other]), 2).astype(jnp.int32)
     ordered = jnp.broadcast_to(jnp.where(real, scores, jnp.inf), places.shape)
     _, places = jax.lax.sort((ordered, places), dimension=1, num_keys=2)

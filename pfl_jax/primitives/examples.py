@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from pfl_jax.base import PyTree
 from pfl_jax.hyper_parameters import whole
-from pfl_jax.primitives.tree import choose
 
 FORWARD_BATCH = 200
 """Examples per forward pass: large enough for full speed, small enough for a CPU's cache."""
@@ -42,9 +41,6 @@ def map_examples(
     whole("batch_size", batch_size)
     (n,) = mask.shape
     size = min(batch_size, n)
-    if size == n:
-        # A loop of one batch takes five times as long to compile.
-        return choose(jnp.any(mask), outputs := fn(x), jax.tree.map(jnp.zeros_like, outputs))
 
     def rows(start):
         return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), x)

@@ -152,7 +152,7 @@ def map_simplex_qp(
         matrices, linear = matrices / scale[:, None, None], linear / scale[:, None]
         matrices = (matrices + matrices.mT) / 2
         weights = _minimizers(matrices, linear, solver, tolerance, floor)
-        gap = _each(lambda program: frank_wolfe_gap(*program, floor), (matrices, linear, weights))
+        gap = _each(lambda program: frank_wolfe_gap(*program, floor=floor), (matrices, linear, weights))
         return weights, jax.lax.stop_gradient(gap)
 
     entries = jax.eval_shape(program_fn, gather(inputs, 0))[0].size

@@ -52,6 +52,17 @@ def test_a_full_cohort_is_everyone():
     np.testing.assert_array_equal(cohort.clients, np.arange(10))
 
 
+def test_a_full_cohort_draws_no_random_numbers():
+    # They would take a tenth of the compilation of a small round.
+    def draws(size, **settings):
+        sample = lambda key: simulate.sample_cohort(key, 0, COUNTS, size, Settings(rounds=1, **settings))  # noqa: E731
+        return "random_bits" in str(jax.make_jaxpr(sample)(jax.random.key(0)))
+
+    assert not draws(10)
+    assert draws(9)
+    assert draws(10, drop_rate=0.5)
+
+
 def test_stragglers_are_fixed_and_drawn_less_often():
     settings = Settings(rounds=1, straggler_fraction=0.5, straggler_rate=0.1)
     drawn = np.concatenate([np.asarray(c.clients) for c in cohorts(settings, 2, 2000)])
@@ -262,6 +273,18 @@ def test_all_results_of_a_run_stay_usable_unless_states_are_donated(state_on):
     first, *_ = play(donate=True)
     if state_on == "device":
         assert jax.tree.leaves(first.state.server)[0].is_deleted()
+
+
+@pytest.mark.parametrize("name", ["fedpac", "fedem"])
+def test_a_run_starts_from_the_state_of_its_engine(name):
+    # `run` compiles it otherwise, see `pfl_jax.engine.build.called_once`; the numbers are equal to the last bit.
+    method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
+    key, settings = jax.random.key(5), Settings(rounds=1)
+    engine = simulate.build(method, settings).jit()
+    want = next(simulate.run(method, tiny_federation(), settings, key, engine=engine)).state
+    got = next(simulate.run(method, tiny_federation(), settings, key)).state
+    for left, right in zip(*map(jax.tree.leaves, (got._replace(key=()), want._replace(key=()))), strict=True):
+        np.testing.assert_array_equal(left, right)
 
 
 def test_a_run_continues_from_a_state():
