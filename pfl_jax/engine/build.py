@@ -135,14 +135,3 @@ def build(
         return stages.evaluate_new(data, state.server, state.key, state.round)
 
     return Engine(init, round_, evaluate, evaluate_new, method, settings, mesh, store)
-
-
-def called_once(function: Any) -> Callable[..., Any]:
-    """A jitted function, compiled for a single call: in half the time, to a program that need not be the fastest.
-
-    Args:
-      function: of arrays alone.
-    """
-    # Level 0 would be compiled sooner still, but rounds x y + z twice, and a run would start from other parameters.
-    options = {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
-    return lambda *arguments: function.lower(*arguments).compile(compiler_options=options)(*arguments)

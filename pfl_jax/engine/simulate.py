@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State
 from pfl_jax.engine import chunking
-from pfl_jax.engine.build import Engine, build, called_once
+from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.checks import check_engine, check_run, explained
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import client_mesh, map_clients, replicate
@@ -174,16 +174,13 @@ def run(
     if engine is None:
         built = build(method, settings, mesh, store=stores[state_on], donate=donate)
         engine = built.jit(donate=donate)
-        # A caller's engine may have its own compiled already.
-        init = called_once(engine.init) if engine.store.is_traced else engine.init
     else:
-        init = engine.init
         check_engine(engine, method, settings, mesh, state_on, donate=donate)
     store = engine.store
 
     def begin():
         if state is None:
-            first = init(data, replicate(key, mesh))
+            first = engine.init(data, replicate(key, mesh))
         else:
             # The caller's state is never donated.
             rest = replicate(jax.tree.map(jnp.copy, state._replace(clients=())), mesh)

@@ -275,18 +275,6 @@ def test_all_results_of_a_run_stay_usable_unless_states_are_donated(state_on):
         assert jax.tree.leaves(first.state.server)[0].is_deleted()
 
 
-@pytest.mark.parametrize("name", ["fedpac", "fedem"])
-def test_a_run_starts_from_the_state_of_its_engine(name):
-    # `run` compiles it otherwise, see `pfl_jax.engine.build.called_once`; the numbers are equal to the last bit.
-    method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
-    key, settings = jax.random.key(5), Settings(rounds=1)
-    engine = simulate.build(method, settings).jit()
-    want = next(simulate.run(method, tiny_federation(), settings, key, engine=engine)).state
-    got = next(simulate.run(method, tiny_federation(), settings, key)).state
-    for left, right in zip(*map(jax.tree.leaves, (got._replace(key=()), want._replace(key=()))), strict=True):
-        np.testing.assert_array_equal(left, right)
-
-
 def test_a_run_continues_from_a_state():
     method, data = make_method("fedper", tiny_model(), **HYPER_PARAMETERS), tiny_federation()
     settings = Settings(rounds=4, participation=0.5)
