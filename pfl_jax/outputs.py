@@ -49,10 +49,12 @@ def macro_f1(predicted: jax.Array, y: jax.Array, mask: jax.Array, num_classes: i
     Returns:
       A scalar in [0, 1], equal to scikit-learn's f1_score(average="macro"); NaN without examples.
     """
-    weight = mask.astype(jnp.float32)
-    true_positives = jnp.zeros(num_classes, weight.dtype).at[y].add(jnp.where(predicted == y, weight, 0.0))
+    classes = jnp.arange(num_classes)
+    # Comparisons and not scatters, which XLA runs example by example on a CPU and takes long to compile.
+    is_label, is_predicted = ((given[:, None] == classes) & mask[:, None] for given in (y, predicted))
+    true_positives = jnp.sum(is_label & is_predicted, axis=0, dtype=jnp.float32)
     # (TP + FN) + (TP + FP), the denominator of F1.
-    total = jnp.zeros(num_classes, weight.dtype).at[y].add(weight).at[predicted].add(weight, mode="drop")
+    total = jnp.sum(is_label, axis=0, dtype=jnp.float32) + jnp.sum(is_predicted, axis=0, dtype=jnp.float32)
     occurs = total > 0
     return jnp.sum(jnp.where(occurs, 2 * true_positives / jnp.where(occurs, total, 1.0), 0.0)) / jnp.sum(occurs)
 
@@ -83,24 +85,20 @@ def mean_auc(scores: jax.Array, positive: jax.Array, mask: jax.Array) -> jax.Arr
     Returns:
       A scalar in [0, 1], NaN if no column has a curve, or a score is NaN.
     """
-
-    (n,) = mask.shape
-    count = jnp.sum(mask, dtype=jnp.int32)
-    ranks, edge = jnp.arange(n), jnp.ones(1, bool)
-
-    def area(column, positive):
-        # Padding is sorted last, where it changes no rank. Ties: ranks from `below` + 1 to `up_to` have equal scores.
-        column = jnp.where(mask, column, jnp.inf)
-        ordered, positive = jax.lax.sort((column, positive.astype(jnp.float32)), num_keys=1)
-        differs = ordered[1:] != ordered[:-1]
-        below = jax.lax.cummax(jnp.where(jnp.concatenate([edge, differs]), ranks, 0))
-        up_to = jax.lax.cummin(jnp.where(jnp.concatenate([differs, edge]), ranks + 1, n), reverse=True)
-        beaten = jnp.sum(positive * (below + jnp.minimum(up_to, count))) / 2
-        positives = jnp.sum(positive)
-        pairs = positives * (count - positives)
-        return (beaten - positives * positives / 2) / jnp.where(pairs > 0, pairs, jnp.nan)
-
-    areas = jax.vmap(area, in_axes=1)(scores, positive & mask[:, None])
-    has_curve = ~jnp.isnan(areas)
+    real = mask[:, None]
+    positive, other = positive & real, ~positive & real
+    # Among equal scores the positive examples come last, then first: the mean of both counts ties half. Padding comes
+    # after all, where it changes no rank.
+    places = jnp.where(real, jnp.stack([positive, other]), 2).astype(jnp.int32)
+    ordered = jnp.broadcast_to(jnp.where(real, scores, jnp.inf), places.shape)
+    _, places = jax.lax.sort((ordered, places), dimension=1, num_keys=2)
+    is_positive = places == jnp.array([1, 0])[:, None, None]
+    positives, others = (jnp.sum(which, axis=0, dtype=jnp.float32) for which in (positive, other))
+    ranks = jnp.arange(len(mask), dtype=jnp.float32)[:, None]
+    # Sum over the positive examples of their ranks from 0; among themselves, they have positives (positives - 1) / 2.
+    beaten = (jnp.sum(jnp.where(is_positive, ranks, 0), axis=(0, 1)) - positives * (positives - 1)) / 2
+    pairs = positives * others
+    has_curve = pairs > 0
+    areas = jnp.where(has_curve, beaten / jnp.where(has_curve, pairs, 1), 0)
     unknown = jnp.any(jnp.isnan(scores) & mask[:, None])
-    return jnp.where(unknown, jnp.nan, jnp.sum(jnp.where(has_curve, areas, 0.0)) / jnp.sum(has_curve))
+    return jnp.where(unknown, jnp.nan, jnp.sum(areas) / jnp.sum(has_curve))

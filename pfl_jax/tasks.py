@@ -118,8 +118,8 @@ def _predicted(logits: jax.Array) -> jax.Array:
 
 
 def _label_loss(logits: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
-    log_probabilities = jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=-1)[:, 0]
-    return -_mean(log_probabilities, mask)
+    is_label = y[:, None] == jnp.arange(logits.shape[-1])
+    return -_mean(jnp.sum(jnp.where(is_label, jax.nn.log_softmax(logits), 0), axis=-1), mask)
 
 
 def _check_logits(shape: tuple[int, ...], num_classes: int) -> None:

@@ -80,6 +80,8 @@ class Experiment:
 
     def _attackers(self) -> np.ndarray | None:
         """Attackers, bool [N]; None if nobody attacks."""
+        if not self.settings.attackers:
+            return None
         key = jax.random.key(self.request.options.seed)
         found = np.asarray(attackers(key, self.data.num_clients, self.settings.attackers))
         return found if found.any() else None

@@ -157,6 +157,21 @@ def sample_cohort(
       settings: fraction and rate of stragglers, and the drop rate.
     """
     (num_clients,) = counts.shape
+    if size == num_clients:
+        # Nothing is drawn: random numbers are what takes a small program longest to compile.
+        clients, sizes = jnp.arange(num_clients, dtype=jnp.int32), counts
+    else:
+        clients = _drawn(key, round_index, num_clients, size, settings)
+        sizes = counts[clients]
+    present = jnp.ones(size, bool)
+    if settings.arrivals(size) < size:
+        # Drop-outs are drawn by rank of size, so that a seed's draw does not depend on how clients are numbered.
+        present = jnp.zeros(size, bool).at[largest_first(sizes)].set(arriving(key, round_index, size, settings))
+    return Cohort(clients, jnp.where(present, sizes, 0), present, num_clients)
+
+
+def _drawn(key: PRNGKey, round_index: jax.Array, num_clients: int, size: int, settings: RoundSettings) -> jax.Array:
+    """Clients of a cohort, see `sample_cohort`: int32 [M], ascending."""
     cohort_key = jax.random.fold_in(jax.random.fold_in(key, COHORT), round_index)
     # The M largest of log weight + Gumbel noise are a weighted draw without replacement (Gumbel-top-k), in one
     # precision, so that the cohorts do not depend on jax_enable_x64.
@@ -166,11 +181,7 @@ def sample_cohort(
         is_straggler = stragglers(key, num_clients, settings.straggler_fraction)
         scores += jnp.where(is_straggler, jnp.log(settings.straggler_rate), 0.0)
     _, clients = jax.lax.top_k(scores, size)
-    clients = jnp.sort(clients).astype(jnp.int32)
-    sizes = counts[clients]
-    # Drop-outs are drawn by rank of size, so that a seed's draw does not depend on how clients are numbered.
-    present = jnp.zeros(size, bool).at[largest_first(sizes)].set(arriving(key, round_index, size, settings))
-    return Cohort(clients, jnp.where(present, sizes, 0), present, num_clients)
+    return jnp.sort(clients).astype(jnp.int32)
 
 
 def largest_first(counts: jax.Array) -> jax.Array:

@@ -187,9 +187,12 @@ class Stages:
         aggregation_key = fold_in(round_key, cohort.num_clients)
         server, rows, info = method.aggregate(aggregation_key, server, training.rows, messages, cohort)
         rows = choose(present, rows, training.rows)
-        scores = choose(training.finite, training.scores, gather(trained, cohort.clients))
+        everyone = len(cohort.clients) == data.num_clients
+        previous = trained if everyone else gather(trained, cohort.clients)
+        scores = choose(training.finite, training.scores, previous)
+        trained = scores if everyone else scatter(trained, cohort.clients, scores)
         outcome = Outcome(cohort, training.finite, all_finite((server, rows)), examples, info)
-        return server, scatter(trained, cohort.clients, scores), rows, outcome
+        return server, trained, rows, outcome
 
     def evaluated(self, data: Federation, key: PRNGKey) -> Places:
         """Places of the clients that are evaluated by `received`."""

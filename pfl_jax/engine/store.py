@@ -109,7 +109,8 @@ class OnDevice:
 
     def write(self, data: Federation, clients: PyTree, ids: jax.Array, rows: PyTree) -> PyTree:
         """States with other rows, see `ClientStore`."""
-        return scatter(clients, ids, rows)
+        # A cohort is ascending: that of all clients has their rows.
+        return rows if len(ids) == data.num_clients else scatter(clients, ids, rows)
 
     def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
         """States from outside, see `ClientStore`."""

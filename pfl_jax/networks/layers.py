@@ -26,7 +26,8 @@ def torch_uniform(fan_in: int) -> nn.initializers.Initializer:
     bound = 1.0 / math.sqrt(fan_in)
 
     def init(key, shape, dtype=jnp.float32, out_sharding=None):
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
+        # The same numbers for any shape, but a program of one axis is compiled in half the time.
+        return jax.random.uniform(key, (math.prod(shape),), dtype, -bound, bound).reshape(shape)
 
     return init
 

@@ -52,6 +52,17 @@ def test_a_full_cohort_is_everyone():
     np.testing.assert_array_equal(cohort.clients, np.arange(10))
 
 
+def test_a_full_cohort_draws_no_random_numbers():
+    # They would take a tenth of the compilation of a small round.
+    def draws(size, **settings):
+        sample = lambda key: simulate.sample_cohort(key, 0, COUNTS, size, Settings(rounds=1, **settings))  # noqa: E731
+        return "random_bits" in str(jax.make_jaxpr(sample)(jax.random.key(0)))
+
+    assert not draws(10)
+    assert draws(9)
+    assert draws(10, drop_rate=0.5)
+
+
 def test_stragglers_are_fixed_and_drawn_less_often():
     settings = Settings(rounds=1, straggler_fraction=0.5, straggler_rate=0.1)
     drawn = np.concatenate([np.asarray(c.clients) for c in cohorts(settings, 2, 2000)])

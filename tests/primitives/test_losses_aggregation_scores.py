@@ -11,6 +11,7 @@ from scores import scores_of
 from sklearn import metrics
 
 from pfl_jax.base import ClientData
+from pfl_jax.outputs import mean_auc
 from pfl_jax.primitives import aggregation, losses
 from pfl_jax.primitives import metrics as evaluation
 from pfl_jax.primitives import tree as trees
@@ -107,6 +108,13 @@ def test_scores_are_scikit_learns_and_ignore_padding(n, real):
     np.testing.assert_allclose(got["macro_f1"], metrics.f1_score(labels, logits.argmax(-1), average="macro"), rtol=1e-6)
     areas = [metrics.roc_auc_score(labels == k, log_probabilities[:, k]) for k in np.unique(labels)]
     np.testing.assert_allclose(got["auc"], np.mean(areas), rtol=1e-5)
+
+
+def test_padding_comes_after_infinite_scores():
+    scores = jnp.array([[jnp.inf], [0.0], [jnp.inf], [5.0], [7.0]])
+    positive, mask = jnp.array([[True], [False], [False], [True], [False]]), jnp.array([True, True, True, False, False])
+    # Of two pairs one is right and one a tie.
+    assert mean_auc(scores, positive, mask) == 0.75
 
 
 def test_scores_without_an_example_or_with_one_class_are_nan():
