@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from pfl_jax import hyper_parameters
 from pfl_jax.data.allocation import Partition
 from pfl_jax.data.rows import Rows, blocks
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, word
+from pfl_jax.hyper_parameters import Epochs, check_values
 
 SPLITS = {"train": "training", "test": "test", "validation": "validation"}
 """Field of a partition -> the word for its examples."""
@@ -170,33 +170,12 @@ def _without_last_axis(y: Any) -> np.ndarray:
     return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
 
 
-def is_dataset(given: Any) -> None:
-    """Raise InvalidInput for anything but a Dataset."""
-    if not isinstance(given, Dataset):
-        raise InvalidInput(
-            f"dataset must be a Dataset, of data.load, data.from_arrays or data.from_clients, not a "
-            f"{type(given).__name__}"
-        )
-
-
-def both_labels(given: Dataset, num_clients: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Labels of both sets as int32, and the number of classes K, for a partition by class over so many clients."""
-    is_dataset(given)
-    hyper_parameters.whole("the number of clients", num_clients)
+def both_labels(given: Dataset) -> tuple[np.ndarray, np.ndarray, int]:
+    """Labels of both sets as int32, and the number of classes K, for a partition by class."""
     if not given.num_classes:
         raise InvalidInput(f"{given.description} has no classes to divide: use partition.iid or partition.natural")
     train_y, test_y = labels(given.train_y, None, "train_y"), labels(given.test_y, None, "test_y")
     return train_y, test_y, 1 + int(max(train_y.max(), test_y.max()))
-
-
-def both_targets(train_y: Any, test_y: Any, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labels of K classes, or for K = 0 other targets, of both sets."""
-    if num_classes:
-        return labels(train_y, num_classes, "train_y"), labels(test_y, num_classes, "test_y")
-    if are_classes(_without_last_axis(train_y)):
-        raise InvalidInput("num_classes is 0, and train_y holds classes: give their number, or floats")
-    numbers = numeric_targets(train_y, "train_y"), numeric_targets(test_y, "test_y")
-    return one_type(*numbers, ("train_y", "test_y"))
 
 
 def dataset(given: Dataset) -> Dataset:
@@ -205,15 +184,20 @@ def dataset(given: Dataset) -> Dataset:
     Raises:
       InvalidInput: inputs, labels, classes, mean and std that cannot be used, or do not belong together.
     """
-    is_dataset(given)
-    hyper_parameters.whole("num_classes", given.num_classes, 0)
+    check_values({"dataset": given, "num_classes": given.num_classes}, {"dataset": Dataset, "num_classes": Epochs})
     # What stays in its file was checked when that was opened.
     train_x, test_x = (
         x if isinstance(x, Rows) else inputs(x, what)
         for x, what in ((given.train_x, "train_x"), (given.test_x, "test_x"))
     )
     train_x, test_x = one_type(train_x, test_x, ("train_x", "test_x"))
-    train_y, test_y = both_targets(given.train_y, given.test_y, given.num_classes)
+    targets_of = (given.train_y, "train_y"), (given.test_y, "test_y")
+    if given.num_classes:
+        train_y, test_y = (labels(y, given.num_classes, what) for y, what in targets_of)
+    elif are_classes(_without_last_axis(given.train_y)):
+        raise InvalidInput("num_classes is 0, and train_y holds classes: give their number, or floats")
+    else:
+        train_y, test_y = one_type(*(numeric_targets(y, what) for y, what in targets_of), ("train_y", "test_y"))
     for split, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
         if len(x) != len(y):
             raise InvalidInput(f"there are {len(x)} rows in {split}_x, and {len(y)} labels in {split}_y")
@@ -240,10 +224,6 @@ def partition(given: Partition, num_train: int, num_test: int) -> Partition:
       InvalidInput: indices of a wrong type or range, repeated ones, a client without examples, or one that is tested on
         an example that it or another client trains on.
     """
-    if not isinstance(given, Partition):
-        raise InvalidInput(
-            f"partition must be a data.Partition, such as those of data.partition, not a {type(given).__name__}"
-        )
     splits = [split for split in SPLITS if getattr(given, split) is not None]
     sizes = {len(getattr(given, split)) for split in splits}
     if len(sizes) > 1 or 0 in sizes:

@@ -1,7 +1,7 @@
 """Federated data: one pool of examples on the device, and tables with the indices of each client's examples."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from pfl_jax.data.places import spread
 from pfl_jax.data.rows import Rows, concatenate, take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import choice
+from pfl_jax.hyper_parameters import Count, check_arguments, check_value
 
 Split = Literal["train", "test", "validation"]
 
@@ -105,12 +105,13 @@ PER_CLIENT = (
 """Fields of FederatedData whose leading axis is that of the clients."""
 
 
+@check_arguments
 def federate(
     dataset: Any,
     partition: Partition | None = None,
     *,
     shift: shifts.Shift = "none",
-    num_groups: int = 1,
+    num_groups: Count = 1,
     seed: int = 0,
     **columns: Any,
 ) -> FederatedData:
@@ -152,12 +153,13 @@ def federate(
     return FederatedData(**_pool(dataset, used), **_clients(dataset, partition, used, shift, num_groups, seed))
 
 
+@check_arguments
 def federate_runs(
     dataset: Dataset,
     partitions: Sequence[Partition],
     *,
     shift: shifts.Shift = "none",
-    num_groups: int = 1,
+    num_groups: Count = 1,
     seeds: Sequence[int] | None = None,
 ) -> FederatedData:
     """Several federations with the same number of clients and a common pool, for `pfl_jax.engine.sweep`.
@@ -312,7 +314,7 @@ def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> C
 
 def _tables(data: FederatedData, split: Split) -> tuple[jax.Array, jax.Array]:
     """Index table and counts of a split."""
-    choice("split", split, get_args(Split))
+    check_value("split", split, Split)
     index, count = getattr(data, f"{split}_index"), getattr(data, f"{split}_count")
     if index is None or count is None:
         raise InvalidInput("the federation has no validation examples: see pfl_jax.data.partition.with_validation")

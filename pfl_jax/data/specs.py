@@ -1,13 +1,11 @@
 """Dataset specifications: shape, classes, pixel normalization and download source."""
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 PixelNormalization = Literal["fedpac", "fedas"]
 """Papers whose released code defines the pixel normalization."""
-
-PIXEL_NORMALIZATIONS: tuple[PixelNormalization, ...] = get_args(PixelNormalization)
 
 
 class Arrays(NamedTuple):

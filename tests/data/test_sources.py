@@ -7,7 +7,7 @@ import archives
 import numpy as np
 import pytest
 
-from pfl_jax.data import files, sources, tfds
+from pfl_jax.data import files, tfds
 from pfl_jax.data.sources import load
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
@@ -222,4 +222,3 @@ def test_heavy_packages_are_imported_only_when_needed():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
-    assert sources.SOURCES == ("auto", "tfds", "files", "embedded")
