@@ -4,7 +4,7 @@ Lists and other kinds of arrays become NumPy arrays, wider floats float32, boole
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from pfl_jax.data.allocation import Partition
 from pfl_jax.data.rows import Rows, blocks
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, word
-from pfl_jax.hyper_parameters import Epochs, check_values
+from pfl_jax.hyper_parameters import Range, check_value
 
 SPLITS = {"train": "training", "test": "test", "validation": "validation"}
 """Field of a partition -> the word for its examples."""
@@ -184,7 +184,8 @@ def dataset(given: Dataset) -> Dataset:
     Raises:
       InvalidInput: inputs, labels, classes, mean and std that cannot be used, or do not belong together.
     """
-    check_values({"dataset": given, "num_classes": given.num_classes}, {"dataset": Dataset, "num_classes": Epochs})
+    check_value("dataset", given, Dataset)
+    check_value("num_classes", given.num_classes, Annotated[int, Range(0)])
     # What stays in its file was checked when that was opened.
     train_x, test_x = (
         x if isinstance(x, Rows) else inputs(x, what)

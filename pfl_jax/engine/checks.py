@@ -81,9 +81,7 @@ def check_sweep(
         shapes["data"] = data.train_count.shape[:1]
     for name, shape in shapes.items():
         if shape != keys.shape:
-            raise InvalidInput(
-                f"every run needs one key and one value: keys has shape {keys.shape}, but {name} {shape}"
-            )
+            raise InvalidInput(f"a run has one key and one value: keys has shape {keys.shape}, but {name} {shape}")
     for name, value in values.items():
         for one in np.asarray(value).tolist():
             check_values({name: one}, get_type_hints(LocalTraining, include_extras=True))
@@ -93,11 +91,9 @@ def check_sweep(
     # The states of a result have rows that pad the devices' shares.
     if rows not in (number, -(-number // devices) * devices):
         raise InvalidInput(f"states has {rows} runs, and keys {number}")
-    completed = np.unique(np.asarray(states.round)).tolist()
-    if len(completed) > 1:
-        raise InvalidInput(
-            f"states has runs of {completed[0]} and of {completed[-1]} completed rounds: continue them separately"
-        )
+    first, last = int(np.min(states.round)), int(np.max(states.round))
+    if first != last:
+        raise InvalidInput(f"states has runs of {first} and of {last} completed rounds: continue them separately")
     method = make_method(**{name: value[0] for name, value in values.items()})
     check_state(method, _first(data), settings, jax.tree.map(lambda leaf: leaf[0], states))
 
@@ -113,10 +109,8 @@ def check_key(key: Any, name: str = "key", *, axes: int = 0) -> None:
     key = typed_keys(key)
     is_key = jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key)
     if not is_key or key.ndim != axes or not key.size:
-        example = (
-            "keys [R], such as jax.random.split(jax.random.key(0), 3)" if axes else "a key, such as jax.random.key(0)"
-        )
-        raise InvalidInput(f"{name} must be {example}, not {word(key)}")
+        wanted = "keys [R], such as jax.random.split(key, R)" if axes else "a key, such as jax.random.key(0)"
+        raise InvalidInput(f"{name} must be {wanted}, not {word(key)}")
     if (found := str(jax.random.key_impl(key))) != GENERATOR:
         raise InvalidInput(
             f"{name} must be of JAX's generator {GENERATOR}, not of {found}, whose numbers depend on chunks: use "
