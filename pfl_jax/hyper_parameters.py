@@ -129,22 +129,7 @@ class ReadWith(NamedTuple):
 
 def range_of(kind: Any) -> Range:
     """Range of the numbers of a type `kind`; without one in its annotation they are finite."""
-    return next((note for note in _notes(kind) if isinstance(note, Range)), Range())
-
-
-def unread(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, str]:
-    """Hyper-parameters that are not read with these values -> another one whose value is the reason.
-
-    Args:
-      values: name -> value of all hyper-parameters.
-      kinds: name -> annotation, with a `ReadWith` where it depends on another hyper-parameter.
-    """
-    found: dict[str, str] = {}
-    for name in values.keys() & kinds.keys():
-        for note in _notes(kinds[name]):
-            if isinstance(note, ReadWith) and note.name in values and not note.is_met(values[note.name]):
-                found.setdefault(name, note.name)
-    return found
+    return next((note for note in notes_of(kind) if isinstance(note, Range)), Range())
 
 
 def check_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -183,7 +168,7 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         raise InvalidInput(
             unknown(name, value, choices) if is_misspelled else f"{name} must be {describe(kind)}, not {word(plain)}"
         )
-    for note in _notes(kind):
+    for note in notes_of(kind):
         if isinstance(note, Words):
             note.parse(plain, name)
     limits = range_of(kind)
@@ -291,10 +276,10 @@ def listed(names: Sequence[str], conjunction: str = "or") -> str:
     return f" {conjunction} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def _notes(kind: Any) -> tuple[Any, ...]:
+def notes_of(kind: Any) -> tuple[Any, ...]:
     """What `Annotated` says of a type and of the members of a union."""
     if get_origin(kind) is Annotated:
         inner, *notes = get_args(kind)
-        return (*notes, *_notes(inner))
+        return (*notes, *notes_of(inner))
     members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
-    return tuple(note for member in members for note in _notes(member))
+    return tuple(note for member in members for note in notes_of(member))

@@ -16,7 +16,7 @@ from experiments.cli.own_code import is_own, label, method_factory, option_kind
 from experiments.cli.parser import TRAINING_HYPER_PARAMETERS, argument
 from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import unread
+from pfl_jax.hyper_parameters import ReadWith, notes_of
 from pfl_jax.methods.factories import RECIPES, annotations, arguments, default_training, function_of, recipes_of
 from pfl_jax.primitives.local_training import LocalTraining
 
@@ -124,7 +124,12 @@ def unread_by_wrappers(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _reasons(values: dict[str, Any], kinds: dict[str, Any]) -> dict[str, str]:
-    return {name: " ".join(option_words({other: values[other]})) for name, other in unread(values, kinds).items()}
+    found: dict[str, str] = {}
+    for name in values.keys() & kinds.keys():
+        for note in notes_of(kinds[name]):
+            if isinstance(note, ReadWith) and note.name in values and not note.is_met(values[note.name]):
+                found.setdefault(name, " ".join(option_words({note.name: values[note.name]})))
+    return found
 
 
 FIRST_ROUND_ONLY = {"apfl": {"alpha"}}

@@ -3,7 +3,6 @@
 Lists and other kinds of arrays become NumPy arrays, wider floats float32, booleans 0 and 1, labels [P, 1] labels [P].
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -126,37 +125,30 @@ def labels(y: Any, num_classes: int | None, what: str) -> np.ndarray:
 
 
 def targets(y: Any, what: str, num_classes: int | None) -> np.ndarray:
-    """Labels of classes as of `names`; or other targets as of `numeric_targets`.
+    """Labels of classes as of `names`; or other targets, [P] or [P, ...], as float32 or int32.
 
     Args:
       y: the labels or targets.
       what: their name.
-      num_classes: a number for labels, which may be floats then, 0 for values, which may be integers then; None for
-        what the type says.
-    """
-    if num_classes == 0:
-        try:
-            # A .csv file has texts.
-            y = np.asarray(y, np.float64) if np.asarray(y).dtype.kind == "U" else y
-        except ValueError as error:
-            raise InvalidInput(f"{what} has to be numbers here: {error}") from None
-        y = numeric_targets(y, what)
-        return y.astype(np.float32) if y.ndim == 1 else y
-    y = y if num_classes else _without_last_axis(y)
-    return names(y, what, "label") if num_classes or are_classes(y) else numeric_targets(y, what)
-
-
-def numeric_targets(y: Any, what: str) -> np.ndarray:
-    """Targets that are no classes, [P] or [P, ...], as float32 or int32.
+      num_classes: a number for labels, which may be floats then, 0 for values, which may be integers or, from a .csv
+        file, texts then; None for what the type says.
 
     Raises:
-      InvalidInput: no rows, or numbers that `inputs` refuses.
+      InvalidInput: no rows, or what `names` or `inputs` refuses.
     """
     y = _without_last_axis(y)
+    if num_classes or (num_classes is None and are_classes(y)):
+        return names(y, what, "label")
     if y.ndim == 0 or 0 in y.shape:
         raise InvalidInput(f"{what} has shape {list(y.shape)}: give one target for each row, [P] or [P, ...]")
+    if num_classes == 0 and y.dtype.kind == "U":
+        try:
+            y = y.astype(np.float64)
+        except ValueError as error:
+            raise InvalidInput(f"{what} has to be numbers here: {error}") from None
     y = _numbers(y, what)
-    return y if y.dtype == np.float32 else y.astype(np.int32)
+    is_value = y.dtype == np.float32 or (num_classes == 0 and y.ndim == 1)
+    return y.astype(np.float32 if is_value else np.int32)
 
 
 def are_classes(y: Any) -> bool:
@@ -192,13 +184,13 @@ def dataset(given: Dataset) -> Dataset:
         for x, what in ((given.train_x, "train_x"), (given.test_x, "test_x"))
     )
     train_x, test_x = one_type(train_x, test_x, ("train_x", "test_x"))
-    targets_of = (given.train_y, "train_y"), (given.test_y, "test_y")
-    if given.num_classes:
-        train_y, test_y = (labels(y, given.num_classes, what) for y, what in targets_of)
-    elif are_classes(_without_last_axis(given.train_y)):
-        raise InvalidInput("num_classes is 0, and train_y holds classes: give their number, or floats")
-    else:
-        train_y, test_y = one_type(*(numeric_targets(y, what) for y, what in targets_of), ("train_y", "test_y"))
+    train_y, test_y = one_type(
+        *(
+            labels(y, given.num_classes, what) if given.num_classes else targets(y, what, 0)
+            for y, what in ((given.train_y, "train_y"), (given.test_y, "test_y"))
+        ),
+        ("train_y", "test_y"),
+    )
     for split, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
         if len(x) != len(y):
             raise InvalidInput(f"there are {len(x)} rows in {split}_x, and {len(y)} labels in {split}_y")
@@ -229,23 +221,33 @@ def partition(given: Partition, num_train: int, num_test: int) -> Partition:
     sizes = {len(getattr(given, split)) for split in splits}
     if len(sizes) > 1 or 0 in sizes:
         raise InvalidInput(f"partition has tables of {', '.join(map(str, sorted(sizes)))} clients: give all the same")
-    tables, keys, is_used = {}, [], {}
+    total, tables, examples, owners = num_train + num_test, {}, {}, {}
     for split in splits:
-        end = num_train + num_test if given.pooled else num_test if split == "test" else num_train
+        end = total if given.pooled else num_test if split == "test" else num_train
         offset = num_train if split == "test" and not given.pooled else 0
         rows = [_indices(row, client, split) for client, row in enumerate(getattr(given, split))]
-        flat, owner = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+        flat, owners[split] = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         if len(outside := np.flatnonzero((flat < 0) | (flat >= end))):
             which = "training and test examples together" if given.pooled else "its own set, unless pooled=True"
+            client, example = owners[split][outside[0]], flat[outside[0]]
             raise InvalidInput(
-                f"client {owner[outside[0]]} has {SPLITS[split]} example {flat[outside[0]]}, and there are 0 to "
-                f"{end - 1}: indices are into {which}"
+                f"client {client} has {SPLITS[split]} example {example}, and there are 0 to {end - 1}: indices are "
+                f"into {which}"
             )
         tables[split] = [row + offset for row in rows] if offset else rows
-        keys.append(owner * (num_train + num_test) + flat + offset)
-        is_used[split] = np.zeros(num_train + num_test, bool)
-        is_used[split][flat + offset] = True
-    _check_used_once(keys, is_used, num_train)
+        examples[split] = flat + offset
+    keys = np.sort(np.concatenate([owners[split] * total + examples[split] for split in splits]))
+    if len(twice := keys[1:][keys[1:] == keys[:-1]]):
+        client, example = divmod(int(twice[0]), total)
+        raise InvalidInput(f"client {client} has example {example} twice; test examples begin at {num_train}")
+    is_tested = np.zeros(total, bool)
+    is_tested[examples["test"]] = True
+    for split in examples.keys() - {"test"}:
+        if len(shared := np.unique(examples[split][is_tested[examples[split]]])):
+            raise InvalidInput(
+                f"example {shared[0]} is a {SPLITS[split]} and a test example ({len(shared)} such examples); test "
+                f"examples begin at {num_train}"
+            )
     return Partition(**tables, pooled=True)
 
 
@@ -261,20 +263,3 @@ def _indices(given: Any, client: int, split: str) -> np.ndarray:
             f"client {client} has {SPLITS[split]} indices {word(row)}: give whole numbers [n], of a mask np.flatnonzero"
         )
     return row.astype(np.int64, copy=False)
-
-
-def _check_used_once(keys: Sequence[np.ndarray], is_used: dict[str, np.ndarray], num_train: int) -> None:
-    """Raise InvalidInput if a client has an example twice, or one is for testing and for anything else.
-
-    `keys` are client * P + example of all tables, `is_used` says of each split which of the P examples clients have.
-    """
-    every, size = np.sort(np.concatenate(keys)), len(is_used["test"])
-    if len(twice := every[1:][every[1:] == every[:-1]]):
-        client, example = divmod(int(twice[0]), size)
-        raise InvalidInput(f"client {client} has example {example} twice; test examples begin at {num_train}")
-    for split in is_used.keys() - {"test"}:
-        if len(shared := np.flatnonzero(is_used[split] & is_used["test"])):
-            raise InvalidInput(
-                f"example {shared[0]} is a {SPLITS[split]} and a test example ({len(shared)} such examples); test "
-                f"examples begin at {num_train}"
-            )
