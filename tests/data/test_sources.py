@@ -63,11 +63,6 @@ def test_the_other_datasets_have_one_normalization():
     assert (cinic.mean, cinic.std) == ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835))
 
 
-def test_an_unknown_normalization_is_refused():
-    with pytest.raises(InvalidInput, match="unknown normalization 'imagenet'"):
-        load("cifar10", "embedded", normalization="imagenet")  # pyright: ignore[reportArgumentType]
-
-
 # Files
 
 
