@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_type_hints
 
 from experiments.cli.measures import Protocol
-from pfl_jax.data.specs import PixelNormalization
+from pfl_jax.data.specs import PixelNormalization, Source
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import NotNegative, Positive, check_value
@@ -143,7 +143,7 @@ class Options:
     lr=exponential:FACTOR: FACTOR to the power of the round. lr=step:FACTOR:ROUNDS: times FACTOR every ROUNDS rounds."""
     seed: int = 0
     """Seed of partition, initial weights, cohorts and batches. The same seed gives the same result."""
-    source: Literal["auto", "tfds", "files", "embedded"] = "auto"
+    source: Source = "auto"
     """Source of the data: tfds and files are the real dataset, embedded is synthetic images of the same shape, auto is
     the first available source and reports which."""
     data_dir: str | None = None

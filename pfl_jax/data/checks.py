@@ -184,13 +184,11 @@ def dataset(given: Dataset) -> Dataset:
         for x, what in ((given.train_x, "train_x"), (given.test_x, "test_x"))
     )
     train_x, test_x = one_type(train_x, test_x, ("train_x", "test_x"))
-    train_y, test_y = one_type(
-        *(
-            labels(y, given.num_classes, what) if given.num_classes else targets(y, what, 0)
-            for y, what in ((given.train_y, "train_y"), (given.test_y, "test_y"))
-        ),
-        ("train_y", "test_y"),
+    train_y, test_y = (
+        labels(y, given.num_classes, what) if given.num_classes else targets(y, what, 0)
+        for y, what in ((given.train_y, "train_y"), (given.test_y, "test_y"))
     )
+    train_y, test_y = one_type(train_y, test_y, ("train_y", "test_y"))
     for split, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
         if len(x) != len(y):
             raise InvalidInput(f"there are {len(x)} rows in {split}_x, and {len(y)} labels in {split}_y")

@@ -148,9 +148,8 @@ def federate(
     elif columns:
         raise InvalidInput(f"{next(iter(columns))} is not for a Dataset, whose columns have their places already")
     partition = natural(dataset) if partition is None else partition
-    dataset, (partition,) = _checked(dataset, [partition], shift)
-    used = _used_examples([partition])
-    return FederatedData(**_pool(dataset, used), **_clients(dataset, partition, used, shift, num_groups, seed))
+    pool, (clients,) = _fields(dataset, [partition], shift, num_groups, [seed])
+    return FederatedData(**pool, **clients)
 
 
 @check_arguments
@@ -181,12 +180,7 @@ def federate_runs(
     kinds = {(len(partition.train), partition.validation is None) for partition in partitions}
     if len(kinds) != 1 or len(seeds) != len(partitions):
         raise InvalidInput("runs need a partition and a seed each, of as many clients, all with validation or none")
-    dataset, partitions = _checked(dataset, partitions, shift)
-    used = _used_examples(partitions)
-    runs = [
-        _clients(dataset, partition, used, shift, num_groups, seed)
-        for partition, seed in zip(partitions, seeds, strict=True)
-    ]
+    pool, runs = _fields(dataset, partitions, shift, num_groups, seeds)
     stacked: dict[str, Any] = {}
     for name in PER_CLIENT:
         leaves = [run[name] for run in runs if run[name] is not None]
@@ -194,7 +188,7 @@ def federate_runs(
             width = max(leaf.shape[1] for leaf in leaves)
             leaves = [jnp.pad(leaf, ((0, 0), (0, width - leaf.shape[1]))) for leaf in leaves]
         stacked[name] = jnp.stack(leaves) if leaves else None
-    return FederatedData(**_pool(dataset, used), **stacked)
+    return FederatedData(**pool, **stacked)
 
 
 def select_run(data: FederatedData, run: int | np.ndarray | jax.Array) -> FederatedData:
@@ -226,11 +220,16 @@ def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, Federated
     return _rows(data, np.arange(stay)), _rows(data, np.arange(stay, data.num_clients))
 
 
-def _checked(dataset: Dataset, partitions: Sequence[Partition], shift: shifts.Shift) -> tuple[Dataset, list[Partition]]:
-    """Dataset and partitions in the form that the functions below take; raise InvalidInput if they cannot be used."""
+def _fields(
+    dataset: Dataset, partitions: Sequence[Partition], shift: shifts.Shift, num_groups: int, seeds: Sequence[int]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Fields of the common pool, and those of `PER_CLIENT` for each partition."""
     dataset = checks.dataset(dataset)
     shifts.check(shift, dataset)
-    return dataset, [checks.partition(each, len(dataset.train_y), len(dataset.test_y)) for each in partitions]
+    partitions = [checks.partition(each, len(dataset.train_y), len(dataset.test_y)) for each in partitions]
+    used = _used_examples(partitions)
+    seeded = zip(partitions, seeds, strict=True)
+    return _pool(dataset, used), [_clients(dataset, each, used, shift, num_groups, seed) for each, seed in seeded]
 
 
 def _used_examples(partitions: Sequence[Partition]) -> np.ndarray:

@@ -7,22 +7,16 @@ cannot be mistaken for results on the real dataset.
 
 import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from pfl_jax.data import embedded, files, tfds
-from pfl_jax.data.specs import SPECS, Arrays, DatasetSpec, PixelNormalization
+from pfl_jax.data.specs import SPECS, Arrays, DatasetSpec, PixelNormalization, Source
+from pfl_jax.data.tfds import Notify
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import check_arguments, unknown
-
-Notify: TypeAlias = Callable[[str], None]
-"""Function that receives each message for the user."""
-
-Source: TypeAlias = Literal["auto", "tfds", "files", "embedded"]
-"""Where `load` looks for a dataset."""
 
 
 class Dataset(NamedTuple):

@@ -1,10 +1,13 @@
 """Dataset specifications: shape, classes, pixel normalization and download source."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-PixelNormalization = Literal["fedpac", "fedas"]
+Source: TypeAlias = Literal["auto", "tfds", "files", "embedded"]
+"""Where `pfl_jax.data.sources.load` looks for a dataset."""
+
+PixelNormalization: TypeAlias = Literal["fedpac", "fedas"]
 """Papers whose released code defines the pixel normalization."""
 
 

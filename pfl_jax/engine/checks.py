@@ -107,7 +107,7 @@ def check_mesh(mesh: Mesh | None) -> None:
 def check_key(key: Any, name: str = "key", *, axes: int = 0) -> None:
     """Raise InvalidInput unless this is a key of GENERATOR, typed or raw, or with axes=1 keys [R]."""
     key = typed_keys(key)
-    is_key = jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key)
+    is_key = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not is_key or key.ndim != axes or not key.size:
         wanted = "keys [R], such as jax.random.split(key, R)" if axes else "a key, such as jax.random.key(0)"
         raise InvalidInput(f"{name} must be {wanted}, not {word(key)}")
