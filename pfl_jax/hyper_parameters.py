@@ -277,7 +277,7 @@ def listed(names: Sequence[str], conjunction: str = "or") -> str:
 
 
 def notes_of(kind: Any) -> tuple[Any, ...]:
-    """What `Annotated` says of a type and of the members of a union."""
+    """What `Annotated` says of a type `kind` and of the members of a union."""
     if get_origin(kind) is Annotated:
         inner, *notes = get_args(kind)
         return (*notes, *notes_of(inner))

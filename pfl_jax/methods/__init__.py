@@ -112,7 +112,7 @@ Each raises InvalidInput for a value of a wrong type or out of its range, see `p
 
 
 def factory_of(method: str | Callable[..., Method]) -> Callable[..., Method]:
-    """Factory of this name in METHODS, InvalidInput for another name; a factory as it is."""
+    """Factory of a `method` by its name in METHODS, InvalidInput for another name; a factory as it is."""
     if not isinstance(method, str):
         return method
     if method not in METHODS:
