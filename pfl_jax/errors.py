@@ -65,10 +65,10 @@ def one_line(error: object, length: int = 300) -> str:
 
 
 def word(value: Any) -> str:
-    """A value of a wrong type in an error: texts and numbers as they are, arrays as "float32 [2]", others by type."""
+    """A value in an error: texts, numbers and None as they are, arrays as "float32 [2]", others by their type."""
     if isinstance(getattr(value, "shape", None), tuple):
         return f"{value.dtype} {list(value.shape)}"
-    if isinstance(value, str | int | float):
+    if isinstance(value, str | int | float | None):
         return repr(value)
     if isinstance(value, type):
         return f"the class {value.__name__}"

@@ -1,27 +1,33 @@
-"""Types and ranges of hyper-parameters, the same for the library and for the command line.
+"""Types and ranges of arguments: `check_value` compares a value with an annotation, for library and command line.
 
-A hyper-parameter's type is its annotation in the factory's signature, which also says the range of a number, and with
-which values of others it is read:
+The annotation of a hyper-parameter also says the range of a number, and with which values of others it is read:
 
     def my_method(
         model, training=LocalTraining(), *, mu: NotNegative = 1.0, tau: Annotated[Positive, ReadWith("mu")] = 0.5
     ): ...
 
-Values are checked when a method is built. Traced values, whose numbers are not known then, pass.
+Settings and the arguments of `pfl_jax.run` are checked in the same way. A traced number passes, since its value is not
+known.
 """
 
+import contextlib
 import difflib
+import functools
+import inspect
 import math
 import numbers
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, word
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class Range(NamedTuple):
@@ -61,52 +67,47 @@ class Words(NamedTuple):
 
     Attributes:
       plain: names that stand alone.
-      numbered: name -> range of the number after it.
-      whole: names whose number is an integer.
+      numbered: name -> annotation of the number after it.
     """
 
     plain: tuple[str, ...]
-    numbered: Mapping[str, Range]
-    whole: tuple[str, ...] = ()
+    numbered: Mapping[str, Any]
 
     def __str__(self) -> str:
         """All of them: "none, sign or topk:NUMBER"."""
         return listed([*self.plain, *(f"{name}:NUMBER" for name in self.numbered)])
 
-    def parse(self, text: str, name: str = "it") -> tuple[str, float | None]:
-        """Name and number of a text, None for a name alone; InvalidInput, with the `name` of its option, for others."""
-        word, colon, digits = text.partition(":")
-        if not colon and word in self.plain:
-            return word, None
-        if word not in self.numbered:
-            near = hint(word, [*self.plain, *self.numbered])
-            raise InvalidInput(f"{name} must be {self}, not {text!r}{near}")
-        kind, limits = ("whole number", self.numbered[word]) if word in self.whole else ("number", self.numbered[word])
-        try:
-            number = float(int(digits)) if word in self.whole else float(digits)
-        except ValueError:
-            number = math.nan
-        if not limits.has(number):
-            raise InvalidInput(f"{name} {word}:NUMBER needs a {kind} that must {limits}, not {digits!r}")
-        return word, number
+    def parse(self, text: Any, name: str) -> tuple[str, float | None]:
+        """Name and number of a text, None for a name alone; InvalidInput, which calls it `name`, for anything else."""
+        head, colon, digits = str(text).partition(":")
+        if not colon and head in self.plain:
+            return head, None
+        if head not in self.numbered:
+            raise InvalidInput(f"{name} must be {self}, not {text!r}{hint(head, [*self.plain, *self.numbered])}")
+        number: Any = as_number(digits, self.numbered[head])
+        check_value(f"{name} {head}:NUMBER", number, self.numbered[head])
+        return head, number
 
 
-FINITE, POSITIVE, NOT_NEGATIVE = Range(), Range(0, above=True), Range(0)
-AT_LEAST_ONE, FRACTION, MOMENTUM = Range(1), Range(0, 1), Range(0, 1, below=True)
-
-NotNegative: TypeAlias = Annotated[float, NOT_NEGATIVE]
+NotNegative: TypeAlias = Annotated[float, Range(0)]
 """Type of learning rates and strengths: zero leaves a part as it is, the limit of many methods."""
 
-Positive: TypeAlias = Annotated[float, POSITIVE]
+Positive: TypeAlias = Annotated[float, Range(0, above=True)]
 """Type of temperatures, scales and other divisors."""
 
-Fraction: TypeAlias = Annotated[float, FRACTION]
+Fraction: TypeAlias = Annotated[float, Range(0, 1)]
 """Type of shares."""
 
-Count: TypeAlias = Annotated[int, AT_LEAST_ONE]
+AboveZero: TypeAlias = Annotated[float, Range(0, 1, above=True)]
+"""Type of shares that are not zero."""
+
+BelowOne: TypeAlias = Annotated[float, Range(0, 1, below=True)]
+"""Type of momentum, and of shares that leave some."""
+
+Count: TypeAlias = Annotated[int, Range(1)]
 """Type of numbers of things, and of shapes."""
 
-Epochs: TypeAlias = Annotated[int, NOT_NEGATIVE]
+Epochs: TypeAlias = Annotated[int, Range(0)]
 """Type of numbers of epochs or rounds of a phase: zero leaves it out."""
 
 
@@ -128,86 +129,93 @@ class ReadWith(NamedTuple):
 
 def range_of(kind: Any) -> Range:
     """Range of the numbers of a type `kind`; without one in its annotation they are finite."""
-    return next((note for note in _notes(kind) if isinstance(note, Range)), FINITE)
+    return next((note for note in notes_of(kind) if isinstance(note, Range)), Range())
 
 
-def unread(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, str]:
-    """Hyper-parameters that are not read with these values -> another one whose value is the reason.
+def check_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a function so that it first checks its arguments by their annotations, see `check_value`."""
+    signature, kinds = inspect.signature(function), inspect.get_annotations(function, eval_str=True)
 
-    Args:
-      values: name -> value of all hyper-parameters.
-      kinds: name -> annotation, with a `ReadWith` where it depends on another hyper-parameter.
-    """
-    found: dict[str, str] = {}
-    for name in values.keys() & kinds.keys():
-        for note in _notes(kinds[name]):
-            if isinstance(note, ReadWith) and note.name in values and not note.is_met(values[note.name]):
-                found.setdefault(name, note.name)
-    return found
+    @functools.wraps(function)
+    def with_checks(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        check_values(signature.bind(*args, **kwargs).arguments, kinds)
+        return function(*args, **kwargs)
+
+    return with_checks
 
 
-def check(values: Mapping[str, Any], kinds: Mapping[str, Any], *, say: Callable[[str], str] = str) -> None:
-    """Raise InvalidInput for the first value of a wrong type or out of its range.
-
-    Args:
-      values: name -> value. Traced values and arrays of several values pass; their type is not checked either.
-      kinds: name -> annotation; a value without one passes.
-      say: name of a hyper-parameter as the user knows it, for the error.
-    """
+def check_values(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Check values by name, as far as there is an annotation `kinds` of that name, see `check_value`."""
     for name, value in values.items():
-        if name not in kinds or not _is_known(value):
-            continue
-        is_array = isinstance(value, jax.Array | np.generic | np.ndarray)
-        plain = np.asarray(value).item() if is_array else value
-        if not (is_array and _takes_arrays(kinds[name])):
-            _check_type(say(name), plain, kinds[name])
-        for note in _notes(kinds[name]):
-            if isinstance(note, Words):
-                note.parse(plain, say(name))
-        if _is_of(plain, float):
-            real(say(name), plain, range_of(kinds[name]))
+        if name in kinds:
+            check_value(name, value, kinds[name])
 
 
-def _is_known(value: Any) -> bool:
-    """Whether a value is not traced, nor an array of several values, nor one of other machines."""
+def check_value(name: str, value: Any, kind: Any) -> None:
+    """Raise InvalidInput unless a value is of a type, and in its range if it is a number.
+
+    Args:
+      name: name of the value as the user knows it, for the error.
+      value: the value. Where a number is allowed, so is a traced one, and an array of several.
+      kind: annotation, such as `Count`, `Literal["a", "b"] | None` or a class.
+    """
+    # A key of JAX has a type of JAX's own.
+    is_array = isinstance(getattr(value, "dtype", None), np.dtype)
+    plain = np.asarray(value).item() if is_array and not _is_unknown(value) else value
+    if not any(_is_of(one, part) for part in parts(kind) for one in (value, plain)):
+        choices = literals(kind)
+        is_misspelled = choices and isinstance(value, str)
+        raise InvalidInput(
+            unknown(name, value, choices) if is_misspelled else f"{name} must be {describe(kind)}, not {word(plain)}"
+        )
+    for note in notes_of(kind):
+        if isinstance(note, Words):
+            note.parse(plain, name)
+    limits = range_of(kind)
+    if _is_number(plain) and not limits.has(plain):
+        is_unbounded = not math.isfinite(plain) and limits.high == math.inf
+        raise InvalidInput(f"{name} must {Range() if is_unbounded else limits}, not {plain:g}")
+
+
+def _is_unknown(value: Any) -> bool:
+    """Whether a value is traced, an array of several numbers, or one of another machine."""
     if isinstance(value, Tracer | jax.ShapeDtypeStruct) or getattr(value, "ndim", 0):
-        return False
-    return not isinstance(value, jax.Array) or value.is_fully_addressable
+        return True
+    return isinstance(value, jax.Array) and not value.is_fully_addressable
 
 
-def _check_type(name: str, value: Any, kind: Any) -> None:
-    """Raise InvalidInput for a Python value that is not of a type."""
-    if any(_is_of(value, part) for part in parts(kind)):
-        return
-    choices = literals(kind)
-    if choices and isinstance(value, str):
-        raise InvalidInput(unknown(name, value, choices))
-    raise InvalidInput(f"{name} must be {describe(kind)}, not {value!r}")
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
 
 
-def whole(name: str, value: Any, least: int = 1) -> None:
-    """Raise InvalidInput, with its `name`, unless a `value` is an integer of at least `least`."""
-    if not _is_of(value, int) or value < least:
-        raise InvalidInput(f"{name} must be a whole number of at least {least}, not {value!r}")
+def _is_of(value: Any, part: Any) -> bool:
+    """Whether a value is of a type that is no union."""
+    base = get_origin(part) or part
+    if base is Literal:
+        return any(value == one and type(value) is type(one) for one in get_args(part))
+    if get_origin(part) is tuple:
+        return isinstance(value, tuple | list) and all(_is_of(one, get_args(part)[0]) for one in value)
+    if base is float:
+        return _is_unknown(value) or _is_number(value)
+    if base is int:
+        return _is_unknown(value) or (_is_number(value) and isinstance(value, numbers.Integral))
+    if base in (bool, jax.Array):
+        return isinstance(value, bool | np.bool_ if base is bool else jax.Array | np.ndarray | np.generic)
+    return base is Any or not isinstance(base, type) or isinstance(value, base)
 
 
-def real(name: str, value: Any, allowed: Range) -> None:
-    """Raise InvalidInput, with its `name`, unless a `value` is a number in the range `allowed`."""
-    is_number = _is_of(value, float)
-    if not (is_number and allowed.has(value)):
-        is_unbounded = is_number and not math.isfinite(value) and allowed.high == math.inf
-        shown = f"{value:g}" if is_number else repr(value)
-        raise InvalidInput(f"{name} must {FINITE if is_unbounded else allowed}, not {shown}")
+def as_number(text: str, kind: Any) -> float | str:
+    """Integer or float of a text, as a type `kind` has it; any other text as it is."""
+    for number in (int, float):
+        if number in parts(kind):
+            with contextlib.suppress(ValueError):
+                return number(text)
+    return text
 
 
-def choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raise InvalidInput, with its `name`, unless a `value` is one of the `choices`."""
-    if value not in (names := list(choices)):
-        raise InvalidInput(unknown(name, value, names))
-
-
-def unknown(name: str, value: Any, choices: Sequence[str]) -> str:
+def unknown(name: str, value: Any, choices: Iterable[str]) -> str:
     """Error message for a `value` of `name` that is none of the `choices`, with the nearest one."""
+    choices = list(choices)
     return f"unknown {name} {str(value)!r} (there are {', '.join(choices)}){hint(str(value), choices)}"
 
 
@@ -226,12 +234,6 @@ def parts(kind: Any) -> tuple[Any, ...]:
     return (kind,)
 
 
-def _takes_arrays(kind: Any) -> bool:
-    """Whether `jax.Array` in a type means arrays; beside a number's type it means a number that may be traced."""
-    members = parts(kind)
-    return jax.Array in members and not any(part in (bool, int, float) for part in members)
-
-
 def literals(kind: Any) -> list[str]:
     """Words that a value of type `kind` can be."""
     return [str(word) for part in parts(kind) if get_origin(part) is Literal for word in get_args(part)]
@@ -241,15 +243,17 @@ def describe(kind: Any) -> str:
     """Description of the values of type `kind`: "a whole number or None"."""
     names: list[str] = []
     for part in parts(kind):
-        if get_origin(part) is Literal:
+        base = get_origin(part) or part
+        if base is Literal:
             names += map(str, get_args(part))
         elif get_origin(part) is tuple:
             names.append("one or more of " + describe(get_args(part)[0]))
-        elif part is jax.Array:
-            names += ["an array"] if _takes_arrays(kind) else []
-        else:
+        elif base is str and names:
             # Beside a Literal, str stands for what is not built in.
-            names.append("FILE.py:NAME" if part is str and names else _WORDS.get(part, "a function"))
+            names.append("FILE.py:NAME")
+        elif base is not jax.Array or not {int, float} & {*parts(kind)}:
+            name = getattr(base, "__name__", str(base))
+            names.append(_WORDS.get(base, f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"))
     return listed(list(dict.fromkeys(names)))
 
 
@@ -259,6 +263,11 @@ _WORDS = {
     str: "a text",
     bool: "True or False",
     types.NoneType: "None",
+    jax.Array: "an array",
+    np.ndarray: "an array",
+    Callable: "a function",
+    Mapping: "a dictionary",
+    Sequence: "a list",
 }
 
 
@@ -267,31 +276,10 @@ def listed(names: Sequence[str], conjunction: str = "or") -> str:
     return f" {conjunction} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def _notes(kind: Any) -> tuple[Any, ...]:
-    """What `Annotated` says of a type and of the members of a union."""
+def notes_of(kind: Any) -> tuple[Any, ...]:
+    """What `Annotated` says of a type `kind` and of the members of a union."""
     if get_origin(kind) is Annotated:
         inner, *notes = get_args(kind)
-        return (*notes, *_notes(inner))
+        return (*notes, *notes_of(inner))
     members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
-    return tuple(note for member in members for note in _notes(member))
-
-
-def _is_of(value: Any, part: Any) -> bool:
-    """Whether a value is of a type that is no union; of a type that has no name here, every value is."""
-    if get_origin(part) is Literal:
-        return any(value == word and type(value) is type(word) for word in get_args(part))
-    if get_origin(part) is tuple:
-        return isinstance(value, tuple | list) and all(_is_of(one, get_args(part)[0]) for one in value)
-    if part is bool:
-        return isinstance(value, bool | np.bool_)
-    if part in (int, float):
-        kinds = numbers.Integral if part is int else numbers.Real
-        return isinstance(value, kinds) and not isinstance(value, bool | np.bool_)
-    if part in (str, types.NoneType):
-        return isinstance(value, part)
-    if get_origin(part) is Callable:
-        return callable(value)
-    if isinstance(part, type) and issubclass(part, tuple):
-        return isinstance(value, part)
-    # Arrays have been converted, see `check`.
-    return part is not jax.Array
+    return tuple(note for member in members for note in notes_of(member))

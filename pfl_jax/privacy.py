@@ -13,7 +13,7 @@ the data: given the cohorts, the number of uses of a client is the number of rou
 import importlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,13 @@ import numpy as np
 from pfl_jax.base import Method, Privacy, PRNGKey
 from pfl_jax.engine.cohort import Settings, sample_cohort
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Range, choice, real
-from pfl_jax.methods import METHODS
-from pfl_jax.methods.factories import annotations, check_values, hyper_parameters, on_linear_model, recipes_of
+from pfl_jax.hyper_parameters import Positive, Range, check_arguments, check_value
+from pfl_jax.methods import factory_of
+from pfl_jax.methods.factories import annotations, check_hyper_parameters, hyper_parameters, on_linear_model, recipes_of
 from pfl_jax.wrappers.client_privacy import ClientPrivacy
 
-DELTA = Range(0, 1, above=True, below=True)
-"""Range of delta."""
+Delta: TypeAlias = Annotated[float, Range(0, 1, above=True, below=True)]
+"""Type of delta."""
 
 DEFAULT_SHARE = 0.1
 """Default of delta, as a share of 1 / N for N units."""
@@ -120,7 +120,8 @@ def gaussian_epsilon(noise: float, uses: int, delta: float) -> float:
     return float(_accounting().get_epsilon_gaussian(noise / uses**0.5, delta)) if noise > 0 else float("inf")
 
 
-def gaussian_noise(epsilon: float, uses: int, delta: float) -> float:
+@check_arguments
+def gaussian_noise(epsilon: Positive, uses: int, delta: float) -> float:
     """Smallest noise multiplier with which k Gaussian mechanisms have a given epsilon.
 
     Args:
@@ -131,7 +132,6 @@ def gaussian_noise(epsilon: float, uses: int, delta: float) -> float:
     Raises:
       InvalidInput: dp-accounting is not installed, or epsilon is not positive.
     """
-    real("epsilon", epsilon, Range(0, above=True))
     return float(_accounting().get_sigma_gaussian(epsilon, delta)) * uses**0.5
 
 
@@ -196,11 +196,9 @@ def budgets(
       >>> print(budget.uses[-1], f"{budget.delta:.2g} {budget.epsilon(10):.2f}")
       10 8.3e-06 3.38
     """
-    if isinstance(factory, str):
-        choice("method", factory, METHODS)
-        factory = METHODS[factory]
+    factory = factory_of(factory)
     # A misspelled dp_clip would read as a run without privacy.
-    check_values(factory, values, annotations(factory))
+    check_hyper_parameters(factory, values, annotations(factory))
     values = hyper_parameters(factory) | values
     method = on_linear_model(factory, values)
     privacy = None if method is None else method.privacy
@@ -271,7 +269,7 @@ def _delta(delta: float | None, units: int, named: str) -> float:
     """Delta for N units; raise InvalidInput above 1 / N, where losing one unit's data altogether would be private."""
     if delta is None:
         return DEFAULT_SHARE / units
-    real("delta", delta, DELTA)
+    check_value("delta", delta, Delta)
     if delta > 1 / units:
         raise InvalidInput(f"delta must be at most 1 / {units} = {1 / units:.3g} for {units} {named}, not {delta:g}")
     return delta

@@ -3,19 +3,20 @@
 import dataclasses
 import difflib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-import docstring_parser
 import jax
 import jax.numpy as jnp
 import optax
+from docstring_parser.google import DEFAULT_SECTIONS, GoogleParser, Section, SectionType
 
 from experiments.cli.options import Options, flag, option_words
 from experiments.cli.own_code import is_own, label, method_factory, option_kind
 from experiments.cli.parser import TRAINING_HYPER_PARAMETERS, argument
+from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import unread
+from pfl_jax.hyper_parameters import ReadWith, notes_of
 from pfl_jax.methods.factories import RECIPES, annotations, arguments, default_training, function_of, recipes_of
 from pfl_jax.primitives.local_training import LocalTraining
 
@@ -74,8 +75,17 @@ _COMMON = frozenset(field.name for field in dataclasses.fields(Options))
 
 def _documented(entity: Any) -> tuple[str | None, dict[str, str]]:
     """First line of a docstring, and the descriptions of its arguments or attributes by name."""
-    found = docstring_parser.parse(entity.__doc__ or "", docstring_parser.DocstringStyle.GOOGLE)
+    found = _DOCSTRINGS.parse(entity.__doc__ or "")
     return found.short_description, {parameter.arg_name: parameter.description or "" for parameter in found.params}
+
+
+_DOCSTRINGS = GoogleParser([*DEFAULT_SECTIONS, Section("Info", "info", SectionType.MULTIPLE)])
+
+
+def documented_info(factory: Callable[..., Method]) -> dict[str, str]:
+    """Name -> shape and meaning of a method's `Info`, as the section "Info" of its factory's docstring has them."""
+    found = _DOCSTRINGS.parse(function_of(factory).__doc__ or "")
+    return {part.args[1]: " ".join((part.description or "").split()) for part in found.meta if part.args[0] == "info"}
 
 
 def real_numbers(method: str, values: dict[str, Any]) -> dict[str, float]:
@@ -114,7 +124,12 @@ def unread_by_wrappers(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _reasons(values: dict[str, Any], kinds: dict[str, Any]) -> dict[str, str]:
-    return {name: " ".join(option_words({other: values[other]})) for name, other in unread(values, kinds).items()}
+    found: dict[str, str] = {}
+    for name in values.keys() & kinds.keys():
+        for note in notes_of(kinds[name]):
+            if isinstance(note, ReadWith) and note.name in values and not note.is_met(values[note.name]):
+                found.setdefault(name, " ".join(option_words({note.name: values[note.name]})))
+    return found
 
 
 FIRST_ROUND_ONLY = {"apfl": {"alpha"}}

@@ -3,18 +3,18 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_type_hints
 
 from experiments.cli.measures import Protocol
-from pfl_jax.data.specs import PixelNormalization
-from pfl_jax.engine.cohort import RANGES
+from pfl_jax.data.specs import PixelNormalization, Source
+from pfl_jax.engine.cohort import Settings
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import NOT_NEGATIVE, POSITIVE, real
+from pfl_jax.hyper_parameters import NotNegative, Positive, check_value
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.models import MODELS
 from pfl_jax.networks.text import TEXT_MODELS
 from pfl_jax.primitives.local_training import Optimizer
-from pfl_jax.privacy import DELTA
+from pfl_jax.privacy import Delta
 from pfl_jax.tasks import TASKS
 from pfl_jax.wrappers.attacks import Attack
 
@@ -143,7 +143,7 @@ class Options:
     lr=exponential:FACTOR: FACTOR to the power of the round. lr=step:FACTOR:ROUNDS: times FACTOR every ROUNDS rounds."""
     seed: int = 0
     """Seed of partition, initial weights, cohorts and batches. The same seed gives the same result."""
-    source: Literal["auto", "tfds", "files", "embedded"] = "auto"
+    source: Source = "auto"
     """Source of the data: tfds and files are the real dataset, embedded is synthetic images of the same shape, auto is
     the first available source and reports which."""
     data_dir: str | None = None
@@ -230,14 +230,15 @@ class Options:
     def check(self) -> None:
         """Raise InvalidInput for the first option that is out of range."""
         for name in (
-            *("rounds", "num_clients", "min_size", "train_size", "test_size", "chunk", "devices", "eval_every"),
-            *("eval_clients", "checkpoint_every", "keep_checkpoints", "num_processes"),
+            *("num_clients", "min_size", "train_size", "test_size", "devices"),
+            *("checkpoint_every", "keep_checkpoints", "num_processes"),
         ):
             value = getattr(self, name)
             if isinstance(value, int):
                 _require(value >= 1, name, "must be at least 1", value)
-        for name, allowed in RANGES.items():
-            real(flag(name), getattr(self, name), allowed)
+        for name, kind in get_type_hints(Settings, include_extras=True).items():
+            if hasattr(self, name):
+                check_value(flag(name), getattr(self, name), kind)
         if self.accept_other_code and self.resume is None:
             raise InvalidInput("--accept-other-code needs --resume")
         if self.attackers and self.attack is None:
@@ -270,10 +271,10 @@ class Options:
 
     def _check_privacy(self) -> None:
         if self.dp_clip is not None:
-            real("--dp-clip", self.dp_clip, POSITIVE)
-        real("--dp-noise", self.dp_noise, NOT_NEGATIVE)
+            check_value("--dp-clip", self.dp_clip, Positive)
+        check_value("--dp-noise", self.dp_noise, NotNegative)
         if self.dp_delta is not None:
-            real("--dp-delta", self.dp_delta, DELTA)
+            check_value("--dp-delta", self.dp_delta, Delta)
         if self.dp_clip is None and self.dp_noise > 0:
             raise InvalidInput("--dp-noise needs --dp-clip: noise alone does not make a gradient private")
 

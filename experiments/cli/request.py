@@ -21,11 +21,10 @@ from experiments.cli.hyper_parameters import check_schedules, method_config, rea
 from experiments.cli.options import Options, PresetName, flag, option_words
 from experiments.cli.own_code import files, is_own, method_factory
 from experiments.cli.parser import grouped, limited_columns, synonym, ungrouped
-from pfl_jax import hyper_parameters as ranges
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import describe, hint, listed, literals, parts, unknown
+from pfl_jax.hyper_parameters import as_number, check_value, describe, hint, listed, literals, parts, unknown
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import annotations
 
@@ -248,7 +247,7 @@ def check_arguments(arguments: Sequence[str], hints: dict[str, Any], method: str
                     values.append(remaining.popleft())
             texts = [_check_value(head, kind, value) for value in values]
             if valued[head] in kinds:
-                ranges.check({valued[head]: _parsed(kind, texts)}, kinds, say=flag)
+                check_value(head, _parsed(kind, texts), kinds[valued[head]])
             given.add(valued[head])
         else:
             raise InvalidInput(_unknown(head, (*valued, *switches), method))
@@ -297,11 +296,7 @@ def _number(kind: Any, text: str) -> Any:
     """Value of a text for the check of the range: a number, None for "None", otherwise the text."""
     if text in literals(kind):
         return text
-    for part in (int, float):
-        if part in parts(kind):
-            with contextlib.suppress(ValueError):
-                return part(text)
-    return None if text == "None" else text
+    return None if text == "None" else as_number(text, kind)
 
 
 def _accepts(kind: Any, value: str) -> bool:

@@ -42,7 +42,7 @@ def is_real(
     if source == "embedded":
         return False
     if download:
-        return sources.load(dataset, source, data_dir, notify=notify).is_real
+        return sources.load(dataset, "auto", data_dir, notify=notify).is_real
     folder = None if data_dir is None else Path(data_dir).expanduser()
     if files.find(spec, folder) or tfds.find(spec, folder, notify) is not None:
         return True

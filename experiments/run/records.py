@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.cli.effects import fixed_rounds, relevant_options
-from experiments.cli.hyper_parameters import unread_by_method
+from experiments.cli.hyper_parameters import documented_info, unread_by_method
 from experiments.cli.measures import AVERAGES, FIELD, PROTOCOLS, Average
 from experiments.cli.options import Options, flag
 from experiments.cli.own_code import label, method_factory
@@ -25,7 +25,6 @@ from pfl_jax.base import Info
 from pfl_jax.data.federated import class_table
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import chunking
-from pfl_jax.methods.factories import documented_info
 from pfl_jax.tasks import CLASSIFICATION, Task
 
 MOST_TABLE_ENTRIES = 20_000

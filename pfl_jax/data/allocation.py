@@ -1,15 +1,18 @@
 """Common steps of partitions: client sizes, even shares of classes, and assignment of shuffled examples."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import whole
+from pfl_jax.hyper_parameters import Count, Range, check_arguments
 
 Sizes: TypeAlias = int | Sequence[int] | np.ndarray
 """One size for all clients, or one for each client."""
+
+Share: TypeAlias = Annotated[float, Range(0, 1, above=True, below=True)]
+"""Share of examples that leaves some on either side."""
 
 FEDAS_TRAIN_SHARE = 0.75
 """Share of a client's examples that FedAS trains on (its released code)."""
@@ -35,7 +38,8 @@ class Partition(NamedTuple):
     pooled: bool = False
 
 
-def draw_sizes(choices: Sequence[int], num_clients: int, seed: int = 0) -> np.ndarray:
+@check_arguments
+def draw_sizes(choices: Sequence[int], num_clients: Count, seed: int = 0) -> np.ndarray:
     """Size of each client, drawn uniformly from the choices (FedPAC C.6).
 
     Args:
@@ -49,7 +53,6 @@ def draw_sizes(choices: Sequence[int], num_clients: int, seed: int = 0) -> np.nd
     Raises:
       InvalidInput: there are no choices, or one is below 1.
     """
-    whole("the number of clients", num_clients)
     sizes = np.asarray(choices)
     if sizes.size == 0 or sizes.min() < 1:
         raise InvalidInput("sizes to choose from are whole numbers of at least 1")

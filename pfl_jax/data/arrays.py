@@ -153,7 +153,7 @@ def _with_test_set(train: Part, test: tuple[Any, Any, Any], classes: np.ndarray,
     if len(classes):
         y, test_y = train[1], _numbers(checks.names(test[1], "test y", "label"), classes, "test y", "label")
     else:
-        y, test_y = checks.one_type(train[1], checks.numeric_targets(test[1], "test y"), ("y", "test y"))
+        y, test_y = checks.one_type(train[1], checks.targets(test[1], "test y", 0), ("y", "test y"))
     client = None
     if train[2] is not None:
         names = _sized(checks.names(test[2], "test client", "client"), "test client", len(test_x))

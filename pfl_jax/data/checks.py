@@ -3,16 +3,15 @@
 Lists and other kinds of arrays become NumPy arrays, wider floats float32, booleans 0 and 1, labels [P, 1] labels [P].
 """
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from pfl_jax import hyper_parameters
 from pfl_jax.data.allocation import Partition
 from pfl_jax.data.rows import Rows, blocks
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, word
+from pfl_jax.hyper_parameters import Range, check_value
 
 SPLITS = {"train": "training", "test": "test", "validation": "validation"}
 """Field of a partition -> the word for its examples."""
@@ -126,37 +125,30 @@ def labels(y: Any, num_classes: int | None, what: str) -> np.ndarray:
 
 
 def targets(y: Any, what: str, num_classes: int | None) -> np.ndarray:
-    """Labels of classes as of `names`; or other targets as of `numeric_targets`.
+    """Labels of classes as of `names`; or other targets, [P] or [P, ...], as float32 or int32.
 
     Args:
       y: the labels or targets.
       what: their name.
-      num_classes: a number for labels, which may be floats then, 0 for values, which may be integers then; None for
-        what the type says.
-    """
-    if num_classes == 0:
-        try:
-            # A .csv file has texts.
-            y = np.asarray(y, np.float64) if np.asarray(y).dtype.kind == "U" else y
-        except ValueError as error:
-            raise InvalidInput(f"{what} has to be numbers here: {error}") from None
-        y = numeric_targets(y, what)
-        return y.astype(np.float32) if y.ndim == 1 else y
-    y = y if num_classes else _without_last_axis(y)
-    return names(y, what, "label") if num_classes or are_classes(y) else numeric_targets(y, what)
-
-
-def numeric_targets(y: Any, what: str) -> np.ndarray:
-    """Targets that are no classes, [P] or [P, ...], as float32 or int32.
+      num_classes: a number for labels, which may be floats then, 0 for values, which may be integers or, from a .csv
+        file, texts then; None for what the type says.
 
     Raises:
-      InvalidInput: no rows, or numbers that `inputs` refuses.
+      InvalidInput: no rows, or what `names` or `inputs` refuses.
     """
     y = _without_last_axis(y)
+    if num_classes or (num_classes is None and are_classes(y)):
+        return names(y, what, "label")
     if y.ndim == 0 or 0 in y.shape:
         raise InvalidInput(f"{what} has shape {list(y.shape)}: give one target for each row, [P] or [P, ...]")
+    if num_classes == 0 and y.dtype.kind == "U":
+        try:
+            y = y.astype(np.float64)
+        except ValueError as error:
+            raise InvalidInput(f"{what} has to be numbers here: {error}") from None
     y = _numbers(y, what)
-    return y if y.dtype == np.float32 else y.astype(np.int32)
+    is_value = y.dtype == np.float32 or (num_classes == 0 and y.ndim == 1)
+    return y.astype(np.float32 if is_value else np.int32)
 
 
 def are_classes(y: Any) -> bool:
@@ -170,33 +162,12 @@ def _without_last_axis(y: Any) -> np.ndarray:
     return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
 
 
-def is_dataset(given: Any) -> None:
-    """Raise InvalidInput for anything but a Dataset."""
-    if not isinstance(given, Dataset):
-        raise InvalidInput(
-            f"dataset must be a Dataset, of data.load, data.from_arrays or data.from_clients, not a "
-            f"{type(given).__name__}"
-        )
-
-
-def both_labels(given: Dataset, num_clients: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Labels of both sets as int32, and the number of classes K, for a partition by class over so many clients."""
-    is_dataset(given)
-    hyper_parameters.whole("the number of clients", num_clients)
+def both_labels(given: Dataset) -> tuple[np.ndarray, np.ndarray, int]:
+    """Labels of both sets as int32, and the number of classes K, for a partition by class."""
     if not given.num_classes:
         raise InvalidInput(f"{given.description} has no classes to divide: use partition.iid or partition.natural")
     train_y, test_y = labels(given.train_y, None, "train_y"), labels(given.test_y, None, "test_y")
     return train_y, test_y, 1 + int(max(train_y.max(), test_y.max()))
-
-
-def both_targets(train_y: Any, test_y: Any, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labels of K classes, or for K = 0 other targets, of both sets."""
-    if num_classes:
-        return labels(train_y, num_classes, "train_y"), labels(test_y, num_classes, "test_y")
-    if are_classes(_without_last_axis(train_y)):
-        raise InvalidInput("num_classes is 0, and train_y holds classes: give their number, or floats")
-    numbers = numeric_targets(train_y, "train_y"), numeric_targets(test_y, "test_y")
-    return one_type(*numbers, ("train_y", "test_y"))
 
 
 def dataset(given: Dataset) -> Dataset:
@@ -205,15 +176,19 @@ def dataset(given: Dataset) -> Dataset:
     Raises:
       InvalidInput: inputs, labels, classes, mean and std that cannot be used, or do not belong together.
     """
-    is_dataset(given)
-    hyper_parameters.whole("num_classes", given.num_classes, 0)
+    check_value("dataset", given, Dataset)
+    check_value("num_classes", given.num_classes, Annotated[int, Range(0)])
     # What stays in its file was checked when that was opened.
     train_x, test_x = (
         x if isinstance(x, Rows) else inputs(x, what)
         for x, what in ((given.train_x, "train_x"), (given.test_x, "test_x"))
     )
     train_x, test_x = one_type(train_x, test_x, ("train_x", "test_x"))
-    train_y, test_y = both_targets(given.train_y, given.test_y, given.num_classes)
+    train_y, test_y = (
+        labels(y, given.num_classes, what) if given.num_classes else targets(y, what, 0)
+        for y, what in ((given.train_y, "train_y"), (given.test_y, "test_y"))
+    )
+    train_y, test_y = one_type(train_y, test_y, ("train_y", "test_y"))
     for split, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
         if len(x) != len(y):
             raise InvalidInput(f"there are {len(x)} rows in {split}_x, and {len(y)} labels in {split}_y")
@@ -240,31 +215,37 @@ def partition(given: Partition, num_train: int, num_test: int) -> Partition:
       InvalidInput: indices of a wrong type or range, repeated ones, a client without examples, or one that is tested on
         an example that it or another client trains on.
     """
-    if not isinstance(given, Partition):
-        raise InvalidInput(
-            f"partition must be a data.Partition, such as those of data.partition, not a {type(given).__name__}"
-        )
     splits = [split for split in SPLITS if getattr(given, split) is not None]
     sizes = {len(getattr(given, split)) for split in splits}
     if len(sizes) > 1 or 0 in sizes:
         raise InvalidInput(f"partition has tables of {', '.join(map(str, sorted(sizes)))} clients: give all the same")
-    tables, keys, is_used = {}, [], {}
+    total, tables, examples, owners = num_train + num_test, {}, {}, {}
     for split in splits:
-        end = num_train + num_test if given.pooled else num_test if split == "test" else num_train
+        end = total if given.pooled else num_test if split == "test" else num_train
         offset = num_train if split == "test" and not given.pooled else 0
         rows = [_indices(row, client, split) for client, row in enumerate(getattr(given, split))]
-        flat, owner = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+        flat, owners[split] = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         if len(outside := np.flatnonzero((flat < 0) | (flat >= end))):
             which = "training and test examples together" if given.pooled else "its own set, unless pooled=True"
+            client, example = owners[split][outside[0]], flat[outside[0]]
             raise InvalidInput(
-                f"client {owner[outside[0]]} has {SPLITS[split]} example {flat[outside[0]]}, and there are 0 to "
-                f"{end - 1}: indices are into {which}"
+                f"client {client} has {SPLITS[split]} example {example}, and there are 0 to {end - 1}: indices are "
+                f"into {which}"
             )
         tables[split] = [row + offset for row in rows] if offset else rows
-        keys.append(owner * (num_train + num_test) + flat + offset)
-        is_used[split] = np.zeros(num_train + num_test, bool)
-        is_used[split][flat + offset] = True
-    _check_used_once(keys, is_used, num_train)
+        examples[split] = flat + offset
+    keys = np.sort(np.concatenate([owners[split] * total + examples[split] for split in splits]))
+    if len(twice := keys[1:][keys[1:] == keys[:-1]]):
+        client, example = divmod(int(twice[0]), total)
+        raise InvalidInput(f"client {client} has example {example} twice; test examples begin at {num_train}")
+    is_tested = np.zeros(total, bool)
+    is_tested[examples["test"]] = True
+    for split in examples.keys() - {"test"}:
+        if len(shared := np.unique(examples[split][is_tested[examples[split]]])):
+            raise InvalidInput(
+                f"example {shared[0]} is a {SPLITS[split]} and a test example ({len(shared)} such examples); test "
+                f"examples begin at {num_train}"
+            )
     return Partition(**tables, pooled=True)
 
 
@@ -280,20 +261,3 @@ def _indices(given: Any, client: int, split: str) -> np.ndarray:
             f"client {client} has {SPLITS[split]} indices {word(row)}: give whole numbers [n], of a mask np.flatnonzero"
         )
     return row.astype(np.int64, copy=False)
-
-
-def _check_used_once(keys: Sequence[np.ndarray], is_used: dict[str, np.ndarray], num_train: int) -> None:
-    """Raise InvalidInput if a client has an example twice, or one is for testing and for anything else.
-
-    `keys` are client * P + example of all tables, `is_used` says of each split which of the P examples clients have.
-    """
-    every, size = np.sort(np.concatenate(keys)), len(is_used["test"])
-    if len(twice := every[1:][every[1:] == every[:-1]]):
-        client, example = divmod(int(twice[0]), size)
-        raise InvalidInput(f"client {client} has example {example} twice; test examples begin at {num_train}")
-    for split in is_used.keys() - {"test"}:
-        if len(shared := np.flatnonzero(is_used[split] & is_used["test"])):
-            raise InvalidInput(
-                f"example {shared[0]} is a {SPLITS[split]} and a test example ({len(shared)} such examples); test "
-                f"examples begin at {num_train}"
-            )

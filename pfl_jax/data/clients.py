@@ -91,9 +91,8 @@ def _arrays(source: str, rows: Any, x: Names | None, y: Names, client: str | Non
         test = {name: arrays.pop(f"test_{name}") for name in list(arrays) if f"test_{name}" in arrays}
         found = among(source, arrays, x, y, client)
         if test:
-            other = among(f"the test set of {source}", test, x, y, client)
-            found = found._replace(test_x=other.x, test_y=other.y, test_client=other.client)
-    return {field: array for field, array in found._asdict().items() if field != "features"}
+            found = found.tested_on(among(f"the test set of {source}", test, x, y, client))
+    return found.arrays()
 
 
 def _check(name: str, part: dict[str, Any], first_name: str, first: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Federated data: one pool of examples on the device, and tables with the indices of each client's examples."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from pfl_jax.data.places import spread
 from pfl_jax.data.rows import Rows, concatenate, take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import choice
+from pfl_jax.hyper_parameters import Count, check_arguments, check_value
 
 Split = Literal["train", "test", "validation"]
 
@@ -105,12 +105,13 @@ PER_CLIENT = (
 """Fields of FederatedData whose leading axis is that of the clients."""
 
 
+@check_arguments
 def federate(
     dataset: Any,
     partition: Partition | None = None,
     *,
     shift: shifts.Shift = "none",
-    num_groups: int = 1,
+    num_groups: Count = 1,
     seed: int = 0,
     **columns: Any,
 ) -> FederatedData:
@@ -147,17 +148,17 @@ def federate(
     elif columns:
         raise InvalidInput(f"{next(iter(columns))} is not for a Dataset, whose columns have their places already")
     partition = natural(dataset) if partition is None else partition
-    dataset, (partition,) = _checked(dataset, [partition], shift)
-    used = _used_examples([partition])
-    return FederatedData(**_pool(dataset, used), **_clients(dataset, partition, used, shift, num_groups, seed))
+    pool, (clients,) = _fields(dataset, [partition], shift, num_groups, [seed])
+    return FederatedData(**pool, **clients)
 
 
+@check_arguments
 def federate_runs(
     dataset: Dataset,
     partitions: Sequence[Partition],
     *,
     shift: shifts.Shift = "none",
-    num_groups: int = 1,
+    num_groups: Count = 1,
     seeds: Sequence[int] | None = None,
 ) -> FederatedData:
     """Several federations with the same number of clients and a common pool, for `pfl_jax.engine.sweep`.
@@ -179,12 +180,7 @@ def federate_runs(
     kinds = {(len(partition.train), partition.validation is None) for partition in partitions}
     if len(kinds) != 1 or len(seeds) != len(partitions):
         raise InvalidInput("runs need a partition and a seed each, of as many clients, all with validation or none")
-    dataset, partitions = _checked(dataset, partitions, shift)
-    used = _used_examples(partitions)
-    runs = [
-        _clients(dataset, partition, used, shift, num_groups, seed)
-        for partition, seed in zip(partitions, seeds, strict=True)
-    ]
+    pool, runs = _fields(dataset, partitions, shift, num_groups, seeds)
     stacked: dict[str, Any] = {}
     for name in PER_CLIENT:
         leaves = [run[name] for run in runs if run[name] is not None]
@@ -192,7 +188,7 @@ def federate_runs(
             width = max(leaf.shape[1] for leaf in leaves)
             leaves = [jnp.pad(leaf, ((0, 0), (0, width - leaf.shape[1]))) for leaf in leaves]
         stacked[name] = jnp.stack(leaves) if leaves else None
-    return FederatedData(**_pool(dataset, used), **stacked)
+    return FederatedData(**pool, **stacked)
 
 
 def select_run(data: FederatedData, run: int | np.ndarray | jax.Array) -> FederatedData:
@@ -224,11 +220,16 @@ def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, Federated
     return _rows(data, np.arange(stay)), _rows(data, np.arange(stay, data.num_clients))
 
 
-def _checked(dataset: Dataset, partitions: Sequence[Partition], shift: shifts.Shift) -> tuple[Dataset, list[Partition]]:
-    """Dataset and partitions in the form that the functions below take; raise InvalidInput if they cannot be used."""
+def _fields(
+    dataset: Dataset, partitions: Sequence[Partition], shift: shifts.Shift, num_groups: int, seeds: Sequence[int]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Fields of the common pool, and those of `PER_CLIENT` for each partition."""
     dataset = checks.dataset(dataset)
     shifts.check(shift, dataset)
-    return dataset, [checks.partition(each, len(dataset.train_y), len(dataset.test_y)) for each in partitions]
+    partitions = [checks.partition(each, len(dataset.train_y), len(dataset.test_y)) for each in partitions]
+    used = _used_examples(partitions)
+    seeded = zip(partitions, seeds, strict=True)
+    return _pool(dataset, used), [_clients(dataset, each, used, shift, num_groups, seed) for each, seed in seeded]
 
 
 def _used_examples(partitions: Sequence[Partition]) -> np.ndarray:
@@ -312,7 +313,7 @@ def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> C
 
 def _tables(data: FederatedData, split: Split) -> tuple[jax.Array, jax.Array]:
     """Index table and counts of a split."""
-    choice("split", split, get_args(Split))
+    check_value("split", split, Split)
     index, count = getattr(data, f"{split}_index"), getattr(data, f"{split}_count")
     if index is None or count is None:
         raise InvalidInput("the federation has no validation examples: see pfl_jax.data.partition.with_validation")

@@ -67,14 +67,10 @@ def from_file(
             raise InvalidInput(
                 f"{test_data} has the columns {', '.join(other.features)}, {data} has {', '.join(columns.features)}"
             )
-        columns = columns._replace(test_x=other.x, test_y=other.y, test_client=other.client)
+        columns = columns.tested_on(other)
     try:
         return from_arrays(
-            *columns[:2],
-            client=columns.client,
-            test_x=columns.test_x,
-            test_y=columns.test_y,
-            test_client=columns.test_client,
+            **columns.arrays(),
             test_fraction=test_fraction,
             normalize=normalize,
             num_classes=num_classes,

@@ -9,17 +9,17 @@ federated learning"), section 4.1 and its released code.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from pfl_jax.data import allocation, checks, dirichlet_counts
-from pfl_jax.data.allocation import Partition, Sizes
+from pfl_jax.data.allocation import Partition, Share, Sizes
 from pfl_jax.data.dirichlet_counts import Counts
 from pfl_jax.data.pathological import PATHOLOGICAL_CLASSES, pathological
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import choice, whole
+from pfl_jax.hyper_parameters import Count, Positive, Range, check_arguments, unknown
 
 FEDAS_MIN_SIZE = 40
 """Minimum number of a client's examples in FedAS's code: a batch of 10 test examples / (1 - 0.75)."""
@@ -39,11 +39,12 @@ def dominant_classes(num_classes: int) -> list[np.ndarray]:
     return np.array_split(np.arange(num_classes), min(5, num_classes))
 
 
+@check_arguments
 def grouped(
     dataset: Dataset,
-    num_clients: int,
+    num_clients: Count,
     *,
-    s: float = 20.0,
+    s: Annotated[float, Range(0, 100)] = 20.0,
     train_size: Sizes = 600,
     test_size: Sizes | None = None,
     seed: int = 0,
@@ -79,9 +80,7 @@ def grouped(
       >>> np.bincount(digits.train_y[parts.train[0]]).tolist()  # dominant classes 0, 1, 2, and two of each besides
       [29, 29, 28, 2, 2, 2, 2, 2, 2, 2]
     """
-    train_y, test_y, num_classes = checks.both_labels(dataset, num_clients)
-    if not 0 <= s <= 100:
-        raise InvalidInput(f"s is a percentage between 0 and 100, not {s:g}")
+    train_y, test_y, num_classes = checks.both_labels(dataset)
     dominant = [np.unique(group) for group in (dominant_classes(num_classes) if groups is None else groups)]
     if not dominant or any(len(group) == 0 or group[0] < 0 or group[-1] >= num_classes for group in dominant):
         raise InvalidInput(f"groups are non-empty lists of classes between 0 and {num_classes - 1}")
@@ -98,11 +97,12 @@ def grouped(
     return allocation.assign_both(rng, (train_y, test_y), sizes, num_clients, wanted)
 
 
+@check_arguments
 def dirichlet(
     dataset: Dataset,
-    num_clients: int,
+    num_clients: Count,
     *,
-    beta: float,
+    beta: Positive,
     protocol: Literal["fedpac", "fedas"] = "fedpac",
     min_size: int | None = None,
     train_size: Sizes | None = None,
@@ -145,12 +145,9 @@ def dirichlet(
       >>> sum(len(row) for row in parts.train) == len(digits.train_y)  # each example belongs to one client
       True
     """
-    train_y, test_y, num_classes = checks.both_labels(dataset, num_clients)
-    if not (np.isfinite(beta) and beta > 0):
-        raise InvalidInput(f"beta is a positive number, not {beta:g}")
+    train_y, test_y, num_classes = checks.both_labels(dataset)
     rng = np.random.default_rng(seed)
     totals = Counts(np.bincount(train_y, minlength=num_classes), np.bincount(test_y, minlength=num_classes))
-    choice("protocol", protocol, ("fedpac", "fedas"))
     if protocol == "fedpac":
         divide, needs = dirichlet_counts.separate_sets, (max(10 if min_size is None else min_size, 1), 1, 0)
     else:
@@ -169,9 +166,10 @@ def dirichlet(
     )
 
 
+@check_arguments
 def iid(
     dataset: Dataset,
-    num_clients: int,
+    num_clients: Count,
     *,
     train_size: Sizes | None = None,
     test_size: Sizes | None = None,
@@ -197,8 +195,6 @@ def iid(
       >>> [len(row) for row in data.partition.iid(data.load("digits"), num_clients=4).train]
       [322, 322, 322, 321]
     """
-    checks.is_dataset(dataset)
-    whole("the number of clients", num_clients)
     # All examples as those of one class.
     labels = np.zeros(len(dataset.train_y), np.int32), np.zeros(len(dataset.test_y), np.int32)
     sizes = []
@@ -210,6 +206,7 @@ def iid(
     return allocation.assign_both(rng, labels, tuple(sizes), num_clients, lambda _, size: np.array([size]))
 
 
+@check_arguments
 def natural(dataset: Dataset) -> Partition:
     """Natural clients: each has the rows that are its own in the data set.
 
@@ -229,7 +226,6 @@ def natural(dataset: Dataset) -> Partition:
       >>> [len(rows) for rows in data.partition.natural(dataset).train]
       [3, 3]
     """
-    checks.is_dataset(dataset)
     train, test = dataset.train_client, dataset.test_client
     if train is None or test is None:
         raise InvalidInput(f"{dataset.description} has no clients of its own for the partition natural")
@@ -263,7 +259,8 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
       InvalidInput: the name is unknown, or the function rejects the options.
       TypeError: the function has no such option, or needs one more.
     """
-    choice("partition", name, [*PARTITIONS, "natural"])
+    if name not in (names := [*PARTITIONS, "natural"]):
+        raise InvalidInput(unknown("partition", name, names))
     given = {key: value for key, value in options.items() if value is not None}
     if name == "natural":
         parts = natural(dataset, **given)
@@ -273,7 +270,8 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
     return PARTITIONS[name](dataset, num_clients, seed=seed, **given)
 
 
-def with_validation(parts: Partition, fraction: float, *, seed: int = 0) -> Partition:
+@check_arguments
+def with_validation(parts: Partition, fraction: Share, *, seed: int = 0) -> Partition:
     """Set validation examples apart from the training examples of each client.
 
     Of n training examples a client loses round(fraction n), but at least one and at most n - 1: a client with a single
@@ -301,8 +299,6 @@ def with_validation(parts: Partition, fraction: float, *, seed: int = 0) -> Part
       >>> [len(row) for row in parts.train], [len(row) for row in parts.validation]
       ([31, 30, 30], [3, 3, 3])
     """
-    if not 0 < fraction < 1:
-        raise InvalidInput(f"the fraction of validation examples must be above 0 and below 1, not {fraction:g}")
     if parts.validation is not None:
         raise InvalidInput("the partition has validation examples already")
     rows = [np.asarray(row) for row in parts.train]

@@ -10,15 +10,16 @@ from pfl_jax.data import allocation, checks
 from pfl_jax.data.allocation import Partition, Sizes
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import choice
+from pfl_jax.hyper_parameters import Count, check_arguments
 
 PATHOLOGICAL_CLASSES = (3, 3, 5, 5, 8)
 """Number of classes per client in each of the five groups of FedPAC C.7."""
 
 
+@check_arguments
 def pathological(
     dataset: Dataset,
-    num_clients: int,
+    num_clients: Count,
     *,
     protocol: Literal["random", "clustered"] = "random",
     train_size: Sizes = 600,
@@ -57,13 +58,12 @@ def pathological(
       >>> [len(np.unique(digits.train_y[row])) for row in parts.train]
       [3, 3, 5, 5, 8]
     """
-    train_y, test_y, num_classes = checks.both_labels(dataset, num_clients)
+    train_y, test_y, num_classes = checks.both_labels(dataset)
     if not classes_per_group or min(classes_per_group) < 1 or max(classes_per_group) > num_classes:
         wanted_classes = "/".join(map(str, classes_per_group))
         raise InvalidInput(f"clients cannot have {wanted_classes} different classes where there are {num_classes}")
     rng = np.random.default_rng(seed)
     owners = range(num_clients)
-    choice("protocol", protocol, ("random", "clustered"))
     if protocol == "random":
         chosen = [
             rng.choice(num_classes, classes_per_group[client % len(classes_per_group)], replace=False)

@@ -96,8 +96,7 @@ def of_splits(source: Path | str, splits: dict[str, Any], x: Names | None, y: Na
     found = _columns(source, splits[first], x, y, client)
     if "test" not in splits or first == "test":
         return found
-    test = _columns(source, splits["test"], x, y, client)
-    return found._replace(test_x=test.x, test_y=test.y, test_client=test.client)
+    return found.tested_on(_columns(source, splits["test"], x, y, client))
 
 
 def hugging_face_rows(name: str) -> dict[str, dict[str, np.ndarray]]:

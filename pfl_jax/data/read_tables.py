@@ -3,7 +3,7 @@
 import contextlib
 import csv
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,6 +24,14 @@ class Columns(NamedTuple):
     test_y: np.ndarray | None = None
     test_client: np.ndarray | None = None
     features: tuple[str, ...] = ()
+
+    def arrays(self) -> dict[str, Any]:
+        """The arrays as arguments of `from_arrays`."""
+        return {name: value for name, value in self._asdict().items() if name != "features"}
+
+    def tested_on(self, other: "Columns") -> "Columns":
+        """These columns, with the rows of others as test rows."""
+        return self._replace(test_x=other.x, test_y=other.y, test_client=other.client)
 
 
 Names: TypeAlias = str | Sequence[str]
@@ -57,9 +65,13 @@ def among(
     chosen = chosen or [name for name in rest if arrays[name].ndim > 1] or rest
     if not chosen:
         raise InvalidInput(f"{source} has no inputs: its only columns are {', '.join(arrays)}")
-    check_names(source, chosen)
+    _check_names(source, chosen)
     if odd := [name for name in chosen if arrays[name].dtype.kind not in "fiub"]:
-        raise InvalidInput(f"{source}: the column {odd[0]} is not numeric, or its rows are of different shapes")
+        texts = (each for each in enumerate(arrays[odd[0]]) if _numbers(each[1], float).dtype.kind in "US")
+        what = next((f"{str(text)!r} in row {row}, counted from 0" for row, text in texts), "rows of different shapes")
+        raise InvalidInput(
+            f"{source}: {', '.join(odd)} not numeric ({what}): leave such columns or rows out, or write numbers"
+        )
     for names in (chosen, labels):
         shapes = {arrays[name].shape for name in names}
         if len(names) > 1 and (len(shapes) > 1 or len(shapes.pop()) > 1):
@@ -90,7 +102,9 @@ def npz(path: Path, label: str | None, client: str | None, *, by_rows: bool = Fa
         raise InvalidInput(
             f"{path} is damaged, no .npz file, or holds a pickle, which is never read ({one_line(error, 80)})"
         ) from None
-    require(path, "array", [wanted[role] for role in ("x", "y", "client") if role in wanted], names)
+    for role in ("x", "y", "client"):
+        if role in wanted and role not in there:
+            raise InvalidInput(f"{path} has no array {wanted[role]} (there are {', '.join(names)})")
     return Columns(**there)
 
 
@@ -102,7 +116,6 @@ def csv_file(path: Path, label: str | None, client: str | None) -> Columns:
     """
     header, lines = _rows(path)
     label = label or "label"
-    require(path, "column", (label, client), header)
     columns = {name: np.array(values) for name, values in zip(header, zip(*lines, strict=True), strict=True)}
     last = columns[header[-1]]
     if header[-1] in (label, client) and np.sum(last == last[-1]) == 1 and is_cut(path):
@@ -110,20 +123,9 @@ def csv_file(path: Path, label: str | None, client: str | None) -> Columns:
             f"{path} ends within its last line, and no other row has its {header[-1]}, '{last[-1]}': the file may be "
             "cut off; end the line if it is whole"
         )
-    inputs = [name for name in header if name not in (label, client)]
-    if not inputs:
-        raise InvalidInput(f"{path} has no features: all of its columns are label and client")
-    arrays = [_numbers(columns[name], np.int64, np.float64) for name in inputs]
-    if texts := [name for name, array in zip(inputs, arrays, strict=True) if array.dtype.kind == "U"]:
-        row, text = next(each for each in enumerate(columns[texts[0]]) if _numbers(each[1], float).dtype.kind == "U")
-        raise InvalidInput(
-            f"{path}: {', '.join(texts)} not numeric ({str(text)!r} in row {row}, counted from 0): leave such columns "
-            "or rows out, or write numbers"
-        )
-    owner = None if client is None else _numbers(columns[client], np.int64)
-    # NumPy makes floats of all columns if one of them has any.
-    x = np.stack(arrays, axis=1)
-    return Columns(x, _numbers(columns[label], np.int64), owner, features=tuple(inputs))
+    kinds = {label: (np.int64,), client: (np.int64,)}
+    arrays = {name: _numbers(texts, *kinds.get(name, (np.int64, np.float64))) for name, texts in columns.items()}
+    return among(path, arrays, None, label, client)
 
 
 def _numbers(texts: Any, *kinds: type) -> np.ndarray:
@@ -163,7 +165,6 @@ def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
     (_, header), *rest = lines
     if len(header) == 1:
         raise InvalidInput(f"{path} has one column, {header[0]!r}: separate columns by commas, as in 1.5,2,yes")
-    check_names(path, header)
     if len(set(header)) < len(header):
         raise InvalidInput(f"{path} has two columns of one name: {', '.join(header)}")
     for number, row in rest:
@@ -172,14 +173,7 @@ def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
     return header, [row for _, row in rest]
 
 
-def require(source: Path | str, kind: str, wanted: Iterable[str | None], there: Iterable[str]) -> None:
-    """Raise InvalidInput for the first array or column, its kind, that is wanted and not there."""
-    for name in wanted:
-        if name is not None and name not in (names := list(there)):
-            raise InvalidInput(f"{source} has no {kind} {name} (there are {', '.join(names)})")
-
-
-def check_names(source: Path | str, columns: Sequence[str]) -> None:
+def _check_names(source: Path | str, columns: Sequence[str]) -> None:
     """Raise InvalidInput for the first column that nobody named: rows sorted by class are known by their numbers."""
     for number, name in enumerate(columns, start=1):
         if not name or name.startswith(("Unnamed: ", "__index_level_")):

@@ -5,7 +5,7 @@ group i mod G, as in the partitions. This module draws the shift; `pfl_jax.data.
 training and test examples.
 """
 
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +13,14 @@ import numpy as np
 
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import choice, whole
+from pfl_jax.hyper_parameters import Count, check_arguments, check_value
 
 Shift: TypeAlias = Literal["none", "labels", "rotation"]
 """Difference between groups of clients: none, a permutation of the labels, or a rotation of the images."""
 
-SHIFTS: tuple[str, ...] = get_args(Shift)
-"""All shifts."""
 
-
-def label_maps(num_clients: int, num_classes: int, num_groups: int, seed: int = 0) -> np.ndarray:
+@check_arguments
+def label_maps(num_clients: int, num_classes: int, num_groups: Count, seed: int = 0) -> np.ndarray:
     """Random permutation of the labels for each group (Section 6.2: "a specific permutation of labels").
 
     Args:
@@ -43,14 +41,14 @@ def label_maps(num_clients: int, num_classes: int, num_groups: int, seed: int = 
       >>> bool((maps[0] == maps[2]).all()), sorted(maps[0].tolist())
       (True, [0, 1, 2])
     """
-    whole("num_groups", num_groups)
     # (seed, 1) is independent of the partition's stream, which uses the seed itself.
     rng = np.random.default_rng((seed, 1))
     permutations = np.stack([rng.permutation(num_classes) for _ in range(num_groups)])
     return permutations[np.arange(num_clients) % num_groups].astype(np.int32)
 
 
-def rotations(num_clients: int, num_groups: int) -> np.ndarray:
+@check_arguments
+def rotations(num_clients: int, num_groups: Count) -> np.ndarray:
     """Rotation by g 360 / G degrees for group g; the paper does not state its angles (Appendix C.10).
 
     Args:
@@ -70,13 +68,12 @@ def rotations(num_clients: int, num_groups: int) -> np.ndarray:
        [-1.  0.]
        [ 1.  0.]]
     """
-    whole("num_groups", num_groups)
     return direction(np.arange(num_clients) % num_groups * 360 / num_groups)
 
 
 def check(shift: Shift, dataset: Dataset) -> None:
     """Raise InvalidInput for a shift that is unknown, or not possible for the inputs or targets of `dataset`."""
-    choice("shift", shift, SHIFTS)
+    check_value("shift", shift, Shift)
     kind, shape = dataset.train_x.dtype, dataset.train_x.shape
     if shift == "rotation" and (len(shape) != 4 or kind not in (np.uint8, np.float32)):
         raise InvalidInput(

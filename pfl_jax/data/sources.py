@@ -7,21 +7,16 @@ cannot be mistaken for results on the real dataset.
 
 import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from pfl_jax.data import embedded, files, tfds
-from pfl_jax.data.specs import PIXEL_NORMALIZATIONS, SPECS, Arrays, DatasetSpec, PixelNormalization
+from pfl_jax.data.specs import SPECS, Arrays, DatasetSpec, PixelNormalization, Source
+from pfl_jax.data.tfds import Notify
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import choice
-
-Notify: TypeAlias = Callable[[str], None]
-"""Function that receives each message for the user."""
-
-SOURCES = ("auto", "tfds", "files", "embedded")
+from pfl_jax.hyper_parameters import check_arguments, unknown
 
 
 class Dataset(NamedTuple):
@@ -83,9 +78,10 @@ def print_to_stderr(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+@check_arguments
 def load(
     name: str,
-    source: str = "auto",
+    source: Source = "auto",
     data_dir: str | Path | None = None,
     seed: int = 0,
     notify: Notify = print_to_stderr,
@@ -123,9 +119,8 @@ def load(
       >>> dataset.description, dataset.train_x.shape, dataset.num_classes
       ('digits (scikit-learn digits)', (1287, 8, 8, 1), 10)
     """
-    choice("dataset", name, SPECS)
-    choice("normalization", normalization, PIXEL_NORMALIZATIONS)
-    choice("source", source, SOURCES)
+    if name not in SPECS:
+        raise InvalidInput(unknown("dataset", name, SPECS))
     spec = SPECS[name].normalized(normalization)
     folder = None if data_dir is None else Path(data_dir).expanduser()
     if folder is not None and folder.exists() and not folder.is_dir():

@@ -1,13 +1,14 @@
 """Dataset specifications: shape, classes, pixel normalization and download source."""
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-PixelNormalization = Literal["fedpac", "fedas"]
-"""Papers whose released code defines the pixel normalization."""
+Source: TypeAlias = Literal["auto", "tfds", "files", "embedded"]
+"""Where `pfl_jax.data.sources.load` looks for a dataset."""
 
-PIXEL_NORMALIZATIONS: tuple[PixelNormalization, ...] = get_args(PixelNormalization)
+PixelNormalization: TypeAlias = Literal["fedpac", "fedas"]
+"""Papers whose released code defines the pixel normalization."""
 
 
 class Arrays(NamedTuple):

@@ -16,7 +16,7 @@ import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,7 +26,8 @@ from pfl_jax.data.specs import Arrays, DatasetSpec
 from pfl_jax.errors import CannotWrite, InvalidInput, one_line
 from pfl_jax.safe_read import BAD_NPZ, open_npz
 
-Notify = Callable[[str], None]
+Notify: TypeAlias = Callable[[str], None]
+"""Function that receives each message for the user."""
 
 CINIC10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 """Folder names of CINIC-10 in the order of their labels, which is CIFAR-10's."""

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -18,58 +18,40 @@ from pfl_jax.engine.cohort import RoundSettings, Settings
 from pfl_jax.engine.mapping import AXIS
 from pfl_jax.engine.store import Federation
 from pfl_jax.errors import InvalidInput, first_line, word
-from pfl_jax.hyper_parameters import check, choice, whole
+from pfl_jax.hyper_parameters import check_values
 from pfl_jax.primitives.local_training import LocalTraining
 
 GENERATOR = "threefry2x32"
 """Generator of random numbers of every key. The numbers of others depend under vmap on the other clients of a chunk."""
 
 
-def expect(name: str, value: Any, fits: bool, wanted: str) -> None:
-    """Raise InvalidInput "NAME must be WANTED, not VALUE" unless `fits`."""
-    if not fits:
-        raise InvalidInput(f"{name} must be {wanted}, not {word(value)}")
-
-
 def check_run(
-    method: Any,
-    data: Any,
-    settings: Any,
+    method: Method | MethodSchedule,
+    data: Federation,
+    settings: Settings,
     key: Any,
-    *,
-    state: Any,
-    mesh: Any,
-    newcomers: Any,
-    state_on: Any,
-    state_folder: Any,
-    on_nan: Any,
+    mesh: Mesh | None,
+    state: State | None,
+    state_on: str,
+    folder: str | Path | None,
 ) -> None:
-    """Raise InvalidInput unless the arguments of `pfl_jax.engine.simulate.run` are of their types and fit together."""
-    wanted = "a Method, such as methods.fedavg(model), or a function from the round to one"
-    expect("method", method, isinstance(method, Method) or callable(method), wanted)
-    for name, federation in {"data": data, "newcomers": newcomers}.items():
-        is_none = name == "newcomers" and federation is None
-        expect(name, federation, is_none or isinstance(federation, Federation), "a federation, of data.federate")
-    expect("settings", settings, isinstance(settings, Settings), "Settings, such as Settings(rounds=10)")
+    """Raise InvalidInput unless the arguments of `pfl_jax.engine.simulate.run` fit together."""
     check_key(key)
     check_mesh(mesh)
-    choice("state_on", state_on, ("device", "host", "disk"))
     if state_on == "disk" and data.mesh is not None and data.mesh.is_multi_process:
         raise InvalidInput("state_on disk is for one process: with several, each keeps its own clients' on the host")
-    if state_folder is not None and state_on != "disk":
+    if folder is not None and state_on != "disk":
         raise InvalidInput(f"state_folder is for state_on disk, not for {state_on}")
-    if state_folder is not None and not Path(state_folder).is_dir():
-        raise InvalidInput(f"the folder {state_folder} for the clients' states is not there")
-    choice("on_nan", on_nan, ("stop", "skip-client"))
+    if folder is not None and not Path(folder).is_dir():
+        raise InvalidInput(f"the folder {folder} for the clients' states is not there")
     if state is not None:
-        check_state(cast(Method | MethodSchedule, method), data, settings, state)
+        check_state(method, data, settings, state)
 
 
 def check_engine(
-    engine: Any, method: Any, settings: Settings, mesh: Mesh | None, state_on: str, *, donate: bool
+    engine: Engine, method: Any, settings: Settings, mesh: Mesh | None, state_on: str, *, donate: bool
 ) -> None:
     """Raise InvalidInput unless an engine was built with the arguments of `pfl_jax.engine.simulate.run`."""
-    expect("engine", engine, isinstance(engine, Engine), "an Engine, of pfl_jax.build(method, settings).jit()")
     if state_on != "device" or donate:
         raise InvalidInput("state_on and donate are for a run without an engine: give them, or a store, to build")
     for name, one, other in (("method", method, engine.method), ("mesh", mesh, engine.mesh)):
@@ -83,71 +65,53 @@ def check_engine(
 
 
 def check_sweep(
-    make_method: Any,
-    data: Any,
-    settings: Any,
+    make_method: Callable[..., Method | MethodSchedule],
+    data: FederatedData,
+    settings: Settings,
     keys: Any,
     values: Mapping[str, jax.Array],
-    *,
-    states: Any,
-    chunk: Any,
-    mesh: Any,
+    states: State | None,
+    mesh: Mesh | None,
 ) -> None:
-    """Raise InvalidInput unless the arguments of `pfl_jax.engine.sweep.run` are of their types and fit together."""
-    expect("make_method", make_method, callable(make_method), "a function of hyper-parameters to a Method")
-    is_federation = isinstance(data, FederatedData)
-    expect("data", data, is_federation, "a federation, of data.federate or data.federate_runs")
-    expect("settings", settings, isinstance(settings, Settings), "Settings, such as Settings(rounds=10)")
+    """Raise InvalidInput unless the arguments of `pfl_jax.engine.sweep.run` fit together."""
     check_key(keys, "keys", axes=1)
-    if chunk not in (None, "auto"):
-        whole("chunk", chunk)
     check_mesh(mesh)
     shapes = {name: value.shape for name, value in values.items()}
     if data.train_count.ndim == 2:
         shapes["data"] = data.train_count.shape[:1]
     for name, shape in shapes.items():
         if shape != keys.shape:
-            raise InvalidInput(
-                f"every run needs one key and one value: keys has shape {keys.shape}, but {name} {shape}"
-            )
-    kinds = get_type_hints(LocalTraining, include_extras=True)
+            raise InvalidInput(f"a run has one key and one value: keys has shape {keys.shape}, but {name} {shape}")
     for name, value in values.items():
         for one in np.asarray(value).tolist():
-            check({name: one}, kinds)
+            check_values({name: one}, get_type_hints(LocalTraining, include_extras=True))
     if states is None:
         return
-    expect("states", states, isinstance(states, State), "a State of all runs, such as a result's .state")
     rows, number, devices = int(np.size(states.round)), len(keys), 1 if mesh is None else mesh.size
     # The states of a result have rows that pad the devices' shares.
     if rows not in (number, -(-number // devices) * devices):
         raise InvalidInput(f"states has {rows} runs, and keys {number}")
-    completed = np.unique(np.asarray(states.round)).tolist()
-    if len(completed) > 1:
-        raise InvalidInput(
-            f"states has runs of {completed[0]} and of {completed[-1]} completed rounds: continue them separately"
-        )
-    first = jax.tree.map(lambda leaf: leaf[0], states)
+    first, last = int(np.min(states.round)), int(np.max(states.round))
+    if first != last:
+        raise InvalidInput(f"states has runs of {first} and of {last} completed rounds: continue them separately")
     method = make_method(**{name: value[0] for name, value in values.items()})
-    check_state(cast(Method | MethodSchedule, method), _first(data), settings, first)
+    check_state(method, _first(data), settings, jax.tree.map(lambda leaf: leaf[0], states))
 
 
-def check_mesh(mesh: Any) -> None:
+def check_mesh(mesh: Mesh | None) -> None:
     """Raise InvalidInput unless this is a mesh as `pfl_jax.engine.mapping.client_mesh` makes it, or None."""
-    is_ours = isinstance(mesh, Mesh) and (mesh.axis_names, mesh.axis_types) == ((AXIS,), (AxisType.Auto,))
-    found = str(mesh) if isinstance(mesh, Mesh) else mesh
-    expect("mesh", found, mesh is None or is_ours, f"of the one axis {AXIS} (Auto), as client_mesh() makes it")
+    if mesh is not None and (mesh.axis_names, mesh.axis_types) != ((AXIS,), (AxisType.Auto,)):
+        raise InvalidInput(f"mesh must have one axis {AXIS} (Auto), as client_mesh() makes it, not {mesh}")
 
 
 def check_key(key: Any, name: str = "key", *, axes: int = 0) -> None:
     """Raise InvalidInput unless this is a key of GENERATOR, typed or raw, or with axes=1 keys [R]."""
-    kind = getattr(key, "dtype", None)
-    is_typed = kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key)
-    # The last axis of raw keys is that of their words.
-    fits = (is_typed or kind == np.uint32) and key.ndim == axes + (not is_typed) and key.size > 0
-    wanted = "keys [R], such as jax.random.split(jax.random.key(0), 3)" if axes else "a key, such as jax.random.key(0)"
-    expect(name, key, fits, wanted)
-    found = str(jax.random.key_impl(key)) if is_typed else GENERATOR if key.shape[-1] == 2 else "another one"
-    if found != GENERATOR:
+    key = typed_keys(key)
+    is_key = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not is_key or key.ndim != axes or not key.size:
+        wanted = "keys [R], such as jax.random.split(key, R)" if axes else "a key, such as jax.random.key(0)"
+        raise InvalidInput(f"{name} must be {wanted}, not {word(key)}")
+    if (found := str(jax.random.key_impl(key))) != GENERATOR:
         raise InvalidInput(
             f"{name} must be of JAX's generator {GENERATOR}, not of {found}, whose numbers depend on chunks: use "
             f'jax.random.key(0, impl="{GENERATOR}")'
@@ -155,8 +119,8 @@ def check_key(key: Any, name: str = "key", *, axes: int = 0) -> None:
 
 
 def typed_keys(keys: Any) -> Any:
-    """Keys [R] of raw `keys`, uint32 [R, 2], which `pfl_jax.engine.simulate.run` takes too; all else as it is."""
-    is_raw = getattr(keys, "dtype", None) == np.uint32 and keys.ndim == 2 and keys.shape[1] == 2
+    """Typed keys of raw ones, uint32 [2] or [R, 2]; all else as it is."""
+    is_raw = getattr(keys, "dtype", None) == np.uint32 and keys.shape[-1:] == (2,)
     return jax.random.wrap_key_data(jnp.asarray(keys), impl=GENERATOR) if is_raw else keys
 
 
@@ -184,26 +148,18 @@ def explained(
                 "the method's model is for classification, and this federation's targets are no classes: give it "
                 "another task, such as model._replace(task=tasks.REGRESSION)"
             ) from error
-        reason = _misfit(method, one)
-        if reason is None:
+        if method.work is None:
             raise
-        raise InvalidInput(
-            f"the method's model does not take this federation's inputs {list(one.x.shape[1:])} "
-            f"({type(reason).__name__}: {first_line(reason)}): build it for dataset.input_shape and "
-            "dataset.num_classes"
-        ) from error
-
-
-def _misfit(method: Method, data: FederatedData) -> Exception | None:
-    """Error of a method's model for a client's inputs; None if there is none, or the method does not name its model."""
-    if method.work is None:
-        return None
-    model, x = method.work.model, jax.eval_shape(lambda data: client_data(data, 0, "test").x, data)
-    try:
-        jax.eval_shape(lambda x: model.apply(model.init(jax.random.key(0)), x), x)
-    except Exception as error:
-        return error
-    return None
+        model, x = method.work.model, jax.eval_shape(lambda data: client_data(data, 0, "test").x, one)
+        try:
+            jax.eval_shape(lambda x: model.apply(model.init(jax.random.key(0)), x), x)
+        except Exception as reason:
+            raise InvalidInput(
+                f"the method's model does not take this federation's inputs {list(one.x.shape[1:])} "
+                f"({type(reason).__name__}: {first_line(reason)}): build it for dataset.input_shape and "
+                "dataset.num_classes"
+            ) from error
+        raise
 
 
 def _first(data: Federation) -> FederatedData:
@@ -213,12 +169,11 @@ def _first(data: Federation) -> FederatedData:
     return jax.eval_shape(lambda data: data.on_device(), data)
 
 
-def check_state(method: Method | MethodSchedule, data: Federation, settings: Settings, state: Any) -> None:
+def check_state(method: Method | MethodSchedule, data: Federation, settings: Settings, state: State) -> None:
     """Raise InvalidInput unless a run of a method can continue from a state.
 
     A state that only fits, such as FedAvg's for FedProx, is taken for the start that it is.
     """
-    expect("state", state, isinstance(state, State), "a State, such as a result's .state")
     check_key(state.key, "the state's key")
     clients, completed = state.trained.shape[0], int(state.round)
     if clients != data.num_clients:

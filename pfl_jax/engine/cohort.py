@@ -1,26 +1,16 @@
 """Participation in a round: settings, and random cohorts, stragglers, drop-outs and attackers."""
 
-from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_type_hints
 
 import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Cohort, PRNGKey
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import FRACTION, POSITIVE, Range, choice, real, whole
+from pfl_jax.hyper_parameters import AboveZero, BelowOne, Count, Fraction, Positive, check_values
 from pfl_jax.streams import ATTACKERS, COHORT, DROPOUTS, EVALUATED_CLIENTS, STRAGGLERS
 from pfl_jax.wrappers.attacks import Attack
-
-RANGES = {
-    "participation": Range(0, 1, above=True),
-    "straggler_fraction": FRACTION,
-    "straggler_rate": Range(0, 1, above=True),
-    "drop_rate": Range(0, 1, below=True),
-    "attackers": Range(0, 1, below=True),
-    "attack_scale": POSITIVE,
-}
-"""Ranges of the real-valued settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,26 +35,18 @@ class RoundSettings:
         too often.
     """
 
-    straggler_fraction: float = 0.0
-    straggler_rate: float = 1.0
-    drop_rate: float = 0.0
-    chunk: int | Literal["auto"] | None = "auto"
+    straggler_fraction: Fraction = 0.0
+    straggler_rate: AboveZero = 1.0
+    drop_rate: BelowOne = 0.0
+    chunk: Count | Literal["auto"] | None = "auto"
     attack: Attack | None = None
-    attackers: float = 0.0
-    attack_scale: float = 1.0
-    eval_clients: int | None = None
+    attackers: BelowOne = 0.0
+    attack_scale: Positive = 1.0
+    eval_clients: Count | None = None
 
     def __post_init__(self) -> None:
-        if self.eval_clients is not None:
-            whole("eval_clients", self.eval_clients)
-        if self.chunk not in (None, "auto"):
-            whole("chunk", self.chunk)
-        for field in fields(self):
-            if field.name in RANGES:
-                real(field.name, getattr(self, field.name), RANGES[field.name])
-        if self.attack is not None:
-            choice("attack", self.attack, get_args(Attack))
-        elif self.attackers:
+        check_values(vars(self), get_type_hints(type(self), include_extras=True))
+        if self.attackers and self.attack is None:
             raise InvalidInput("attackers needs an attack: labels, signs or noise")
 
     def arrivals(self, cohort_size: int) -> int:
@@ -91,16 +73,14 @@ class Settings(RoundSettings):
       (6, 20)
     """
 
-    rounds: int
-    participation: float = 1.0
+    rounds: Count
+    participation: AboveZero = 1.0
     full_last_round: bool = False
-    eval_every: int = 1
+    eval_every: Count = 1
     before_aggregation: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("rounds", "eval_every"):
-            whole(name, getattr(self, name))
         if self.before_aggregation and self.eval_clients is not None:
             raise InvalidInput("eval_clients cannot be given with before_aggregation, which needs the scores of all")
 

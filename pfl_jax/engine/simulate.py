@@ -20,6 +20,7 @@ from pfl_jax.engine.mapping import client_mesh, map_clients, replicate
 from pfl_jax.engine.rounds import Outcome
 from pfl_jax.engine.store import ClientStore, Federation, OnDevice, OnDisk, OnHost
 from pfl_jax.errors import Diverged, InvalidInput
+from pfl_jax.hyper_parameters import check_arguments
 from pfl_jax.primitives.metrics import before_aggregation
 
 __all__ = [
@@ -92,6 +93,7 @@ class RoundResult(NamedTuple):
         return self.cohort[~self.finite]
 
 
+@check_arguments
 def run(
     method: Method | MethodSchedule,
     data: Federation,
@@ -146,18 +148,7 @@ def run(
       Diverged: a client diverged (with on_nan="skip-client": all clients of a cohort), or the server's state did; in
         the round where it happened.
     """
-    check_run(
-        method,
-        data,
-        settings,
-        key,
-        state=state,
-        mesh=mesh,
-        newcomers=newcomers,
-        on_nan=on_nan,
-        state_on=state_on,
-        state_folder=state_folder,
-    )
+    check_run(method, data, settings, key, mesh, state, state_on, state_folder)
     if data.mesh is not None and mesh not in (None, data.mesh):
         raise InvalidInput("mesh: the data is on another one already, that of placement.place; leave it out")
     mesh = data.mesh or mesh

@@ -23,6 +23,7 @@ from pfl_jax.engine.checks import check_sweep, explained, typed_keys
 from pfl_jax.engine.mapping import AXIS, map_clients
 from pfl_jax.engine.simulate import RoundResult, Settings
 from pfl_jax.engine.store import OnDevice
+from pfl_jax.hyper_parameters import Count, check_arguments
 from pfl_jax.primitives.tree import byte_count, gather
 
 MakeMethod: TypeAlias = Callable[..., Method | MethodSchedule]
@@ -95,6 +96,7 @@ def build(
     )
 
 
+@check_arguments
 def run(
     make_method: MakeMethod,
     data: FederatedData,
@@ -103,7 +105,7 @@ def run(
     hyper_parameters: Mapping[str, jax.Array] | None = None,
     *,
     states: State | None = None,
-    chunk: int | Literal["auto"] | None = "auto",
+    chunk: Count | Literal["auto"] | None = "auto",
     mesh: Mesh | None = None,
     donate: bool = False,
 ) -> Iterator[RoundResult]:
@@ -147,9 +149,9 @@ def run(
       ...     print(result.round, result.received["accuracy"].shape, result.received["accuracy"].mean(axis=1).argmax())
       1 (3, 4) 2
     """
-    values = {name: jnp.asarray(value) for name, value in (hyper_parameters or {}).items()}
     keys = typed_keys(keys)
-    check_sweep(make_method, data, settings, keys, values, states=states, chunk=chunk, mesh=mesh)
+    values = {name: jnp.asarray(value) for name, value in (hyper_parameters or {}).items()}
+    check_sweep(make_method, data, settings, keys, values, states, mesh)
     one = {name: value[0] for name, value in values.items()}
     first, number = make_method(**one), len(keys)
     explains = partial(explained, make_method, one, data)

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from pfl_jax import hyper_parameters as ranges
 from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import check_value, unknown
 from pfl_jax.methods.apfl import apfl as apfl
 from pfl_jax.methods.apple import apple as apple
 from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
 from pfl_jax.methods.ditto import ditto as ditto
-from pfl_jax.methods.factories import annotations, check_model, check_values, default_training, recipes_of
+from pfl_jax.methods.factories import annotations, check_hyper_parameters, default_training, recipes_of
 from pfl_jax.methods.fedala import fedala as fedala
 from pfl_jax.methods.fedamp import fedamp as fedamp
 from pfl_jax.methods.fedas import fedas as fedas
@@ -111,6 +111,15 @@ METHODS: dict[str, Callable[..., Method]] = {
 Each raises InvalidInput for a value of a wrong type or out of its range, see `pfl_jax.hyper_parameters`."""
 
 
+def factory_of(method: str | Callable[..., Method]) -> Callable[..., Method]:
+    """Factory of a `method` by its name in METHODS, InvalidInput for another name; a factory as it is."""
+    if not isinstance(method, str):
+        return method
+    if method not in METHODS:
+        raise InvalidInput(unknown("method", method, METHODS))
+    return METHODS[method]
+
+
 def make_method(method: str | Callable[..., Method], model: Model, **values: Any) -> Method:
     """Build a method from one flat set of hyper-parameters: its own, and the fields of LocalTraining and of wrappers.
 
@@ -127,11 +136,9 @@ def make_method(method: str | Callable[..., Method], model: Model, **values: Any
       >>> model = models.mlp((8, 8, 1), 10)
       >>> method = make_method("ditto", model, lr=0.05, epochs=1, lam=0.5)  # LocalTraining(lr=0.05, epochs=1), lam=0.5
     """
-    if isinstance(method, str):
-        ranges.choice("method", method, METHODS)
-    factory = METHODS[method] if isinstance(method, str) else method
-    check_model(model)
-    check_values(factory, values, annotations(factory))
+    factory = factory_of(method)
+    check_value("model", model, Model)
+    check_hyper_parameters(factory, values, annotations(factory))
     recipe = {field.name for field in fields(LocalTraining)} & values.keys()
     training = default_training(factory).replace(**{name: values.pop(name) for name in recipe})
     recipes = [

@@ -1,18 +1,17 @@
-"""Functions of a method's factory: its check of arguments, its hyper-parameters and what its docstring tells."""
+"""Functions of a method's factory: its check of arguments and its hyper-parameters."""
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, ParamSpec, get_type_hints, overload
+from typing import Any, ParamSpec, get_type_hints, overload
 
 import jax
 import jax.numpy as jnp
 
-from pfl_jax import hyper_parameters as ranges
 from pfl_jax.base import LocalWork, Method, Model
-from pfl_jax.errors import InvalidInput, word
+from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import Count, check_values, hint
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.wrappers.client_privacy import ClientPrivacy
 from pfl_jax.wrappers.compression import Compression
@@ -60,13 +59,11 @@ def checked(factory: Any = None, *, version: int = 1) -> Any:
     @functools.wraps(factory)
     def with_checks(model: Any, training: Any = None, **values: Any) -> Method:
         recipe = default_training(factory) if training is None else training
-        if not isinstance(recipe, LocalTraining):
-            raise InvalidInput(f"training must be a LocalTraining, such as LocalTraining(lr=0.1), not {word(training)}")
         if taken := next((field.name for field in fields(LocalTraining) if field.name in values), None):
             raise InvalidInput(f"{taken} is a field of the recipe: give LocalTraining({taken}={values[taken]!r})")
-        check_model(model)
+        check_values({"model": model, "training": recipe}, {"model": Model, "training": LocalTraining})
         # A server's optimizer is no argument of the factory, see `make_method`.
-        check_values(factory, {"epochs": recipe.most_passes} | values, _own_annotations(factory))
+        check_hyper_parameters(factory, {"epochs": recipe.most_passes} | values, _own_annotations(factory))
         made: Method = factory(model, recipe, **values)
         if recipe.dp_clip is not None and made.privacy is not None and made.privacy.refused:
             raise InvalidInput(f"{factory.__name__} cannot train with dp_clip: {made.privacy.refused}")
@@ -86,47 +83,28 @@ def unchecked(factory: Callable[Arguments, Method]) -> Callable[Arguments, Metho
     return inspect.unwrap(factory)
 
 
-def check_model(model: Any) -> None:
-    """Raise InvalidInput for what is no `Model`."""
-    if not isinstance(model, Model):
-        raise InvalidInput(
-            "model must be a Model, such as models.mlp(dataset.input_shape, dataset.num_classes), not "
-            f"{word(model)}; networks.from_flax makes one of a flax module"
-        )
-
-
 def needs_classes(model: Model, method: str, why: str) -> None:
-    """Raise InvalidInput unless the model's task has classes.
-
-    Args:
-      model: what the method would train.
-      method: its name.
-      why: what the method's equations have of each class, and so would need of another task.
-    """
+    """Raise InvalidInput unless the task of the `model` has classes; `why` says what the `method` needs them for."""
     if model.task.kind != "classes":
         raise InvalidInput(f"{method} is for classification, and the model's task is {model.task.name}: {why}")
 
 
 def needs_vectors(model: Model, method: str, why: str) -> None:
-    """Raise InvalidInput if examples have a sequence of features instead of one vector.
-
-    Args:
-      model, method, why: as for `needs_classes`.
-    """
+    """Raise InvalidInput if examples have a sequence of features; `why` says what the `method` needs one vector for."""
     if model.task.kind == "sequences":
         raise InvalidInput(f"{method} is for tasks with one vector of features, not {model.task.name}: {why}")
 
 
-def check_values(factory: Callable[..., Method], values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+def check_hyper_parameters(factory: Callable[..., Method], values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
     """Raise InvalidInput for hyper-parameters with which a factory cannot make a method, see `annotations`."""
-    unknown = sorted(values.keys() - kinds.keys())
+    strange = sorted(values.keys() - kinds.keys())
     takes_all = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(factory).parameters.values())
-    if unknown and not takes_all:
+    if strange and not takes_all:
+        there = ", ".join(kinds)
         raise InvalidInput(
-            f"{_name(factory)} has no hyper-parameter {unknown[0]} (there are {', '.join(kinds)})"
-            f"{ranges.hint(unknown[0], kinds)}"
+            f"{_name(factory)} has no hyper-parameter {strange[0]} (there are {there}){hint(strange[0], kinds)}"
         )
-    ranges.check(values, kinds)
+    check_values(values, kinds)
 
 
 def function_of(factory: Callable[..., Method]) -> Callable[..., Method]:
@@ -158,7 +136,7 @@ def annotations(factory: Callable[..., Method]) -> dict[str, Any]:
 
 def _own_annotations(factory: Callable[..., Method]) -> dict[str, Any]:
     """Annotation of each field of the recipe of local training and of each argument of the factory."""
-    recipe = get_type_hints(LocalTraining, include_extras=True) | {"epochs": Annotated[int, ranges.AT_LEAST_ONE]}
+    recipe = get_type_hints(LocalTraining, include_extras=True) | {"epochs": Count}
     return recipe | {
         name: type(one.default) if one.annotation is one.empty else one.annotation
         for name, one in arguments(factory).items()
@@ -227,18 +205,3 @@ def hyper_parameters(factory: Callable[..., Method]) -> dict[str, Any]:
         | {name: one.default for name, one in arguments(factory).items()}
         | {field.name: field.default for recipe in recipes_of(factory) for field in fields(recipe)}
     )
-
-
-def documented_info(factory: Callable[..., Method]) -> dict[str, str]:
-    """Name -> shape and meaning of a method's `Info`, as the section "Info" of its factory's docstring has them.
-
-    Example:
-      >>> from pfl_jax.methods import METHODS
-      >>> from pfl_jax.methods.factories import documented_info
-      >>> documented_info(METHODS["fedproto_g"])
-      {'counts': "[K], the cohort's number of examples of each class."}
-    """
-    section = re.search(r"^Info:\n((?:[ \t]+.*\n?)*)", inspect.getdoc(function_of(factory)) or "", re.MULTILINE)
-    lines = inspect.cleandoc(section[1]) if section else ""
-    entries = re.findall(r"^(\w+): (.*(?:\n[ \t]+.*)*)", lines, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}

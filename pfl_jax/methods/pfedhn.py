@@ -2,14 +2,14 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
-from pfl_jax.hyper_parameters import MOMENTUM, Count, NotNegative
+from pfl_jax.hyper_parameters import BelowOne, Count, NotNegative
 from pfl_jax.methods.factories import IDENTITY, checked
 from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
 from pfl_jax.primitives.local_training import LocalTraining
@@ -79,7 +79,7 @@ def pfedhn(
     *,
     server_lr: NotNegative = 0.01,
     embedding_lr: NotNegative = 0.01,
-    server_momentum: Annotated[float, MOMENTUM] = 0.9,
+    server_momentum: BelowOne = 0.9,
     embedding_size: Count = 32,
     hidden_size: Count = 100,
     hidden_layers: Count = 3,

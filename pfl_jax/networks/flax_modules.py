@@ -198,7 +198,8 @@ def _linen_head(module: nn.Module, inputs: jax.ShapeDtypeStruct, path: tuple[str
     module_checks.require_part(path, _linen_parts(params), there=_lookup(params, path) is not None)
     module_checks.require_one_last_call(name, len(found), last[-1])
     head, features, _ = found[0]
-    return head, module_checks.num_features(features)
+    # `check_model` refuses features of another shape than [2, d].
+    return head, getattr(features, "shape", (0,))[-1]
 
 
 def _refuse_statistics(statistics: Any, norms: set[tuple[str, ...]], head: tuple[str, ...]) -> None:

@@ -1,14 +1,8 @@
 """What a Flax module must satisfy to become a `Model`, each with the message for the user."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from pfl_jax.errors import InvalidInput
-
-
-def num_features(features: Any) -> int:
-    """Number of `features`, of which `pfl_jax.networks.flax_modules.check_model` refuses any but [2, d]."""
-    return features.shape[-1] if hasattr(features, "shape") else 0
 
 
 def refuse_variables(collections: Iterable[str]) -> None:
@@ -20,12 +14,7 @@ def refuse_variables(collections: Iterable[str]) -> None:
 
 
 def refuse_dropout(head: str, there: bool) -> None:
-    """Raise InvalidInput for a head with dropout: methods also train heads on features that have none.
-
-    Args:
-      head: its name.
-      there: whether it has dropout.
-    """
+    """Raise InvalidInput if dropout is `there` in the `head`: methods also train heads on features without any."""
     if there:
         raise InvalidInput(f"the head {head} has dropout, which only a backbone can have: name a later part with head=")
 

@@ -138,7 +138,8 @@ def from_nnx(
     params = jax.eval_shape(init, jax.random.key(0))
     found = jax.eval_shape(probe, params["backbone"], inputs)
     module_checks.require_one_last_call(name, *calls[-1])
-    num_features = module_checks.num_features(found)
+    # `check_model` refuses features of another shape than [2, d].
+    num_features = getattr(found, "shape", (0,))[-1]
     return Model(init, features, classify, num_features, num_classes, batch_features)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import PyTree
-from pfl_jax.hyper_parameters import whole
+from pfl_jax.hyper_parameters import Count, check_value
 
 FORWARD_BATCH = 200
 """Examples per forward pass: large enough for full speed, small enough for a CPU's cache."""
@@ -38,7 +38,7 @@ def map_examples(
       >>> print(examples.map_examples(lambda x: x + 1.0, jnp.zeros(5), mask, batch_size=2))  # the last batch: padding
       [1. 1. 1. 1. 0.]
     """
-    whole("batch_size", batch_size)
+    check_value("batch_size", batch_size, Count)
     (n,) = mask.shape
     size = min(batch_size, n)
 

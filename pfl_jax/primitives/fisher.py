@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, KeylessLoss, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import whole
+from pfl_jax.hyper_parameters import Count, check_value
 from pfl_jax.primitives.aggregation import normalize_weights
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.local_training import LocalTraining
@@ -125,7 +125,7 @@ def fisher_trace(
     """
     if reduction not in ("mean", "sum"):
         raise InvalidInput(f"reduction must be mean or sum, not {reduction!r}")
-    whole("microbatch", microbatch)
+    check_value("microbatch", microbatch, Count)
 
     leaves = _closed_form(loss, params, data, min(microbatch, data.mask.shape[0]))
 
@@ -212,7 +212,7 @@ def diagonal_fisher(loss: KeylessLoss, params: PyTree, data: ClientData, *, micr
     Reference:
       Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Eq. 5-6, Fig. 3a.
     """
-    whole("microbatch", microbatch)
+    check_value("microbatch", microbatch, Count)
 
     def gradient(example):
         return jax.grad(loss)(params, jax.tree.map(lambda leaf: leaf[None], example))

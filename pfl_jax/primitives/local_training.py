@@ -4,16 +4,15 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, cast, get_type_hints
+from typing import Any, Literal, cast, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax import hyper_parameters
 from pfl_jax.base import ClientData, Loss, PRNGKey, PyTree, TrainingLoss
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import MOMENTUM, Count, Epochs, NotNegative, Positive
+from pfl_jax.hyper_parameters import BelowOne, Count, Epochs, NotNegative, Positive, check_values
 from pfl_jax.primitives.mini_batches import Augment, Carry, Counts, Step, first_in_fixed_order, fold_batches
 from pfl_jax.primitives.mini_batches import num_steps as num_steps
 from pfl_jax.primitives.optimizers import add_weight_decay, initial_state, sgd
@@ -86,7 +85,7 @@ class LocalTraining:
     """
 
     lr: NotNegative | jax.Array = NOT_GIVEN
-    momentum: Annotated[float | jax.Array, MOMENTUM] = NOT_GIVEN
+    momentum: BelowOne | jax.Array = NOT_GIVEN
     weight_decay: NotNegative | jax.Array = NOT_GIVEN
     batch_size: Count = field(default=50, metadata={"static": True})
     epochs: Epochs | jax.Array = NOT_GIVEN
@@ -116,7 +115,7 @@ class LocalTraining:
             object.__setattr__(self, "epochs", EPOCHS)
         elif self.local_steps is not None and self.epochs is not None:
             raise InvalidInput("epochs and local_steps exclude each other: local_steps counts mini-batches, not passes")
-        hyper_parameters.check({name: value for name, value in vars(self).items() if value is not None}, _kinds())
+        check_values({name: value for name, value in vars(self).items() if value is not None}, _kinds())
         if self.dp_clip is None and isinstance(self.dp_noise, int | float) and self.dp_noise > 0:
             raise InvalidInput("dp_noise needs a dp_clip: noise alone does not make a gradient private")
 

@@ -10,7 +10,7 @@ from jax.random import fold_in
 
 from pfl_jax.base import Client, LocalResult, Mean, Method, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Range, Words, check
+from pfl_jax.hyper_parameters import AboveZero, Range, Words
 from pfl_jax.messages import has_means, map_means, received, reference
 from pfl_jax.primitives import compressors
 from pfl_jax.streams import COMPRESSION
@@ -18,9 +18,7 @@ from pfl_jax.streams import COMPRESSION
 BITS = 32
 """Bits of a number that is not compressed."""
 
-COMPRESSORS = Words(
-    ("none", "sign"), {"topk": Range(0, 1, above=True), "quantize": Range(2, BITS)}, whole=("quantize",)
-)
+COMPRESSORS = Words(("none", "sign"), {"topk": AboveZero, "quantize": Annotated[int, Range(2, BITS)]})
 """What `Compression.compress` can be."""
 
 
@@ -89,8 +87,7 @@ def compressed(method: Method, recipe: Compression) -> Method:
       that its message is lost: the lost update is not sent again. The changes of h that did not arrive come with the
       next one, and are counted once.
     """
-    check({"compress": recipe.compress}, {"compress": Annotated[str, COMPRESSORS]})
-    encoding = _compressor(*COMPRESSORS.parse(recipe.compress))
+    encoding = _compressor(*COMPRESSORS.parse(recipe.compress, "compress"))
     if encoding is None:
         return method
 

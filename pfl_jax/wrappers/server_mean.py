@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pfl_jax.base import Method, Survey
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Range, Words, check
+from pfl_jax.hyper_parameters import Range, Words
 from pfl_jax.messages import Unsummed, has_means, map_means
 from pfl_jax.primitives import robust_means
 from pfl_jax.primitives.robust_means import Statistic
 
-_BELOW_HALF = Range(0, 0.5, below=True)
+_BELOW_HALF = Annotated[float, Range(0, 0.5, below=True)]
 
 MEANS = Words(
     ("mean", "median", "geometric_median", "krum", "multi_krum"),
@@ -64,8 +64,7 @@ def robust(method: Method, recipe: ServerMean) -> Method:
       Median, trimmed mean and Multi-Krum have the clients' weights, where the papers' have equal ones. An attacker
       states its weight truthfully here.
     """
-    check({"server_mean": recipe.server_mean}, {"server_mean": Annotated[str, MEANS]})
-    statistic = _statistic(*MEANS.parse(recipe.server_mean))
+    statistic = _statistic(*MEANS.parse(recipe.server_mean, "server_mean"))
     if statistic is None:
         return method
 

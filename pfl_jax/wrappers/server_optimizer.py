@@ -10,7 +10,7 @@ import optax
 
 from pfl_jax.base import Method, Params
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import MOMENTUM, NotNegative, Positive, ReadWith
+from pfl_jax.hyper_parameters import BelowOne, NotNegative, Positive, ReadWith
 from pfl_jax.primitives.optimizers import sgd
 from pfl_jax.primitives.tree import map_statistics
 from pfl_jax.wrappers.server_state import with_server_state
@@ -70,7 +70,7 @@ class ServerOptimizer:
 
     server_optimizer: ServerRule | None = None
     server_lr: Annotated[NotNegative | None, ReadWith("server_optimizer")] = None
-    server_momentum: Annotated[float | None, MOMENTUM, ReadWith("server_optimizer")] = None
+    server_momentum: Annotated[BelowOne | None, ReadWith("server_optimizer")] = None
     server_tau: Annotated[Positive, ReadWith("server_optimizer", ("adam", "yogi", "adagrad"))] = 1e-3
 
     def transformation(self) -> optax.GradientTransformation:

@@ -55,15 +55,6 @@ def test_inputs_are_equal_at_the_model_for_every_type_and_rank(kind, shape):
             np.testing.assert_array_equal(got.y[: len(rows)], np.concatenate([Y, Y])[rows])
 
 
-def test_a_mean_of_pixels_is_for_pixels_alone():
-    dataset = from_arrays(inputs(np.float32, (4,)), Y)
-    for given in ({"mean": (0.5,), "std": (0.5,)}, {"mean": (0.5,)}):
-        with pytest.raises(InvalidInput, match="of uint8 pixels divided by 255"):
-            federation(dataset._replace(**given))
-    with pytest.raises(InvalidInput, match="one type"):
-        federation(dataset._replace(test_x=dataset.test_x[:, :3]))
-
-
 def test_runs_held_out_clients_and_devices_have_the_same_inputs():
     dataset = from_arrays(inputs(np.int32, (3,)), Y)
     data, parts = federation(dataset, 4)

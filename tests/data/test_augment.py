@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax import simulate
 from pfl_jax.base import ClientData
 from pfl_jax.data import client_data
 from pfl_jax.data.augment import CropAndFlip
@@ -146,15 +145,3 @@ def test_augmentation_applies_to_every_method(name):
         plain, augmented = plain["backbone"], augmented["backbone"]
     change = jax.tree.map(lambda one, other: jnp.max(jnp.abs(one - other)), plain, augmented)
     assert max(jax.tree.leaves(change)) > 1e-3
-
-
-@pytest.mark.slow
-def test_chunks_change_nothing():
-    method = make_method("fedavg", tiny_model(), **HYPER_PARAMETERS, augment=TINY)
-    data = tiny_federation()
-    rounds = [
-        next(simulate.run(method, data, simulate.Settings(rounds=1, chunk=chunk), jax.random.key(3)))
-        for chunk in (1, None)
-    ]
-    for one, other in zip(*(jax.tree.leaves(result.state.server) for result in rounds), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)

@@ -1,9 +1,8 @@
 """Data sets of what people have: each client's arrays, and tables with a column of clients."""
 
-import types
-
 import numpy as np
 import pytest
+from tables import Frame, Split
 
 from pfl_jax import data
 from pfl_jax.data import client_data, federate, from_arrays, from_clients
@@ -22,44 +21,12 @@ TABLE = {
 }
 
 
-class Frame:
-    """What `from_clients` needs of a DataFrame."""
-
-    def __init__(self, columns):
-        self._columns, self.columns = columns, list(columns)
-
-    def __getitem__(self, name):
-        return self._columns[name]
-
-
 def pandas_frame(columns):
     return pytest.importorskip("pandas").DataFrame(columns)
 
 
 def hugging_face(columns):
     return pytest.importorskip("datasets").Dataset.from_dict({name: list(column) for name, column in columns.items()})
-
-
-class AllRows:
-    """Rows of which one asks for all."""
-
-    def __init__(self, columns):
-        self._columns = columns
-
-    def __getitem__(self, rows):
-        assert rows == slice(None)
-        return self._columns
-
-
-class Split:
-    """What `from_clients` needs of a Hugging Face dataset."""
-
-    def __init__(self, columns):
-        self._columns, self.features = columns, {name: types.SimpleNamespace() for name in columns}
-
-    def with_format(self, kind):
-        assert kind == "numpy"
-        return AllRows(self._columns)
 
 
 def rows_of(dataset, client):
@@ -119,7 +86,7 @@ def test_pandas_names_and_types():
     # groupby gives a mapping whose keys may be pairs.
     groups = dict(iter(pandas.DataFrame(TABLE).groupby(["where", "ill"])))
     assert from_clients(groups, x=["age"], y="pulse").client_names[0] == "('clinic', 0)"
-    with pytest.raises(InvalidInput, match="column where is not numeric"):
+    with pytest.raises(InvalidInput, match="where not numeric"):
         from_clients(frame, y="ill", client="age")
 
 
@@ -194,7 +161,7 @@ def with_tests(**changes):
         (changed(), {"x": "age"}, r"client ward has no column age \(there are x, y\)"),
         (Frame(TABLE), {"y": "ill"}, r"the table has no column client \(there are age, dose"),
         (Frame(TABLE), {"y": "sick", "client": "where"}, "the table has no column sick"),
-        (Frame(TABLE), {"y": "ill", "client": "dose"}, "the table: the column where is not numeric"),
+        (Frame(TABLE), {"y": "ill", "client": "dose"}, "the table: where not numeric"),
         (Frame(TABLE | {"dose": X["ward"]}), {"y": ["ill", "dose"], "client": "where"}, "several columns of arrays"),
         (Frame({"ill": Y["ward"], "where": Y["ward"]}), {"y": "ill", "client": "where"}, "the table has no inputs"),
         (changed(z=X["clinic"]), {}, r"client clinic has several columns of arrays \(x, z\): leave one"),

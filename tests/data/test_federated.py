@@ -69,11 +69,6 @@ def test_class_table():
         np.testing.assert_array_equal(class_table(DATA, split), expected)
 
 
-def test_unknown_split():
-    with pytest.raises(InvalidInput, match="unknown split 'valid'"):
-        client_data(DATA, 0, "valid")  # pyright: ignore[reportArgumentType]
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -7,6 +7,7 @@ import types
 import numpy as np
 import pytest
 from PIL import Image
+from tables import Split
 
 from pfl_jax.data import from_file, own_files, read_folders, read_tables
 from pfl_jax.errors import InvalidInput
@@ -117,7 +118,7 @@ def test_a_column_that_nobody_named_is_no_feature(tmp_path, hub, name):
     check_refused(tmp_path / "my.csv", f"{name},a,b,label\n{rows}", "no name of its own.*index=False")
     check_refused(tmp_path / "my.csv", f"number,a,{name},label\n{rows}", "no name of its own.*index=False")
     if name.strip():
-        hub["train"] = split({"a": X[:, 0], name: np.arange(24), "label": np.arange(24) % 3})
+        hub["train"] = Split({"a": X[:, 0], name: np.arange(24), "label": np.arange(24) % 3})
         with pytest.raises(InvalidInput, match=f"column {name} has no name of its own"):
             from_file("hf:someone/wines")
 
@@ -148,6 +149,10 @@ def test_test_files(tmp_path):
     np.testing.assert_array_equal(dataset.test_x[:, 0], np.arange(24) + 0.5)
     np.testing.assert_array_equal(dataset.test_client, dataset.train_client)
     assert dataset.origin == own_files.digest(tmp_path / "train.csv", tmp_path / "test.csv")
+    write_csv(tmp_path / "train.csv", {"a": np.arange(24), "label": np.arange(24) / 4})
+    write_csv(tmp_path / "test.csv", {"a": np.arange(6), "label": np.arange(6) / 2})
+    numbers = from_file(tmp_path / "train.csv", test_data=tmp_path / "test.csv", num_classes=0)
+    np.testing.assert_array_equal(numbers.test_y, np.float32(np.arange(6) / 2))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -172,28 +177,8 @@ def test_images_by_class(tmp_path, channels):
     assert from_file(tmp_path).input_shape == (5, 4, 3)
 
 
-class Image_:
-    """Feature of a column of images."""
-
-
-Image_.__name__ = "Image"
-
-
-def split(columns, **features):
-    """A split as the package datasets gives it, with arrays in the place of Arrow tables."""
-    known = {name: types.SimpleNamespace() for name in columns} | features
-    return types.SimpleNamespace(with_format=lambda kind: Rows(columns), features=known)
-
-
-class Rows:
-    """Rows in NumPy's format, all of them at once."""
-
-    def __init__(self, columns):
-        self.columns = columns
-
-    def __getitem__(self, rows):
-        assert rows == slice(None)
-        return self.columns
+IMAGES = type("Image", (), {})()
+"""Feature of a column of images."""
 
 
 @pytest.fixture
@@ -210,21 +195,21 @@ def hub(monkeypatch):
 def test_hugging_face(hub, tmp_path):
     (tmp_path / "dataset_dict.json").write_text("{}")
     names = types.SimpleNamespace(names=["no", "yes", "some"])
-    hub["train"] = split({"a": X[:, 0], "b": X[:, 1], "label": np.arange(24) % 3, "user": USER}, label=names)
+    hub["train"] = Split({"a": X[:, 0], "b": X[:, 1], "label": np.arange(24) % 3, "user": USER}, label=names)
     dataset = from_file(tmp_path, client_column="user")
     assert dataset.source == "Hugging Face"
     check_whole(dataset, X[:, :2])
-    hub["test"] = split({"a": X[:, 1], "b": X[:, 0], "label": np.arange(24) % 3, "user": USER}, label=names)
+    hub["test"] = Split({"a": X[:, 1], "b": X[:, 0], "label": np.arange(24) % 3, "user": USER}, label=names)
     dataset = from_file("hf:someone/wines", client_column="user")
     np.testing.assert_array_equal(dataset.test_x, X[:, [1, 0]].astype(np.float32))
     assert dataset.name == "someone/wines"
     # Images and sequences are chosen before other columns.
     pixels = RNG.integers(0, 256, (24, 4, 4), dtype=np.uint8)
     hub.clear()
-    hub["train"] = split({"image": pixels, "id": KIND, "label": np.arange(24) % 3}, label=names, image=Image_())
+    hub["train"] = Split({"image": pixels, "id": KIND, "label": np.arange(24) % 3}, label=names, image=IMAGES)
     check_whole(from_file(tmp_path), pixels[..., None], client=None)
     tokens = RNG.integers(0, 99, (24, 6))
-    hub["train"] = split({"tokens": tokens, "text": KIND, "label": np.arange(24) % 3}, label=names)
+    hub["train"] = Split({"tokens": tokens, "text": KIND, "label": np.arange(24) % 3}, label=names)
     dataset = from_file(tmp_path)
     assert dataset.train_x.dtype == np.int32
     check_whole(dataset, tokens, client=None)
@@ -238,14 +223,14 @@ def test_bad_hugging_face(hub, tmp_path, monkeypatch):
     for columns, text in (
         ({"a": labels, "kind": labels}, "no column label"),
         ({"label": labels}, "no inputs"),
-        ({"a": KIND, "label": labels}, "column a is not numeric"),
-        ({"a": ragged, "label": labels}, "column a is not numeric, or its rows are of different shapes"),
+        ({"a": KIND, "label": labels}, "a not numeric"),
+        ({"a": ragged, "label": labels}, "a not numeric .rows of different shapes"),
         ({"a": X, "b": X, "label": labels}, "several columns of arrays"),
     ):
-        hub["train"] = split(columns)
+        hub["train"] = Split(columns)
         with pytest.raises(InvalidInput, match=text):
             from_file(tmp_path)
-    hub["train"] = split({"a": labels, "label": labels - 1}, label=types.SimpleNamespace(names=["x", "y", "z"]))
+    hub["train"] = Split({"a": labels, "label": labels - 1}, label=types.SimpleNamespace(names=["x", "y", "z"]))
     with pytest.raises(InvalidInput, match="rows without a label"):
         from_file(tmp_path)
     hub["validation"] = hub.pop("train")

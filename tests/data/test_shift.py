@@ -7,7 +7,6 @@ import pytest
 
 from pfl_jax.data import class_table, client_data, federate, load, shift
 from pfl_jax.data.partition import iid
-from pfl_jax.errors import InvalidInput
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 client_data = jax.jit(client_data, static_argnums=2)
@@ -94,10 +93,3 @@ def test_images_turn_in_both_splits_and_nothing_else(split):
         turned = np.rot90(plain.x, client % 4, axes=(1, 2))
         np.testing.assert_allclose(gathered.x[client], turned, rtol=1e-6, atol=1e-6)
         np.testing.assert_array_equal(gathered.y[client], plain.y)
-
-
-def test_an_unknown_shift_is_refused():
-    with pytest.raises(InvalidInput, match=r"unknown shift 'label' .*; did you mean labels"):
-        federate(DATASET, PARTITION, shift="label")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InvalidInput, match="num_groups must be a whole number of at least 1"):
-        federate(DATASET, PARTITION, shift="labels", num_groups=0)

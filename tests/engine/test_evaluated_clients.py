@@ -56,7 +56,7 @@ def test_an_engine_evaluates_the_sample_of_each_run():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"eval_clients": 0}, "eval_clients must be a whole number of at least 1, not 0"),
+        ({"eval_clients": 0}, "eval_clients must be at least 1, not 0"),
         ({"eval_clients": 2, "before_aggregation": True}, "eval_clients cannot be given with before_aggregation"),
     ],
 )

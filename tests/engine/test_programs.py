@@ -65,7 +65,7 @@ def test_another_run_with_an_engine_compiles_nothing(state_on):
         ({"mesh": True}, "engine was built with another mesh"),
         ({"drop_rate": 0.5}, "engine was built with drop_rate 0.0, and settings has 0.5"),
         ({"method": True}, "engine was built with another method"),
-        ({"engine": 3}, "engine must be an Engine, of pfl_jax.build"),
+        ({"engine": 3}, "engine must be an Engine or None, not 3"),
     ],
 )
 def test_an_engine_of_something_else_is_refused(options, message):

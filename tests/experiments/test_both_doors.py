@@ -17,7 +17,7 @@ from experiments.cli.parser import TRAINING_HYPER_PARAMETERS
 from experiments.cli.request import check_arguments, parse
 from pfl_jax import LocalTraining, make_method
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import FINITE, POSITIVE, NotNegative, Range, Words, describe, literals, parts, range_of
+from pfl_jax.hyper_parameters import NotNegative, Positive, Range, Words, describe, literals, parts, range_of
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import annotations, recipes_of
 from pfl_jax.wrappers.compression import Compression
@@ -56,8 +56,9 @@ def texts(words):
     """Texts -> whether they are what these words can be."""
     found = [(text, True) for text in words.plain]
     found += [("x", False), (None, False), (math.nan, False), (True, False), (1, False), (0.5, False), ("", False)]
-    for name, limits in words.numbered.items():
-        step = 1 if name in words.whole else 1e-6
+    for name, kind in words.numbered.items():
+        limits, is_whole = range_of(kind), parts(kind) == (int,)
+        step = 1 if is_whole else 1e-6
         for number, right in (
             (limits.low, not limits.above),
             (limits.low + step, True),
@@ -68,9 +69,9 @@ def texts(words):
         ):
             found.append((f"{name}:{number:.9g}", right))
         found += [(f"{name}:", False), (f"{name}:x", False), (f"{name}:nan", False), (f"{name}:inf", False)]
+        found += [(f"{name}:{limits.low + 0.5}", False)] if is_whole else []
         found += [(f"{name}:1:2", False), (f"x:{limits.high}", False), (f"{name} 0.1", False)]
     found += [(f"{words.plain[0]}:0.1", f"{words.plain[0]}" in words.numbered)]
-    found += [(f"{name}:{words.numbered[name].low + 0.5}", False) for name in words.whole]
     return found
 
 
@@ -140,7 +141,7 @@ def mine(
     heat: Annotated[float, Range(1, 3, below=True)] = 2.0,
     decay=0.5,
     my_lr: NotNegative = 0.1,
-    heated: Annotated[float | None, POSITIVE] = None,
+    heated: Positive | None = None,
 ):
     return METHODS["fedavg"](model, training)
 
@@ -208,7 +209,7 @@ def test_every_annotation_says_what_it_is():
     for factory in METHODS.values():
         for name, kind in annotations(factory).items():
             numbers = {int, float} & {*parts(kind)}
-            assert not numbers or range_of(kind) != FINITE, f"{factory.__name__}: {name} has no range"
+            assert not numbers or range_of(kind) != Range(), f"{factory.__name__}: {name} has no range"
             for part in parts(kind):
                 known = part in (int, float, bool, str, type(None)) or get_origin(part) is not None
                 assert known or part.__module__.startswith(("jax", "optax")), f"{factory.__name__}: {name} is {part}"

@@ -170,7 +170,7 @@ def test_the_program_does_not_depend_on_it(method, name, values, other):
 def test_conditions_are_of_hyper_parameters_that_exist(method):
     kinds = annotations(METHODS[method])
     for name, kind in kinds.items():
-        for note in hyper_parameters._notes(kind):
+        for note in hyper_parameters.notes_of(kind):
             if isinstance(note, ReadWith):
                 assert note.name in kinds.keys() - {name}
                 assert set(note.values) <= {*literals(kinds[note.name])}

@@ -10,11 +10,11 @@ import jax
 import pytest
 from golden import FILE, fingerprint, moved, numbers_of
 
+from experiments.cli.hyper_parameters import documented_info
 from pfl_jax import simulate
 from pfl_jax.engine import placement
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import METHODS
-from pfl_jax.methods.factories import documented_info
 from pfl_jax.testing import conformance
 from pfl_jax.testing.comparison import assert_close
 from pfl_jax.testing.problems import tiny_federation

@@ -5,10 +5,10 @@ import json
 
 import numpy as np
 
+from experiments.cli.hyper_parameters import documented_info
 from experiments.cli.request import parse
 from experiments.folder.version import method_version, source_versions
 from pfl_jax.methods import METHODS
-from pfl_jax.methods.factories import documented_info
 
 SMALL = ("--method", "fedpac", "--rounds", "4", "--num-clients", "5", "--train-size", "20", "--test-size", "10")
 
