@@ -15,9 +15,9 @@ from pfl_jax.base import PyTree
 class Frozen:
     """Parameters of a network that no training changes, such as a pretrained base under adapters.
 
-    The functions of a `Model` read them by `read`. A function that closes over arrays has them compiled into its program
-    as constants; so the engine passes them as an argument, beside the examples, and binds them while it traces: every
-    client of a device then uses the same copy, under vmap too.
+    The functions of a `Model` read them by `read`. A function that closes over arrays has them compiled into its
+    program as constants; so the engine passes them as an argument, beside the examples, and binds them while it traces:
+    every client of a device then uses the same copy, under vmap too.
 
     Attributes:
       values: the parameters; inside a compiled program, tracers.

@@ -76,7 +76,7 @@ class BertLayer(nn.Module):
 
 
 class BertEncoder(nn.Module):
-    """BERT encoder: tokens int [B, T] of `first` 0, otherwise states [B, T, d] after `first` layers -> states [B, T, d].
+    """BERT encoder: tokens int [B, T], or states [B, T, d] after `first` layers -> states [B, T, d].
 
     Token 0 is padding. The states of padding are zeros, which tells it from words: those of words are normalized.
 
@@ -133,8 +133,8 @@ def bert(path: str | Path, length: int, num_classes: int, *, first: int = 0, con
     The weights are the initial backbone of all methods; `pfl_jax.networks.adapters.lora` freezes them.
 
     Args:
-      path: model.safetensors of Hugging Face's BertModel, or an .npz file with the same names; config.json beside it has
-        the sizes.
+      path: model.safetensors of Hugging Face's BertModel, or an .npz file with the same names; config.json beside it
+        has the sizes.
       length: T, tokens of an example, 0 where it is padded.
       num_classes: K.
       first: number of layers that the inputs have passed already; then they are states [T, d] from `bert_states`.
@@ -223,7 +223,7 @@ NAMES = {
     "output": "output.dense",
     "output_norm": "output.LayerNorm",
 }
-"""Part of `BertEmbeddings` or `BertLayer` -> its name in Hugging Face's BertModel, in a layer without encoder.layer.I."""
+"""Part of `BertEmbeddings` or `BertLayer` -> its name in Hugging Face's BertModel, after encoder.layer.I in a layer."""
 
 
 def _weights(path: Path, config: BertConfig, first: int, last: int) -> dict[str, Any]:
