@@ -18,16 +18,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import PyTree
 from pfl_jax.data.federated import FederatedData
-from pfl_jax.engine.disk_state import Table, in_memory, reopened, table_of
+from pfl_jax.engine import disk_state
 from pfl_jax.engine.mapping import AXIS, in_client_order, own_devices, replicate
 from pfl_jax.engine.placement import PlacedData
 from pfl_jax.primitives.tree import gather, scatter
 
 Federation = FederatedData | PlacedData
 """A federation's data: replicated on every device, or sharded by client."""
-
-BLOCK = 256
-"""Clients whose rows are on the device at a time when all are initialized or evaluated."""
 
 
 @jax.tree_util.register_dataclass
@@ -113,7 +110,7 @@ class OnDevice:
 
     def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
         """States from outside, see `ClientStore`."""
-        return replicate(jax.tree.map(jnp.copy if self._donate else jnp.asarray, in_memory(clients)), mesh)
+        return replicate(jax.tree.map(lambda leaf: jnp.array(leaf, copy=self._donate), clients), mesh)
 
 
 class OnHost:
@@ -121,18 +118,17 @@ class OnHost:
 
     Args:
       donate: whether a round writes into the arrays of its input; otherwise it copies those of all clients.
-      block: clients that are on the device at once when all are initialized or evaluated; None for `BLOCK`.
     """
 
     is_traced = False
 
-    def __init__(self, *, donate: bool = False, block: int | None = None):
-        self._donate, self._block = donate, block
+    def __init__(self, *, donate: bool = False):
+        self._donate = donate
 
     def blocks(self, places: Places) -> Iterator[Places]:
         """Blocks of equal shapes [D, B]; free places fill the last one."""
         devices, length = places.ids.shape
-        width = min(length, max(1, (self._block or BLOCK) // devices))
+        width = min(length, max(1, disk_state.BLOCK // devices))
         full = ((0, 0), (0, -length % width))
         ids = np.pad(np.asarray(places.ids), full, constant_values=np.iinfo(np.int32).max)
         is_real = np.pad(np.asarray(places.is_real), full)
@@ -177,7 +173,7 @@ class OnHost:
 
     def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
         """States from outside, see `ClientStore`."""
-        return jax.tree.map(lambda leaf: np.array(_own_part(leaf, data)), in_memory(clients))
+        return jax.tree.map(lambda leaf: np.array(_own_part(leaf, data)), clients)
 
     def _allocate(self, like: PyTree, count: int) -> PyTree:
         """States of so many clients that are still to be filled, given some rows."""
@@ -205,45 +201,47 @@ class OnDisk(OnHost):
 
     Args:
       folder: of the file; None for a temporary file, which is gone with the process.
-      block: see `OnHost`.
     """
 
-    def __init__(self, folder: Path | None = None, *, block: int | None = None):
-        super().__init__(block=block)
+    def __init__(self, folder: Path | None = None):
+        super().__init__()
         self._folder = folder
 
     def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
         """States from outside, see `ClientStore`; those that are in the file already are not copied."""
-        table = table_of(clients)
-        there = None if table is None else reopened(table, self._folder)
-        if there is not None:
-            return there.tree(jax.tree.structure(clients))
-        parts = np.split(np.arange(data.num_clients), range(BLOCK, data.num_clients, BLOCK))
-        copied = None
-        for positions in parts:
-            rows = jax.tree.map(lambda leaf, positions=positions: np.asarray(leaf[positions]), clients)
-            copied = self._allocate(rows, data.num_clients) if copied is None else copied
-            self._fill(copied, positions, rows)
+        table = disk_state.table_of(clients)
+        if table is not None and self._folder is not None and table.is_in(self._folder):
+            return clients
+        copied = self._allocate(clients, data.num_clients)
+        for positions in disk_state.blocks(data.num_clients):
+            self._fill(copied, positions, jax.tree.map(lambda leaf, ids=positions: np.asarray(leaf[ids]), clients))
         return copied
 
     def _allocate(self, like: PyTree, count: int) -> PyTree:
         leaves, structure = jax.tree.flatten(like)
-        return Table.create(self._folder, leaves, count).tree(structure) if leaves else like
+        # Without any leaf there is nothing to store.
+        stored = disk_state.Table.create(self._folder, leaves, count).leaves() if leaves else []
+        return jax.tree.unflatten(structure, stored)
 
     def _rows(self, clients: PyTree, positions: np.ndarray) -> PyTree:
-        table = table_of(clients)
-        return clients if table is None else jax.tree.unflatten(jax.tree.structure(clients), table.read(positions))
+        table = disk_state.table_of(clients)
+        if table is None:
+            return clients
+        rows = table.read(positions)
+        leaves = [np.ascontiguousarray(rows[name]) for name in table.row.names or ()]
+        return jax.tree.unflatten(jax.tree.structure(clients), leaves)
 
     def _fill(self, clients: PyTree, positions: np.ndarray, rows: PyTree) -> None:
-        table = table_of(clients)
+        table = disk_state.table_of(clients)
         if table is not None:
             table.fill(positions, jax.tree.leaves(rows))
 
     def _replaced(self, clients: PyTree, positions: np.ndarray, rows: PyTree) -> PyTree:
-        table = table_of(clients)
+        table = disk_state.table_of(clients)
         if table is None:
             return clients
-        return table.replaced(positions, jax.tree.leaves(rows)).tree(jax.tree.structure(clients))
+        leaves = table.replaced(positions, jax.tree.leaves(rows)).leaves()
+        return jax.tree.unflatten(jax.tree.structure(clients), leaves)
 
 
 def _stored(own: np.ndarray, places: Places, mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray]:
