@@ -16,7 +16,7 @@ from pfl_jax.engine import chunking
 from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.checks import check_engine, check_run, explained
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
-from pfl_jax.engine.mapping import client_mesh, map_clients, replicate
+from pfl_jax.engine.mapping import client_mesh, replicate
 from pfl_jax.engine.rounds import Outcome
 from pfl_jax.engine.store import ClientStore, Federation, OnDevice, OnDisk, OnHost
 from pfl_jax.errors import Diverged, InvalidInput
@@ -31,7 +31,6 @@ __all__ = [
     "StateOn",
     "build",
     "client_mesh",
-    "map_clients",
     "run",
     "sample_cohort",
     "stragglers",

@@ -115,23 +115,6 @@ def test_settings_out_of_range(changes):
         Settings(**{"rounds": 1, **changes})
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("chunk", [1, 2, 3, None])
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_map_clients_equals_a_loop(devices, chunk, size):
-    mesh = simulate.client_mesh() if devices == 2 else None
-    clients = (jnp.arange(size), {"rows": jnp.arange(3.0 * size).reshape(size, 3)})
-
-    def fn(shared, client):
-        index, state = client
-        return {"index": index, "sum": shared * jnp.sum(state["rows"]), "nothing": ()}
-
-    mapped = jax.jit(lambda shared, clients: simulate.map_clients(fn, shared, clients, chunk=chunk, mesh=mesh))
-    got = mapped(jnp.float32(2.0), clients)
-    np.testing.assert_array_equal(got["index"], np.arange(size))
-    np.testing.assert_allclose(got["sum"], 2 * np.arange(3.0 * size).reshape(size, 3).sum(1))
-
-
 def test_two_methods_see_the_same_cohorts():
     settings = Settings(rounds=4, participation=0.5)
     runs = [
