@@ -65,9 +65,8 @@ def unused_shares(
     """
     steps = _steps(counts, batch_size, devices, places, drop_last)
     width = -(-len(counts) // devices) if chunk is None else chunk
-    busy = _executed(steps, width, np.ones_like(steps))
-    wasted = 1 - float(np.sum(steps) / np.sum(_executed(steps, width, steps > 0)))
-    return Unused(wasted, 1 - float(busy.mean() / busy.max()))
+    busy = _executed(steps, width, np.full(len(steps), steps.shape[1]))
+    return Unused(_waste(steps, width), 1 - float(busy.mean() / busy.max()))
 
 
 def _steps(counts: np.ndarray, batch_size: int, devices: int, places: np.ndarray | None, drop_last: bool) -> np.ndarray:
@@ -78,10 +77,15 @@ def _steps(counts: np.ndarray, batch_size: int, devices: int, places: np.ndarray
     return np.append(num_steps(counts, batch_size, drop_last=drop_last), 0)[places]
 
 
-def _executed(steps: np.ndarray, width: int, counted: np.ndarray) -> np.ndarray:
-    """Steps [D] that the devices run: in each chunk as many as its first, largest client, for the counted places."""
+def _executed(steps: np.ndarray, width: int, numbers: np.ndarray) -> np.ndarray:
+    """Steps [D] that devices run in their first `numbers` [D] places: in a chunk, each as many as the largest client."""
     starts = np.arange(0, steps.shape[1], width)
-    return np.sum(steps[:, starts] * np.add.reduceat(counted, starts, axis=1), axis=1)
+    return np.sum(steps[:, starts] * np.clip(numbers[:, None] - starts, 0, width), axis=1)
+
+
+def _waste(steps: np.ndarray, width: int) -> float:
+    """Share of the executed steps that are spent on clients that have finished; see `Unused`."""
+    return 1 - float(np.sum(steps) / np.sum(_executed(steps, width, np.sum(steps > 0, axis=1))))
 
 
 def resolved(
@@ -153,8 +157,8 @@ def choose_chunk(
     """Number of clients under one vmap for chunk "auto".
 
     For convolutional networks on a CPU it is 1: convolutions with a separate kernel for each client run in a loop there
-    anyway, and chunk 1 wastes no step. Otherwise it is the largest chunk that wastes less than a tenth of the gradient
-    steps, at most all clients of a device.
+    anyway, and chunk 1 wastes no step. Otherwise a device's clients are divided into as few chunks of equal size as waste
+    less than a tenth of the gradient steps.
 
     Args:
       counts: training examples [M] of a typical cohort, see `typical_cohort`.
@@ -167,12 +171,9 @@ def choose_chunk(
     if backend == "cpu" and convolutional:
         return 1
     steps = _steps(counts, batch_size, devices, None, drop_last)
-    needed, largest = np.sum(steps), steps.shape[1]
-
-    def waste(chunk: int) -> float:
-        return 1 - needed / np.sum(_executed(steps, chunk, steps > 0))
-
-    return next((chunk for chunk in range(largest, 1, -1) if waste(chunk) < MAX_WASTE), 1)
+    clients = steps.shape[1]
+    equal = sorted({-(-clients // number) for number in range(1, clients + 1)}, reverse=True)
+    return next(chunk for chunk in equal if chunk == 1 or _waste(steps, chunk) < MAX_WASTE)
 
 
 def typical_cohort(counts: np.ndarray, size: int) -> np.ndarray:
