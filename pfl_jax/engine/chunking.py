@@ -78,7 +78,7 @@ def _steps(counts: np.ndarray, batch_size: int, devices: int, places: np.ndarray
 
 
 def _executed(steps: np.ndarray, width: int, numbers: np.ndarray) -> np.ndarray:
-    """Steps [D] that devices run in their first `numbers` [D] places: in a chunk, each as many as the largest client."""
+    """Steps [D] that devices run in their first `numbers` [D] places: in a chunk each runs as many as the largest."""
     starts = np.arange(0, steps.shape[1], width)
     return np.sum(steps[:, starts] * np.clip(numbers[:, None] - starts, 0, width), axis=1)
 
@@ -157,8 +157,8 @@ def choose_chunk(
     """Number of clients under one vmap for chunk "auto".
 
     For convolutional networks on a CPU it is 1: convolutions with a separate kernel for each client run in a loop there
-    anyway, and chunk 1 wastes no step. Otherwise a device's clients are divided into as few chunks of equal size as waste
-    less than a tenth of the gradient steps.
+    anyway, and chunk 1 wastes no step. Otherwise a device's clients are divided into as few chunks of equal size as
+    waste less than a tenth of the gradient steps.
 
     Args:
       counts: training examples [M] of a typical cohort, see `typical_cohort`.

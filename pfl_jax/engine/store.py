@@ -5,11 +5,11 @@ else knows where rows are. On the host and on disk, a process stores the rows of
 more than blocks of them while all clients are initialized or evaluated, and evaluation sends no rows between processes.
 """
 
+import abc
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -43,31 +43,39 @@ class Places:
     size: int = dataclasses.field(metadata={"static": True})
 
 
-class ClientStore(Protocol):
+class ClientStore(abc.ABC):
     """Place of the clients' states.
 
     Attributes:
       is_traced: whether the functions are used while a program is traced, in which `clients` is a part.
+
+    Args:
+      donate: whether a round may write into the states that it is given, which are copied therefore if they come from
+        outside.
     """
 
     is_traced: bool
 
+    def __init__(self, *, donate: bool = False):
+        self._donate = donate
+
+    @abc.abstractmethod
     def blocks(self, places: Places) -> Iterable[Places]:
         """Parts [D, B] of the places [D, W] that are on the device one after another."""
-        ...
 
+    @abc.abstractmethod
     def create(self, data: Federation, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
         """States of all clients, from blocks of places [D, B] and rows [D, B, ...]."""
-        ...
 
+    @abc.abstractmethod
     def read(self, data: Federation, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
         """Rows [D, W, ...] of the clients in these places, row d for device d; arbitrary in free places."""
-        ...
 
+    @abc.abstractmethod
     def write(self, data: Federation, clients: PyTree, ids: jax.Array, rows: PyTree) -> PyTree:
         """States of all clients with other rows [M, ...] for the distinct clients `ids` [M]."""
-        ...
 
+    @abc.abstractmethod
     def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
         """States that came from outside, in this place; the given ones stay as they are.
 
@@ -76,57 +84,37 @@ class ClientStore(Protocol):
           mesh: devices of the run.
           clients: rows of all clients or of this process's own ones, from any store.
         """
-        ...
 
 
-class OnDevice:
-    """States on the device: leaves [N, ...] of the program's state.
-
-    Args:
-      donate: whether a round takes over the buffers of its input, which are copied therefore if they come from outside.
-    """
+class OnDevice(ClientStore):
+    """States on the device: leaves [N, ...] of the program's state."""
 
     is_traced = True
 
-    def __init__(self, *, donate: bool = False):
-        self._donate = donate
-
     def blocks(self, places: Places) -> Iterable[Places]:
-        """All places at once."""
         return [places]
 
     def create(self, data: Federation, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
-        """States of all clients, see `ClientStore`."""
         ((places, rows),) = blocks
         return in_client_order(places.ids, data.num_clients, rows, mesh)
 
     def read(self, data: Federation, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
-        """Rows in the places, see `ClientStore`."""
         return gather(clients, places.ids)
 
     def write(self, data: Federation, clients: PyTree, ids: jax.Array, rows: PyTree) -> PyTree:
-        """States with other rows, see `ClientStore`."""
         return scatter(clients, ids, rows)
 
     def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
-        """States from outside, see `ClientStore`."""
         return replicate(jax.tree.map(lambda leaf: jnp.array(leaf, copy=self._donate), clients), mesh)
 
 
-class OnHost:
-    """States in the host's memory: NumPy arrays [n, ...] of the n clients of this process.
-
-    Args:
-      donate: whether a round writes into the arrays of its input; otherwise it copies those of all clients.
-    """
+class OnHost(ClientStore):
+    """States in the host's memory: NumPy arrays [n, ...] of the n clients of this process."""
 
     is_traced = False
 
-    def __init__(self, *, donate: bool = False):
-        self._donate = donate
-
     def blocks(self, places: Places) -> Iterator[Places]:
-        """Blocks of equal shapes [D, B]; free places fill the last one."""
+        # All of equal shapes: free places fill the last one.
         devices, length = places.ids.shape
         width = min(length, max(1, disk_state.BLOCK // devices))
         full = ((0, 0), (0, -length % width))
@@ -137,7 +125,6 @@ class OnHost:
             yield Places(ids[:, part], is_real[:, part], devices * width)
 
     def create(self, data: Federation, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
-        """States of all clients, see `ClientStore`."""
         own, clients = data.own_clients(), None
         for places, rows in blocks:
             here, positions = _stored(own, places, mesh)
@@ -148,7 +135,6 @@ class OnHost:
         return clients
 
     def read(self, data: Federation, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
-        """Rows in the places, see `ClientStore`."""
         here, positions = _stored(data.own_clients(), places, mesh)
         devices, width = places.ids.shape
         local = (devices if mesh is None else len(own_devices(mesh)), width)
@@ -165,14 +151,12 @@ class OnHost:
         return jax.tree.map(placed, self._rows(clients, positions))
 
     def write(self, data: Federation, clients: PyTree, ids: jax.Array, rows: PyTree) -> PyTree:
-        """States with other rows, see `ClientStore`."""
         own, cohort = data.own_clients(), np.asarray(ids)
         here = np.isin(cohort, own)
         rows = jax.tree.map(lambda leaf: np.asarray(leaf)[here], rows)
         return self._replaced(clients, np.searchsorted(own, cohort[here]), rows)
 
     def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
-        """States from outside, see `ClientStore`."""
         return jax.tree.map(lambda leaf: np.array(_own_part(leaf, data)), clients)
 
     def _allocate(self, like: PyTree, count: int) -> PyTree:
@@ -197,10 +181,10 @@ class OnHost:
 
 
 class OnDisk(OnHost):
-    """States in a file, `pfl_jax.engine.disk_state`, of one process.
+    """States in a file of one process, `pfl_jax.engine.disk_state`, which keeps the rows that a checkpoint needs.
 
     Args:
-      folder: of the file; None for a temporary file, which is gone with the process.
+      folder: of the file; None for a temporary file, which ends with the process.
     """
 
     def __init__(self, folder: Path | None = None):
@@ -208,7 +192,6 @@ class OnDisk(OnHost):
         self._folder = folder
 
     def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
-        """States from outside, see `ClientStore`; those that are in the file already are not copied."""
         table = disk_state.table_of(clients)
         if table is not None and self._folder is not None and table.is_in(self._folder):
             return clients
