@@ -115,14 +115,6 @@ def test_a_diverged_client_stops_the_run_or_is_left_out(state_on):
         first_round(broken_for(9, 20, 14, 5), settings, state_on=state_on, on_nan="skip-client")
 
 
-def test_skip_client_changes_nothing_without_divergence():
-    settings = simulate.Settings(rounds=2, participation=0.75, drop_rate=0.3)
-    usual, skipping = (
-        list(simulate.run(make(), DATA, settings, KEY, on_nan=on_nan))[-1] for on_nan in ("stop", "skip-client")
-    )
-    assert_close(skipping.state._replace(key=()), usual.state._replace(key=()))
-
-
 def test_what_the_server_knows_of_absent_clients_is_that_they_are_absent():
     """One client drops out, and client 1 diverges: what the server computes is for neither."""
     base = broken_for(20)
@@ -150,27 +142,18 @@ def test_what_the_server_knows_of_absent_clients_is_that_they_are_absent():
             assert_close(got, row(before.clients, 1) if client == 1 else results[client].client)
 
 
-def test_a_server_that_diverges_stops_the_run():
-    method = make("fedavg")
+@pytest.mark.parametrize("part", ["server", "clients"])
+def test_what_the_server_computed_stops_the_run_if_it_is_not_finite(part):
+    method = make()
 
-    def aggregate(key, server, clients, messages, cohort):
-        server, clients, info = method.aggregate(key, server, clients, messages, cohort)
-        return jax.tree.map(lambda leaf: leaf / 0.0, server), clients, info
+    def aggregate(*arguments):
+        computed = dict(zip(("server", "clients", "info"), method.aggregate(*arguments), strict=True))
+        computed[part] = jax.tree.map(lambda leaf: leaf * jnp.nan, computed[part])
+        return tuple(computed.values())
 
     with pytest.raises(Diverged, match="what the server computed") as caught:
         first_round(method._replace(aggregate=aggregate), simulate.Settings(rounds=1), on_nan="skip-client")
     assert caught.value.clients == []
-
-
-def test_client_states_that_the_server_computed_can_diverge():
-    method = make()
-
-    def aggregate(*arguments):
-        server, clients, info = method.aggregate(*arguments)
-        return server, jax.tree.map(lambda leaf: leaf * jnp.nan, clients), info
-
-    with pytest.raises(Diverged, match="what the server computed"):
-        first_round(method._replace(aggregate=aggregate), simulate.Settings(rounds=1))
 
 
 def test_a_test_loss_that_is_not_finite_has_no_effect():
@@ -183,21 +166,18 @@ def test_a_test_loss_that_is_not_finite_has_no_effect():
     assert not result.trained["accuracy"].any()
 
 
-def check_newcomers(name):
-    method = make(name)
-    stay, newcomers = hold_out(DATA, 2)
-    assert (stay.num_clients, newcomers.num_clients) == (2, 2)
+def adapted(name):
+    """The method, and a run's last round with the scores of two clients that never took part."""
+    method, (stay, newcomers) = make(name), hold_out(DATA, 2)
     *_, last = simulate.run(method, stay, simulate.Settings(rounds=2), KEY, newcomers=newcomers)
-    received, trained = last.newcomers
-    for scores in (received, trained):
-        for values in jax.tree.leaves(scores):
-            assert values.shape == (2,)
-            assert np.isfinite(values).all()
+    for values in jax.tree.leaves(last.newcomers):
+        assert values.shape == (2,)
+        assert np.isfinite(values).all()
     return method, last
 
 
 def test_newcomers_deploy_the_servers_state():
-    method, last = check_newcomers("fedper")
+    method, last = adapted("fedper")
     received, trained = last.newcomers
     server = last.state.server
     for index, client in enumerate((2, 3)):
@@ -217,7 +197,7 @@ def test_newcomers_draw_other_numbers_in_every_round():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_adapts_to_newcomers(name):
-    check_newcomers(name)
+    adapted(name)
 
 
 def test_hold_out_keeps_one_client_at_least():

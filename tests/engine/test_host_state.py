@@ -10,8 +10,8 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate
 from pfl_jax.data.places import spread
-from pfl_jax.engine import store
-from pfl_jax.engine.disk_state import NAME, DiskLeaf, in_memory
+from pfl_jax.engine import disk_state, store
+from pfl_jax.engine.disk_state import NAME, DiskLeaf
 from pfl_jax.methods import make_method
 
 pytestmark = pytest.mark.without_f1_auc
@@ -55,7 +55,7 @@ def assert_same(left, right):
 )
 def test_states_on_the_host_and_on_the_device_give_the_same_results(name, devices, monkeypatch):
     # Five clients in blocks of two: the last one is filled up.
-    monkeypatch.setattr(store, "BLOCK", 2)
+    monkeypatch.setattr(disk_state, "BLOCK", 2)
     mesh = simulate.client_mesh() if devices == 2 else None
     on_host = play(name, mesh=mesh, state_on="host")
     assert_same(on_host, play(name))
@@ -65,7 +65,7 @@ def test_states_on_the_host_and_on_the_device_give_the_same_results(name, device
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "devices"), [("fedper", 1), ("fedpac", 1), ("fedas", 2), ("fedavg", 1)])
 def test_states_on_disk_give_bit_for_bit_what_states_on_the_host_give(name, devices, tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "BLOCK", 2)
+    monkeypatch.setattr(disk_state, "BLOCK", 2)
     mesh = simulate.client_mesh() if devices == 2 else None
     on_host = play(name, mesh=mesh, state_on="host")
     on_disk = play(name, mesh=mesh, state_on="disk", state_folder=tmp_path)
@@ -77,12 +77,13 @@ def test_states_on_disk_give_bit_for_bit_what_states_on_the_host_give(name, devi
     assert (tmp_path / NAME).exists() == (name != "fedavg")
 
 
-def test_initial_states_are_written_to_disk_in_blocks(tmp_path):
+def test_initial_states_are_written_to_disk_in_blocks(tmp_path, monkeypatch):
     def init_client(key, server, data):
         return {"draw": jax.random.normal(key, (2,)), "count": data.mask.sum()}
 
     method = make("fedper")._replace(init_client=init_client, init_server=lambda key: ())
-    stores = store.OnHost(block=2), store.OnDisk(tmp_path, block=2)
+    monkeypatch.setattr(disk_state, "BLOCK", 2)
+    stores = store.OnHost(), store.OnDisk(tmp_path)
     init, on_disk = (simulate.build(method, SETTINGS, store=place).init for place in stores)
     want, found = init(DATA, jax.random.key(3)).clients, on_disk(DATA, jax.random.key(3)).clients
     assert isinstance(found["draw"], DiskLeaf)
@@ -91,9 +92,10 @@ def test_initial_states_are_written_to_disk_in_blocks(tmp_path):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_no_more_clients_than_a_block_are_on_the_devices_at_once(devices):
+def test_no_more_clients_than_a_block_are_on_the_devices_at_once(devices, monkeypatch):
+    monkeypatch.setattr(disk_state, "BLOCK", 4)
     ids = spread(7, devices)
-    blocks = list(store.OnHost(block=4).blocks(store.Places(ids, ids < 7, 7)))
+    blocks = list(store.OnHost().blocks(store.Places(ids, ids < 7, 7)))
     assert {places.ids.shape for places in blocks} == {(devices, 4 // devices)}
     found = np.concatenate([places.ids[places.is_real] for places in blocks])
     assert sorted(found) == list(range(7))
@@ -103,19 +105,16 @@ def test_no_more_clients_than_a_block_are_on_the_devices_at_once(devices):
 def test_a_run_continues_from_a_state_on_the_host_or_the_device():
     whole, state = play("ditto")
     half = simulate.Settings(rounds=2, participation=0.6)
-    (*_, middle) = simulate.run(make("ditto"), DATA, half, jax.random.key(5), state_on="host")
-    kept = jax.tree.map(np.array, middle.state.clients)
-    for place in ("device", "host", "disk"):
-        rest = list(simulate.run(make("ditto"), DATA, SETTINGS, jax.random.key(0), state=middle.state, state_on=place))
-        last = jax.tree.map(np.asarray, rest[-1].state._replace(key=()))
-        assert_same((rest, last), (whole[2:], state))
-        # The state that came from outside stays as it was.
-        jax.tree.map(np.testing.assert_array_equal, kept, middle.state.clients)
-    (*_, middle) = simulate.run(make("ditto"), DATA, half, jax.random.key(5), state_on="disk")
-    for place in ("device", "host", "disk"):
-        rest = list(simulate.run(make("ditto"), DATA, SETTINGS, jax.random.key(0), state=middle.state, state_on=place))
-        last = jax.tree.map(np.asarray, rest[-1].state._replace(key=()))
-        assert_same((rest, last), (whole[2:], state))
+    for before in ("host", "disk"):
+        (*_, middle) = simulate.run(make("ditto"), DATA, half, jax.random.key(5), state_on=before)
+        kept = jax.tree.map(np.array, middle.state.clients)
+        for place in ("device", "host", "disk"):
+            rest = simulate.run(make("ditto"), DATA, SETTINGS, jax.random.key(0), state=middle.state, state_on=place)
+            rest = list(rest)
+            last = jax.tree.map(np.asarray, rest[-1].state._replace(key=()))
+            assert_same((rest, last), (whole[2:], state))
+            # The state that came from outside stays as it was.
+            jax.tree.map(np.testing.assert_array_equal, kept, jax.tree.map(np.asarray, middle.state.clients))
 
 
 def test_a_round_writes_the_cohorts_rows_alone(tmp_path):
@@ -137,5 +136,5 @@ def test_a_round_writes_the_cohorts_rows_alone(tmp_path):
     assert np.isfinite(scores["accuracy"]).all()
     from_disk = simulate.build(make("fedper"), SETTINGS, store=disk)
     later, _ = from_disk.round(DATA, on_disk, 3)
-    jax.tree.map(np.testing.assert_array_equal, in_memory(later.clients), state.clients)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, later.clients), state.clients)
     jax.tree.map(np.testing.assert_array_equal, from_disk.evaluate(DATA, later), scores)

@@ -10,7 +10,7 @@ import pytest
 from problems import CLASSES, FEATURES, HYPER_PARAMETERS, received, tiny_federation, tiny_model
 
 from pfl_jax import simulate
-from pfl_jax.base import LocalResult, Mean, Method
+from pfl_jax.base import Mean
 from pfl_jax.data import federated
 from pfl_jax.data.federated import client_data, spread
 from pfl_jax.engine.mapping import in_client_order, map_places
@@ -72,43 +72,6 @@ def test_terms_are_summed_over_real_clients_only(chunk, devices):
     np.testing.assert_allclose(rows, clients[:, 0])
     np.testing.assert_allclose(terms["sum"], 2 * np.sum(np.float64(clients), axis=0), rtol=1e-5)
     assert float(terms["count"]) == 5
-
-
-def seen_by_the_server(drop_rate, broken=()):
-    """What `aggregate` gets of a round of four clients."""
-    method = Method(
-        init_server=lambda key: jnp.zeros(()),
-        init_client=lambda key, server, data: jnp.zeros(()),
-        local=lambda key, server, client, data: LocalResult(
-            jnp.where(jnp.isin(jnp.sum(data.mask), jnp.array([0, *broken])), jnp.nan, 1.0),
-            jnp.sum(data.mask),
-            tiny_model().init(key),
-        ),
-        aggregate=lambda key, server, clients, messages, cohort: (
-            server,
-            clients + 1,
-            {"messages": messages, "counts": cohort.counts, "present": cohort.present, "clients": clients},
-        ),
-        personalize=lambda key, server, client, data: tiny_model().init(key),
-        predict=tiny_model().apply,
-    )
-    settings = simulate.Settings(rounds=1, drop_rate=drop_rate)
-    return next(simulate.run(method, tiny_federation(), settings, jax.random.key(1), on_nan="skip-client"))
-
-
-@pytest.mark.parametrize(("drop_rate", "broken", "number"), [(0.5, (), 2), (0.0, (9,), 3), (0.0, (9, 20), 2)])
-def test_absent_clients_stay_in_the_cohort_with_count_zero(drop_rate, broken, number):
-    result = seen_by_the_server(drop_rate, broken)
-    info = jax.tree.map(np.asarray, result.info)
-    assert info["present"].sum() == number
-    sizes = np.asarray(tiny_federation().train_count)[result.cohort]
-    for name in ("messages", "counts"):
-        np.testing.assert_array_equal(info[name], np.where(info["present"], sizes, 0))
-    np.testing.assert_array_equal(result.arrived, info["present"])
-    # Who arrived has what the server gave it, who dropped out its own training, who diverged its old state.
-    kept = np.asarray(result.state.clients)[result.cohort]
-    np.testing.assert_array_equal(kept, np.where(info["present"], 2, np.where(np.isin(sizes, broken), 0, 1)))
-    assert result.examples == sizes.sum()
 
 
 def gathered(program):

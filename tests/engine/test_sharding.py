@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from test_host_state import assert_same
+from test_programs import compilations
 
 from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine import mapping, placement, store
+from pfl_jax.engine import disk_state, mapping, placement
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 
@@ -109,7 +110,7 @@ def test_mapping_is_exact_for_every_type(chunk, ids):
     [("fedrep", "device"), *(pytest.param("fedper", place, marks=pytest.mark.slow) for place in ("host", "disk"))],
 )
 def test_owned_clients_give_the_same_results(name, place, monkeypatch):
-    monkeypatch.setattr(store, "BLOCK", 2)
+    monkeypatch.setattr(disk_state, "BLOCK", 2)
 
     def play(data, **options):
         results = list(simulate.run(make(name), data, SETTINGS, jax.random.key(5), **options))
@@ -128,20 +129,13 @@ def test_owned_clients_give_the_same_results(name, place, monkeypatch):
 
 def test_replication_over_processes_is_compiled_once(monkeypatch):
     """Rounds and blocks of an evaluation replicate arrays of equal shapes again and again."""
-    mesh, compiled = simulate.client_mesh(), []
+    mesh = simulate.client_mesh()
     monkeypatch.setattr(type(mesh), "is_multi_process", property(lambda self: True))
-
-    def count(event, duration, **_):
-        compiled.append(event)
-
     tree = {"clients": np.arange(5, dtype=np.int32), "mask": np.ones(3, bool)}
     mapping.replicate(tree, mesh)
-    jax.monitoring.register_event_duration_secs_listener(count)
-    try:
+    with compilations() as compiled:
         again = mapping.replicate(tree, mesh)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(count)
-    assert "/jax/core/compile/backend_compile_duration" not in compiled
+    assert not compiled
     jax.tree.map(np.testing.assert_array_equal, again, tree)
 
 
