@@ -12,11 +12,10 @@ rows of their own clients. Clients' states on disk, in the run's folder, are not
 """
 
 import collections
-import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,8 @@ import numpy as np
 from pfl_jax.atomic_write import cannot_write, make_folder, write_binary
 from pfl_jax.base import State
 from pfl_jax.engine import disk_state
-from pfl_jax.errors import InvalidInput, first_line
+from pfl_jax.errors import InvalidInput, first_line, word
+from pfl_jax.primitives.tree import gather
 from pfl_jax.safe_read import open_npz
 
 FOLDER = "checkpoints"
@@ -172,7 +172,7 @@ class Checkpoints:
             content |= {_PLANES: np.array(table.keep(self._keep)), _DIGESTS: table.digests}
         else:
             state = state._replace(clients=jax.tree.map(np.asarray, state.clients))
-        for name, leaf in _leaves(_plain(state)):
+        for name, leaf in _leaves(_plain(state)).items():
             if name.startswith("clients") and clients is not None and len(leaf) != len(clients):
                 leaf = np.asarray(leaf)[clients]
             content[f"{_STATE}{name}"] = leaf
@@ -220,21 +220,11 @@ class Checkpoints:
                 if name.startswith(_OF_CLIENTS):
                     arrays[name] = np.concatenate([part[name] for part in parts])[order]
         if clients is not None:
-            like = like._replace(
-                clients=jax.tree.map(
-                    lambda leaf: jax.ShapeDtypeStruct((len(clients), *leaf.shape[1:]), leaf.dtype), like.clients
-                )
-            )
-        leaves = [(name.removeprefix(_STATE), leaf) for name, leaf in arrays.items() if name.startswith(_STATE)]
+            like = like._replace(clients=jax.eval_shape(gather, like.clients, clients))
+        leaves = {name.removeprefix(_STATE): leaf for name, leaf in arrays.items() if name.startswith(_STATE)}
         state = _state_from(leaves, like, f"the checkpoint of round {number} in {self.folder}")
         further = {name.removeprefix(_FURTHER): leaf for name, leaf in arrays.items() if name.startswith(_FURTHER)}
         return Checkpoint(state, further, record)
-
-
-def _leaves(plain: Any) -> list[tuple[str, Any]]:
-    """Leaves by path, such as "server['head']"."""
-    leaves = jax.tree_util.tree_leaves_with_path(plain)
-    return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in leaves]
 
 
 def _plain(state: State) -> State:
@@ -242,23 +232,21 @@ def _plain(state: State) -> State:
     return state._replace(key=jax.random.key_data(state.key))
 
 
-def _state_from(leaves: Sequence[tuple[str, Any]], like: State, what: str) -> State:
+def _leaves(plain: State) -> dict[str, Any]:
+    """Leaves by path, such as "server['head']"."""
+    return {jax.tree_util.keystr(path).lstrip("."): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(plain)}
+
+
+def _state_from(leaves: dict[str, Any], like: State, what: str) -> State:
     """State from leaves by path, the clients' part as it is there; InvalidInput if they are not as those of `like`."""
-    shapes = jax.eval_shape(_plain, like)
-    for (path, found), (known, wanted) in itertools.zip_longest(leaves, _leaves(shapes), fillvalue=("", None)):
-        if found is None or wanted is None or (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
-            raise InvalidInput(
-                f"{what} is of another run: it has {_described(path, found)} where this run has "
-                f"{_described(known, wanted)}"
-            )
-    plain = jax.tree.unflatten(jax.tree.structure(shapes), [leaf for _, leaf in leaves])
-    return plain._replace(
-        server=jax.tree.map(jnp.asarray, plain.server),
-        key=jax.random.wrap_key_data(jnp.asarray(plain.key)),
-        round=jnp.asarray(plain.round),
+    wanted = _leaves(jax.eval_shape(_plain, like))
+    for path in [*wanted, *leaves]:
+        found, right = (word(part[path]) if path in part else "nothing" for part in (leaves, wanted))
+        if found != right:
+            raise InvalidInput(f"{what} is of another run: its {path} is {found}, and here {right}")
+    state = jax.tree.unflatten(jax.tree.structure(like), [leaves[path] for path in wanted])
+    return state._replace(
+        server=jax.tree.map(jnp.asarray, state.server),
+        key=jax.random.wrap_key_data(jnp.asarray(state.key)),
+        round=jnp.asarray(state.round),
     )
-
-
-def _described(path: str, leaf: Any) -> str:
-    """Array in words: "server['head'] (float32 [4, 3])"."""
-    return "nothing" if leaf is None else f"{path} ({leaf.dtype} {list(leaf.shape)})"

@@ -117,59 +117,42 @@ def resolved(
     """
     if settings.chunk != "auto":
         return settings
-    work, counts = at_round(method, 0).work, np.atleast_2d(counts)
-    size, same_steps = settings.cohort_size(counts.shape[1], 0), work is not None and work.same_steps
-    chunks = [
-        choose_chunk(
-            np.minimum(typical_cohort(row, size), 1) if same_steps else typical_cohort(row, size),
-            batch_size=1 if work is None else work.batch_size,
-            devices=devices,
-            backend=backend or jax.default_backend(),
-            convolutional=work is None or is_convolutional(work.model),
-            drop_last=work is not None and work.drop_last,
-        )
-        for row in np.unique(np.sort(counts, axis=1), axis=0)
-    ]
-    return replace(settings, chunk=min(chunks))
+    if one_by_one(method, backend):
+        return replace(settings, chunk=1)
+    work, counts = at_round(method, 0).work, np.unique(np.sort(np.atleast_2d(counts), axis=1), axis=0)
+    cohorts = typical_cohort(counts, settings.cohort_size(counts.shape[1], 0))
+    if work is None:
+        return replace(settings, chunk=min(choose_chunk(cohort, 1, devices) for cohort in cohorts))
+    # Where all clients take equally many steps, their sizes do not count.
+    cohorts = np.minimum(cohorts, 1) if work.same_steps else cohorts
+    options = {"batch_size": work.batch_size, "devices": devices, "drop_last": work.drop_last}
+    return replace(settings, chunk=min(choose_chunk(cohort, **options) for cohort in cohorts))
 
 
-def runs_at_once(method: Method | MethodSchedule, backend: str | None = None) -> int | None:
-    """Runs of a sweep under one vmap for chunk "auto": 1 for convolutions on a CPU, otherwise None, all of a device.
+def one_by_one(method: Method | MethodSchedule, backend: str | None = None) -> bool:
+    """Whether chunk "auto" trains clients, and runs of a sweep, one after another: those with convolutions on a CPU.
+
+    Convolutions with a separate kernel for each client run in a loop there anyway, and chunk 1 wastes no step.
 
     Args:
-      method: the method of one run.
+      method: of the clients.
       backend: name of the backend; None for JAX's default.
     """
     work = at_round(method, 0).work
-    one_by_one = (backend or jax.default_backend()) == "cpu" and (work is None or is_convolutional(work.model))
-    return 1 if one_by_one else None
+    return (backend or jax.default_backend()) == "cpu" and (work is None or is_convolutional(work.model))
 
 
-def choose_chunk(
-    counts: np.ndarray,
-    *,
-    batch_size: int,
-    devices: int,
-    backend: str,
-    convolutional: bool = True,
-    drop_last: bool = False,
-) -> int:
-    """Number of clients under one vmap for chunk "auto".
+def choose_chunk(counts: np.ndarray, batch_size: int, devices: int, *, drop_last: bool = False) -> int:
+    """Number of clients under one vmap for chunk "auto" where clients are not trained one after another.
 
-    For convolutional networks on a CPU it is 1: convolutions with a separate kernel for each client run in a loop there
-    anyway, and chunk 1 wastes no step. Otherwise a device's clients are divided into as few chunks of equal size as
-    waste less than a tenth of the gradient steps.
+    A device's clients are divided into as few chunks of equal size as waste less than a tenth of the gradient steps.
 
     Args:
       counts: training examples [M] of a typical cohort, see `typical_cohort`.
       batch_size: examples of a mini-batch.
       devices: number of devices that share the clients.
-      backend: name of the backend, as from `jax.default_backend()`.
-      convolutional: whether the model has convolutions.
       drop_last: whether incomplete last batches are left out.
     """
-    if backend == "cpu" and convolutional:
-        return 1
     steps = _steps(counts, batch_size, devices, None, drop_last)
     clients = steps.shape[1]
     equal = sorted({-(-clients // number) for number in range(1, clients + 1)}, reverse=True)
@@ -177,11 +160,11 @@ def choose_chunk(
 
 
 def typical_cohort(counts: np.ndarray, size: int) -> np.ndarray:
-    """Training examples [M] of a typical cohort: clients at evenly spaced quantiles of the client sizes.
+    """Training examples [..., M] of a typical cohort: clients at evenly spaced quantiles of the client sizes.
 
     Args:
-      counts: training examples [N] of all clients.
+      counts: training examples [..., N] of all clients.
       size: M, at most N.
     """
-    positions = (np.arange(size) + 0.5) * len(counts) / size
-    return np.sort(counts)[positions.astype(np.int64)]
+    positions = (np.arange(size) + 0.5) * counts.shape[-1] / size
+    return np.sort(counts)[..., positions.astype(np.int64)]

@@ -139,7 +139,8 @@ def run(
     first, number = make_method(**one), len(keys)
     explains = partial(explained, make_method, one, data)
     settings = chunking.resolved(settings, first, np.asarray(data.train_count))
-    chunk = chunking.runs_at_once(first) if chunk == "auto" else chunk
+    if chunk == "auto":
+        chunk = 1 if chunking.one_by_one(first) else None
     # The caller's states are never donated.
     states = jax.tree.map(jnp.copy, states) if donate else states
     data, values, keys, states = _on_devices(mesh, number, data, values, keys, states)

@@ -17,8 +17,8 @@ from pfl_jax.engine import rounds
 from pfl_jax.engine.chunking import (
     MAX_WASTE,
     choose_chunk,
+    one_by_one,
     resolved,
-    runs_at_once,
     typical_cohort,
     unused_shares,
 )
@@ -57,18 +57,16 @@ def test_wasted_steps_are_those_counted_one_by_one(counts, batch_size, chunk, de
 
 
 @pytest.mark.parametrize(("devices", "want"), [(1, 20), (2, 10), (3, 7)])
-def test_equal_clients_go_all_at_once_but_not_convolutions_on_a_cpu(devices, want):
+def test_equal_clients_go_all_at_once(devices, want):
     counts = np.full(20, 600)
-    assert choose_chunk(counts, batch_size=50, devices=devices, backend="gpu") == want
-    assert choose_chunk(counts, batch_size=50, devices=devices, backend="cpu") == 1
-    assert choose_chunk(counts, batch_size=50, devices=devices, backend="cpu", convolutional=False) == want
+    assert choose_chunk(counts, batch_size=50, devices=devices) == want
 
 
 @settings(deadline=None)
 @given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=14), devices=st.integers(1, 4), drop_last=st.booleans())
 def test_as_few_chunks_of_equal_size_as_waste_little(counts, devices, drop_last):
     options = {"batch_size": 3, "devices": devices, "drop_last": drop_last}
-    chunk = choose_chunk(np.array(counts), backend="gpu", **options)
+    chunk = choose_chunk(np.array(counts), **options)
 
     def waste(chunk):
         return unused_shares(np.array(counts), chunk=chunk, **options).steps
@@ -81,7 +79,7 @@ def test_as_few_chunks_of_equal_size_as_waste_little(counts, devices, drop_last)
 
 def test_the_chunk_of_very_many_unequal_clients_is_chosen_at_once():
     counts, began = np.random.default_rng(0).integers(1, 600, 100_000), time.process_time()
-    assert choose_chunk(counts, batch_size=10, devices=1, backend="gpu") > 1000
+    assert choose_chunk(counts, batch_size=10, devices=1) > 1000
     assert time.process_time() - began < 2
 
 
@@ -124,32 +122,32 @@ CNN, MLP = models.fedpac_cnn((28, 28, 1), 10), models.mlp((8, 8, 1), 10)
 
 
 @pytest.mark.parametrize(
-    ("model", "counts", "backend", "chunk", "runs"),
+    ("model", "counts", "backend", "chunk"),
     [
-        (CNN, np.full(20, 600), "cpu", 1, 1),
-        (CNN, np.full(20, 600), "gpu", 20, None),
-        (MLP, np.full(20, 600), "cpu", 20, None),
+        (CNN, np.full(20, 600), "cpu", 1),
+        (CNN, np.full(20, 600), "gpu", 20),
+        (MLP, np.full(20, 600), "cpu", 20),
         # Sorted pairs waste nothing, and larger chunks more than a tenth.
-        (CNN, np.repeat([10, 100, 1000], 2), "gpu", 2, None),
+        (CNN, np.repeat([10, 100, 1000], 2), "gpu", 2),
         # Of several runs the one that wastes most decides.
-        (CNN, np.array([[100] * 6, [10, 10, 100, 100, 1000, 1000]]), "tpu", 2, None),
+        (CNN, np.array([[100] * 6, [10, 10, 100, 100, 1000, 1000]]), "tpu", 2),
     ],
 )
-def test_auto_is_all_clients_at_once_where_that_is_fast(model, counts, backend, chunk, runs):
+def test_auto_is_all_clients_at_once_where_that_is_fast(model, counts, backend, chunk):
     def schedule(index):
         return methods.fedprox(model, LocalTraining(batch_size=10), mu=0.1 / (1 + index))
 
     for method in (schedule, schedule(0)._replace(survey=None)):
         settings = Settings(rounds=3, attack="signs")
         assert resolved(settings, method, counts, backend=backend) == replace(settings, chunk=chunk)
-        assert runs_at_once(method, backend=backend) == runs
+        assert one_by_one(method, backend) == (chunk == 1)
     assert resolved(Settings(3, chunk=None), schedule, counts, backend=backend).chunk is None
 
 
 def test_a_method_that_does_not_say_how_it_trains_has_convolutions_and_batches_of_one():
     unknown = methods.fedavg(MLP, LocalTraining(batch_size=100))._replace(work=None)
     assert resolved(Settings(1), unknown, np.full(9, 50), backend="cpu").chunk == 1
-    assert runs_at_once(unknown, backend="cpu") == 1
+    assert one_by_one(unknown, backend="cpu")
     # In batches of 100 all are alike.
     assert resolved(Settings(1), unknown, np.array([1, 1, 50, 50]), backend="gpu").chunk == 2
     known = methods.fedavg(MLP, LocalTraining(batch_size=100))
