@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import tiny_federation, tiny_method
 from trees import row
 
 from pfl_jax import simulate
 from pfl_jax.data.federated import client_data, hold_out
 from pfl_jax.errors import Diverged, InvalidInput
-from pfl_jax.methods import METHODS, make_method
+from pfl_jax.methods import METHODS
 from pfl_jax.primitives.metrics import score
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
@@ -25,14 +25,9 @@ DATA = tiny_federation((9, 20, 5, 14))
 KEY = jax.random.key(5)
 
 
-@functools.cache
-def make(name="fedper"):
-    return make_method(name, tiny_model(), **HYPER_PARAMETERS)
-
-
 def broken_for(*sizes, name="fedper"):
     """A method whose local training ends in NaN for clients with so many training examples."""
-    method = make(name)
+    method = tiny_method(name)
 
     def local(key, server, client, data):
         result = method.local(key, server, client, data)
@@ -49,7 +44,7 @@ def first_round(method, settings, **options):
 @functools.cache
 def by_hand():
     """What all clients hold and send after the first round, one after another: (state before, [result])."""
-    method = make()
+    method = tiny_method()
     state = simulate.build(method, simulate.Settings(rounds=1)).jit().init(DATA, KEY)
     local, results = jax.jit(method.local), []
     for client in range(4):
@@ -73,7 +68,7 @@ def assert_close(left, right):
 
 @pytest.mark.parametrize("state_on", ["device", pytest.param("host", marks=pytest.mark.slow)])
 def test_clients_that_drop_out_keep_their_training_and_send_nothing(state_on):
-    method, settings = make(), simulate.Settings(rounds=1, drop_rate=0.5)
+    method, settings = tiny_method(), simulate.Settings(rounds=1, drop_rate=0.5)
     result = first_round(method, settings, state_on=state_on)
     arrived = result.cohort[result.arrived].tolist()
     assert len(arrived) == 2
@@ -88,7 +83,7 @@ def test_clients_that_drop_out_keep_their_training_and_send_nothing(state_on):
 
 def test_drop_outs_are_drawn_every_round_and_one_client_at_least_arrives():
     settings = simulate.Settings(rounds=6, drop_rate=0.5)
-    results = list(simulate.run(make("fedavg"), DATA, settings, KEY))
+    results = list(simulate.run(tiny_method("fedavg"), DATA, settings, KEY))
     assert len({tuple(sorted(result.cohort[result.arrived])) for result in results}) > 1
     assert simulate.Settings(rounds=1, drop_rate=0.99).arrivals(4) == 1
     assert simulate.Settings(rounds=1).arrivals(4) == 4
@@ -144,7 +139,7 @@ def test_what_the_server_knows_of_absent_clients_is_that_they_are_absent():
 
 @pytest.mark.parametrize("part", ["server", "clients"])
 def test_what_the_server_computed_stops_the_run_if_it_is_not_finite(part):
-    method = make()
+    method = tiny_method()
 
     def aggregate(*arguments):
         computed = dict(zip(("server", "clients", "info"), method.aggregate(*arguments), strict=True))
@@ -157,7 +152,7 @@ def test_what_the_server_computed_stops_the_run_if_it_is_not_finite(part):
 
 
 def test_a_test_loss_that_is_not_finite_has_no_effect():
-    method = make("fedavg")
+    method = tiny_method("fedavg")
     broken = method._replace(predict=lambda personal, x: method.predict(personal, x) * jnp.nan)
     usual, result = (first_round(one, simulate.Settings(rounds=1)) for one in (method, broken))
     jax.tree.map(np.testing.assert_array_equal, result.state.server, usual.state.server)
@@ -168,7 +163,7 @@ def test_a_test_loss_that_is_not_finite_has_no_effect():
 
 def adapted(name):
     """The method, and a run's last round with the scores of two clients that never took part."""
-    method, (stay, newcomers) = make(name), hold_out(DATA, 2)
+    method, (stay, newcomers) = tiny_method(name), hold_out(DATA, 2)
     *_, last = simulate.run(method, stay, simulate.Settings(rounds=2), KEY, newcomers=newcomers)
     for values in jax.tree.leaves(last.newcomers):
         assert values.shape == (2,)
@@ -188,7 +183,7 @@ def test_newcomers_deploy_the_servers_state():
 
 
 def test_newcomers_draw_other_numbers_in_every_round():
-    engine = simulate.build(make("fedavg_ft"), simulate.Settings(rounds=9)).jit()
+    engine = simulate.build(tiny_method("fedavg_ft"), simulate.Settings(rounds=9)).jit()
     state = engine.init(DATA, KEY)
     one, other = (engine.evaluate_new(DATA, state._replace(round=jnp.int32(number)))[0] for number in (1, 2))
     assert (one["loss"] != other["loss"]).any()

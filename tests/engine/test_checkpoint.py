@@ -3,19 +3,18 @@
 import jax
 import numpy as np
 import pytest
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import tiny_federation, tiny_method
 
 from pfl_jax import simulate
 from pfl_jax.base import State
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.errors import CannotWrite, InvalidInput
-from pfl_jax.methods import make_method
 
 pytestmark = pytest.mark.without_f1_auc
 
 
 def play(rounds=4, state=None):
-    method = make_method("fedper", tiny_model(), **HYPER_PARAMETERS)
+    method = tiny_method("fedper")
     (*_, last) = simulate.run(
         method, tiny_federation(), simulate.Settings(rounds=rounds, participation=0.5), jax.random.key(2), state=state
     )

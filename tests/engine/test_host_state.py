@@ -1,18 +1,16 @@
 """States in host memory give what states on the device give."""
 
-import functools
 import itertools
 
 import jax
 import numpy as np
 import pytest
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import tiny_federation, tiny_method
 
 from pfl_jax import simulate
 from pfl_jax.data.places import spread
 from pfl_jax.engine import disk_state, store
 from pfl_jax.engine.disk_state import NAME, DiskLeaf
-from pfl_jax.methods import make_method
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -20,14 +18,9 @@ DATA = tiny_federation((9, 20, 14, 5, 12))
 SETTINGS = simulate.Settings(rounds=4, participation=0.6, full_last_round=True, eval_every=2)
 
 
-@functools.cache
-def make(name):
-    return make_method(name, tiny_model(), **HYPER_PARAMETERS)
-
-
 def play(name, **options):
     results = []
-    for result in simulate.run(make(name), DATA, SETTINGS, jax.random.key(5), **options):
+    for result in simulate.run(tiny_method(name), DATA, SETTINGS, jax.random.key(5), **options):
         # On disk, a state can be read until the next round.
         clients = jax.tree.map(np.asarray, result.state.clients)
         results.append(result._replace(state=result.state._replace(clients=clients)))
@@ -81,7 +74,7 @@ def test_initial_states_are_written_to_disk_in_blocks(tmp_path, monkeypatch):
     def init_client(key, server, data):
         return {"draw": jax.random.normal(key, (2,)), "count": data.mask.sum()}
 
-    method = make("fedper")._replace(init_client=init_client, init_server=lambda key: ())
+    method = tiny_method("fedper")._replace(init_client=init_client, init_server=lambda key: ())
     monkeypatch.setattr(disk_state, "BLOCK", 2)
     stores = store.OnHost(), store.OnDisk(tmp_path)
     init, on_disk = (simulate.build(method, SETTINGS, store=place).init for place in stores)
@@ -105,12 +98,12 @@ def test_no_more_clients_than_a_block_are_on_the_devices_at_once(devices, monkey
 def test_a_run_continues_from_a_state_on_the_host_or_the_device():
     whole, state = play("ditto")
     half = simulate.Settings(rounds=2, participation=0.6)
+    method = tiny_method("ditto")
     for before in ("host", "disk"):
-        (*_, middle) = simulate.run(make("ditto"), DATA, half, jax.random.key(5), state_on=before)
+        (*_, middle) = simulate.run(method, DATA, half, jax.random.key(5), state_on=before)
         kept = jax.tree.map(np.array, middle.state.clients)
         for place in ("device", "host", "disk"):
-            rest = simulate.run(make("ditto"), DATA, SETTINGS, jax.random.key(0), state=middle.state, state_on=place)
-            rest = list(rest)
+            rest = list(simulate.run(method, DATA, SETTINGS, jax.random.key(0), state=middle.state, state_on=place))
             last = jax.tree.map(np.asarray, rest[-1].state._replace(key=()))
             assert_same((rest, last), (whole[2:], state))
             # The state that came from outside stays as it was.
@@ -118,7 +111,7 @@ def test_a_run_continues_from_a_state_on_the_host_or_the_device():
 
 
 def test_a_round_writes_the_cohorts_rows_alone(tmp_path):
-    engine = simulate.build(make("fedper"), SETTINGS, store=store.OnHost())
+    engine = simulate.build(tiny_method("fedper"), SETTINGS, store=store.OnHost())
     state = engine.init(DATA, jax.random.key(0))
     before = jax.tree.map(np.array, state.clients)
     disk = store.OnDisk(tmp_path)
@@ -134,7 +127,7 @@ def test_a_round_writes_the_cohorts_rows_alone(tmp_path):
     assert set(changed) == set(np.asarray(outcome.cohort.clients).tolist())
     scores = engine.evaluate(DATA, state)
     assert np.isfinite(scores["accuracy"]).all()
-    from_disk = simulate.build(make("fedper"), SETTINGS, store=disk)
+    from_disk = simulate.build(tiny_method("fedper"), SETTINGS, store=disk)
     later, _ = from_disk.round(DATA, on_disk, 3)
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, later.clients), state.clients)
     jax.tree.map(np.testing.assert_array_equal, from_disk.evaluate(DATA, later), scores)

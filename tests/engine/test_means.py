@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import CLASSES, FEATURES, HYPER_PARAMETERS, received, tiny_federation, tiny_model
+from problems import CLASSES, FEATURES, received, tiny_federation, tiny_method
 
 from pfl_jax import simulate
 from pfl_jax.base import Mean
@@ -90,7 +90,7 @@ def summed(program):
 @pytest.mark.parametrize("name", ["fedavg", pytest.param("scaffold", marks=pytest.mark.slow), "fedpac"])
 def test_devices_exchange_the_sums_of_means_and_each_clients_other_leaves(name):
     data, mesh = tiny_federation((9, 20, 14, 5, 8, 6, 7, 11)), simulate.client_mesh()
-    method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
+    method = tiny_method(name)
     built = simulate.build(method, simulate.Settings(rounds=1), mesh).jit(mesh)
     state = built.init(data, jax.random.key(0))
     program = built.round.lower(data, state, 8).compile().as_text()

@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import HYPER_PARAMETERS, received, tiny_federation, tiny_model
+from problems import received, tiny_federation, tiny_method
 from trees import row
 
 from pfl_jax import simulate, sweep
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine import disk_state, placement
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.methods import make_method
 from pfl_jax.primitives.metrics import score
 from pfl_jax.streams import INITIALIZATION
 
@@ -29,11 +28,6 @@ KEY = jax.random.key(3)
 SOME = Settings(rounds=4, participation=0.3, eval_every=2, before_aggregation=True)
 
 
-@functools.cache
-def make(name, **more):
-    return make_method(name, tiny_model(), **HYPER_PARAMETERS | more)
-
-
 def play(method, settings=SOME, data=DATA, **options):
     return list(simulate.run(method, data, settings, KEY, **options))
 
@@ -41,7 +35,7 @@ def play(method, settings=SOME, data=DATA, **options):
 @functools.cache
 def usual(name):
     """The run of a method under `SOME`."""
-    return play(make(name))
+    return play(tiny_method(name))
 
 
 def assert_scores(got, want, exact=False):
@@ -55,13 +49,13 @@ def stack(trees):
 
 @pytest.mark.slow
 def test_before_aggregation_of_a_full_cohort_is_trained():
-    for result in play(make("ditto"), Settings(rounds=2, before_aggregation=True)):
+    for result in play(tiny_method("ditto"), Settings(rounds=2, before_aggregation=True)):
         assert_scores(result.before_aggregation, result.trained, exact=True)
 
 
 def test_before_aggregation_of_fedper_against_a_loop_over_clients():
     """Two rounds from the method's own functions: the cohort with its trained models, the others with the old base."""
-    method, settings = make("fedper"), Settings(rounds=2, participation=0.3, before_aggregation=True)
+    method, settings = tiny_method("fedper"), Settings(rounds=2, participation=0.3, before_aggregation=True)
     results = play(method, settings)
     start = jax.random.fold_in(KEY, INITIALIZATION)
     server = method.init_server(jax.random.fold_in(start, len(CLIENTS)))
@@ -100,7 +94,7 @@ def test_before_aggregation_of_fedper_against_a_loop_over_clients():
 def test_before_aggregation_with_states_on_the_host_and_owned_clients(name, placed, state_on, monkeypatch):
     monkeypatch.setattr(disk_state, "BLOCK", 3)
     data = placement.place(DATA, simulate.client_mesh()) if placed else DATA
-    got = play(make(name), data=data, state_on=state_on)
+    got = play(tiny_method(name), data=data, state_on=state_on)
     for one, other in zip(got, usual(name), strict=True):
         assert (one.before_aggregation is None) == (other.before_aggregation is None) == (one.round % 2 == 1)
         if one.before_aggregation is not None:
@@ -110,7 +104,7 @@ def test_before_aggregation_with_states_on_the_host_and_owned_clients(name, plac
 @pytest.mark.slow
 def test_a_continued_run_has_the_same_before_aggregation():
     """Where the round before was evaluated, by what it had received; after an interruption that is made anew."""
-    method, every = make("fedper"), Settings(rounds=3, participation=0.3, before_aggregation=True)
+    method, every = tiny_method("fedper"), Settings(rounds=3, participation=0.3, before_aggregation=True)
     whole = play(method, every)
     first = next(simulate.run(method, DATA, every, KEY))
     rest = play(method, every, state=jax.tree.map(jnp.copy, first.state))
@@ -133,7 +127,7 @@ def test_a_continued_run_has_the_same_before_aggregation():
     ],
 )
 def test_number_of_evaluations(settings, passes):
-    made, method = [], make("fedavg")
+    made, method = [], tiny_method("fedavg")
     given = Settings(**{"rounds": 4, "participation": 0.3, "eval_every": 2, **settings})
     engine = simulate.build(method, given).jit()
     counted = engine._replace(evaluate=lambda *words: made.append(1) or engine.evaluate(*words))
@@ -145,7 +139,7 @@ def test_number_of_evaluations(settings, passes):
 
 
 def test_before_aggregation_of_a_diverged_client_is_received():
-    method = make("fedper")
+    method = tiny_method("fedper")
 
     def local(key, server, client, data):
         result = method.local(key, server, client, data)
@@ -165,7 +159,7 @@ def test_before_aggregation_of_a_diverged_client_is_received():
 
 def test_a_sweep_has_the_before_aggregation_of_each_run():
     keys = jax.vmap(jax.random.key)(jnp.array([5, 3]))
-    together = list(sweep.run(lambda: make("fedper"), DATA, SOME, keys))
+    together = list(sweep.run(lambda: tiny_method("fedper"), DATA, SOME, keys))
     for one, every in zip(usual("fedper"), together, strict=True):
         assert (every.before_aggregation is None) == (one.before_aggregation is None)
         if one.before_aggregation is not None:

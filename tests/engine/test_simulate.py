@@ -4,13 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import tiny_federation, tiny_method
 from test_programs import compilations
 
 from pfl_jax import simulate
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import make_method
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -102,7 +101,7 @@ def test_settings_out_of_range(changes):
 
 
 def test_evaluation_rounds_and_results():
-    method = make_method("fedper", tiny_model(), **HYPER_PARAMETERS)
+    method = tiny_method("fedper")
     settings = Settings(rounds=5, eval_every=2, participation=0.5)
     results = list(simulate.run(method, tiny_federation(), settings, jax.random.key(0)))
     assert [result.round for result in results] == [1, 2, 3, 4, 5]
@@ -119,7 +118,7 @@ def test_evaluation_rounds_and_results():
 def test_nothing_is_compiled_after_the_first_round(name, devices):
     """Also where clients drop out, others in every round, and where one diverges."""
     mesh = simulate.client_mesh() if devices == 2 else None
-    method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
+    method = tiny_method(name)
 
     def diverging(index):
         def local(key, server, client, data):
@@ -146,7 +145,7 @@ def test_nothing_is_compiled_after_the_first_round(name, devices):
 @pytest.mark.parametrize(("devices", "state_on"), [(2, "device"), pytest.param(1, "host", marks=pytest.mark.slow)])
 def test_rows_of_info_are_those_of_the_cohort(devices, state_on):
     """The cohort is ascending, although its largest clients train first, two at a time."""
-    base = make_method("fedper", tiny_model(), **HYPER_PARAMETERS)
+    base = tiny_method("fedper")
     sizes = np.array([9, 20, 14, 5])
 
     def local(key, server, client, data):
@@ -174,7 +173,7 @@ def test_rows_of_info_are_those_of_the_cohort(devices, state_on):
 
 @pytest.mark.parametrize("state_on", ["device", pytest.param("host", marks=pytest.mark.slow)])
 def test_all_results_of_a_run_stay_usable_unless_states_are_donated(state_on):
-    method, data = make_method("fedper", tiny_model(), **HYPER_PARAMETERS), tiny_federation()
+    method, data = tiny_method("fedper"), tiny_federation()
     settings = Settings(rounds=3, participation=0.5)
 
     def play(**options):
@@ -199,14 +198,14 @@ def test_all_results_of_a_run_stay_usable_unless_states_are_donated(state_on):
 
 @pytest.mark.parametrize("key", [3, np.uint32(3), np.arange(2)])
 def test_a_key_is_one_key(key):
-    method = make_method("fedavg", tiny_model(), **HYPER_PARAMETERS)
+    method = tiny_method("fedavg")
     for wrong in (key, jax.random.split(jax.random.key(0), 2)):
         with pytest.raises(InvalidInput, match=r"^key must be a key, such as jax.random.key\(0\), not "):
             simulate.run(method, tiny_federation(), Settings(rounds=1), wrong)
 
 
 def test_a_federation_of_numpy_arrays_is_one():
-    data, method = tiny_federation(), make_method("fedavg", tiny_model(), **HYPER_PARAMETERS)
+    data, method = tiny_federation(), tiny_method("fedavg")
     given = [data, jax.tree.map(np.asarray, data)]
     first, second = (list(simulate.run(method, one, Settings(rounds=1), jax.random.key(0))) for one in given)
     np.testing.assert_array_equal(first[0].received["loss"], second[0].received["loss"])
