@@ -98,7 +98,7 @@ class Checkpoints:
         )
         table = disk_state.table_of(state.clients)
         if table is not None and _PLANES in content:
-            table.kept[:] = table.keep(self._keep)
+            table.saved[:] = table.saved_with_this(self._keep)
         written = sorted(part for part in self._parts() if part[1:] == own)
         self._remove(self._path(*part) for part in written[: -self._keep])
         if len(written) >= self._keep and self._process == 0:
@@ -169,7 +169,7 @@ class Checkpoints:
         table = disk_state.table_of(state.clients)
         content: dict[str, Any] = {}
         if table is not None and table.is_in(self.folder.parent):
-            content |= {_PLANES: np.array(table.keep(self._keep)), _DIGESTS: table.digests}
+            content |= {_PLANES: np.array(table.saved_with_this(self._keep)), _DIGESTS: table.digests}
         else:
             state = state._replace(clients=jax.tree.map(np.asarray, state.clients))
         for name, leaf in _leaves(_plain(state)).items():

@@ -52,7 +52,7 @@ class Table:
       row: layout of a row, with a field for each leaf.
       planes: uint8 [N], plane of each client's row.
       digests: uint32 [N], CRC-32 of each client's row.
-      kept: `planes` of each checkpoint that is kept, shared by all tables of the file.
+      saved: `planes` of each checkpoint that is not removed yet, shared by all tables of the file.
     """
 
     file: _File
@@ -60,7 +60,7 @@ class Table:
     row: np.dtype
     planes: np.ndarray
     digests: np.ndarray
-    kept: list[np.ndarray]
+    saved: list[np.ndarray]
 
     @classmethod
     def create(cls, folder: Path | None, shapes: Sequence[Any], clients: int) -> "Table":
@@ -87,14 +87,14 @@ class Table:
         return cls(file, folder / NAME, _row(shapes), np.zeros(clients, np.uint8), np.zeros(clients, np.uint32), [])
 
     @classmethod
-    def open(cls, path: Path, shapes: Sequence[Any], digests: np.ndarray, kept: Sequence[np.ndarray]) -> "Table":
+    def open(cls, path: Path, shapes: Sequence[Any], digests: np.ndarray, saved: Sequence[np.ndarray]) -> "Table":
         """Table of a checkpoint.
 
         Args:
           path: of the file.
           shapes: see `create`.
           digests: of the checkpoint.
-          kept: `planes` of the checkpoints that were kept, the last of them its own.
+          saved: `planes` of the checkpoints that there were, the last of them its own.
 
         Raises:
           InvalidInput: the file cannot be opened.
@@ -104,7 +104,7 @@ class Table:
             file = _File(path, "r+" if os.access(path, os.W_OK) else "r")
         except OSError as error:
             raise InvalidInput(f"the clients' states cannot be read from {path}: {error.strerror or error}") from None
-        return cls(file, path, _row(shapes), kept[-1], digests, list(kept))
+        return cls(file, path, _row(shapes), saved[-1], digests, list(saved))
 
     def leaves(self) -> list["DiskLeaf"]:
         """Leaves [N, ...] of the states of all clients."""
@@ -148,17 +148,17 @@ class Table:
 
     def replaced(self, ids: np.ndarray, leaves: Sequence[np.ndarray]) -> "Table":
         """Table with other rows for clients `ids` [B], from leaves [B, ...]; see the class for this one."""
-        kept = np.array([planes[ids] for planes in self.kept], np.uint8).reshape(-1, len(ids))
-        free = [(kept != plane).all(axis=0) for plane in range(len(kept) + 1)]
+        saved = np.array([planes[ids] for planes in self.saved], np.uint8).reshape(-1, len(ids))
+        free = [(saved != plane).all(axis=0) for plane in range(len(saved) + 1)]
         planes = self.planes.copy()
-        planes[ids] = np.where((kept == planes[ids]).any(axis=0), np.argmax(free, axis=0), planes[ids])
+        planes[ids] = np.where((saved == planes[ids]).any(axis=0), np.argmax(free, axis=0), planes[ids])
         table = dataclasses.replace(self, planes=planes, digests=self.digests.copy())
         table.fill(ids, leaves)
         return table
 
-    def keep(self, count: int) -> list[np.ndarray]:
-        """`kept` with this table as the newest of at most `count` checkpoints."""
-        return [*self.kept, self.planes][-count:]
+    def saved_with_this(self, count: int) -> list[np.ndarray]:
+        """`saved` once this table is the newest of at most `count` checkpoints."""
+        return [*self.saved, self.planes][-count:]
 
     def is_in(self, folder: Path) -> bool:
         """Whether its file is the one in a folder: one that was replaced is still open here."""

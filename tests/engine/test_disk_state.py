@@ -124,7 +124,7 @@ def test_no_process_writes_over_the_checkpoints_of_another(tmp_path):
     # However many rounds there are, no more than three rows of a client.
     table = disk_state.table_of(clients)
     assert (tmp_path / NAME).stat().st_size <= 3 * CLIENTS * table.row.itemsize
-    assert len(table.kept) == 2
+    assert len(table.saved) == 2
 
 
 def test_a_damaged_row_or_a_missing_file_is_noticed(tmp_path, monkeypatch):

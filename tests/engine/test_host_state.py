@@ -1,4 +1,4 @@
-"""States in host memory give what states on the device give."""
+"""States on the host and on disk, and clients that belong to devices, give what states on one device give."""
 
 import itertools
 
@@ -9,50 +9,61 @@ from problems import tiny_federation, tiny_method
 
 from pfl_jax import simulate
 from pfl_jax.data.places import spread
-from pfl_jax.engine import disk_state, store
+from pfl_jax.engine import disk_state, placement, store
 from pfl_jax.engine.disk_state import NAME, DiskLeaf
 
 pytestmark = pytest.mark.without_f1_auc
 
-DATA = tiny_federation((9, 20, 14, 5, 12))
-SETTINGS = simulate.Settings(rounds=4, participation=0.6, full_last_round=True, eval_every=2)
+PLAIN = tiny_federation((9, 20, 14, 5, 12))
+DATA = PLAIN._replace(
+    label_map=np.stack([np.roll(np.arange(3, dtype=np.int32), client) for client in range(5)]),
+    validation_index=np.roll(PLAIN.test_index[:, 4:9], 1, axis=0),
+    validation_count=np.array([5, 1, 3, 0, 5], np.int32),
+)
+SETTINGS = simulate.Settings(rounds=4, participation=0.6, full_last_round=True, eval_every=2, before_aggregation=True)
 
 
-def play(name, **options):
+def play(name, data=DATA, **options):
     results = []
-    for result in simulate.run(tiny_method(name), DATA, SETTINGS, jax.random.key(5), **options):
+    for result in simulate.run(tiny_method(name), data, SETTINGS, jax.random.key(5), **options):
         # On disk, a state can be read until the next round.
         clients = jax.tree.map(np.asarray, result.state.clients)
         results.append(result._replace(state=result.state._replace(clients=clients)))
-    return results, jax.tree.map(np.asarray, results[-1].state._replace(key=()))
+    return results
 
 
-def assert_same(left, right):
-    (results, state), (others, other) = left, right
-    for one, two in zip(results, others, strict=True):
-        np.testing.assert_array_equal(one.cohort, two.cohort)
-        np.testing.assert_allclose(one.trained["loss"], two.trained["loss"], rtol=2e-4, atol=2e-5)
-        assert (one.received is None) == (two.received is None)
-        if one.received is not None:
-            np.testing.assert_allclose(one.received["loss"], two.received["loss"], rtol=2e-4, atol=2e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), state, other)
+def assert_same(results, others):
+    """The same cohorts, scores by every protocol, also on validation examples, and final states."""
+    parts = [
+        [(one.cohort, one.trained, one.received, one.before_aggregation) for one in run]
+        + [jax.tree.map(np.asarray, run[-1].state._replace(key=()))]
+        for run in (results, others)
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), *parts)
 
 
 @pytest.mark.parametrize(
-    ("name", "devices"),
+    ("name", "state_on", "devices", "owned"),
     [
-        ("fedper", 1),
-        pytest.param("fedpac", 1, marks=pytest.mark.slow),
-        pytest.param("fedas", 2, marks=pytest.mark.slow),
+        ("fedper", "host", 1, False),
+        ("fedrep", "device", 2, True),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("fedpac", "host", 1, False), ("fedas", "host", 2, False))
+        ),
+        *(pytest.param("fedper", place, 2, True, marks=pytest.mark.slow) for place in ("host", "disk")),
     ],
 )
-def test_states_on_the_host_and_on_the_device_give_the_same_results(name, devices, monkeypatch):
+def test_states_and_data_give_the_same_results_in_every_place(name, state_on, devices, owned, monkeypatch):
     # Five clients in blocks of two: the last one is filled up.
     monkeypatch.setattr(disk_state, "BLOCK", 2)
     mesh = simulate.client_mesh() if devices == 2 else None
-    on_host = play(name, mesh=mesh, state_on="host")
-    assert_same(on_host, play(name))
-    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(on_host[0][-1].state.clients))
+    data = placement.place(DATA, mesh) if owned else DATA
+    options, want = {"data": data, "mesh": mesh, "state_on": state_on}, play(name)
+    assert_same(play(name, **options), want)
+    # It goes on from a state of the same place.
+    first = next(simulate.run(tiny_method(name), data, SETTINGS, jax.random.key(5), mesh=mesh, state_on=state_on))
+    assert_same(play(name, **options, state=first.state), want[1:])
 
 
 @pytest.mark.slow
@@ -62,10 +73,9 @@ def test_states_on_disk_give_bit_for_bit_what_states_on_the_host_give(name, devi
     mesh = simulate.client_mesh() if devices == 2 else None
     on_host = play(name, mesh=mesh, state_on="host")
     on_disk = play(name, mesh=mesh, state_on="disk", state_folder=tmp_path)
-    for one, other in zip(*(results for results, _ in (on_host, on_disk)), strict=True):
+    for one, other in zip(on_host, on_disk, strict=True):
         jax.tree.map(np.testing.assert_array_equal, (one.received, one.trained), (other.received, other.trained))
-        jax.tree.map(np.testing.assert_array_equal, one.state.clients, other.state.clients)
-    jax.tree.map(np.testing.assert_array_equal, on_host[1], on_disk[1])
+        jax.tree.map(np.testing.assert_array_equal, *(each.state._replace(key=()) for each in (one, other)))
     # FedAvg's clients have no state.
     assert (tmp_path / NAME).exists() == (name != "fedavg")
 
@@ -96,7 +106,7 @@ def test_no_more_clients_than_a_block_are_on_the_devices_at_once(devices, monkey
 
 @pytest.mark.slow
 def test_a_run_continues_from_a_state_on_the_host_or_the_device():
-    whole, state = play("ditto")
+    whole = play("ditto")
     half = simulate.Settings(rounds=2, participation=0.6)
     method = tiny_method("ditto")
     for before in ("host", "disk"):
@@ -104,8 +114,7 @@ def test_a_run_continues_from_a_state_on_the_host_or_the_device():
         kept = jax.tree.map(np.array, middle.state.clients)
         for place in ("device", "host", "disk"):
             rest = list(simulate.run(method, DATA, SETTINGS, jax.random.key(0), state=middle.state, state_on=place))
-            last = jax.tree.map(np.asarray, rest[-1].state._replace(key=()))
-            assert_same((rest, last), (whole[2:], state))
+            assert_same(rest, whole[2:])
             # The state that came from outside stays as it was.
             jax.tree.map(np.testing.assert_array_equal, kept, jax.tree.map(np.asarray, middle.state.clients))
 

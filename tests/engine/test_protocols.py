@@ -12,7 +12,6 @@ from trees import row
 
 from pfl_jax import simulate, sweep
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine import disk_state, placement
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.primitives.metrics import score
 from pfl_jax.streams import INITIALIZATION
@@ -80,25 +79,6 @@ def test_before_aggregation_of_fedper_against_a_loop_over_clients():
     outside = np.setdiff1d(np.arange(len(CLIENTS)), last.cohort)
     assert (last.before_aggregation["loss"][outside] != last.received["loss"][outside]).all()
     assert (last.before_aggregation["loss"][last.cohort] != last.received["loss"][last.cohort]).all()
-
-
-@pytest.mark.parametrize("name", ["fedper", pytest.param("fedpac", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    ("placed", "state_on"),
-    [
-        (False, "host"),
-        pytest.param(True, "device", marks=pytest.mark.slow),
-        pytest.param(True, "host", marks=pytest.mark.slow),
-    ],
-)
-def test_before_aggregation_with_states_on_the_host_and_owned_clients(name, placed, state_on, monkeypatch):
-    monkeypatch.setattr(disk_state, "BLOCK", 3)
-    data = placement.place(DATA, simulate.client_mesh()) if placed else DATA
-    got = play(tiny_method(name), data=data, state_on=state_on)
-    for one, other in zip(got, usual(name), strict=True):
-        assert (one.before_aggregation is None) == (other.before_aggregation is None) == (one.round % 2 == 1)
-        if one.before_aggregation is not None:
-            assert_scores(one.before_aggregation, other.before_aggregation)
 
 
 @pytest.mark.slow

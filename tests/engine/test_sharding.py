@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import tiny_federation, tiny_method
-from test_host_state import assert_same
 from test_programs import compilations
 
 from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine import disk_state, mapping, placement
+from pfl_jax.engine import mapping, placement
 from pfl_jax.errors import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
@@ -59,28 +58,6 @@ def test_the_largest_clients_are_dealt_first():
     assert 2 * np.ptp(loads) < np.ptp(plain)
     # Clients of one size are dealt in turns, every other one in the reverse order.
     assert [own.tolist() for own in placement.deal(np.full(5, 7), 2)] == [[0, 3, 4], [1, 2]]
-
-
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [("fedrep", "device"), *(pytest.param("fedper", place, marks=pytest.mark.slow) for place in ("host", "disk"))],
-)
-def test_owned_clients_give_the_same_results(name, place, monkeypatch):
-    monkeypatch.setattr(disk_state, "BLOCK", 2)
-
-    def play(data, **options):
-        results = list(simulate.run(tiny_method(name), data, SETTINGS, jax.random.key(5), **options))
-        return results, jax.tree.map(np.asarray, results[-1].state._replace(key=()))
-
-    placed = placement.place(DATA, simulate.client_mesh())
-    got = play(placed, state_on=place)
-    want = play(DATA)
-    assert_same(got, want)
-    # It goes on from a state of either kind.
-    first = next(simulate.run(tiny_method(name), placed, SETTINGS, jax.random.key(5), state_on=place))
-    rest = list(simulate.run(tiny_method(name), placed, SETTINGS, jax.random.key(0), state=first.state, state_on=place))
-    last = jax.tree.map(np.asarray, rest[-1].state._replace(key=()))
-    assert_same((rest, last), (want[0][1:], want[1]))
 
 
 def test_replication_over_processes_is_compiled_once(monkeypatch):

@@ -134,17 +134,6 @@ def test_the_memory_of_a_run_grows_with_its_clients():
     assert large - small > 8 * 2 * model
 
 
-def test_arguments_of_a_wrong_kind_are_refused_at_once():
-    def make(**values):
-        return make_method("fedavg", tiny_model(), **values)
-
-    right = {"make_method": make, "data": tiny_federation(), "settings": SETTINGS, "keys": keys([0, 1])}
-    wrong = {"make_method": make(), "data": 3, "settings": {"rounds": 2}}
-    for name, value in wrong.items():
-        with pytest.raises(InvalidInput, match=f"^{name} must be "):
-            sweep.run(**right | {name: value})
-
-
 @pytest.mark.parametrize("wrap", [np.asarray, jnp.asarray])
 def test_raw_keys_are_the_keys_that_they_stand_for(wrap):
     def make():

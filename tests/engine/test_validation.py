@@ -10,7 +10,6 @@ from trees import row
 from pfl_jax import data as pfl_data
 from pfl_jax import simulate, sweep
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine import placement
 from pfl_jax.errors import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
@@ -40,13 +39,8 @@ def assert_scores(got, want):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    "place", [*(pytest.param(place, marks=pytest.mark.slow) for place in ("device", "host")), "sharded"]
-)
-def test_validation_scores_are_test_scores_of_the_swapped_federation(place):
-    options = {"state_on": "host"} if place == "host" else {}
-    data = placement.place(DATA, simulate.client_mesh()) if place == "sharded" else DATA
-    results, swapped, plain = play(data, **options), play(SWAPPED), play(PLAIN)
+def test_validation_scores_are_test_scores_of_the_swapped_federation():
+    results, swapped, plain = play(DATA), play(SWAPPED), play(PLAIN)
     for result, other, without in zip(results, swapped, plain, strict=True):
         for protocol in ("received", "trained", "before_aggregation"):
             scores = getattr(result, protocol)
