@@ -91,7 +91,7 @@ class Checkpoints:
         path = self._path(number, *own)
         make_folder(path.parent)
         # Damaged, or of an earlier end of the run.
-        self._remove(self._path(*part) for part in self._parts() if part[0] >= number and part[1] == self._process)
+        self._remove(self._path(*part) for part in self._parts() if part[0] > number and part[1] == self._process)
         write_binary(
             path,
             lambda file: np.savez(file, allow_pickle=False, **stored, **{_ABOUT: np.frombuffer(about, np.uint8)}),

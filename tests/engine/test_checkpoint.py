@@ -56,6 +56,9 @@ def test_the_newest_readable_checkpoint_is_read_and_old_ones_are_deleted(tmp_pat
     # The run goes on from there, whatever is left of a later end.
     checkpoints.save(state._replace(round=np.int32(3)), {}, {"number": 4})
     assert checkpoints.newest(state).record == {"number": 4}
+    checkpoints.save(state._replace(round=np.int32(2)), {}, {"number": 5})
+    assert checkpoints.rounds() == [2]
+    checkpoints.save(state._replace(round=np.int32(3)), {}, {"number": 6})
     cut(tmp_path / "0-of-1/3.npz")
     cut(tmp_path / "0-of-1/2.npz")
     with pytest.raises(InvalidInput, match=r"no checkpoint in .* can be read \(round 3: .*; round 2: .*\): start"):
