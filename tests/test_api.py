@@ -27,7 +27,7 @@ INTERNAL = {
     "wrappers",
     *(f"data.{name}" for name in ("allocation", "checks", "dirichlet_counts", "embedded", "files", "places", "rows")),
     *(f"data.{name}" for name in ("read_folders", "read_tables", "specs", "tfds")),
-    *(f"engine.{name}" for name in ("checkpoint_manager", "checks", "cohort", "disk_state")),
+    *(f"engine.{name}" for name in ("checks", "cohort", "disk_state")),
     *(f"engine.{name}" for name in ("mapping", "placement", "rounds", "store")),
     *(f"primitives.{name}" for name in ("affinity", "per_example", "simplex_solvers")),
 }
@@ -40,7 +40,7 @@ MODULES = {path.stem for path in ROOT.glob("*.py")} | {
 PUBLIC = [*sorted(MODULES - INTERNAL - {"__init__"}), "data", "methods", "networks", "primitives", "testing"]
 DOCUMENTED = [f"pfl_jax.{name}" for name in PUBLIC]
 
-HEAVY = {"jaxopt", "matplotlib", "orbax", "sklearn", "tensorflow", "tensorflow_datasets"}
+HEAVY = {"jaxopt", "matplotlib", "sklearn", "tensorflow", "tensorflow_datasets"}
 
 
 def own_members(module):

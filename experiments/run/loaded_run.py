@@ -77,12 +77,7 @@ class LoadedRun:
     @functools.cached_property
     def _personalize(self) -> Callable[..., Personal]:
         """What a client does before it deploys, compiled."""
-        stages = Stages(self.method, self.settings)
-
-        def personal(data, server, key, rounds, client, own):
-            return stages.personal(data, server, key, rounds, stages.attackers(data, key), client, own)
-
-        return jax.jit(personal)
+        return jax.jit(Stages(self.method, self.settings).personal)
 
     def predict(self, client: int, inputs: Any) -> jax.Array:
         """Logits or log-probabilities [B, K] of a client's model.

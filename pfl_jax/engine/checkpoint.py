@@ -1,22 +1,21 @@
-"""Checkpoints on disk, written atomically by orbax; restoring passes over damaged ones.
+"""Checkpoints on disk; restoring passes over damaged ones.
 
 A checkpoint has a `State`, additional arrays by name, and a record that is stored as JSON. Arrays are stored unchanged,
 so that a resumed run equals the uninterrupted one bit for bit on the same machine and versions. Nothing in a checkpoint
 is executed or unpickled.
 
 Each process of a run writes its own part, with the rows of its own clients; the first one's has all else too. A part is
-in the folder `PROCESS-of-PROCESSES/ROUND`, and a checkpoint is there when all of its parts are. Processes that resume a
-run read all parts, whatever their number was, and take the rows of their own clients. Clients' states on disk, in the
-run's folder, are not copied into a checkpoint, see `pfl_jax.engine.disk_state`.
+the file `PROCESS-of-PROCESSES/ROUND.npz`, which is complete or absent, and has a CRC-32 of each array. A checkpoint is
+there when all of its parts are. Processes that resume a run read all parts, whatever their number was, and take the
+rows of their own clients. Clients' states on disk, in the run's folder, are not copied into a checkpoint, see
+`pfl_jax.engine.disk_state`.
 """
 
 import collections
-import contextlib
-import hashlib
-import itertools
 import json
+import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,15 +23,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfl_jax.atomic_write import DISK_FULL
+from pfl_jax.atomic_write import cannot_write, make_folder, write_binary
 from pfl_jax.base import State
 from pfl_jax.engine import disk_state
-from pfl_jax.errors import CannotWrite, InvalidInput, first_line
+from pfl_jax.errors import InvalidInput, first_line, word
+from pfl_jax.primitives.tree import gather
+from pfl_jax.safe_read import open_npz
 
 FOLDER = "checkpoints"
 """Name of the checkpoint folder inside a run's folder."""
 
-_STATE, _FURTHER, _CLIENTS, _KEPT, _DIGESTS = "state.", "further.", "clients", "kept planes", "digests of rows"
+_STATE, _FURTHER, _CLIENTS, _PLANES, _DIGESTS, _ABOUT = "state.", "further.", "clients", "planes", "digests", "about"
 """Beginnings of the names of a part's arrays, and names of those that only some parts have."""
 
 _OF_CLIENTS = f"{_STATE}clients"
@@ -82,39 +83,26 @@ class Checkpoints:
         Raises:
           CannotWrite: the part cannot be written; earlier checkpoints are kept.
         """
-        # Imported here because orbax takes time.
-        from pfl_jax.engine import checkpoint_manager
-
-        number = int(np.ravel(state.round)[0])
+        number, own = int(np.ravel(state.round)[0]), (self._process, self._processes)
         content = self._content(state, arrays, clients)
         stored = {name: leaf for name, leaf in content.items() if not isinstance(leaf, disk_state.DiskLeaf)}
         listed = [[name, list(leaf.shape), str(leaf.dtype)] for name, leaf in content.items()]
-        about: dict[str, Any] = {"arrays": listed, "record": record}
-        about["digest"] = _digest(about)
-        part, table = self.folder / f"{self._process}-of-{self._processes}", disk_state.table_of(state.clients)
-        try:
-            for later in self.folder.glob(f"{self._process}-of-*/*"):
-                # Damaged, or of an earlier end of the run.
-                if later.name.isdecimal() and int(later.name) >= number:
-                    shutil.rmtree(later)
-            part.mkdir(parents=True, exist_ok=True)
-            count = checkpoint_manager.save(part, self._keep, number, stored, about)
-        except (OSError, ValueError, RuntimeError) as error:
-            for partial in part.glob("*-tmp"):
-                shutil.rmtree(partial, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                # Succeeds only if the folders are empty.
-                part.rmdir()
-                self.folder.rmdir()
-            raise CannotWrite(
-                f"cannot write the checkpoint of round {number} into {self.folder}: {_reason(error)}"
-            ) from None
-        if table is not None and _KEPT in content:
-            table.kept[:] = table.keep(self._keep)
-        if count >= self._keep and self._process == 0:
-            for other in self.folder.glob("*-of-*"):
-                if not other.name.endswith(f"-of-{self._processes}"):
-                    shutil.rmtree(other, ignore_errors=True)
+        about = json.dumps({"arrays": listed, "record": record}).encode()
+        path = self._path(number, *own)
+        make_folder(path.parent)
+        # Damaged, or of an earlier end of the run.
+        self._remove(self._path(*part) for part in self._parts() if part[0] > number and part[1] == self._process)
+        write_binary(
+            path,
+            lambda file: np.savez(file, allow_pickle=False, **stored, **{_ABOUT: np.frombuffer(about, np.uint8)}),
+        )
+        table = disk_state.table_of(state.clients)
+        if table is not None and _PLANES in content:
+            table.saved[:] = table.saved_with_this(self._keep)
+        written = sorted(part for part in self._parts() if part[1:] == own)
+        self._remove(self._path(*part) for part in written[: -self._keep])
+        if len(written) >= self._keep and self._process == 0:
+            self._remove(part for part in self.folder.glob("*-of-*") if not part.name.endswith(f"-of-{own[1]}"))
 
     def rounds(self) -> list[int]:
         """Rounds of the stored checkpoints, ascending."""
@@ -139,9 +127,9 @@ class Checkpoints:
         reasons = []
         for number, processes in reversed(self._stored()):
             try:
-                parts = [self._read(number, f"{index}-of-{processes}", clients) for index in range(processes)]
+                parts = [self._read((number, index, processes), clients) for index in range(processes)]
             except Exception as error:
-                reasons.append(f"round {number}: {_reason(error)}")
+                reasons.append(f"round {number}: {first_line(str(error)) or type(error).__name__}")
                 continue
             record = parts[0][1]
             if check is not None:
@@ -157,22 +145,34 @@ class Checkpoints:
 
     def _stored(self) -> list[tuple[int, int]]:
         """Checkpoints of which all parts are there: round and number of parts, ascending."""
-        parts: collections.Counter[tuple[int, int]] = collections.Counter()
-        for path in self.folder.glob("*-of-*/*"):
-            count = path.parent.name.rpartition("-")[2]
-            if path.name.isdecimal() and count.isdecimal():
-                parts[int(path.name), int(count)] += 1
+        parts = collections.Counter((number, processes) for number, _, processes in self._parts())
         return sorted(found for found, count in parts.items() if count == found[1])
+
+    def _parts(self) -> list[tuple[int, int, int]]:
+        """Round, process and number of processes of each part."""
+        paths = (path.relative_to(self.folder).as_posix() for path in self.folder.glob("*-of-*/*.npz"))
+        names = [re.fullmatch(r"(\d+)-of-(\d+)/(\d+)\.npz", path) for path in paths]
+        return [(int(name[3]), int(name[1]), int(name[2])) for name in names if name]
+
+    def _path(self, number: int, process: int, processes: int) -> Path:
+        return self.folder / f"{process}-of-{processes}" / f"{number}.npz"
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        try:
+            for path in list(paths):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except OSError as error:
+            raise cannot_write(self.folder, error) from None
 
     def _content(self, state: State, arrays: dict[str, np.ndarray], clients: np.ndarray | None) -> dict[str, Any]:
         """Arrays of this process's part by name."""
         table = disk_state.table_of(state.clients)
         content: dict[str, Any] = {}
         if table is not None and table.is_in(self.folder.parent):
-            content |= {_KEPT: np.array(table.keep(self._keep)), _DIGESTS: table.digests}
+            content |= {_PLANES: np.array(table.saved_with_this(self._keep)), _DIGESTS: table.digests}
         else:
-            state = state._replace(clients=disk_state.in_memory(state.clients))
-        for name, leaf in _leaves(_plain(state)):
+            state = state._replace(clients=jax.tree.map(np.asarray, state.clients))
+        for name, leaf in _leaves(_plain(state)).items():
             if name.startswith("clients") and clients is not None and len(leaf) != len(clients):
                 leaf = np.asarray(leaf)[clients]
             content[f"{_STATE}{name}"] = leaf
@@ -181,25 +181,21 @@ class Checkpoints:
             content = {name: leaf for name, leaf in content.items() if name.startswith(_OF_CLIENTS)}
         if clients is not None:
             content[_CLIENTS] = np.asarray(clients)
-        return content | {"part": np.array([self._process, self._processes])}
+        return content
 
-    def _read(self, number: int, part: str, clients: np.ndarray | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _read(self, part: tuple[int, int, int], clients: np.ndarray | None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arrays of a part with the rows of some clients, and its record."""
-        from pfl_jax.engine import checkpoint_manager
-
-        stored, about = checkpoint_manager.restore(self.folder / part, number)
-        about = dict(about)
-        if about.pop("digest") != _digest(about):
-            raise ValueError("its record is not as it was written")
-        # NumPy's format has only the size of JAX's own types. Those on disk have no array.
-        arrays: dict[str, Any] = {
-            name: stored[name].view(dtype) if name in stored else jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
-            for name, shape, dtype in about["arrays"]
-        }
+        with open_npz(self._path(*part)) as stored:
+            about = json.loads(stored[_ABOUT].tobytes())
+            # NumPy's format has only the size of JAX's own types. Leaves on disk have no array here.
+            arrays: dict[str, Any] = {
+                name: stored[name].view(dtype) if name in stored else jax.ShapeDtypeStruct(tuple(shape), dtype)
+                for name, shape, dtype in about["arrays"]
+            }
         names = [name for name in arrays if name.startswith(_OF_CLIENTS)]
-        if _KEPT in arrays:
+        if _PLANES in arrays:
             path, shapes = self.folder.parent / disk_state.NAME, [arrays[name] for name in names]
-            table = disk_state.Table.open(path, shapes, arrays[_DIGESTS], arrays[_KEPT])
+            table = disk_state.Table.open(path, shapes, arrays[_DIGESTS], arrays[_PLANES])
             table.check()
             arrays |= zip(names, table.leaves(), strict=True)
         if clients is not None:
@@ -224,34 +220,11 @@ class Checkpoints:
                 if name.startswith(_OF_CLIENTS):
                     arrays[name] = np.concatenate([part[name] for part in parts])[order]
         if clients is not None:
-            like = like._replace(
-                clients=jax.tree.map(
-                    lambda leaf: jax.ShapeDtypeStruct((len(clients), *leaf.shape[1:]), leaf.dtype), like.clients
-                )
-            )
-        leaves = [(name.removeprefix(_STATE), leaf) for name, leaf in arrays.items() if name.startswith(_STATE)]
+            like = like._replace(clients=jax.eval_shape(gather, like.clients, clients))
+        leaves = {name.removeprefix(_STATE): leaf for name, leaf in arrays.items() if name.startswith(_STATE)}
         state = _state_from(leaves, like, f"the checkpoint of round {number} in {self.folder}")
         further = {name.removeprefix(_FURTHER): leaf for name, leaf in arrays.items() if name.startswith(_FURTHER)}
         return Checkpoint(state, further, record)
-
-
-def _digest(about: dict[str, Any]) -> str:
-    """SHA-256 digest of what is stored as JSON."""
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
-
-
-def _reason(error: Exception) -> str:
-    """First line of an error."""
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    if isinstance(error, OSError) and error.errno in DISK_FULL:
-        return "no space is left there; make room"
-    return first_line(text) or type(error).__name__
-
-
-def _leaves(plain: Any) -> list[tuple[str, Any]]:
-    """Leaves by path, such as "server['head']"."""
-    leaves = jax.tree_util.tree_leaves_with_path(plain)
-    return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in leaves]
 
 
 def _plain(state: State) -> State:
@@ -259,23 +232,21 @@ def _plain(state: State) -> State:
     return state._replace(key=jax.random.key_data(state.key))
 
 
-def _state_from(leaves: Sequence[tuple[str, Any]], like: State, what: str) -> State:
+def _leaves(plain: State) -> dict[str, Any]:
+    """Leaves by path, such as "server['head']"."""
+    return {jax.tree_util.keystr(path).lstrip("."): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(plain)}
+
+
+def _state_from(leaves: dict[str, Any], like: State, what: str) -> State:
     """State from leaves by path, the clients' part as it is there; InvalidInput if they are not as those of `like`."""
-    shapes = jax.eval_shape(_plain, like)
-    for (path, found), (known, wanted) in itertools.zip_longest(leaves, _leaves(shapes), fillvalue=("", None)):
-        if found is None or wanted is None or (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
-            raise InvalidInput(
-                f"{what} is of another run: it has {_described(path, found)} where this run has "
-                f"{_described(known, wanted)}"
-            )
-    plain = jax.tree.unflatten(jax.tree.structure(shapes), [leaf for _, leaf in leaves])
-    return plain._replace(
-        server=jax.tree.map(jnp.asarray, plain.server),
-        key=jax.random.wrap_key_data(jnp.asarray(plain.key)),
-        round=jnp.asarray(plain.round),
+    wanted = _leaves(jax.eval_shape(_plain, like))
+    for path in [*wanted, *leaves]:
+        found, right = (word(part[path]) if path in part else "nothing" for part in (leaves, wanted))
+        if found != right:
+            raise InvalidInput(f"{what} is of another run: its {path} is {found}, and here {right}")
+    state = jax.tree.unflatten(jax.tree.structure(like), [leaves[path] for path in wanted])
+    return state._replace(
+        server=jax.tree.map(jnp.asarray, state.server),
+        key=jax.random.wrap_key_data(jnp.asarray(state.key)),
+        round=jnp.asarray(state.round),
     )
-
-
-def _described(path: str, leaf: Any) -> str:
-    """Array in words: "server['head'] (float32 [4, 3])"."""
-    return "nothing" if leaf is None else f"{path} ({leaf.dtype} {list(leaf.shape)})"

@@ -65,9 +65,8 @@ def unused_shares(
     """
     steps = _steps(counts, batch_size, devices, places, drop_last)
     width = -(-len(counts) // devices) if chunk is None else chunk
-    busy = _executed(steps, width, np.ones_like(steps))
-    wasted = 1 - float(np.sum(steps) / np.sum(_executed(steps, width, steps > 0)))
-    return Unused(wasted, 1 - float(busy.mean() / busy.max()))
+    busy = _executed(steps, width, np.full(len(steps), steps.shape[1]))
+    return Unused(_waste(steps, width), 1 - float(busy.mean() / busy.max()))
 
 
 def _steps(counts: np.ndarray, batch_size: int, devices: int, places: np.ndarray | None, drop_last: bool) -> np.ndarray:
@@ -78,10 +77,15 @@ def _steps(counts: np.ndarray, batch_size: int, devices: int, places: np.ndarray
     return np.append(num_steps(counts, batch_size, drop_last=drop_last), 0)[places]
 
 
-def _executed(steps: np.ndarray, width: int, counted: np.ndarray) -> np.ndarray:
-    """Steps [D] that the devices run: in each chunk as many as its first, largest client, for the counted places."""
+def _executed(steps: np.ndarray, width: int, numbers: np.ndarray) -> np.ndarray:
+    """Steps [D] that devices run in their first `numbers` [D] places: in a chunk each runs as many as the largest."""
     starts = np.arange(0, steps.shape[1], width)
-    return np.sum(steps[:, starts] * np.add.reduceat(counted, starts, axis=1), axis=1)
+    return np.sum(steps[:, starts] * np.clip(numbers[:, None] - starts, 0, width), axis=1)
+
+
+def _waste(steps: np.ndarray, width: int) -> float:
+    """Share of the executed steps that are spent on clients that have finished; see `Unused`."""
+    return 1 - float(np.sum(steps) / np.sum(_executed(steps, width, np.sum(steps > 0, axis=1))))
 
 
 def resolved(
@@ -113,74 +117,54 @@ def resolved(
     """
     if settings.chunk != "auto":
         return settings
-    work, counts = at_round(method, 0).work, np.atleast_2d(counts)
-    size, same_steps = settings.cohort_size(counts.shape[1], 0), work is not None and work.same_steps
-    chunks = [
-        choose_chunk(
-            np.minimum(typical_cohort(row, size), 1) if same_steps else typical_cohort(row, size),
-            batch_size=1 if work is None else work.batch_size,
-            devices=devices,
-            backend=backend or jax.default_backend(),
-            convolutional=work is None or is_convolutional(work.model),
-            drop_last=work is not None and work.drop_last,
-        )
-        for row in np.unique(np.sort(counts, axis=1), axis=0)
-    ]
-    return replace(settings, chunk=min(chunks))
+    if one_by_one(method, backend):
+        return replace(settings, chunk=1)
+    work, counts = at_round(method, 0).work, np.unique(np.sort(np.atleast_2d(counts), axis=1), axis=0)
+    cohorts = typical_cohort(counts, settings.cohort_size(counts.shape[1], 0))
+    if work is None:
+        return replace(settings, chunk=min(choose_chunk(cohort, 1, devices) for cohort in cohorts))
+    # Where all clients take equally many steps, their sizes do not count.
+    cohorts = np.minimum(cohorts, 1) if work.same_steps else cohorts
+    options = {"batch_size": work.batch_size, "devices": devices, "drop_last": work.drop_last}
+    return replace(settings, chunk=min(choose_chunk(cohort, **options) for cohort in cohorts))
 
 
-def runs_at_once(method: Method | MethodSchedule, backend: str | None = None) -> int | None:
-    """Runs of a sweep under one vmap for chunk "auto": 1 for convolutions on a CPU, otherwise None, all of a device.
+def one_by_one(method: Method | MethodSchedule, backend: str | None = None) -> bool:
+    """Whether chunk "auto" trains clients, and runs of a sweep, one after another: those with convolutions on a CPU.
+
+    Convolutions with a separate kernel for each client run in a loop there anyway, and chunk 1 wastes no step.
 
     Args:
-      method: the method of one run.
+      method: of the clients.
       backend: name of the backend; None for JAX's default.
     """
     work = at_round(method, 0).work
-    one_by_one = (backend or jax.default_backend()) == "cpu" and (work is None or is_convolutional(work.model))
-    return 1 if one_by_one else None
+    return (backend or jax.default_backend()) == "cpu" and (work is None or is_convolutional(work.model))
 
 
-def choose_chunk(
-    counts: np.ndarray,
-    *,
-    batch_size: int,
-    devices: int,
-    backend: str,
-    convolutional: bool = True,
-    drop_last: bool = False,
-) -> int:
-    """Number of clients under one vmap for chunk "auto".
+def choose_chunk(counts: np.ndarray, batch_size: int, devices: int, *, drop_last: bool = False) -> int:
+    """Number of clients under one vmap for chunk "auto" where clients are not trained one after another.
 
-    For convolutional networks on a CPU it is 1: convolutions with a separate kernel for each client run in a loop there
-    anyway, and chunk 1 wastes no step. Otherwise it is the largest chunk that wastes less than a tenth of the gradient
-    steps, at most all clients of a device.
+    A device's clients are divided into as few chunks of equal size as waste less than a tenth of the gradient steps.
 
     Args:
       counts: training examples [M] of a typical cohort, see `typical_cohort`.
       batch_size: examples of a mini-batch.
       devices: number of devices that share the clients.
-      backend: name of the backend, as from `jax.default_backend()`.
-      convolutional: whether the model has convolutions.
       drop_last: whether incomplete last batches are left out.
     """
-    if backend == "cpu" and convolutional:
-        return 1
     steps = _steps(counts, batch_size, devices, None, drop_last)
-    needed, largest = np.sum(steps), steps.shape[1]
-
-    def waste(chunk: int) -> float:
-        return 1 - needed / np.sum(_executed(steps, chunk, steps > 0))
-
-    return next((chunk for chunk in range(largest, 1, -1) if waste(chunk) < MAX_WASTE), 1)
+    clients = steps.shape[1]
+    equal = sorted({-(-clients // number) for number in range(1, clients + 1)}, reverse=True)
+    return next(chunk for chunk in equal if chunk == 1 or _waste(steps, chunk) < MAX_WASTE)
 
 
 def typical_cohort(counts: np.ndarray, size: int) -> np.ndarray:
-    """Training examples [M] of a typical cohort: clients at evenly spaced quantiles of the client sizes.
+    """Training examples [..., M] of a typical cohort: clients at evenly spaced quantiles of the client sizes.
 
     Args:
-      counts: training examples [N] of all clients.
+      counts: training examples [..., N] of all clients.
       size: M, at most N.
     """
-    positions = (np.arange(size) + 0.5) * len(counts) / size
-    return np.sort(counts)[positions.astype(np.int64)]
+    positions = (np.arange(size) + 0.5) * counts.shape[-1] / size
+    return np.sort(counts)[..., positions.astype(np.int64)]

@@ -9,7 +9,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import PyTree
-from pfl_jax.data.places import spread
 from pfl_jax.primitives.tree import choose, gather
 
 AXIS = "clients"
@@ -49,29 +48,6 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
 def _same(tree: PyTree) -> PyTree:
     """The tree itself: one function for all calls, so that equal shapes and types are compiled once."""
     return tree
-
-
-def map_clients(
-    fn: Callable[[PyTree, PyTree], PyTree], shared: PyTree, clients: PyTree, *, chunk: int | None, mesh: Mesh | None
-) -> PyTree:
-    """Apply fn(shared, client) to every client of a stack; devices share the clients evenly.
-
-    Args:
-      fn: function of one client: (shared, client) -> result.
-      shared: first argument of all calls.
-      clients: leaves [M, ...].
-      chunk: clients under one vmap on a device; 1 maps one after another, None all at once.
-      mesh: mesh with the single axis "clients"; None uses the default device.
-
-    Returns:
-      fn's results, leaves [M, ...], in the order of `clients`.
-    """
-    (size, *_) = jax.tree.leaves(clients)[0].shape
-    places = spread(size, 1 if mesh is None else mesh.size)
-    rows, _ = map_places(
-        lambda *arguments: (fn(*arguments), ()), shared, gather(clients, places), places < size, chunk=chunk, mesh=mesh
-    )
-    return in_client_order(places, size, rows, mesh)
 
 
 def map_places(

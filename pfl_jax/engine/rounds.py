@@ -107,14 +107,13 @@ class Stages:
         if survey is None:
             return server
 
-        def ask_one(shared, client):
-            data, server, key, attacks = shared
-            own = self._of_client(method, attacks, data, client).survey or survey
-            message = own.local(fold_in(key, client), server, client_data(data, client, "train"))
+        def ask_one(own, data, shared, client):
+            server, key = shared
+            message = own.survey.local(fold_in(key, client), server, client_data(data, client, "train"))
             return split(message, jnp.ones((), bool))
 
-        shared, everyone = (server, fold_in(key, SURVEY), self.attackers(data, key)), self.everyone(data)
-        rows, sums = self._map(ask_one, data, shared, everyone)
+        everyone = self.everyone(data)
+        rows, sums = self._map(ask_one, method, data, key, (server, fold_in(key, SURVEY)), everyone)
         rows = in_client_order(everyone.ids, num_clients, rows, data.mesh or self.mesh)
         return survey.aggregate(server, join(rows, sums))
 
@@ -133,13 +132,11 @@ class Stages:
         """States before the first round of the clients in these places, leaves [D, W, ...]."""
         method = at_round(self.method, 0)
 
-        def init_one(shared, client):
-            data, server, key, attacks = shared
-            own = self._of_client(method, attacks, data, client)
+        def init_one(own, data, shared, client):
+            server, key = shared
             return own.init_client(fold_in(key, client), server, client_data(data, client, "train")), ()
 
-        shared = (server, fold_in(key, INITIALIZATION), self.attackers(data, key))
-        rows, _ = self._map(init_one, data, shared, places)
+        rows, _ = self._map(init_one, method, data, key, (server, fold_in(key, INITIALIZATION)), places)
         return rows
 
     def sample(self, data: Federation, key: PRNGKey, round_index: jax.Array, size: int) -> tuple[Cohort, Places]:
@@ -166,10 +163,8 @@ class Stages:
         """
         method, round_key = at_round(self.method, round_index), fold_in(key, round_index)
 
-        def train_one(shared, client):
-            data, server, round_key, attacks = shared
-            index, present, state = client
-            own = self._of_client(method, attacks, data, index)
+        def train_one(own, data, shared, index, present, state):
+            server, round_key = shared
             result = own.local(fold_in(round_key, index), server, state, client_data(data, index, "train"))
             scores = score_client(method, result.personal, data, index)
             finite = all_finite((result.client, result.message))
@@ -177,8 +172,8 @@ class Stages:
             return Training(choose(finite, result.client, state), messages, scores, finite), terms
 
         positions, places = self._places(data, cohort.clients)
-        shared = (server, round_key, self.attackers(data, key))
-        training, sums = self._map(train_one, data, shared, places, gather(cohort.present, positions), rows)
+        rows = (gather(cohort.present, positions), rows)
+        training, sums = self._map(train_one, method, data, key, (server, round_key), places, *rows)
         training = in_client_order(positions, len(cohort.clients), training, data.mesh or self.mesh)
         present = cohort.present & training.finite
         examples = jnp.sum(data.train_count[cohort.clients])
@@ -212,37 +207,26 @@ class Stages:
         """Scores of the models that clients would deploy after `rounds` rounds, written into `scores`."""
         method = self._last_method(rounds)
 
-        def evaluate_one(shared, client):
-            data, server, key, rounds, attacks = shared
-            index, state = client
-            personal = self.personal(data, server, key, rounds, attacks, index, state)
-            return score_client(method, personal, data, index), ()
+        def evaluate_one(own, data, shared, index, state):
+            return score_client(method, _deployed(own, data, shared, index, state), data, index), ()
 
-        shared = (server, key, rounds, self.attackers(data, key))
-        found, _ = self._map(evaluate_one, data, shared, places, rows)
-        return self._written(data, scores, places, found)
+        found, _ = self._map(evaluate_one, method, data, key, (server, key, rounds), places, rows)
+        found = on_every_device(found, data.mesh or self.mesh)
+        return jax.tree.map(lambda leaf, row: leaf.at[places.ids].set(row, mode="drop"), scores, found)
 
     def personal(
-        self,
-        data: FederatedData,
-        server: PyTree,
-        key: PRNGKey,
-        rounds: jax.Array,
-        attacks: jax.Array | None,
-        client: int | jax.Array,
-        state: PyTree,
+        self, data: FederatedData, server: PyTree, key: PRNGKey, rounds: jax.Array, client: jax.Array, state: PyTree
     ) -> Personal:
-        """Model that a client would deploy after `rounds` rounds, given its state and the run's `attackers`."""
-        own = self._of_client(self._last_method(rounds), attacks, data, client)
-        own_key = fold_in(fold_in(fold_in(key, EVALUATION), rounds), client)
-        return own.personalize(own_key, server, state, client_data(data, client, "train"))
+        """Model that a client would deploy after `rounds` rounds, given its state."""
+        own = self._of_client(self._last_method(rounds), self.attackers(data, key), data, client)
+        return _deployed(own, data, (server, key, rounds), client, state)
 
     def evaluate_new(self, data: Federation, server: PyTree, key: PRNGKey, rounds: jax.Array) -> tuple[Scores, Scores]:
         """Scores (received, trained) of clients that never took part, see `pfl_jax.Engine.evaluate_new`."""
         method = self._last_method(rounds)
 
-        def evaluate_one(shared, index):
-            data, server, key = shared
+        def evaluate_one(method, data, shared, index):
+            server, key = shared
             keys = jax.random.split(fold_in(key, index), 3)
             train, test = (client_data(data, index, split) for split in ("train", "test"))
             state = method.init_client(keys[0], server, train)
@@ -252,7 +236,8 @@ class Stages:
             return tuple(score(predict, personal, test, method.task) for personal in (received, trained)), ()
 
         everyone = self.everyone(data)
-        rows, _ = self._map(evaluate_one, data, (server, fold_in(fold_in(key, NEWCOMERS), rounds)), everyone)
+        shared = (server, fold_in(fold_in(key, NEWCOMERS), rounds))
+        rows, _ = self._map(evaluate_one, method, data, None, shared, everyone)
         return in_client_order(everyone.ids, data.num_clients, rows, data.mesh or self.mesh)
 
     def attackers(self, data: Federation, key: PRNGKey) -> jax.Array | None:
@@ -260,9 +245,7 @@ class Stages:
         share, num_clients = self.settings.attackers, data.train_count.shape[0]
         return attackers(key, num_clients, share) if round(share * num_clients) else None
 
-    def _of_client(
-        self, method: Method, attacks: jax.Array | None, data: FederatedData, client: int | jax.Array
-    ) -> Method:
+    def _of_client(self, method: Method, attacks: jax.Array | None, data: FederatedData, client: jax.Array) -> Method:
         """Method as a client follows it, which is another one for an attacker."""
         if attacks is None or self.settings.attack is None:
             return method
@@ -287,29 +270,45 @@ class Stages:
         return positions, Places(ids, table < len(clients), len(clients))
 
     def _map(
-        self, fn: Callable[..., Any], data: Federation, shared: tuple[Any, ...], places: Places, *rows: PyTree
+        self,
+        fn: Callable[..., Any],
+        method: Method,
+        data: Federation,
+        key: PRNGKey | None,
+        shared: PyTree,
+        places: Places,
+        *rows: PyTree,
     ) -> tuple[Any, PyTree]:
-        """Rows [D, W, ...] and sums of fn((data, *shared), client), where client is a number, or it and its `rows`."""
+        """Rows [D, W, ...] and sums of fn(method, data, shared, client, *rows of the client).
+
+        The method is the one that the client follows, as an attacker or not in the run with this key; None if all are
+        honest.
+        """
+        attacks = None if key is None else self.attackers(data, key)
+
+        def one(arguments, client):
+            data, shared, attacks = arguments
+            data, (index, *rows) = data.on_device(), client
+            return fn(self._of_client(method, attacks, data, index), data, shared, index, *rows)
+
         mesh, chunk = data.mesh or self.mesh, self.settings.chunk
         if chunk == "auto":
             # `run` has chosen by the clients' sizes, which are not known here.
             chunk = 1 if jax.default_backend() == "cpu" else None
         if chunk is None:
             chunk = -(-places.size // (1 if mesh is None else mesh.size))
-        return map_places(
-            lambda shared, client: fn((shared[0].on_device(), *shared[1:]), client),
-            (data, *shared),
-            (places.ids, *rows) if rows else places.ids,
-            places.is_real,
-            chunk=chunk,
-            mesh=mesh,
-            specs=(data.specs, *(PartitionSpec() for _ in shared)),
-        )
+        specs, clients = (data.specs, PartitionSpec(), PartitionSpec()), (places.ids, *rows)
+        shared = (data, shared, attacks)
+        return map_places(one, shared, clients, places.is_real, chunk=chunk, mesh=mesh, specs=specs)
 
-    def _written(self, data: Federation, scores: Scores, places: Places, rows: Scores) -> Scores:
-        """Scores [N] with those of some places, [D, W], in their clients' rows."""
-        rows = on_every_device(rows, data.mesh or self.mesh)
-        return jax.tree.map(lambda leaf, row: leaf.at[places.ids].set(row, mode="drop"), scores, rows)
+
+def _deployed(
+    method: Method, data: FederatedData, shared: tuple[PyTree, PRNGKey, jax.Array], client: jax.Array, state: PyTree
+) -> Personal:
+    """Model that a client with this state would deploy; `shared`: server, key and completed rounds."""
+    server, key, rounds = shared
+    own_key = fold_in(fold_in(fold_in(key, EVALUATION), rounds), client)
+    return method.personalize(own_key, server, state, client_data(data, client, "train"))
 
 
 def replicated(mesh: Mesh | None) -> NamedSharding | None:

@@ -16,7 +16,7 @@ from pfl_jax.engine import chunking
 from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.checks import check_engine, check_run, explained
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
-from pfl_jax.engine.mapping import client_mesh, map_clients, replicate
+from pfl_jax.engine.mapping import client_mesh, replicate
 from pfl_jax.engine.rounds import Outcome
 from pfl_jax.engine.store import ClientStore, Federation, OnDevice, OnDisk, OnHost
 from pfl_jax.errors import Diverged, InvalidInput
@@ -32,7 +32,6 @@ __all__ = [
     "StateOn",
     "build",
     "client_mesh",
-    "map_clients",
     "run",
     "sample_cohort",
     "stragglers",
@@ -133,11 +132,9 @@ def run(
       newcomers: clients that never take part, see `pfl_jax.data.federated.hold_out`. Each evaluation also scores the
         models that the method gives them.
       donate: whether a round takes over the memory of the state before it, so that the state of a `RoundResult` can no
-        longer be used once the next round begins. By default the state of every result that you keep stays usable, and
-        takes its memory; with state_on="disk" the clients' part of it is always taken over. Donating saves the memory
-        of one state while a round runs, and no time: for FedPAC on 20 clients of 600 examples in Fashion-MNIST's shape
-        0.2 of 31.7 MB, and ten paired rounds took 0.94 times as long without it (median; 0.82 to 1.23), measured
-        at commit 9ec08a1.
+        longer be used once the next round begins. This saves the memory of one state while a round runs, and no time.
+        By default the state of every result that you keep stays usable, and takes its memory; with state_on="disk" the
+        clients' part of it is always taken over.
       engine: compiled engine of this method and these settings, such as `pfl_jax.build(method, settings).jit()`, from a
         caller who runs it more than once (with other keys, states or numbers of rounds) and wants it compiled once. It
         says where the states are: state_on, state_folder and donate are left out then. None builds one.

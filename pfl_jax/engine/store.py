@@ -5,11 +5,11 @@ else knows where rows are. On the host and on disk, a process stores the rows of
 more than blocks of them while all clients are initialized or evaluated, and evaluation sends no rows between processes.
 """
 
+import abc
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +18,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import PyTree
 from pfl_jax.data.federated import FederatedData
-from pfl_jax.engine.disk_state import Table, in_memory, reopened, table_of
+from pfl_jax.engine import disk_state
 from pfl_jax.engine.mapping import AXIS, in_client_order, own_devices, replicate
 from pfl_jax.engine.placement import PlacedData
 from pfl_jax.primitives.tree import gather, scatter
 
 Federation = FederatedData | PlacedData
 """A federation's data: replicated on every device, or sharded by client."""
-
-BLOCK = 256
-"""Clients whose rows are on the device at a time when all are initialized or evaluated."""
 
 
 @jax.tree_util.register_dataclass
@@ -46,31 +43,39 @@ class Places:
     size: int = dataclasses.field(metadata={"static": True})
 
 
-class ClientStore(Protocol):
+class ClientStore(abc.ABC):
     """Place of the clients' states.
 
     Attributes:
       is_traced: whether the functions are used while a program is traced, in which `clients` is a part.
+
+    Args:
+      donate: whether a round may write into the states that it is given, which are copied therefore if they come from
+        outside.
     """
 
     is_traced: bool
 
+    def __init__(self, *, donate: bool = False):
+        self._donate = donate
+
+    @abc.abstractmethod
     def blocks(self, places: Places) -> Iterable[Places]:
         """Parts [D, B] of the places [D, W] that are on the device one after another."""
-        ...
 
+    @abc.abstractmethod
     def create(self, data: Federation, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
         """States of all clients, from blocks of places [D, B] and rows [D, B, ...]."""
-        ...
 
+    @abc.abstractmethod
     def read(self, data: Federation, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
         """Rows [D, W, ...] of the clients in these places, row d for device d; arbitrary in free places."""
-        ...
 
+    @abc.abstractmethod
     def write(self, data: Federation, clients: PyTree, ids: jax.Array, rows: PyTree) -> PyTree:
         """States of all clients with other rows [M, ...] for the distinct clients `ids` [M]."""
-        ...
 
+    @abc.abstractmethod
     def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
         """States that came from outside, in this place; the given ones stay as they are.
 
@@ -79,61 +84,40 @@ class ClientStore(Protocol):
           mesh: devices of the run.
           clients: rows of all clients or of this process's own ones, from any store.
         """
-        ...
 
 
-class OnDevice:
-    """States on the device: leaves [N, ...] of the program's state.
-
-    Args:
-      donate: whether a round takes over the buffers of its input, which are copied therefore if they come from outside.
-    """
+class OnDevice(ClientStore):
+    """States on the device: leaves [N, ...] of the program's state."""
 
     is_traced = True
 
-    def __init__(self, *, donate: bool = False):
-        self._donate = donate
-
     def blocks(self, places: Places) -> Iterable[Places]:
-        """All places at once."""
         return [places]
 
     def create(self, data: Federation, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
-        """States of all clients, see `ClientStore`."""
         ((places, rows),) = blocks
         return in_client_order(places.ids, data.num_clients, rows, mesh)
 
     def read(self, data: Federation, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
-        """Rows in the places, see `ClientStore`."""
         return gather(clients, places.ids)
 
     def write(self, data: Federation, clients: PyTree, ids: jax.Array, rows: PyTree) -> PyTree:
-        """States with other rows, see `ClientStore`."""
         # A cohort is ascending: that of all clients has their rows.
         return rows if len(ids) == data.num_clients else scatter(clients, ids, rows)
 
     def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
-        """States from outside, see `ClientStore`."""
-        return replicate(jax.tree.map(jnp.copy if self._donate else jnp.asarray, in_memory(clients)), mesh)
+        return replicate(jax.tree.map(lambda leaf: jnp.array(leaf, copy=self._donate), clients), mesh)
 
 
-class OnHost:
-    """States in the host's memory: NumPy arrays [n, ...] of the n clients of this process.
-
-    Args:
-      donate: whether a round writes into the arrays of its input; otherwise it copies those of all clients.
-      block: clients that are on the device at once when all are initialized or evaluated; None for `BLOCK`.
-    """
+class OnHost(ClientStore):
+    """States in the host's memory: NumPy arrays [n, ...] of the n clients of this process."""
 
     is_traced = False
 
-    def __init__(self, *, donate: bool = False, block: int | None = None):
-        self._donate, self._block = donate, block
-
     def blocks(self, places: Places) -> Iterator[Places]:
-        """Blocks of equal shapes [D, B]; free places fill the last one."""
+        # All of equal shapes: free places fill the last one.
         devices, length = places.ids.shape
-        width = min(length, max(1, (self._block or BLOCK) // devices))
+        width = min(length, max(1, disk_state.BLOCK // devices))
         full = ((0, 0), (0, -length % width))
         ids = np.pad(np.asarray(places.ids), full, constant_values=np.iinfo(np.int32).max)
         is_real = np.pad(np.asarray(places.is_real), full)
@@ -142,7 +126,6 @@ class OnHost:
             yield Places(ids[:, part], is_real[:, part], devices * width)
 
     def create(self, data: Federation, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
-        """States of all clients, see `ClientStore`."""
         own, clients = data.own_clients(), None
         for places, rows in blocks:
             here, positions = _stored(own, places, mesh)
@@ -153,7 +136,6 @@ class OnHost:
         return clients
 
     def read(self, data: Federation, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
-        """Rows in the places, see `ClientStore`."""
         here, positions = _stored(data.own_clients(), places, mesh)
         devices, width = places.ids.shape
         local = (devices if mesh is None else len(own_devices(mesh)), width)
@@ -170,15 +152,13 @@ class OnHost:
         return jax.tree.map(placed, self._rows(clients, positions))
 
     def write(self, data: Federation, clients: PyTree, ids: jax.Array, rows: PyTree) -> PyTree:
-        """States with other rows, see `ClientStore`."""
         own, cohort = data.own_clients(), np.asarray(ids)
         here = np.isin(cohort, own)
         rows = jax.tree.map(lambda leaf: np.asarray(leaf)[here], rows)
         return self._replaced(clients, np.searchsorted(own, cohort[here]), rows)
 
     def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
-        """States from outside, see `ClientStore`."""
-        return jax.tree.map(lambda leaf: np.array(_own_part(leaf, data)), in_memory(clients))
+        return jax.tree.map(lambda leaf: np.array(_own_part(leaf, data)), clients)
 
     def _allocate(self, like: PyTree, count: int) -> PyTree:
         """States of so many clients that are still to be filled, given some rows."""
@@ -202,49 +182,50 @@ class OnHost:
 
 
 class OnDisk(OnHost):
-    """States in a file, `pfl_jax.engine.disk_state`, of one process.
+    """States in a file of one process, `pfl_jax.engine.disk_state`, which keeps the rows that a checkpoint needs.
 
     Args:
-      folder: of the file; None for a temporary file, which is gone with the process.
-      block: see `OnHost`.
+      folder: of the file; None for a temporary file, which ends with the process.
     """
 
-    def __init__(self, folder: Path | None = None, *, block: int | None = None):
-        super().__init__(block=block)
+    def __init__(self, folder: Path | None = None):
+        super().__init__()
         self._folder = folder
 
     def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
-        """States from outside, see `ClientStore`; those that are in the file already are not copied."""
-        table = table_of(clients)
-        there = None if table is None else reopened(table, self._folder)
-        if there is not None:
-            return there.tree(jax.tree.structure(clients))
-        parts = np.split(np.arange(data.num_clients), range(BLOCK, data.num_clients, BLOCK))
-        copied = None
-        for positions in parts:
-            rows = jax.tree.map(lambda leaf, positions=positions: np.asarray(leaf[positions]), clients)
-            copied = self._allocate(rows, data.num_clients) if copied is None else copied
-            self._fill(copied, positions, rows)
+        table = disk_state.table_of(clients)
+        if table is not None and self._folder is not None and table.is_in(self._folder):
+            return clients
+        copied = self._allocate(clients, data.num_clients)
+        for positions in disk_state.blocks(data.num_clients):
+            self._fill(copied, positions, jax.tree.map(lambda leaf, ids=positions: np.asarray(leaf[ids]), clients))
         return copied
 
     def _allocate(self, like: PyTree, count: int) -> PyTree:
         leaves, structure = jax.tree.flatten(like)
-        return Table.create(self._folder, leaves, count).tree(structure) if leaves else like
+        # Without any leaf there is nothing to store.
+        stored = disk_state.Table.create(self._folder, leaves, count).leaves() if leaves else []
+        return jax.tree.unflatten(structure, stored)
 
     def _rows(self, clients: PyTree, positions: np.ndarray) -> PyTree:
-        table = table_of(clients)
-        return clients if table is None else jax.tree.unflatten(jax.tree.structure(clients), table.read(positions))
+        table = disk_state.table_of(clients)
+        if table is None:
+            return clients
+        rows = table.read(positions)
+        leaves = [np.ascontiguousarray(rows[name]) for name in table.row.names or ()]
+        return jax.tree.unflatten(jax.tree.structure(clients), leaves)
 
     def _fill(self, clients: PyTree, positions: np.ndarray, rows: PyTree) -> None:
-        table = table_of(clients)
+        table = disk_state.table_of(clients)
         if table is not None:
             table.fill(positions, jax.tree.leaves(rows))
 
     def _replaced(self, clients: PyTree, positions: np.ndarray, rows: PyTree) -> PyTree:
-        table = table_of(clients)
+        table = disk_state.table_of(clients)
         if table is None:
             return clients
-        return table.replaced(positions, jax.tree.leaves(rows)).tree(jax.tree.structure(clients))
+        leaves = table.replaced(positions, jax.tree.leaves(rows)).leaves()
+        return jax.tree.unflatten(jax.tree.structure(clients), leaves)
 
 
 def _stored(own: np.ndarray, places: Places, mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray]:

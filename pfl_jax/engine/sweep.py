@@ -20,7 +20,7 @@ from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import chunking, simulate
 from pfl_jax.engine.build import Engine
 from pfl_jax.engine.checks import check_sweep, explained, typed_keys
-from pfl_jax.engine.mapping import AXIS, map_clients
+from pfl_jax.engine.mapping import AXIS, map_places
 from pfl_jax.engine.simulate import RoundResult, Settings
 from pfl_jax.engine.store import OnDevice
 from pfl_jax.hyper_parameters import Count, check_arguments
@@ -48,47 +48,32 @@ def build(
       values: hyper-parameters [R].
       mesh: see `run`; here the number of devices must divide the number of runs.
     """
+    devices = 1 if mesh is None else mesh.size
 
-    def over_runs(one: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        """Map the function one(engine, data, rest) of one run over all runs."""
+    def over_runs(name: str) -> Callable[..., PyTree]:
+        """A function of one run's engine, mapped over all runs."""
 
-        def map_all(values, data, rest):
+        def map_all(values, data, rest, *size):
             pool, own = _split(data)
 
             def map_one(pool, run):
                 own, values, rest = run
                 engine = simulate.build(make_method(**values), settings)
-                return one(engine, pool._replace(**own), rest)
+                return getattr(engine, name)(pool._replace(**own), rest, *size), ()
 
-            def map_on_device(pool, runs):
-                return map_clients(map_one, pool, runs, chunk=chunk, mesh=None)
-
-            if mesh is not None and mesh.size > 1:
-                by_run = PartitionSpec(AXIS)
-                map_on_device = jax.shard_map(
-                    map_on_device,
-                    mesh=mesh,
-                    in_specs=(PartitionSpec(), by_run),
-                    out_specs=by_run,
-                    # As for clients that share a mesh, see `pfl_jax.engine.mapping.map_places`.
-                    check_vma=False,
-                )
-            return map_on_device(pool, (own, values, rest))
+            shares = jax.tree.map(lambda leaf: leaf.reshape(devices, -1, *leaf.shape[1:]), (own, values, rest))
+            is_real = np.ones((devices, len(data.train_count) // devices), bool)
+            results, _ = map_places(map_one, pool, shares, is_real, chunk=chunk, mesh=mesh)
+            return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
 
         return map_all
 
-    def round_(values, data, states, size):
-        return over_runs(lambda engine, data, state: engine.round(data, state, size))(values, data, states)
-
-    def evaluate_new(values, data, states):
-        return over_runs(lambda engine, data, state: engine.evaluate_new(data, state))(values, data, states)
-
     # The values are arguments of the programs: in the functions they would be constants.
     return Engine(
-        init=partial(jax.jit(over_runs(lambda engine, data, key: engine.init(data, key))), values),
-        round=partial(jax.jit(round_, static_argnums=3, donate_argnums=(2,) if donate else ()), values),
-        evaluate=partial(jax.jit(over_runs(lambda engine, data, state: engine.evaluate(data, state))), values),
-        evaluate_new=partial(jax.jit(evaluate_new), values),
+        init=partial(jax.jit(over_runs("init")), values),
+        round=partial(jax.jit(over_runs("round"), static_argnums=3, donate_argnums=(2,) if donate else ()), values),
+        evaluate=partial(jax.jit(over_runs("evaluate")), values),
+        evaluate_new=partial(jax.jit(over_runs("evaluate_new")), values),
         method=make_method(**{name: value[0] for name, value in values.items()}),
         settings=settings,
         mesh=mesh,
@@ -156,7 +141,8 @@ def run(
     first, number = make_method(**one), len(keys)
     explains = partial(explained, make_method, one, data)
     settings = chunking.resolved(settings, first, np.asarray(data.train_count))
-    chunk = chunking.runs_at_once(first) if chunk == "auto" else chunk
+    if chunk == "auto":
+        chunk = 1 if chunking.one_by_one(first) else None
     # The caller's states are never donated.
     states = jax.tree.map(jnp.copy, states) if donate else states
     data, values, keys, states = _on_devices(mesh, number, data, values, keys, states)
@@ -190,7 +176,7 @@ def _on_devices(
     if mesh is not None:
         positions = np.arange(-(-number // mesh.size) * mesh.size)
         runs = gather((own, inputs), np.where(positions < number, positions, 0))
-        own, inputs = jax.device_put(runs, NamedSharding(mesh, PartitionSpec("clients")))
+        own, inputs = jax.device_put(runs, NamedSharding(mesh, PartitionSpec(AXIS)))
         pool = jax.device_put(pool, NamedSharding(mesh, PartitionSpec()))
     values, keys, states = inputs
     return pool._replace(**own), values, keys, states

@@ -1,24 +1,20 @@
 """Checkpoints: what is written is read again, and what is damaged is noticed."""
 
-import os
-import shutil
-
 import jax
 import numpy as np
 import pytest
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import tiny_federation, tiny_method
 
 from pfl_jax import simulate
 from pfl_jax.base import State
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.errors import CannotWrite, InvalidInput
-from pfl_jax.methods import make_method
 
 pytestmark = pytest.mark.without_f1_auc
 
 
-def play(name, rounds=4, state=None):
-    method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
+def play(rounds=4, state=None):
+    method = tiny_method("fedper")
     (*_, last) = simulate.run(
         method, tiny_federation(), simulate.Settings(rounds=rounds, participation=0.5), jax.random.key(2), state=state
     )
@@ -30,11 +26,8 @@ def plain(state):
 
 
 # Conformance continues every method from its state; here it matters that what is written is read.
-@pytest.mark.parametrize(
-    "name", ["fedper", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedpac"))]
-)
-def test_a_run_from_a_checkpoint_is_the_uninterrupted_one(name, tmp_path):
-    middle = play(name, rounds=2)
+def test_a_run_from_a_checkpoint_is_the_uninterrupted_one(tmp_path):
+    middle = play(rounds=2)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     assert checkpoints.newest(middle) is None
     arrays = {"curve": np.array([0.5, np.nan]), "none": np.empty((0, 3), np.float32)}
@@ -44,13 +37,11 @@ def test_a_run_from_a_checkpoint_is_the_uninterrupted_one(name, tmp_path):
     for key, value in arrays.items():
         np.testing.assert_array_equal(found.arrays[key], value)
     jax.tree.map(np.testing.assert_array_equal, plain(found.state), plain(middle))
-    jax.tree.map(np.testing.assert_array_equal, plain(play(name, state=found.state)), plain(play(name)))
+    jax.tree.map(np.testing.assert_array_equal, plain(play(state=found.state)), plain(play()))
 
 
-def cut(folder, name="state/arrays.npz"):
-    """Cuts a part's largest file of this name in half."""
-    largest = max(folder.rglob(name), key=lambda path: path.stat().st_size)
-    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def test_the_newest_readable_checkpoint_is_read_and_old_ones_are_deleted(tmp_path):
@@ -60,13 +51,16 @@ def test_the_newest_readable_checkpoint_is_read_and_old_ones_are_deleted(tmp_pat
         checkpoints.save(state._replace(round=np.int32(number)), {}, {"number": number})
     assert checkpoints.rounds() == [2, 3]
     assert checkpoints.newest(state).record == {"number": 3}
-    cut(tmp_path / "0-of-1/3")
+    cut(tmp_path / "0-of-1/3.npz")
     assert checkpoints.newest(state).record == {"number": 2}
     # The run goes on from there, whatever is left of a later end.
     checkpoints.save(state._replace(round=np.int32(3)), {}, {"number": 4})
     assert checkpoints.newest(state).record == {"number": 4}
-    cut(tmp_path / "0-of-1/3")
-    cut(tmp_path / "0-of-1/2", "record/metadata")
+    checkpoints.save(state._replace(round=np.int32(2)), {}, {"number": 5})
+    assert checkpoints.rounds() == [2]
+    checkpoints.save(state._replace(round=np.int32(3)), {}, {"number": 6})
+    cut(tmp_path / "0-of-1/3.npz")
+    cut(tmp_path / "0-of-1/2.npz")
     with pytest.raises(InvalidInput, match=r"no checkpoint in .* can be read \(round 3: .*; round 2: .*\): start"):
         checkpoints.newest(state)
 
@@ -75,10 +69,10 @@ def test_the_newest_readable_checkpoint_is_read_and_old_ones_are_deleted(tmp_pat
 def test_a_record_with_another_byte_is_noticed(tmp_path, old, new):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(small_state(), {}, {"number": 1})
-    path = tmp_path / "0-of-1/1/record/metadata"
+    path = tmp_path / "0-of-1/1.npz"
     assert old in path.read_bytes()
     path.write_bytes(path.read_bytes().replace(old, new))
-    with pytest.raises(InvalidInput, match="round 1: its record is not as it was written"):
+    with pytest.raises(InvalidInput, match="round 1: Bad CRC-32 for file 'about"):
         checkpoints.newest(small_state())
 
 
@@ -91,10 +85,10 @@ def small_state(number=1, width=3):
 def test_another_runs_checkpoint_is_refused_by_what_differs(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(small_state(), {}, {"seed": 3})
-    words = r"round 1 .* is of another run: it has server\['head'\] \(float32 \[3, 2\]\) where this run has server"
-    with pytest.raises(InvalidInput, match=words + r"\['head'\] \(float32 \[5, 2\]\)"):
+    words = r"round 1 .* is of another run: its server\['head'\] is float32 \[3, 2\], and here float32 \[5, 2\]"
+    with pytest.raises(InvalidInput, match=words):
         checkpoints.newest(small_state(width=5))
-    with pytest.raises(InvalidInput, match=r"it has clients\['own'\] .* where this run has "):
+    with pytest.raises(InvalidInput, match=r"its clients\['own'\] is .*, and here nothing"):
         checkpoints.newest(small_state()._replace(clients=()))
 
     def check(record):
@@ -105,40 +99,21 @@ def test_another_runs_checkpoint_is_refused_by_what_differs(tmp_path):
         checkpoints.newest(small_state(width=5), check)
 
 
-def test_what_a_killed_process_had_written_counts_for_nothing(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    for number in (1, 2):
-        checkpoints.save(small_state(number), {}, {})
-    part = tmp_path / "0-of-1"
-    (part / "2").rename(part / "2.orbax-checkpoint-tmp")
-    assert checkpoints.newest(small_state()).state.round == 1
-    checkpoints.save(small_state(2), {}, {})
-    assert checkpoints.newest(small_state()).state.round == 2
-    assert {path.name for path in part.iterdir()} == {"1", "2"}
-
-
 def test_a_full_disk_keeps_the_earlier_checkpoints(tmp_path, full_disk):
     checkpoints, first, second = Checkpoints(tmp_path / "run", keep=1), small_state(1), small_state(2)
-    with (
-        full_disk(100),
-        pytest.raises(CannotWrite, match=r"checkpoint of round 1 .*: no space is left there; make room"),
-    ):
-        checkpoints.save(first, {}, {})
-    assert not (tmp_path / "run").exists()
     checkpoints.save(first, {}, {})
-    with full_disk(100), pytest.raises(CannotWrite, match="checkpoint of round 2"):
+    with full_disk(100), pytest.raises(CannotWrite, match=r"cannot write .*2\.npz: .*; make room"):
         checkpoints.save(second, {}, {})
-    assert [path.name for path in (tmp_path / "run/0-of-1").iterdir()] == ["1"]
+    assert [path.name for path in (tmp_path / "run/0-of-1").iterdir()] == ["1.npz"]
     assert checkpoints.newest(small_state()).state.round == 1
     checkpoints.save(small_state(2), {}, {})
     assert checkpoints.rounds() == [2]
 
 
-@pytest.mark.parametrize("name", ["file/checkpoints", os.fsdecode(b"r\xfcn")])
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path, name):
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CannotWrite, match=r"cannot write the checkpoint of round 1 into .*: "):
-        Checkpoints(tmp_path / name / "checkpoints").save(small_state(), {}, {})
+    with pytest.raises(CannotWrite, match=r"cannot write .*: .*; give a folder that can be written"):
+        Checkpoints(tmp_path / "file/checkpoints").save(small_state(), {}, {})
 
 
 # Several processes, played by one; tests/experiments/test_distributed.py has real ones.
@@ -180,10 +155,10 @@ def test_a_round_counts_if_all_parts_are_intact(tmp_path):
     for number in (3, 4, 5):
         wanted = save_as_two(tmp_path, number, whole=False)
     assert Checkpoints(tmp_path, 2, 1, 2).rounds() == [4, 5]
-    cut(tmp_path / "1-of-2/5")
+    cut(tmp_path / "1-of-2/5.npz")
     assert Checkpoints(tmp_path, 2, 0, 2).newest(wanted).record == {"number": 4}
     # As if the process had been killed before it wrote its part.
-    shutil.rmtree(tmp_path / "1-of-2/5")
+    (tmp_path / "1-of-2/5.npz").unlink()
     assert Checkpoints(tmp_path).rounds() == [4]
 
 

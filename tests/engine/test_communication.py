@@ -1,7 +1,7 @@
 """Bytes up and down of every method, from the sizes that its paper sends."""
 
 import pytest
-from problems import CLASSES, FEATURES, HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import CLASSES, FEATURES, HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
 
 from pfl_jax.engine.communication import traffic
 from pfl_jax.methods import METHODS, make_method
@@ -80,7 +80,7 @@ def test_every_method_is_counted():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_traffic_is_what_the_paper_sends(name):
-    method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
+    method = tiny_method(name)
     found = traffic(method, tiny_federation())
     assert (found.up / 4, found.down / 4) == NUMBERS[name]
 

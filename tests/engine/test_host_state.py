@@ -1,88 +1,92 @@
-"""States in host memory give what states on the device give."""
+"""States on the host and on disk, and clients that belong to devices, give what states on one device give."""
 
-import functools
 import itertools
 
 import jax
 import numpy as np
 import pytest
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import tiny_federation, tiny_method
 
 from pfl_jax import simulate
 from pfl_jax.data.places import spread
-from pfl_jax.engine import store
-from pfl_jax.engine.disk_state import NAME, DiskLeaf, in_memory
-from pfl_jax.methods import make_method
+from pfl_jax.engine import disk_state, placement, store
+from pfl_jax.engine.disk_state import NAME, DiskLeaf
 
 pytestmark = pytest.mark.without_f1_auc
 
-DATA = tiny_federation((9, 20, 14, 5, 12))
-SETTINGS = simulate.Settings(rounds=4, participation=0.6, full_last_round=True, eval_every=2)
+PLAIN = tiny_federation((9, 20, 14, 5, 12))
+DATA = PLAIN._replace(
+    label_map=np.stack([np.roll(np.arange(3, dtype=np.int32), client) for client in range(5)]),
+    validation_index=np.roll(PLAIN.test_index[:, 4:9], 1, axis=0),
+    validation_count=np.array([5, 1, 3, 0, 5], np.int32),
+)
+SETTINGS = simulate.Settings(rounds=4, participation=0.6, full_last_round=True, eval_every=2, before_aggregation=True)
 
 
-@functools.cache
-def make(name):
-    return make_method(name, tiny_model(), **HYPER_PARAMETERS)
-
-
-def play(name, **options):
+def play(name, data=DATA, **options):
     results = []
-    for result in simulate.run(make(name), DATA, SETTINGS, jax.random.key(5), **options):
+    for result in simulate.run(tiny_method(name), data, SETTINGS, jax.random.key(5), **options):
         # On disk, a state can be read until the next round.
         clients = jax.tree.map(np.asarray, result.state.clients)
         results.append(result._replace(state=result.state._replace(clients=clients)))
-    return results, jax.tree.map(np.asarray, results[-1].state._replace(key=()))
+    return results
 
 
-def assert_same(left, right):
-    (results, state), (others, other) = left, right
-    for one, two in zip(results, others, strict=True):
-        np.testing.assert_array_equal(one.cohort, two.cohort)
-        np.testing.assert_allclose(one.trained["loss"], two.trained["loss"], rtol=2e-4, atol=2e-5)
-        assert (one.received is None) == (two.received is None)
-        if one.received is not None:
-            np.testing.assert_allclose(one.received["loss"], two.received["loss"], rtol=2e-4, atol=2e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), state, other)
+def assert_same(results, others):
+    """The same cohorts, scores by every protocol, also on validation examples, and final states."""
+    parts = [
+        [(one.cohort, one.trained, one.received, one.before_aggregation) for one in run]
+        + [jax.tree.map(np.asarray, run[-1].state._replace(key=()))]
+        for run in (results, others)
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), *parts)
 
 
 @pytest.mark.parametrize(
-    ("name", "devices"),
+    ("name", "state_on", "devices", "owned"),
     [
-        ("fedper", 1),
-        pytest.param("fedpac", 1, marks=pytest.mark.slow),
-        pytest.param("fedas", 2, marks=pytest.mark.slow),
+        ("fedper", "host", 1, False),
+        ("fedrep", "device", 2, True),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("fedpac", "host", 1, False), ("fedas", "host", 2, False))
+        ),
+        *(pytest.param("fedper", place, 2, True, marks=pytest.mark.slow) for place in ("host", "disk")),
     ],
 )
-def test_states_on_the_host_and_on_the_device_give_the_same_results(name, devices, monkeypatch):
+def test_states_and_data_give_the_same_results_in_every_place(name, state_on, devices, owned, monkeypatch):
     # Five clients in blocks of two: the last one is filled up.
-    monkeypatch.setattr(store, "BLOCK", 2)
+    monkeypatch.setattr(disk_state, "BLOCK", 2)
     mesh = simulate.client_mesh() if devices == 2 else None
-    on_host = play(name, mesh=mesh, state_on="host")
-    assert_same(on_host, play(name))
-    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(on_host[0][-1].state.clients))
+    data = placement.place(DATA, mesh) if owned else DATA
+    options, want = {"data": data, "mesh": mesh, "state_on": state_on}, play(name)
+    assert_same(play(name, **options), want)
+    # It goes on from a state of the same place.
+    first = next(simulate.run(tiny_method(name), data, SETTINGS, jax.random.key(5), mesh=mesh, state_on=state_on))
+    assert_same(play(name, **options, state=first.state), want[1:])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "devices"), [("fedper", 1), ("fedpac", 1), ("fedas", 2), ("fedavg", 1)])
 def test_states_on_disk_give_bit_for_bit_what_states_on_the_host_give(name, devices, tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "BLOCK", 2)
+    monkeypatch.setattr(disk_state, "BLOCK", 2)
     mesh = simulate.client_mesh() if devices == 2 else None
     on_host = play(name, mesh=mesh, state_on="host")
     on_disk = play(name, mesh=mesh, state_on="disk", state_folder=tmp_path)
-    for one, other in zip(*(results for results, _ in (on_host, on_disk)), strict=True):
+    for one, other in zip(on_host, on_disk, strict=True):
         jax.tree.map(np.testing.assert_array_equal, (one.received, one.trained), (other.received, other.trained))
-        jax.tree.map(np.testing.assert_array_equal, one.state.clients, other.state.clients)
-    jax.tree.map(np.testing.assert_array_equal, on_host[1], on_disk[1])
+        jax.tree.map(np.testing.assert_array_equal, *(each.state._replace(key=()) for each in (one, other)))
     # FedAvg's clients have no state.
     assert (tmp_path / NAME).exists() == (name != "fedavg")
 
 
-def test_initial_states_are_written_to_disk_in_blocks(tmp_path):
+def test_initial_states_are_written_to_disk_in_blocks(tmp_path, monkeypatch):
     def init_client(key, server, data):
         return {"draw": jax.random.normal(key, (2,)), "count": data.mask.sum()}
 
-    method = make("fedper")._replace(init_client=init_client, init_server=lambda key: ())
-    stores = store.OnHost(block=2), store.OnDisk(tmp_path, block=2)
+    method = tiny_method("fedper")._replace(init_client=init_client, init_server=lambda key: ())
+    monkeypatch.setattr(disk_state, "BLOCK", 2)
+    stores = store.OnHost(), store.OnDisk(tmp_path)
     init, on_disk = (simulate.build(method, SETTINGS, store=place).init for place in stores)
     want, found = init(DATA, jax.random.key(3)).clients, on_disk(DATA, jax.random.key(3)).clients
     assert isinstance(found["draw"], DiskLeaf)
@@ -91,9 +95,10 @@ def test_initial_states_are_written_to_disk_in_blocks(tmp_path):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_no_more_clients_than_a_block_are_on_the_devices_at_once(devices):
+def test_no_more_clients_than_a_block_are_on_the_devices_at_once(devices, monkeypatch):
+    monkeypatch.setattr(disk_state, "BLOCK", 4)
     ids = spread(7, devices)
-    blocks = list(store.OnHost(block=4).blocks(store.Places(ids, ids < 7, 7)))
+    blocks = list(store.OnHost().blocks(store.Places(ids, ids < 7, 7)))
     assert {places.ids.shape for places in blocks} == {(devices, 4 // devices)}
     found = np.concatenate([places.ids[places.is_real] for places in blocks])
     assert sorted(found) == list(range(7))
@@ -101,25 +106,21 @@ def test_no_more_clients_than_a_block_are_on_the_devices_at_once(devices):
 
 @pytest.mark.slow
 def test_a_run_continues_from_a_state_on_the_host_or_the_device():
-    whole, state = play("ditto")
+    whole = play("ditto")
     half = simulate.Settings(rounds=2, participation=0.6)
-    (*_, middle) = simulate.run(make("ditto"), DATA, half, jax.random.key(5), state_on="host")
-    kept = jax.tree.map(np.array, middle.state.clients)
-    for place in ("device", "host", "disk"):
-        rest = list(simulate.run(make("ditto"), DATA, SETTINGS, jax.random.key(0), state=middle.state, state_on=place))
-        last = jax.tree.map(np.asarray, rest[-1].state._replace(key=()))
-        assert_same((rest, last), (whole[2:], state))
-        # The state that came from outside stays as it was.
-        jax.tree.map(np.testing.assert_array_equal, kept, middle.state.clients)
-    (*_, middle) = simulate.run(make("ditto"), DATA, half, jax.random.key(5), state_on="disk")
-    for place in ("device", "host", "disk"):
-        rest = list(simulate.run(make("ditto"), DATA, SETTINGS, jax.random.key(0), state=middle.state, state_on=place))
-        last = jax.tree.map(np.asarray, rest[-1].state._replace(key=()))
-        assert_same((rest, last), (whole[2:], state))
+    method = tiny_method("ditto")
+    for before in ("host", "disk"):
+        (*_, middle) = simulate.run(method, DATA, half, jax.random.key(5), state_on=before)
+        kept = jax.tree.map(np.array, middle.state.clients)
+        for place in ("device", "host", "disk"):
+            rest = list(simulate.run(method, DATA, SETTINGS, jax.random.key(0), state=middle.state, state_on=place))
+            assert_same(rest, whole[2:])
+            # The state that came from outside stays as it was.
+            jax.tree.map(np.testing.assert_array_equal, kept, jax.tree.map(np.asarray, middle.state.clients))
 
 
 def test_a_round_writes_the_cohorts_rows_alone(tmp_path):
-    engine = simulate.build(make("fedper"), SETTINGS, store=store.OnHost())
+    engine = simulate.build(tiny_method("fedper"), SETTINGS, store=store.OnHost())
     state = engine.init(DATA, jax.random.key(0))
     before = jax.tree.map(np.array, state.clients)
     disk = store.OnDisk(tmp_path)
@@ -135,7 +136,7 @@ def test_a_round_writes_the_cohorts_rows_alone(tmp_path):
     assert set(changed) == set(np.asarray(outcome.cohort.clients).tolist())
     scores = engine.evaluate(DATA, state)
     assert np.isfinite(scores["accuracy"]).all()
-    from_disk = simulate.build(make("fedper"), SETTINGS, store=disk)
+    from_disk = simulate.build(tiny_method("fedper"), SETTINGS, store=disk)
     later, _ = from_disk.round(DATA, on_disk, 3)
-    jax.tree.map(np.testing.assert_array_equal, in_memory(later.clients), state.clients)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, later.clients), state.clients)
     jax.tree.map(np.testing.assert_array_equal, from_disk.evaluate(DATA, later), scores)

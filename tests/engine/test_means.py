@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import CLASSES, FEATURES, HYPER_PARAMETERS, received, tiny_federation, tiny_model
+from problems import CLASSES, FEATURES, received, tiny_federation, tiny_method
 
 from pfl_jax import simulate
-from pfl_jax.base import LocalResult, Mean, Method
+from pfl_jax.base import Mean
 from pfl_jax.data import federated
 from pfl_jax.data.federated import client_data, spread
 from pfl_jax.engine.mapping import in_client_order, map_places
@@ -74,43 +74,6 @@ def test_terms_are_summed_over_real_clients_only(chunk, devices):
     assert float(terms["count"]) == 5
 
 
-def seen_by_the_server(drop_rate, broken=()):
-    """What `aggregate` gets of a round of four clients."""
-    method = Method(
-        init_server=lambda key: jnp.zeros(()),
-        init_client=lambda key, server, data: jnp.zeros(()),
-        local=lambda key, server, client, data: LocalResult(
-            jnp.where(jnp.isin(jnp.sum(data.mask), jnp.array([0, *broken])), jnp.nan, 1.0),
-            jnp.sum(data.mask),
-            tiny_model().init(key),
-        ),
-        aggregate=lambda key, server, clients, messages, cohort: (
-            server,
-            clients + 1,
-            {"messages": messages, "counts": cohort.counts, "present": cohort.present, "clients": clients},
-        ),
-        personalize=lambda key, server, client, data: tiny_model().init(key),
-        predict=tiny_model().apply,
-    )
-    settings = simulate.Settings(rounds=1, drop_rate=drop_rate)
-    return next(simulate.run(method, tiny_federation(), settings, jax.random.key(1), on_nan="skip-client"))
-
-
-@pytest.mark.parametrize(("drop_rate", "broken", "number"), [(0.5, (), 2), (0.0, (9,), 3), (0.0, (9, 20), 2)])
-def test_absent_clients_stay_in_the_cohort_with_count_zero(drop_rate, broken, number):
-    result = seen_by_the_server(drop_rate, broken)
-    info = jax.tree.map(np.asarray, result.info)
-    assert info["present"].sum() == number
-    sizes = np.asarray(tiny_federation().train_count)[result.cohort]
-    for name in ("messages", "counts"):
-        np.testing.assert_array_equal(info[name], np.where(info["present"], sizes, 0))
-    np.testing.assert_array_equal(result.arrived, info["present"])
-    # Who arrived has what the server gave it, who dropped out its own training, who diverged its old state.
-    kept = np.asarray(result.state.clients)[result.cohort]
-    np.testing.assert_array_equal(kept, np.where(info["present"], 2, np.where(np.isin(sizes, broken), 0, 1)))
-    assert result.examples == sizes.sum()
-
-
 def gathered(program):
     """Shapes [D, W, ...] of what a compiled program collects from all devices, client by client."""
     found = re.findall(r"= (\S+) (?:all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(", program)
@@ -127,7 +90,7 @@ def summed(program):
 @pytest.mark.parametrize("name", ["fedavg", pytest.param("scaffold", marks=pytest.mark.slow), "fedpac"])
 def test_devices_exchange_the_sums_of_means_and_each_clients_other_leaves(name):
     data, mesh = tiny_federation((9, 20, 14, 5, 8, 6, 7, 11)), simulate.client_mesh()
-    method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
+    method = tiny_method(name)
     built = simulate.build(method, simulate.Settings(rounds=1), mesh).jit(mesh)
     state = built.init(data, jax.random.key(0))
     program = built.round.lower(data, state, 8).compile().as_text()

@@ -5,7 +5,7 @@ import contextlib
 import jax
 import numpy as np
 import pytest
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
 
 from pfl_jax import models, simulate
 from pfl_jax.data import federate
@@ -38,7 +38,7 @@ def compilations():
 
 @pytest.mark.parametrize("state_on", ["device", pytest.param("host", marks=pytest.mark.slow)])
 def test_another_run_with_an_engine_compiles_nothing(state_on):
-    method, common = make_method("fedper", tiny_model(), **HYPER_PARAMETERS), {"participation": 0.5, "chunk": 2}
+    method, common = tiny_method("fedper"), {"participation": 0.5, "chunk": 2}
     engine = simulate.build(method, Settings(rounds=1, **common), store=OnHost() if state_on == "host" else None).jit()
 
     def play(seed, state=None, **settings):
@@ -93,6 +93,14 @@ def test_a_model_of_too_few_classes_is_refused(own_engine, placed):
         next(results)
 
 
+@pytest.mark.parametrize(("names_model", "text"), [(True, "method's model does not take"), (False, "method fails on")])
+def test_a_model_of_other_inputs_is_refused(names_model, text):
+    method = make_method("local", models.mlp((5, 5, 1), 3, hidden=(4,)), **HYPER_PARAMETERS)
+    method = method if names_model else method._replace(work=None)
+    with pytest.raises(InvalidInput, match=rf"the {text} this federation's inputs \[.*\] \(ScopeParamShapeError: "):
+        next(simulate.run(method, DATA, Settings(rounds=1), jax.random.key(0)))
+
+
 def test_a_classifier_of_targets_that_are_no_classes_is_refused():
     rows = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
     numbers = federate(dict.fromkeys("ab", (rows, rows[:, 0])))
@@ -102,7 +110,7 @@ def test_a_classifier_of_targets_that_are_no_classes_is_refused():
 
 
 def test_programs_do_not_depend_on_settings_of_the_loop():
-    method = make_method("local", tiny_model(), **HYPER_PARAMETERS)
+    method = tiny_method("local")
     loop = {"rounds": 9, "participation": 0.5, "full_last_round": True, "eval_every": 3, "before_aggregation": True}
 
     def programs(settings):

@@ -7,16 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from full_batches import EPOCHS, SGD, losses, train
-from problems import HYPER_PARAMETERS, received, tiny_federation, tiny_model
-from reference import examples, logits, to_numpy
+from problems import received, tiny_federation, tiny_method
 from trees import row
 
 from pfl_jax import simulate, sweep
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine import placement, store
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.methods import make_method
 from pfl_jax.primitives.metrics import score
 from pfl_jax.streams import INITIALIZATION
 
@@ -31,11 +27,6 @@ KEY = jax.random.key(3)
 SOME = Settings(rounds=4, participation=0.3, eval_every=2, before_aggregation=True)
 
 
-@functools.cache
-def make(name, **more):
-    return make_method(name, tiny_model(), **HYPER_PARAMETERS | more)
-
-
 def play(method, settings=SOME, data=DATA, **options):
     return list(simulate.run(method, data, settings, KEY, **options))
 
@@ -43,7 +34,7 @@ def play(method, settings=SOME, data=DATA, **options):
 @functools.cache
 def usual(name):
     """The run of a method under `SOME`."""
-    return play(make(name))
+    return play(tiny_method(name))
 
 
 def assert_scores(got, want, exact=False):
@@ -56,40 +47,14 @@ def stack(trees):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedper", "ditto"])
-def test_before_aggregation_of_a_full_cohort_is_trained(name):
-    for result in play(make(name), Settings(rounds=2, before_aggregation=True)):
+def test_before_aggregation_of_a_full_cohort_is_trained():
+    for result in play(tiny_method("ditto"), Settings(rounds=2, before_aggregation=True)):
         assert_scores(result.before_aggregation, result.trained, exact=True)
-
-
-@pytest.mark.slow
-def test_before_aggregation_of_local_against_float64():
-    """Nobody shares anything: every client has what it trained last, or its first model."""
-    method = make_method("local", tiny_model(), batch_size=32, epochs=EPOCHS, **SGD)
-    (first, *rest) = play(method, Settings(rounds=3, participation=0.3, before_aggregation=True))
-    states = simulate.build(method, Settings(rounds=1)).init(DATA, KEY)
-    models = [
-        to_numpy(
-            method.personalize(KEY, states.server, row(states.clients, client), client_data(DATA, client, "train"))
-        )
-        for client in CLIENTS
-    ]
-    trained = set()
-    for result in (first, *rest):
-        for client in result.cohort.tolist():
-            models[client] = train(models[client], *examples(DATA, client))
-        trained |= set(result.cohort.tolist())
-        for client in CLIENTS:
-            x, y = examples(DATA, client, "test")
-            got = row(result.before_aggregation, client)
-            np.testing.assert_allclose(got["loss"], losses(models[client], x, y).mean(), rtol=2e-4)
-            np.testing.assert_allclose(got["accuracy"], (logits(models[client], x).argmax(1) == y).mean(), atol=1e-6)
-    assert len(trained) < len(CLIENTS)
 
 
 def test_before_aggregation_of_fedper_against_a_loop_over_clients():
     """Two rounds from the method's own functions: the cohort with its trained models, the others with the old base."""
-    method, settings = make("fedper"), Settings(rounds=2, participation=0.3, before_aggregation=True)
+    method, settings = tiny_method("fedper"), Settings(rounds=2, participation=0.3, before_aggregation=True)
     results = play(method, settings)
     start = jax.random.fold_in(KEY, INITIALIZATION)
     server = method.init_server(jax.random.fold_in(start, len(CLIENTS)))
@@ -116,29 +81,10 @@ def test_before_aggregation_of_fedper_against_a_loop_over_clients():
     assert (last.before_aggregation["loss"][last.cohort] != last.received["loss"][last.cohort]).all()
 
 
-@pytest.mark.parametrize("name", ["fedper", pytest.param("fedpac", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    ("placed", "state_on"),
-    [
-        (False, "host"),
-        pytest.param(True, "device", marks=pytest.mark.slow),
-        pytest.param(True, "host", marks=pytest.mark.slow),
-    ],
-)
-def test_before_aggregation_with_states_on_the_host_and_owned_clients(name, placed, state_on, monkeypatch):
-    monkeypatch.setattr(store, "BLOCK", 3)
-    data = placement.place(DATA, simulate.client_mesh()) if placed else DATA
-    got = play(make(name), data=data, state_on=state_on)
-    for one, other in zip(got, usual(name), strict=True):
-        assert (one.before_aggregation is None) == (other.before_aggregation is None) == (one.round % 2 == 1)
-        if one.before_aggregation is not None:
-            assert_scores(one.before_aggregation, other.before_aggregation)
-
-
 @pytest.mark.slow
 def test_a_continued_run_has_the_same_before_aggregation():
     """Where the round before was evaluated, by what it had received; after an interruption that is made anew."""
-    method, every = make("fedper"), Settings(rounds=3, participation=0.3, before_aggregation=True)
+    method, every = tiny_method("fedper"), Settings(rounds=3, participation=0.3, before_aggregation=True)
     whole = play(method, every)
     first = next(simulate.run(method, DATA, every, KEY))
     rest = play(method, every, state=jax.tree.map(jnp.copy, first.state))
@@ -160,22 +106,12 @@ def test_a_continued_run_has_the_same_before_aggregation():
         ({"before_aggregation": True, "participation": 1.0}, 2),
     ],
 )
-def test_number_of_evaluations(settings, passes, monkeypatch):
-    made = []
-
-    class Counted:
-        """An engine that counts its evaluations."""
-
-        def __init__(self, engine):
-            self._engine = engine
-
-        def jit(self, mesh=None, **options):
-            engine = self._engine.jit(mesh, **options)
-            return engine._replace(evaluate=lambda *words: made.append(1) or engine.evaluate(*words))
-
-    build = simulate.build
-    monkeypatch.setattr(simulate, "build", lambda *words, **named: Counted(build(*words, **named)))
-    results = play(make("fedavg"), Settings(**{"rounds": 4, "participation": 0.3, "eval_every": 2, **settings}))
+def test_number_of_evaluations(settings, passes):
+    made, method = [], tiny_method("fedavg")
+    given = Settings(**{"rounds": 4, "participation": 0.3, "eval_every": 2, **settings})
+    engine = simulate.build(method, given).jit()
+    counted = engine._replace(evaluate=lambda *words: made.append(1) or engine.evaluate(*words))
+    results = play(method, given, engine=counted)
     assert len(made) == passes
     asked = settings["before_aggregation"]
     evaluated = [result.before_aggregation is not None for result in results]
@@ -183,7 +119,7 @@ def test_number_of_evaluations(settings, passes, monkeypatch):
 
 
 def test_before_aggregation_of_a_diverged_client_is_received():
-    method = make("fedper")
+    method = tiny_method("fedper")
 
     def local(key, server, client, data):
         result = method.local(key, server, client, data)
@@ -203,7 +139,7 @@ def test_before_aggregation_of_a_diverged_client_is_received():
 
 def test_a_sweep_has_the_before_aggregation_of_each_run():
     keys = jax.vmap(jax.random.key)(jnp.array([5, 3]))
-    together = list(sweep.run(lambda: make("fedper"), DATA, SOME, keys))
+    together = list(sweep.run(lambda: tiny_method("fedper"), DATA, SOME, keys))
     for one, every in zip(usual("fedper"), together, strict=True):
         assert (every.before_aggregation is None) == (one.before_aggregation is None)
         if one.before_aggregation is not None:

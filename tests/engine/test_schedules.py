@@ -9,7 +9,6 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate, sweep
 from pfl_jax.engine.cohort import Settings
-from pfl_jax.engine.store import OnHost
 from pfl_jax.methods import make_method
 
 pytestmark = pytest.mark.without_f1_auc
@@ -41,17 +40,6 @@ def test_each_round_has_its_own_rate():
     chex.assert_trees_all_close(last.state.clients, want.clients, rtol=1e-5, atol=1e-6)
     # The last rate is zero: the round before has the same server, which every client receives.
     np.testing.assert_allclose(last.received["loss"], before.received["loss"], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_states_in_host_memory_change_nothing():
-    data, settings = tiny_federation(), Settings(rounds=2, participation=0.5)
-    engine = simulate.build(lambda index: method(RATES[index]), settings, store=OnHost(block=2))
-    state = engine.init(data, KEY)
-    for _ in range(2):
-        state, _ = engine.round(data, state, 2)
-    want = one_after_another(2, data)
-    chex.assert_trees_all_close(jax.tree.map(jnp.asarray, state.clients), want.clients, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

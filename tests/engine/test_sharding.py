@@ -1,20 +1,18 @@
 """Clients that belong to devices: the same results as with all examples on every device."""
 
-import functools
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
-from test_host_state import assert_same
+from problems import tiny_federation, tiny_method
+from test_programs import compilations
 
 from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine import mapping, placement, store
+from pfl_jax.engine import mapping, placement
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import make_method
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -22,11 +20,6 @@ DATA = tiny_federation((9, 20, 14, 5, 12))._replace(
     label_map=jnp.asarray([np.roll(np.arange(3), client) for client in range(5)], jnp.int32)
 )
 SETTINGS = simulate.Settings(rounds=2, participation=0.6, eval_every=2)
-
-
-@functools.cache
-def make(name):
-    return make_method(name, tiny_model(), **HYPER_PARAMETERS)
 
 
 def test_every_device_has_its_own_clients_and_no_other_examples():
@@ -67,86 +60,20 @@ def test_the_largest_clients_are_dealt_first():
     assert [own.tolist() for own in placement.deal(np.full(5, 7), 2)] == [[0, 3, 4], [1, 2]]
 
 
-@pytest.mark.parametrize("chunk", [1, 2, None])
-@pytest.mark.parametrize("ids", [[0, 1, 2, 3, 4], [1, 3], [4]])
-def test_mapping_is_exact_for_every_type(chunk, ids):
-    placed = placement.place(DATA, simulate.client_mesh())
-    ids, rows = jnp.asarray(ids, jnp.int32), jnp.arange(3.0 * len(ids)).reshape(-1, 3)
-
-    def fn(shared, client):
-        data, factor = shared
-        index, row = client
-        count = jnp.sum(client_data(data, index, "train").mask)
-        odd = index % 2 == 1
-        own = {"row": factor * row, "odd": odd, "count": count, "nan": jnp.where(odd, jnp.nan, 1.0), "none": ()}
-        return own, {"terms": row, "clients": jnp.ones(())}
-
-    def map_all(placed, ids, rows):
-        places, mesh = placed.places(ids, placed.mesh.size), placed.mesh
-        got, sums = mapping.map_places(
-            lambda shared, client: fn((shared[0].on_device(), shared[1]), client),
-            (placed, 2.0),
-            (ids[places], rows[places]),
-            places < len(ids),
-            chunk=chunk,
-            mesh=mesh,
-            specs=(placed.specs, jax.sharding.PartitionSpec()),
-        )
-        return mapping.in_client_order(places, len(ids), got, mesh), sums
-
-    got, sums = jax.jit(map_all)(placed, ids, rows)
-    np.testing.assert_array_equal(got["row"], 2 * rows)
-    np.testing.assert_array_equal(got["odd"], ids % 2 == 1)
-    assert got["odd"].dtype == bool
-    np.testing.assert_array_equal(got["count"], DATA.train_count[ids])
-    np.testing.assert_array_equal(np.isnan(got["nan"]), ids % 2 == 1)
-    np.testing.assert_allclose(sums["terms"], rows.sum(axis=0), rtol=1e-6)
-    assert float(sums["clients"]) == len(ids)
-
-
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [("fedrep", "device"), *(pytest.param("fedper", place, marks=pytest.mark.slow) for place in ("host", "disk"))],
-)
-def test_owned_clients_give_the_same_results(name, place, monkeypatch):
-    monkeypatch.setattr(store, "BLOCK", 2)
-
-    def play(data, **options):
-        results = list(simulate.run(make(name), data, SETTINGS, jax.random.key(5), **options))
-        return results, jax.tree.map(np.asarray, results[-1].state._replace(key=()))
-
-    placed = placement.place(DATA, simulate.client_mesh())
-    got = play(placed, state_on=place)
-    want = play(DATA)
-    assert_same(got, want)
-    # It goes on from a state of either kind.
-    first = next(simulate.run(make(name), placed, SETTINGS, jax.random.key(5), state_on=place))
-    rest = list(simulate.run(make(name), placed, SETTINGS, jax.random.key(0), state=first.state, state_on=place))
-    last = jax.tree.map(np.asarray, rest[-1].state._replace(key=()))
-    assert_same((rest, last), (want[0][1:], want[1]))
-
-
 def test_replication_over_processes_is_compiled_once(monkeypatch):
     """Rounds and blocks of an evaluation replicate arrays of equal shapes again and again."""
-    mesh, compiled = simulate.client_mesh(), []
+    mesh = simulate.client_mesh()
     monkeypatch.setattr(type(mesh), "is_multi_process", property(lambda self: True))
-
-    def count(event, duration, **_):
-        compiled.append(event)
-
     tree = {"clients": np.arange(5, dtype=np.int32), "mask": np.ones(3, bool)}
     mapping.replicate(tree, mesh)
-    jax.monitoring.register_event_duration_secs_listener(count)
-    try:
+    with compilations() as compiled:
         again = mapping.replicate(tree, mesh)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(count)
-    assert "/jax/core/compile/backend_compile_duration" not in compiled
+    assert not compiled
     jax.tree.map(np.testing.assert_array_equal, again, tree)
 
 
 def test_data_that_is_on_a_mesh_is_run_on_no_other():
-    method, settings = make("local"), simulate.Settings(rounds=1)
+    method, settings = tiny_method("local"), simulate.Settings(rounds=1)
     placed = placement.place(DATA, simulate.client_mesh(jax.devices()[:1]))
     simulate.run(method, placed, settings, jax.random.key(0), mesh=placed.mesh)
     if jax.device_count() > 1:
@@ -158,7 +85,7 @@ def test_newcomers_are_copied_to_the_devices_once():
     newcomers = tiny_federation((6, 7), 12, seed=3)
     placed = placement.place(DATA, simulate.client_mesh())
     settings = simulate.Settings(rounds=2)
-    results = simulate.run(make("local"), placed, settings, jax.random.key(0), newcomers=newcomers)
+    results = simulate.run(tiny_method("local"), placed, settings, jax.random.key(0), newcomers=newcomers)
     next(results)
     with jax.transfer_guard_device_to_device("disallow"):
         assert np.isfinite(next(results).newcomers[1]["loss"]).all()

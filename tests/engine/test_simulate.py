@@ -4,12 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import tiny_federation, tiny_method
+from test_programs import compilations
 
-from pfl_jax import simulate, streams
+from pfl_jax import simulate
 from pfl_jax.engine.simulate import Settings
-from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import make_method
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -29,6 +28,8 @@ def test_cohorts_are_distinct_clients_in_order_and_change():
         assert (np.diff(clients) > 0).all()
         np.testing.assert_array_equal(cohort.counts, COUNTS[clients])
     assert len({tuple(sorted(np.asarray(c.clients))) for c in drawn}) > 10
+    (everyone,) = cohorts(Settings(rounds=1), 10, 1)
+    np.testing.assert_array_equal(everyone.clients, np.arange(10))
 
 
 def test_cohorts_do_not_depend_on_the_precision():
@@ -39,17 +40,6 @@ def test_cohorts_do_not_depend_on_the_precision():
     for one, other in zip(usual, double, strict=True):
         np.testing.assert_array_equal(one.clients, other.clients)
         np.testing.assert_array_equal(one.present, other.present)
-
-
-def test_every_client_is_drawn_equally_often():
-    drawn = np.concatenate([np.asarray(c.clients) for c in cohorts(Settings(rounds=1), 3, 2000)])
-    # 600 expected, standard deviation about 20.
-    assert np.abs(np.bincount(drawn, minlength=10) - 600).max() < 100
-
-
-def test_a_full_cohort_is_everyone():
-    (cohort,) = cohorts(Settings(rounds=1), 10, 1)
-    np.testing.assert_array_equal(cohort.clients, np.arange(10))
 
 
 def test_a_full_cohort_draws_no_random_numbers():
@@ -73,12 +63,6 @@ def test_stragglers_are_fixed_and_drawn_less_often():
     # The first of two draws falls on one given straggler with probability 0.1 / 5.5.
     first = [int(c.clients[0]) for c in cohorts(settings, 1, 4000)]
     np.testing.assert_allclose(np.mean(np.isin(first, np.flatnonzero(slow))), 0.5 / 5.5, atol=0.02)
-
-
-def test_stragglers_have_a_stream_of_their_own():
-    key = jax.random.key(0)
-    ranks = jax.random.permutation(jax.random.fold_in(key, streams.STRAGGLERS), 10)
-    np.testing.assert_array_equal(simulate.stragglers(key, 10, 0.5), ranks < 5)
 
 
 def test_who_drops_out_does_not_depend_on_how_clients_are_numbered():
@@ -109,56 +93,8 @@ def test_cohort_sizes(participation, last, clients, want):
     assert settings.cohort_size(clients, 3) == (30 if last else want)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"rounds": 0},
-        {"participation": 0.0},
-        {"participation": 1.5},
-        {"straggler_fraction": 1.1},
-        {"straggler_rate": 0.0},
-        {"chunk": 0},
-        {"eval_every": 0},
-    ],
-)
-def test_settings_out_of_range(changes):
-    with pytest.raises(InvalidInput, match=next(iter(changes))):
-        Settings(**{"rounds": 1, **changes})
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("chunk", [1, 2, 3, None])
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_map_clients_equals_a_loop(devices, chunk, size):
-    mesh = simulate.client_mesh() if devices == 2 else None
-    clients = (jnp.arange(size), {"rows": jnp.arange(3.0 * size).reshape(size, 3)})
-
-    def fn(shared, client):
-        index, state = client
-        return {"index": index, "sum": shared * jnp.sum(state["rows"]), "nothing": ()}
-
-    mapped = jax.jit(lambda shared, clients: simulate.map_clients(fn, shared, clients, chunk=chunk, mesh=mesh))
-    got = mapped(jnp.float32(2.0), clients)
-    np.testing.assert_array_equal(got["index"], np.arange(size))
-    np.testing.assert_allclose(got["sum"], 2 * np.arange(3.0 * size).reshape(size, 3).sum(1))
-
-
-def test_two_methods_see_the_same_cohorts():
-    settings = Settings(rounds=4, participation=0.5)
-    runs = [
-        [
-            tuple(result.cohort)
-            for result in simulate.run(
-                make_method(name, tiny_model(), **HYPER_PARAMETERS), tiny_federation(), settings, jax.random.key(2)
-            )
-        ]
-        for name in ("fedavg", "fedper")
-    ]
-    assert runs[0] == runs[1]
-
-
 def test_evaluation_rounds_and_results():
-    method = make_method("fedper", tiny_model(), **HYPER_PARAMETERS)
+    method = tiny_method("fedper")
     settings = Settings(rounds=5, eval_every=2, participation=0.5)
     results = list(simulate.run(method, tiny_federation(), settings, jax.random.key(0)))
     assert [result.round for result in results] == [1, 2, 3, 4, 5]
@@ -174,14 +110,8 @@ def test_evaluation_rounds_and_results():
 @pytest.mark.parametrize("devices", [1, 2])
 def test_nothing_is_compiled_after_the_first_round(name, devices):
     """Also where clients drop out, others in every round, and where one diverges."""
-    compiled = []
-
-    def listener(event, duration, **_):
-        if "compile" in event:
-            compiled.append(event)
-
     mesh = simulate.client_mesh() if devices == 2 else None
-    method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
+    method = tiny_method(name)
 
     def diverging(index):
         def local(key, server, client, data):
@@ -193,19 +123,11 @@ def test_nothing_is_compiled_after_the_first_round(name, devices):
         return method._replace(local=local)
 
     settings = Settings(rounds=6, drop_rate=0.4)
-    jax.monitoring.register_event_duration_secs_listener(listener)
-    try:
+    with compilations() as compiled:
         rounds = simulate.run(
-            diverging,
-            tiny_federation(),
-            settings,
-            jax.random.key(0),
-            mesh=mesh,
-            on_nan="skip-client",
+            diverging, tiny_federation(), settings, jax.random.key(0), mesh=mesh, on_nan="skip-client"
         )
         results = [(len(compiled), tuple(result.cohort[result.arrived]), len(result.diverged)) for result in rounds]
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listener)
     counts, arrived, diverged = zip(*results, strict=True)
     assert counts[0] > 0
     assert set(counts) == {counts[0]}
@@ -213,18 +135,10 @@ def test_nothing_is_compiled_after_the_first_round(name, devices):
     assert diverged == (0, 1) * 3
 
 
-@pytest.mark.parametrize(
-    ("devices", "state_on"),
-    [
-        pytest.param(1, "device", marks=pytest.mark.slow),
-        pytest.param(1, "host", marks=pytest.mark.slow),
-        (2, "device"),
-        pytest.param(2, "host", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("devices", "state_on"), [(2, "device"), pytest.param(1, "host", marks=pytest.mark.slow)])
 def test_rows_of_info_are_those_of_the_cohort(devices, state_on):
     """The cohort is ascending, although its largest clients train first, two at a time."""
-    base = make_method("fedper", tiny_model(), **HYPER_PARAMETERS)
+    base = tiny_method("fedper")
     sizes = np.array([9, 20, 14, 5])
 
     def local(key, server, client, data):
@@ -252,7 +166,7 @@ def test_rows_of_info_are_those_of_the_cohort(devices, state_on):
 
 @pytest.mark.parametrize("state_on", ["device", pytest.param("host", marks=pytest.mark.slow)])
 def test_all_results_of_a_run_stay_usable_unless_states_are_donated(state_on):
-    method, data = make_method("fedper", tiny_model(), **HYPER_PARAMETERS), tiny_federation()
+    method, data = tiny_method("fedper"), tiny_federation()
     settings = Settings(rounds=3, participation=0.5)
 
     def play(**options):
@@ -275,38 +189,8 @@ def test_all_results_of_a_run_stay_usable_unless_states_are_donated(state_on):
         assert jax.tree.leaves(first.state.server)[0].is_deleted()
 
 
-def test_a_run_continues_from_a_state():
-    method, data = make_method("fedper", tiny_model(), **HYPER_PARAMETERS), tiny_federation()
-    settings = Settings(rounds=4, participation=0.5)
-    *_, whole = simulate.run(method, data, settings, jax.random.key(7))
-    first, second, *_ = simulate.run(method, data, Settings(rounds=2, participation=0.5), jax.random.key(7))
-    assert (first.round, second.round) == (1, 2)
-    continued = list(simulate.run(method, data, settings, jax.random.key(99), state=second.state))
-    assert [result.round for result in continued] == [3, 4]
-    np.testing.assert_array_equal(continued[-1].received["loss"], whole.received["loss"])
-    np.testing.assert_array_equal(continued[-1].trained["loss"], whole.trained["loss"])
-
-
-def test_a_client_without_test_examples_has_not_diverged():
-    data = tiny_federation()
-    empty = data._replace(test_count=data.test_count.at[0].set(0))
-    method = make_method("fedavg", tiny_model(), **HYPER_PARAMETERS)
-    (result,) = simulate.run(method, empty, Settings(rounds=1), jax.random.key(0))
-    assert np.isnan(result.trained["loss"][0])
-    assert np.isfinite(result.trained["loss"][1:]).all()
-    assert result.arrived.all()
-
-
-@pytest.mark.parametrize("key", [3, np.uint32(3), np.arange(2)])
-def test_a_key_is_one_key(key):
-    method = make_method("fedavg", tiny_model(), **HYPER_PARAMETERS)
-    for wrong in (key, jax.random.split(jax.random.key(0), 2)):
-        with pytest.raises(InvalidInput, match=r"^key must be (an array|a key, such as jax.random.key\(0\)), not "):
-            simulate.run(method, tiny_federation(), Settings(rounds=1), wrong)
-
-
 def test_a_federation_of_numpy_arrays_is_one():
-    data, method = tiny_federation(), make_method("fedavg", tiny_model(), **HYPER_PARAMETERS)
+    data, method = tiny_federation(), tiny_method("fedavg")
     given = [data, jax.tree.map(np.asarray, data)]
     first, second = (list(simulate.run(method, one, Settings(rounds=1), jax.random.key(0))) for one in given)
     np.testing.assert_array_equal(first[0].received["loss"], second[0].received["loss"])

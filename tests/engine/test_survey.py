@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import tiny_federation, tiny_method
 
 from pfl_jax import simulate
 from pfl_jax.base import Mean, Survey
@@ -12,7 +12,6 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.engine import placement
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
-from pfl_jax.methods import make_method
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
 
 pytestmark = pytest.mark.without_f1_auc
@@ -22,7 +21,7 @@ SETTINGS = Settings(rounds=1)
 
 def asking(wrapped=False):
     """FedAvg whose server's head starts at the mean input of all clients, each counted once."""
-    base = make_method("fedavg", tiny_model(), **HYPER_PARAMETERS)
+    base = tiny_method("fedavg")
 
     def local(key, server, data):
         total = jnp.sum(jnp.where(data.mask[:, None], data.x.reshape(len(data.mask), -1)[:, :3], 0), axis=0)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
 
 from pfl_jax import models, simulate, sweep
 from pfl_jax.data import federate, federate_runs, load, partition
@@ -93,7 +93,7 @@ def test_each_run_may_have_its_own_partition():
 
 
 def test_a_sweep_says_whose_server_diverged():
-    method = make_method("fedavg", tiny_model(), **HYPER_PARAMETERS)
+    method = tiny_method("fedavg")
 
     def broken(lam):
         def aggregate(*arguments):
@@ -134,21 +134,10 @@ def test_the_memory_of_a_run_grows_with_its_clients():
     assert large - small > 8 * 2 * model
 
 
-def test_arguments_of_a_wrong_kind_are_refused_at_once():
-    def make(**values):
-        return make_method("fedavg", tiny_model(), **values)
-
-    right = {"make_method": make, "data": tiny_federation(), "settings": SETTINGS, "keys": keys([0, 1])}
-    wrong = {"make_method": make(), "data": 3, "settings": {"rounds": 2}}
-    for name, value in wrong.items():
-        with pytest.raises(InvalidInput, match=f"^{name} must be "):
-            sweep.run(**right | {name: value})
-
-
 @pytest.mark.parametrize("wrap", [np.asarray, jnp.asarray])
 def test_raw_keys_are_the_keys_that_they_stand_for(wrap):
     def make():
-        return make_method("local", tiny_model(), **HYPER_PARAMETERS)
+        return tiny_method("local")
 
     settings, raw = simulate.Settings(rounds=1), wrap([jax.random.PRNGKey(0), jax.random.PRNGKey(1)])
     got, want = (next(sweep.run(make, tiny_federation(), settings, each)) for each in (raw, keys([0, 1])))
@@ -158,7 +147,7 @@ def test_raw_keys_are_the_keys_that_they_stand_for(wrap):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_states_of_other_runs_are_refused_at_once(devices):
     def make(name):
-        return lambda: make_method(name, tiny_model(), **HYPER_PARAMETERS)
+        return lambda: tiny_method(name)
 
     mesh = None if devices == 1 else simulate.client_mesh(jax.devices()[:devices])
     settings, data = simulate.Settings(rounds=3), tiny_federation()

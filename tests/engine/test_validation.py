@@ -1,20 +1,16 @@
 """Scores on validation examples: those of a federation whose test examples they are, wherever states and data are."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import tiny_federation, tiny_method
 from trees import row
 
 from pfl_jax import data as pfl_data
 from pfl_jax import simulate, sweep
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine import placement
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import make_method
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -34,13 +30,8 @@ SETTINGS = simulate.Settings(rounds=2, participation=0.6, before_aggregation=Tru
 KEY = jax.random.key(5)
 
 
-@functools.cache
-def make(name="fedper"):
-    return make_method(name, tiny_model(), **HYPER_PARAMETERS)
-
-
 def play(data, **options):
-    return list(simulate.run(make(), data, SETTINGS, KEY, **options))
+    return list(simulate.run(tiny_method(), data, SETTINGS, KEY, **options))
 
 
 def assert_scores(got, want):
@@ -48,13 +39,8 @@ def assert_scores(got, want):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    "place", [*(pytest.param(place, marks=pytest.mark.slow) for place in ("device", "host")), "sharded"]
-)
-def test_validation_scores_are_test_scores_of_the_swapped_federation(place):
-    options = {"state_on": "host"} if place == "host" else {}
-    data = placement.place(DATA, simulate.client_mesh()) if place == "sharded" else DATA
-    results, swapped, plain = play(data, **options), play(SWAPPED), play(PLAIN)
+def test_validation_scores_are_test_scores_of_the_swapped_federation():
+    results, swapped, plain = play(DATA), play(SWAPPED), play(PLAIN)
     for result, other, without in zip(results, swapped, plain, strict=True):
         for protocol in ("received", "trained", "before_aggregation"):
             scores = getattr(result, protocol)
@@ -68,7 +54,7 @@ def test_validation_scores_are_test_scores_of_the_swapped_federation(place):
 @pytest.mark.slow
 def test_runs_of_a_sweep_have_validation_scores():
     keys = jnp.stack([KEY, jax.random.key(6)])
-    (*_, last), (*_, alone) = sweep.run(make, DATA, SETTINGS, keys), play(DATA)
+    (*_, last), (*_, alone) = sweep.run(tiny_method, DATA, SETTINGS, keys), play(DATA)
     assert last.received.validation["loss"].shape == (2, 5)
     for protocol in ("received", "trained", "before_aggregation"):
         first = jax.tree.map(lambda leaf: leaf[0], getattr(last, protocol))

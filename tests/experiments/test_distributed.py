@@ -117,7 +117,7 @@ def test_other_numbers_of_processes_go_on_and_end_as_one(tmp_path):
     parts = tmp_path / "two" / FOLDER
     assert {path.name for path in parts.iterdir()} == {"0-of-2", "1-of-2"}
     for part in parts.iterdir():
-        shutil.rmtree(part / "6")
+        (part / "6.npz").unlink()
     (tmp_path / "two" / "summary.json").unlink()
     shutil.copytree(tmp_path / "two", tmp_path / "alone")
     codes, outs, errors = finish(start("--resume", "two", cwd=tmp_path, number=4))

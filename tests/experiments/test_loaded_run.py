@@ -170,13 +170,13 @@ def test_a_damaged_state_or_that_of_another_run(tmp_path, fedrep, local):
     with pytest.raises(InvalidInput, match=r"are of another run: they were written with --method fedrep, config\.json"):
         load_run(other)
     other = shutil.copytree(fedrep, tmp_path / "cut")
-    path = other / "checkpoints/0-of-1/2/state/arrays.npz"
+    path = other / "checkpoints/0-of-1/2.npz"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(InvalidInput, match=r"no checkpoint in .* can be read \(round 2: "):
         load_run(other)
     # Results of one round, the state of another.
     other = shutil.copytree(fedrep, tmp_path / "older")
-    (other / "checkpoints/0-of-1/2").rename(other / "checkpoints/0-of-1/1")
+    (other / "checkpoints/0-of-1/2.npz").rename(other / "checkpoints/0-of-1/1.npz")
     with pytest.raises(InvalidInput, match="the run kept no state"):
         load_run(other)
 

@@ -101,7 +101,8 @@ def test_a_run_in_a_sweep_that_was_removed_is_made_again(tmp_path):
     for _, folder in places:
         folder.mkdir()
         (folder / "config.json").write_text("{}")
-    (root / "x" / "0-of-1" / "2").mkdir(parents=True)
+    (root / "x" / "0-of-1").mkdir(parents=True)
+    (root / "x" / "0-of-1" / "2.npz").write_bytes(b"")
     (root / "x" / "runs.json").write_text(json.dumps({"runs": ["seed-0", "seed-1"]}))
     assert execute._resumable(places, places[:1], root) == [places]
     (tmp_path / "seed-1" / "config.json").unlink()

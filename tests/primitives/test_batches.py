@@ -101,7 +101,7 @@ def test_wasted_steps_leave_out_dropped_batches(counts, batch_size, chunk):
 
 def test_choose_chunk_ignores_dropped_batches():
     counts = np.array([10, 19, 15, 11])
-    options = {"batch_size": 10, "devices": 1, "backend": "gpu"}
+    options = {"batch_size": 10, "devices": 1}
     assert choose_chunk(counts, **options, drop_last=True) == 4
     assert choose_chunk(counts, **options) < 4
 

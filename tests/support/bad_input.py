@@ -434,7 +434,7 @@ def edit(part: str, **values: object) -> Prepare:
 
 
 def _damage(run: Path) -> None:
-    path = run / "checkpoints" / "0-of-1" / "1" / "record" / "metadata"
+    path = run / "checkpoints" / "0-of-1" / "1.npz"
     path.write_bytes(path.read_bytes().replace(b"float32", b"float64"))
 
 
@@ -457,7 +457,7 @@ def _on_disk(run: Path) -> None:
     leaves, structure = jax.tree.flatten(state.clients)
     table = Table.create(run, leaves, 4)
     table.fill(np.arange(4), leaves)
-    state = state._replace(clients=table.tree(structure))
+    state = state._replace(clients=jax.tree.unflatten(structure, table.leaves()))
     shutil.rmtree(run / "checkpoints")
     save_checkpoint(experiment, state, run)
 

@@ -71,7 +71,6 @@ ORDER = ["a run", "states on the host", "a table", "states on disk", "a sweep", 
 def _import() -> None:
     """Import all that the commands need, start no thread, and spare the children tracing that no file depends on."""
     import matplotlib.figure  # noqa: F401
-    import orbax.checkpoint  # noqa: F401
     import sklearn.datasets  # noqa: F401
 
     import experiments.run.run
@@ -161,8 +160,8 @@ def results(folder: Path) -> dict[str, object]:
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.name == "checkpoints":
-            last = max((one for one in path.glob("0-of-1/*") if one.name.isdecimal()), key=lambda one: int(one.name))
-            with zipfile.ZipFile(last / "state" / "arrays.npz") as arrays:
+            last = max(path.glob("0-of-1/[0-9]*.npz"), key=lambda one: int(one.stem))
+            with zipfile.ZipFile(last) as arrays:
                 # Of rows on disk their digests; in which planes they are depends on where the run was killed.
                 checked = [one for one in arrays.infolist() if one.filename.startswith(("state.", "digests"))]
             found[name] = last.name, [(one.filename, one.CRC) for one in checked]
@@ -214,7 +213,7 @@ def _kill(draw: random.Random, whole: Whole, *, compiles: bool) -> Kill:
         return Kill(seconds=draw.uniform(0.0, whole.seconds))
     moment = draw.choice(sorted(whole.moments))
     number = draw.randint(1, whole.moments[moment])
-    return Kill(moment, number, draw.uniform(0.0, 0.05) if moment.startswith("amid") else 0.0)
+    return Kill(moment, number)
 
 
 def chain(number: int, seed: int, whole: Whole, name: str, work: Path) -> dict[str, object]:

@@ -17,7 +17,7 @@ class Kill(NamedTuple):
     Attributes:
       moment: name of a moment; "" for a time.
       number: how often the moment comes before.
-      seconds: after the moment, or after the start.
+      seconds: after the start, without a moment.
     """
 
     moment: str = ""
@@ -48,21 +48,15 @@ class Moments:
             self.found[moment] += 1
             if self._kill is None or (moment, self.found[moment]) != self._kill[:2]:
                 return
-            if self._kill.seconds == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-                return
-            threading.Timer(self._kill.seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def watch(self) -> None:
         """Name the moments of all functions by which this program changes files."""
-        from orbax import checkpoint
-
         for name in ("rename", "replace"):
             self._around(os, name, "the rename of", lambda source, target, **_: target)
         self._around(os, "mkdir", "making", lambda path, *_, **__: path)
         self._around(os, "unlink", "the removal of", lambda path, **_: path)
         self._around(shutil, "rmtree", "the removal of", lambda path, **_: path)
-        self._around(checkpoint.Checkpointer, "save", "writing", lambda _, path, *__, **___: path)
         usual_pwrite = os.pwrite
 
         def pwrite(descriptor, content, start):
@@ -82,7 +76,7 @@ class Moments:
                 return file
             return HalfWritten(file, what_is(Path(path)), self)
 
-        # Path.open has the one, etils, and so JAX and orbax, the other.
+        # Path.open has the one, etils, and so JAX, the other.
         io.open = builtins.open = opened
 
     def _around(self, owner, name, words, path_of):
@@ -94,8 +88,6 @@ class Moments:
                 return usual(*args, **options)
             what = f"{words} {what_is(Path(path))}"
             self(f"before {what}")
-            if owner not in (os, shutil):
-                self(f"amid {what}")
             result = usual(*args, **options)
             self(f"after {what}")
             return result
@@ -136,10 +128,8 @@ def what_is(path: Path) -> str:
     name = path.name.lstrip(".").removesuffix(f".{os.getpid()}")
     if "cache" in path.parts:
         return "a compiled program"
-    if name.isdecimal():
-        return "a checkpoint"
     if "checkpoints" in path.parts:
-        return "a part of a checkpoint"
+        return "a checkpoint"
     if path.suffix in (".png", ".svg"):
         return "a picture"
     if name in ("config.json", "metrics.jsonl", "summary.json", "runs.json", "clients.rows"):

@@ -1,10 +1,13 @@
 """Tiny federations and models that several test files share."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 from pfl_jax.engine import mapping
 from pfl_jax.messages import join, split
+from pfl_jax.methods import make_method
 from pfl_jax.testing.problems import (
     CLASSES,
     FEATURES,
@@ -23,8 +26,15 @@ __all__ = [
     "permute_clients",
     "received",
     "tiny_federation",
+    "tiny_method",
     "tiny_model",
 ]
+
+
+@functools.cache
+def tiny_method(name="fedper", **more):
+    """A method for the tiny model, one object for equal arguments, so that its programs are compiled once."""
+    return make_method(name, tiny_model(), **HYPER_PARAMETERS | more)
 
 
 def received(messages, present=None):

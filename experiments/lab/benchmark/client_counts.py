@@ -101,7 +101,5 @@ def _written(last: simulate.RoundResult, counts: np.ndarray, folder: Path) -> di
     evaluation = Evaluation(last.round, last.received, last.trained, counts, 1.0, 1.0)
     history, log, checkpoints = History([evaluation]), RunFolder(folder, []), Checkpoints(folder / FOLDER)
     line = measure.seconds(lambda: log.log(evaluation))
-    # Not timed: the first checkpoint imports orbax.
-    Checkpoints(folder / "first").save(last.state._replace(clients=()), {}, {})
     saved = measure.seconds(lambda: history.save(checkpoints, last.state, folder / METRICS, {}))
     return {"s/line of the log": line, "s/checkpoint": saved}

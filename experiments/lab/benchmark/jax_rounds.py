@@ -14,6 +14,8 @@ from experiments.lab.benchmark.workload import Scale
 from pfl_jax import simulate
 from pfl_jax.base import Method, Model, Params, Scores
 from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.data.places import spread
+from pfl_jax.engine.mapping import map_places
 from pfl_jax.networks.convolution import conv2d
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
@@ -59,7 +61,7 @@ def local_training(
       model: by default the workload's.
 
     Returns:
-      A function that returns the trained parameters [M, ...].
+      A function that returns the trained parameters [D, W, ...] in the places of D devices.
     """
     model = workload.network() if model is None else model
     training = LocalTraining(scale.lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs)
@@ -70,8 +72,11 @@ def local_training(
         return training.fit(jax.random.fold_in(key, client), params, client_data(data, client, "train"), loss)
 
     def train(data, params, key):
-        cohort = jnp.arange(clients, dtype=jnp.int32)
-        return simulate.map_clients(one, (data, params, key), cohort, chunk=chunk, mesh=mesh)
+        ids = spread(clients, 1 if mesh is None else mesh.size)
+        rows, _ = map_places(
+            lambda *words: (one(*words), ()), (data, params, key), ids, ids < clients, chunk=chunk, mesh=mesh
+        )
+        return rows
 
     arguments = everywhere(mesh, (data, model.init(jax.random.key(0)), jax.random.key(1)))
     with convolutions(form):

@@ -148,7 +148,7 @@ def waste(setup: Setup) -> Section:
             unused = chunking.unused_shares(counts, batch_size=batch, chunk=chunk, devices=devices)
             row[f"chunk {chunk or 'all'}, %"] = 100 * unused.steps
         for kind, number in (("cpu", devices), ("gpu", 1)):
-            chosen = chunking.choose_chunk(counts, batch_size=batch, devices=number, backend=kind)
-            row[f"auto: {number} {kind}"] = chosen or "all"
+            # Convolutions on a CPU, see `chunking.one_by_one`.
+            row[f"auto: {number} {kind}"] = 1 if kind == "cpu" else chunking.choose_chunk(counts, batch, number)
         rows.append(row)
     return Section(f"Wasted gradient steps by chunk, Dirichlet 0.1, {devices} devices", rows)
