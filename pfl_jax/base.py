@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from pfl_jax.frozen import Frozen
 from pfl_jax.tasks import CLASSIFICATION, Scores, Task
 
 STATISTICS = "batch_stats"
@@ -80,7 +81,7 @@ class Model(NamedTuple):
         normalization by the mini-batch and dropout by the key, and the backbone's new running statistics); None for a
         model that computes the same in training as otherwise.
       task: what the outputs mean: the loss of training and the scores.
-      frozen: parameters that the functions read and no training changes, see `pfl_jax.networks.frozen.Frozen`; None for
+      frozen: parameters that the functions read and no training changes, see `pfl_jax.frozen.Frozen`; None for
         a model without them.
     """
 
@@ -91,7 +92,7 @@ class Model(NamedTuple):
     num_classes: int
     batch_features: Callable[[Backbone, jax.Array, jax.Array, PRNGKey], tuple[jax.Array, PyTree]] | None = None
     task: Task = CLASSIFICATION
-    frozen: Any = None
+    frozen: Frozen | None = None
 
     def apply(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Logits [B, K] of the whole model with parameters `params` for inputs [B, ...]."""
@@ -293,6 +294,11 @@ class Method(_Functions):
     def task(self) -> Task:
         """Task of the model that clients train; CLASSIFICATION where `work` is unknown."""
         return CLASSIFICATION if self.work is None else self.work.model.task
+
+    @property
+    def frozen(self) -> Frozen | None:
+        """Frozen parameters of the model that clients train; None without, or where `work` is unknown."""
+        return None if self.work is None else self.work.model.frozen
 
     # Type checkers take it for final; it keeps what NamedTuple promises.
     def _replace(self, **changes: Any) -> "Method":  # pyright: ignore[reportIncompatibleMethodOverride]

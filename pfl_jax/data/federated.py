@@ -17,6 +17,7 @@ from pfl_jax.data.places import spread
 from pfl_jax.data.rows import Rows, concatenate, take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
+from pfl_jax.frozen import Frozen
 from pfl_jax.hyper_parameters import Count, check_arguments, check_value
 
 Split = Literal["train", "test", "validation"]
@@ -46,6 +47,7 @@ class FederatedData(NamedTuple):
       rotation: float32 [N, 2], cosine and sine of the rotation of each client's images; None for no rotation.
       validation_index: int32 [N, v_max]; None for a federation without validation examples.
       validation_count: int32 [N], 0 for clients without validation examples; None together with the index.
+      frozen: frozen parameters of the model that is trained, which every device has beside the examples; None without.
       row: int32 [N], row of each client in the tables; None if row i is client i. A device that has only some clients'
         examples (`pfl_jax.engine.placement`) has tables of these alone.
     """
@@ -64,6 +66,7 @@ class FederatedData(NamedTuple):
     validation_index: jax.Array | None = None
     validation_count: jax.Array | None = None
     row: jax.Array | None = None
+    frozen: Frozen | None = None
 
     @property
     def num_clients(self) -> int:
@@ -92,6 +95,10 @@ class FederatedData(NamedTuple):
         See `pfl_jax.data.places.spread`. devices: D.
         """
         return spread(len(clients), devices)
+
+    def with_frozen(self, frozen: Frozen | None) -> "FederatedData":
+        """Federation that passes a model's frozen parameters, `Model.frozen`, to compiled programs."""
+        return self._replace(frozen=frozen)
 
     def own_clients(self) -> np.ndarray:
         """Sorted numbers of the clients whose states this process stores: all."""

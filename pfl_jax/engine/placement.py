@@ -20,6 +20,7 @@ from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.data.places import spread
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine.mapping import AXIS, own_devices, replicate
+from pfl_jax.frozen import Frozen
 from pfl_jax.primitives.tree import gather
 
 
@@ -35,6 +36,7 @@ class PlacedData:
       train_count, test_count: int32 [N], for all clients, on every device.
       validation_count: the same for validation examples; None for a federation without any.
       mesh: mesh with the single axis "clients".
+      frozen: frozen parameters of the model that is trained, on every device; None without.
     """
 
     own: FederatedData
@@ -44,6 +46,7 @@ class PlacedData:
     test_count: jax.Array
     validation_count: jax.Array | None
     mesh: Mesh = dataclasses.field(metadata={"static": True})
+    frozen: Frozen | None = None
 
     @property
     def num_clients(self) -> int:
@@ -58,7 +61,11 @@ class PlacedData:
 
     def on_device(self) -> FederatedData:
         """Federation that a device reads with `client_data`: its own clients."""
-        return gather(self.own, 0)._replace(row=self.row)
+        return gather(self.own, 0)._replace(row=self.row, frozen=self.frozen)
+
+    def with_frozen(self, frozen: Frozen | None) -> "PlacedData":
+        """Federation that passes a model's frozen parameters, `Model.frozen`, to compiled programs."""
+        return dataclasses.replace(self, frozen=replicate(frozen, self.mesh))
 
     def places(self, clients: jax.Array, devices: int) -> jax.Array:
         """Table of which device trains which client: the one that owns it.

@@ -5,6 +5,7 @@ the cohort of round r has a stream of its own. A result therefore does not depen
 where a run was interrupted, and two methods see the same cohorts.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,7 +103,8 @@ class Stages:
     def init_server(self, data: Federation, key: PRNGKey) -> PyTree:
         """The server's state before the first round."""
         method, num_clients = at_round(self.method, 0), data.num_clients
-        server = method.init_server(fold_in(fold_in(key, INITIALIZATION), num_clients))
+        with bound(method, data):
+            server = method.init_server(fold_in(fold_in(key, INITIALIZATION), num_clients))
         survey = method.survey
         if survey is None:
             return server
@@ -289,7 +291,8 @@ class Stages:
         def one(arguments, client):
             data, shared, attacks = arguments
             data, (index, *rows) = data.on_device(), client
-            return fn(self._of_client(method, attacks, data, index), data, shared, index, *rows)
+            with bound(method, data):
+                return fn(self._of_client(method, attacks, data, index), data, shared, index, *rows)
 
         mesh, chunk = data.mesh or self.mesh, self.settings.chunk
         if chunk == "auto":
@@ -309,6 +312,22 @@ def _deployed(
     server, key, rounds = shared
     own_key = fold_in(fold_in(fold_in(key, EVALUATION), rounds), client)
     return method.personalize(own_key, server, state, client_data(data, client, "train"))
+
+
+def bound(method: Method, data: Federation) -> contextlib.AbstractContextManager[None]:
+    """Context in which the model's frozen parameters are those of the federation, an argument of compiled programs.
+
+    Raises:
+      InvalidInput: the federation has none, and the model does.
+    """
+    if data.frozen is not None:
+        return data.frozen.bind()
+    if method.frozen is not None:
+        raise InvalidInput(
+            "the model has frozen parameters, which would be compiled in as constants: give the engine the federation "
+            "as federation.with_frozen(model.frozen)"
+        )
+    return contextlib.nullcontext()
 
 
 def replicated(mesh: Mesh | None) -> NamedSharding | None:

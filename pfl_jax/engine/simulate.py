@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State
+from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State, at_round
 from pfl_jax.engine import chunking
 from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.checks import check_engine, check_run, explained
@@ -149,6 +149,10 @@ def run(
     if data.mesh is not None and mesh not in (None, data.mesh):
         raise InvalidInput("mesh: the data is on another one already, that of placement.place; leave it out")
     mesh = data.mesh or mesh
+    frozen = at_round(method, 0).frozen
+    if frozen is not None:
+        data = data.with_frozen(frozen)
+        newcomers = newcomers if newcomers is None else newcomers.with_frozen(frozen)
     # Once, not at each evaluation; clients that belong to devices are there already.
     data = data if data.mesh else replicate(data, mesh)
     newcomers = newcomers if newcomers is None or newcomers.mesh else replicate(newcomers, mesh)

@@ -140,6 +140,7 @@ def run(
     one = {name: value[0] for name, value in values.items()}
     first, number = make_method(**one), len(keys)
     explains = partial(explained, make_method, one, data)
+    data = data.with_frozen(first.frozen)
     settings = chunking.resolved(settings, first, np.asarray(data.train_count))
     if chunk == "auto":
         chunk = 1 if chunking.one_by_one(first) else None

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Backbone, Model, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
+from pfl_jax.frozen import Frozen
 from pfl_jax.networks import layers
-from pfl_jax.networks.frozen import Frozen
 
 
 class Site(NamedTuple):

@@ -13,8 +13,8 @@ import numpy as np
 
 from pfl_jax.base import Model
 from pfl_jax.errors import InvalidInput, one_line
+from pfl_jax.frozen import Frozen
 from pfl_jax.networks.flax_modules import from_flax
-from pfl_jax.networks.frozen import Frozen
 from pfl_jax.safe_read import open_npz
 
 

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
-
-from pfl_jax.base import PyTree
 
 
 @jax.tree_util.register_dataclass
@@ -24,12 +23,10 @@ class Frozen:
       bound: where `read` finds what `bind` has bound, the same for all copies of these parameters; static.
     """
 
-    values: PyTree
-    bound: "ContextVar[PyTree]" = field(
-        default_factory=lambda: ContextVar("frozen parameters"), metadata={"static": True}
-    )
+    values: Any
+    bound: "ContextVar[Any]" = field(default_factory=lambda: ContextVar("frozen parameters"), metadata={"static": True})
 
-    def read(self) -> PyTree:
+    def read(self) -> Any:
         """The parameters: those of the innermost `bind`, or their values outside."""
         return self.bound.get(self.values)
 

@@ -1,0 +1,80 @@
+"""Frozen parameters are an argument of compiled programs, held once for all clients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import tiny_federation
+
+import pfl_jax
+from pfl_jax import LocalTraining, methods, models, sweep
+from pfl_jax.engine import simulate
+from pfl_jax.engine.simulate import Settings
+from pfl_jax.errors import InvalidInput
+from pfl_jax.networks.adapters import lora
+
+DATA = tiny_federation()
+SHAPE = DATA.x.shape[1:]
+TRAINING = LocalTraining(lr=0.1, batch_size=4, epochs=1)
+
+
+def adapted(hidden=(16, 16)):
+    return lora(models.mlp(SHAPE, DATA.num_classes, hidden), SHAPE, rank=2, targets="fc")
+
+
+def last(method, **options):
+    *_, result = simulate.run(method, DATA, Settings(rounds=2, chunk=2), jax.random.key(0), **options)
+    return result
+
+
+@pytest.mark.parametrize("options", [{}, {"state_on": "host"}, {"mesh": True}])
+@pytest.mark.parametrize("name", ["fedper", "ditto", "fedas"])
+def test_runs_are_those_of_a_model_that_closes_over_its_base(name, options):
+    model = adapted()
+    options = {"mesh": simulate.client_mesh()} if "mesh" in options else options
+    passed, closed = (
+        last(getattr(methods, name)(one, TRAINING), **options) for one in (model, model._replace(frozen=None))
+    )
+    for one, other in zip(jax.tree.leaves(passed.state.server), jax.tree.leaves(closed.state.server), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(passed.received["accuracy"], closed.received["accuracy"], atol=1e-6)
+
+
+def lowered(model, chunk):
+    method = methods.fedper(model, TRAINING)
+    engine = pfl_jax.build(method, Settings(rounds=1, chunk=chunk)).jit()
+    data = DATA.with_frozen(model.frozen)
+    state = jax.eval_shape(engine.init, data, jax.random.key(0))
+    return engine.round.lower(data, state, DATA.num_clients)
+
+
+def test_programs_do_not_grow_with_the_base():
+    small, large = (len(lowered(adapted(hidden), 2).as_text()) for hidden in ((16, 16), (512, 512)))
+    assert large < 1.05 * small
+
+
+def test_memory_grows_by_adapters_and_activations_alone():
+    model = adapted((1024, 1024))
+    base = sum(leaf.nbytes for leaf in jax.tree.leaves(model.frozen.values))
+    one, many = (lowered(model, chunk).compile().memory_analysis() for chunk in (1, DATA.num_clients))
+    assert one.argument_size_in_bytes == many.argument_size_in_bytes < 1.3 * base
+    assert many.temp_size_in_bytes - one.temp_size_in_bytes < base / 2
+
+
+def test_runs_of_a_sweep_share_the_base():
+    model = adapted()
+
+    def method(lr):
+        return methods.fedper(model, TRAINING.replace(lr=lr))
+
+    keys = jax.vmap(jax.random.key)(jnp.array([0, 0]))
+    *_, swept = sweep.run(method, DATA, Settings(rounds=2, chunk=2), keys, {"lr": jnp.array([0.1, 0.02])})
+    alone = last(method(0.1))
+    for one, other in zip(jax.tree.leaves(swept.state.server), jax.tree.leaves(alone.state.server), strict=True):
+        np.testing.assert_allclose(one[0], other, rtol=1e-4, atol=1e-5)
+
+
+def test_an_engine_refuses_a_federation_without_them():
+    engine = pfl_jax.build(methods.fedper(adapted(), TRAINING), Settings(rounds=1))
+    with pytest.raises(InvalidInput, match="with_frozen"):
+        engine.init(DATA, jax.random.key(0))
