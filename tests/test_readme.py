@@ -1,4 +1,4 @@
-"""The code in README.md, docs/evaluation.md, docs/sweeps.md and docs/training.md runs as it stands."""
+"""The code in README.md, docs/evaluation.md, docs/sweeps.md, docs/training.md and docs/pretrained.md runs as it stands."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,14 @@ from pfl_jax.methods import make_method
 ROOT = Path(__file__).parents[1]
 BLOCKS = [
     code
-    for page in ("README.md", "docs/evaluation.md", "docs/privacy.md", "docs/sweeps.md", "docs/training.md")
+    for page in (
+        "README.md",
+        "docs/evaluation.md",
+        "docs/privacy.md",
+        "docs/sweeps.md",
+        "docs/training.md",
+        "docs/pretrained.md",
+    )
     for code in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 ]
 
@@ -32,6 +39,12 @@ def test_the_library_example_runs_and_learns(capsys):
     rounds = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [int(number) for number, _ in rounds] == [1, 2, 3, 4, 5]
     assert float(rounds[-1][1]) > 0.7
+
+
+def test_the_example_of_adapters_runs_and_learns(capsys):
+    exec(compile(block('targets="fc1|fc2"'), "docs/pretrained.md", "exec"), {"__name__": "adapters"})
+    first, *_, last = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
+    assert last > max(first, 0.5)
 
 
 def test_the_examples_of_local_training_run(capsys):

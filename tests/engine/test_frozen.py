@@ -27,8 +27,15 @@ def last(method, **options):
     return result
 
 
-@pytest.mark.parametrize("options", [{}, {"state_on": "host"}, {"mesh": True}])
-@pytest.mark.parametrize("name", ["fedper", "ditto", "fedas"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedper", {"mesh": True}),
+        pytest.param("fedper", {"state_on": "host"}, marks=pytest.mark.slow),
+        pytest.param("ditto", {}, marks=pytest.mark.slow),
+        pytest.param("fedas", {"mesh": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_runs_are_those_of_a_model_that_closes_over_its_base(name, options):
     model = adapted()
     options = {"mesh": simulate.client_mesh()} if "mesh" in options else options
