@@ -1,4 +1,4 @@
-"""The code in README.md, docs/evaluation.md, docs/sweeps.md, docs/training.md and docs/pretrained.md runs as it stands."""
+"""The code in README.md and on the pages of BLOCKS runs as it stands."""
 
 import re
 from pathlib import Path
