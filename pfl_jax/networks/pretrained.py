@@ -252,6 +252,9 @@ def _weights(path: Path, config: BertConfig, first: int, last: int) -> dict[str,
 def read_weights(path: str | Path) -> Mapping[str, np.ndarray]:
     """Arrays of a .safetensors or .npz file by name; nothing is unpickled.
 
+    Args:
+      path: of the file.
+
     Raises:
       InvalidInput: no such file, another kind of file, or a damaged one.
     """

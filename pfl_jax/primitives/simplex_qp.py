@@ -144,7 +144,7 @@ def map_simplex_qp(
     floor = float(jnp.finfo(dtype).eps)
 
     def solve(part: PyTree) -> tuple[jax.Array, jax.Array]:
-        matrices, linear = (leaf.astype(jnp.float64) for leaf in _each(program_fn, part))
+        matrices, linear = (leaf.astype(jnp.float64) for leaf in jax.vmap(program_fn)(part))
         # A constant added to q does not change the minimizer.
         linear = (linear - jnp.min(linear, axis=-1, keepdims=True)) / 2
         scale = jnp.maximum(jnp.max(jnp.abs(matrices), axis=(-2, -1)), jnp.max(linear, axis=-1))
@@ -152,7 +152,7 @@ def map_simplex_qp(
         matrices, linear = matrices / scale[:, None, None], linear / scale[:, None]
         matrices = (matrices + matrices.mT) / 2
         weights = _minimizers(matrices, linear, solver, tolerance, floor)
-        gap = _each(lambda program: frank_wolfe_gap(*program, floor=floor), (matrices, linear, weights))
+        gap = jax.vmap(functools.partial(frank_wolfe_gap, floor=floor))(matrices, linear, weights)
         return weights, jax.lax.stop_gradient(gap)
 
     entries = jax.eval_shape(program_fn, gather(inputs, 0))[0].size
@@ -164,7 +164,7 @@ def map_simplex_qp(
 def _minimizers(matrices: jax.Array, linear: jax.Array, solver: Solver, tolerance: float, floor: float) -> jax.Array:
     """Weights [b, m] for scaled float64 programs: rows that one attempt misses go to the next one."""
     first, *others = _attempts(solver, matrices.shape[-1], tolerance, floor)
-    weights, found = _each(lambda program: first(*program), (matrices, linear))
+    weights, found = jax.vmap(first)(matrices, linear)
     for attempt in others:
         weights, found = _solve_missed(attempt, matrices, linear, weights, found)
     return weights
@@ -224,18 +224,10 @@ def _solve_missed(
     """Weights [b, m], by an attempt where they are not found yet, and which are now."""
 
     def replace() -> tuple[jax.Array, jax.Array]:
-        attempted, now_found = _each(lambda program: attempt(*program), (matrices, linear))
+        attempted, now_found = jax.vmap(attempt)(matrices, linear)
         return jnp.where(found[:, None], weights, attempted), found | now_found
 
     return jax.lax.cond(jnp.all(found), lambda: (weights, found), replace)
-
-
-def _each(fn: Callable[[PyTree], PyTree], inputs: PyTree) -> PyTree:
-    """Results [b, ...] of fn for each row of inputs [b, ...]."""
-    if jax.tree.leaves(inputs)[0].shape[0] == 1:
-        # The loops and factorizations of one program are compiled sooner than those of a batch.
-        return jax.tree.map(lambda leaf: leaf[None], fn(gather(inputs, 0)))
-    return jax.vmap(fn)(inputs)
 
 
 def _map_batches(solve: Callable[[PyTree], PyTree], inputs: PyTree, size: int) -> PyTree:
