@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax.base import Method, MethodSchedule, PRNGKey, PyTree, State
+from pfl_jax.base import Method, MethodSchedule, PRNGKey, PyTree, State, at_round
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import chunking, simulate
 from pfl_jax.engine.build import Engine
@@ -140,7 +140,7 @@ def run(
     one = {name: value[0] for name, value in values.items()}
     first, number = make_method(**one), len(keys)
     explains = partial(explained, make_method, one, data)
-    data = data.with_frozen(first.frozen)
+    data = data.with_frozen(at_round(first, 0).frozen)
     settings = chunking.resolved(settings, first, np.asarray(data.train_count))
     if chunk == "auto":
         chunk = 1 if chunking.one_by_one(first) else None
