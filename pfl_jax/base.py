@@ -65,6 +65,13 @@ Info: TypeAlias = dict[str, PyTree]
 in the order of the cohort, that of client numbers. A factory's docstring lists the entries under "Info"."""
 
 
+NO_FEATURES = (
+    "this method uses the features of a model, and one whose parameters are split by their paths has none: take a "
+    "method that only shares and keeps parameters, such as fedper"
+)
+"""Why a method does not take a model from `pfl_jax.networks.split`."""
+
+
 class Model(NamedTuple):
     """Model in two parts, backbone and head, as pure functions: by default a classifier.
 
@@ -75,7 +82,7 @@ class Model(NamedTuple):
       init: key -> Params.
       features: (Backbone, inputs [B, ...]) -> features [B, d].
       classify: (Head, features [B, d]) -> logits [B, K].
-      num_features: number of features d.
+      num_features: number of features d; 0 for a model without features, from `pfl_jax.networks.split`.
       num_classes: number of classes K.
       batch_features: (Backbone, inputs [B, ...], mask [B], key) -> (features [B, d] in training, with batch
         normalization by the mini-batch and dropout by the key, and the backbone's new running statistics); None for a

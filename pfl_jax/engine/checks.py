@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from pfl_jax.base import Method, MethodSchedule, PyTree, State, at_round
+from pfl_jax.base import NO_FEATURES, Method, MethodSchedule, PyTree, State, at_round
 from pfl_jax.data.federated import FederatedData, client_data, select_run
 from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.cohort import RoundSettings, Settings
@@ -152,8 +152,8 @@ def explained(
                 "the method's model is for classification, and this federation's targets are no classes: give it "
                 "another task, such as model._replace(task=tasks.REGRESSION)"
             ) from error
-        if method.work is None:
-            raise
+        if not method.work.model.num_features:
+            raise InvalidInput(NO_FEATURES) from error
         model, x = method.work.model, jax.eval_shape(lambda data: client_data(data, 0, "test").x, one)
         try:
             jax.eval_shape(lambda x: model.apply(model.init(jax.random.key(0)), x), x)

@@ -2,7 +2,8 @@
 
 import jax
 
-from pfl_jax.base import Backbone, ClientData, Head, Model, PRNGKey
+from pfl_jax.base import NO_FEATURES, Backbone, ClientData, Head, Model, PRNGKey
+from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.local_training import LocalTraining
 
@@ -17,7 +18,12 @@ def extract_features(model: Model, backbone: Backbone, data: ClientData) -> jax.
 
     Returns:
       Features [n, d]; rows of padding are arbitrary but finite.
+
+    Raises:
+      InvalidInput: the model has no features.
     """
+    if not model.num_features:
+        raise InvalidInput(NO_FEATURES)
     return map_examples(lambda x: model.features(backbone, x), data.x, data.mask)
 
 

@@ -1,0 +1,107 @@
+"""Another split of a model's parameters into what clients share and what each keeps, by their paths."""
+
+import re
+
+import jax
+
+from pfl_jax.base import NO_FEATURES, Backbone, Head, Model, Params, PyTree
+from pfl_jax.errors import InvalidInput
+
+
+def split(model: Model, *, personal: str) -> Model:
+    """Model whose head is the parameters that a regular expression finds, and whose backbone is all others.
+
+    A method that shares backbones and keeps heads then keeps what `personal` says: FedPer on low-rank adapters with
+    personal="lora_b|^head" is FedSA-LoRA. The head need not be the model's last step, so there are no features: a
+    method that uses them as vectors, such as FedPAC, is refused when it runs.
+
+    Args:
+      model: any model without batch normalization in training.
+      personal: searched for in the paths of the parameters, "backbone/fc2/lora_b" or "head/kernel".
+
+    Returns:
+      The model; its parameters are {"backbone": {path: leaf}, "head": {path: leaf}}.
+
+    Raises:
+      InvalidInput: personal is no regular expression, or it finds no parameter, or all; the model has running
+        statistics that its training changes.
+
+    Example:
+      >>> import jax
+      >>> from pfl_jax import models
+      >>> from pfl_jax.networks import split
+      >>> model = split.split(models.mlp((64,), 10), personal="fc2/bias|^head")
+      >>> sorted(jax.eval_shape(model.init, jax.random.key(0))["head"])
+      ['backbone/fc2/bias', 'head/bias', 'head/kernel']
+
+    Reference:
+      Guo, Zeng, Wang, Wang, Wang, Qu. Selective Aggregation for Low-Rank Adaptation in Federated Learning. ICLR 2025,
+      Section 4 (FedSA-LoRA).
+    """
+    pattern = pattern_of("personal", personal)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    keyed, structure = jax.tree.flatten_with_path(shapes)
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in keyed]
+    own = [path for path in paths if pattern.search(path)]
+    if not own or len(own) == len(paths):
+        raise InvalidInput(
+            f"personal {personal!r} finds {'all' if own else 'none'} of the parameters: {', '.join(paths)}"
+        )
+
+    def init(key):
+        leaves = dict(zip(paths, jax.tree.leaves(model.init(key)), strict=True))
+        return {
+            "backbone": {path: leaf for path, leaf in leaves.items() if path not in own},
+            "head": {path: leaves[path] for path in own},
+        }
+
+    def joined(backbone: Backbone, head: Head) -> Params:
+        leaves = backbone | head
+        return structure.unflatten(leaves[path] for path in paths)
+
+    def batch_features(backbone, x, mask, key):
+        return Unfinished((backbone, x, mask, key)), {}
+
+    def classify(head, features):
+        if not isinstance(features, Unfinished):
+            raise InvalidInput(NO_FEATURES)
+        backbone, x, *training = features.parts
+        params = joined(backbone, head)
+        if not training or model.batch_features is None:
+            return model.apply(params, x)
+        return model.classify(params["head"], model.batch_features(params["backbone"], x, *training)[0])
+
+    return model._replace(
+        init=init,
+        features=lambda backbone, x: Unfinished((backbone, x)),
+        classify=classify,
+        num_features=0,
+        batch_features=None if model.batch_features is None else batch_features,
+    )
+
+
+def pattern_of(name: str, text: str) -> re.Pattern[str]:
+    """Regular expression of an argument with this name; InvalidInput if it is none."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise InvalidInput(f"{name} {text!r} is no regular expression: {error}") from None
+
+
+@jax.tree_util.register_pytree_node_class
+class Unfinished:
+    """What stands in the place of features [B, d] until `Model.classify` knows the other parameters.
+
+    Args:
+      parts: the backbone and the inputs; in training the mask and the key too.
+    """
+
+    def __init__(self, parts: PyTree):
+        self.parts = parts
+
+    def tree_flatten(self) -> tuple[PyTree, None]:
+        return self.parts, None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, parts: PyTree) -> "Unfinished":
+        return cls(parts)
