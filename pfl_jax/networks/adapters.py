@@ -7,7 +7,7 @@ kernel for each client.
 """
 
 import math
-import re
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -19,6 +19,7 @@ from pfl_jax.base import Backbone, Model, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frozen import Frozen
 from pfl_jax.networks import layers
+from pfl_jax.networks.split import pattern_of
 
 
 class Site(NamedTuple):
@@ -37,15 +38,17 @@ class Site(NamedTuple):
 
 
 class Adapter(NamedTuple):
-    """What is added to the output of a layer.
+    """What is done to the output of a layer.
 
     Attributes:
-      init: (key, Site) -> parameters, with which the layer's output is what it was.
+      init: (key, Site) -> dictionary of trained parameters.
       apply: (parameters, layer, Site, inputs, outputs) -> new outputs of the layer.
+      fixed: Site -> dictionary of frozen parameters, which `apply` gets beside the trained ones.
     """
 
-    init: Callable[[PRNGKey, Site], PyTree]
+    init: Callable[[PRNGKey, Site], dict[str, jax.Array]]
     apply: Callable[[PyTree, nn.Module, Site, jax.Array, jax.Array], jax.Array]
+    fixed: Callable[[Site], dict[str, jax.Array]] = lambda site: {}
 
 
 def lora(
@@ -55,6 +58,7 @@ def lora(
     rank: int = 8,
     alpha: float = 16.0,
     targets: str = "query|value",
+    frozen_a: PRNGKey | None = None,
     input_dtype: Any = jnp.float32,
     frozen_dtype: Any = jnp.float32,
 ) -> Model:
@@ -70,11 +74,14 @@ def lora(
       rank: r, columns of A and rows of B.
       alpha: scale of the adapters, times rank.
       targets: regular expression that is searched for in the paths of layers, such as "encoder/layer_5/query".
+      frozen_a: key of the A if these stay as they are drawn, and clients train the B alone (FFA-LoRA): then the mean of
+        the clients' adapters is exactly that of their merged kernels. None trains both.
       input_dtype: int32 for tokens.
       frozen_dtype: of the frozen parameters, float32 or bfloat16.
 
     Returns:
-      The model; its backbone has {"lora_a": [inputs, r], "lora_b": [r, outputs]} at the path of each layer.
+      The model; its backbone has {"lora_a": [inputs, r], "lora_b": [r, outputs]} at the path of each layer. A third,
+      "residual" [inputs, outputs], is added to the frozen kernel where a method puts one there.
 
     Raises:
       InvalidInput: targets is no regular expression, or no layer that can have an adapter matches it; rank is below 1.
@@ -88,26 +95,109 @@ def lora(
       {'fc2': {'lora_a': (64, 2), 'lora_b': (2, 32)}}
 
     Reference:
-      Hu et al. LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022, Equation 3.
+      Hu et al. LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022, Equation 3. Sun, Li, Li, Ding. Improving
+      LoRA in Privacy-Preserving Federated Learning. ICLR 2024, Section 3 (FFA-LoRA).
     """
     if rank < 1:
         raise InvalidInput(f"rank must be at least 1, not {rank}")
 
+    def draw(key, site):
+        bound = 1 / math.sqrt(math.prod(site.inputs))
+        return {"lora_a": jax.random.uniform(key, (math.prod(site.inputs), rank), minval=-bound, maxval=bound)}
+
     def init(key, site):
-        inputs, outputs = math.prod(site.inputs), math.prod(site.outputs)
-        bound = 1 / math.sqrt(inputs)
-        return {
-            "lora_a": jax.random.uniform(key, (inputs, rank), minval=-bound, maxval=bound),
-            "lora_b": jnp.zeros((rank, outputs)),
-        }
+        trained = {} if frozen_a is not None else draw(key, site)
+        return trained | {"lora_b": jnp.zeros((rank, math.prod(site.outputs)))}
 
     def apply(adapter, layer, site, x, y):
         low = _contract(layer, site, x, adapter["lora_a"])
-        return y + (alpha / rank) * (low @ adapter["lora_b"]).reshape(y.shape)
+        y += (alpha / rank) * (low @ adapter["lora_b"]).reshape(y.shape)
+        return y + _contract(layer, site, x, adapter["residual"]).reshape(y.shape) if "residual" in adapter else y
+
+    def fixed(site):
+        return {} if frozen_a is None else draw(jax.random.fold_in(frozen_a, _number(site.path)), site)
+
+    adapter = Adapter(init, apply, fixed)
+    return adapted(model, input_shape, adapter, targets, input_dtype=input_dtype, frozen_dtype=frozen_dtype)
+
+
+def bottleneck(
+    model: Model,
+    input_shape: Sequence[int],
+    *,
+    size: int = 16,
+    targets: str = "attention_output|output",
+    input_dtype: Any = jnp.float32,
+    frozen_dtype: Any = jnp.float32,
+) -> Model:
+    """Model whose backbone is small perceptrons after layers: y + gelu(y D) U for the outputs y of a frozen layer.
+
+    D is uniform as in `lora`, U is zero.
+
+    Args:
+      size: of the hidden layer, columns of D and rows of U.
+      model, input_shape, targets, input_dtype, frozen_dtype: see `lora`.
+
+    Raises:
+      InvalidInput: see `lora`; size is below 1.
+
+    Reference:
+      Houlsby et al. Parameter-Efficient Transfer Learning for NLP. ICML 2019, Section 2.1, without biases.
+    """
+    if size < 1:
+        raise InvalidInput(f"size must be at least 1, not {size}")
+
+    def init(key, site):
+        width = site.outputs[-1]
+        bound = 1 / math.sqrt(width)
+        down = jax.random.uniform(key, (width, size), minval=-bound, maxval=bound)
+        return {"down": down, "up": jnp.zeros((size, width))}
+
+    def apply(adapter, layer, site, x, y):
+        return y + nn.gelu(y @ adapter["down"]) @ adapter["up"]
 
     return adapted(
         model, input_shape, Adapter(init, apply), targets, input_dtype=input_dtype, frozen_dtype=frozen_dtype
     )
+
+
+def prompts(
+    model: Model,
+    input_shape: Sequence[int],
+    *,
+    tokens: int = 8,
+    after: str = "embeddings",
+    input_dtype: Any = jnp.int32,
+    frozen_dtype: Any = jnp.float32,
+) -> Model:
+    """Model whose backbone is the states of some tokens that are put before those of every example.
+
+    They are drawn from a normal distribution with deviation 0.02.
+
+    Args:
+      tokens: number of them, p.
+      after: regular expression that finds the one part of the network whose outputs [B, T, d] become [B, p + T, d].
+      model, input_shape, input_dtype, frozen_dtype: see `lora`. What follows must take any number of tokens, as the
+        encoder of `pfl_jax.networks.pretrained.bert` does.
+
+    Raises:
+      InvalidInput: `after` finds no part, or several; tokens is below 1.
+
+    Reference:
+      Lester, Al-Rfou, Constant. The Power of Scale for Parameter-Efficient Prompt Tuning. EMNLP 2021, Section 2.
+    """
+    if tokens < 1:
+        raise InvalidInput(f"tokens must be at least 1, not {tokens}")
+
+    def init(key, site):
+        return {"tokens": 0.02 * jax.random.normal(key, (tokens, *site.outputs))}
+
+    def apply(adapter, layer, site, x, y):
+        before = jnp.broadcast_to(adapter["tokens"], (len(y), *adapter["tokens"].shape))
+        return jnp.concatenate([before.astype(y.dtype), y], axis=1)
+
+    whole = Adapter(init, apply), f"(^|/)({after})$"
+    return adapted(model, input_shape, *whole, input_dtype=input_dtype, frozen_dtype=frozen_dtype, of_parts=True)
 
 
 def adapted(
@@ -118,27 +208,30 @@ def adapted(
     *,
     input_dtype: Any = jnp.float32,
     frozen_dtype: Any = jnp.float32,
+    of_parts: bool = False,
 ) -> Model:
     """Model whose backbone is the adapters of some layers; the model's own backbone is frozen.
 
     Args:
       adapter: what each layer gets.
+      of_parts: whether the one part of the network that `targets` finds gets it, of any kind, in place of layers.
       model, input_shape, targets, input_dtype, frozen_dtype: see `lora`.
 
     Raises:
       InvalidInput: see `lora`.
     """
-    try:
-        pattern = re.compile(targets)
-    except re.error as error:
-        raise InvalidInput(f"targets {targets!r} is no regular expression: {error}") from None
+    pattern = pattern_of("targets", targets)
     backbone = jax.jit(lambda key: model.init(key)["backbone"])(jax.random.key(0))
-    every = _sites(model, backbone, jax.ShapeDtypeStruct((2, *input_shape), input_dtype))
+    called = _called if of_parts else _method
+    every = _sites(model, backbone, jax.ShapeDtypeStruct((2, *input_shape), input_dtype), called)
     sites = {path: site for path, site in every.items() if pattern.search("/".join(path))}
-    if not sites:
+    if not sites or (of_parts and len(sites) > 1):
         names = ", ".join("/".join(path) for path in every) or "none"
-        raise InvalidInput(f"targets {targets!r} matches no layer that can have an adapter; there are {names}")
-    frozen = Frozen(jax.tree.map(lambda leaf: leaf.astype(frozen_dtype), backbone))
+        wanted = "one part of the network" if of_parts else "a layer that can have an adapter"
+        raise InvalidInput(f"targets {targets!r} must find {wanted}; there are {names}")
+    fixed = _nested({path: adapter.fixed(site) for path, site in sites.items()})
+    base = jax.tree.map(lambda leaf: leaf.astype(frozen_dtype), backbone)
+    frozen = Frozen({"base": base, "adapters": fixed})
 
     def init(key):
         head_key, key = jax.random.split(key)
@@ -148,8 +241,9 @@ def adapted(
 
     def batch_features(backbone, x, mask=None, key=None):
         del mask  # Statistics of batch normalization are frozen.
-        with nn.intercept_methods(_adapting(adapter, sites, backbone)):
-            base = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), frozen.read())
+        values = frozen.read()
+        with nn.intercept_methods(_adapting(adapter, sites, backbone, values["adapters"], called)):
+            base = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), values["base"])
             if model.batch_features is None:
                 return model.features(base, x), {}
             return cast(Any, model.batch_features)(base, x, None, key)[0], {}
@@ -162,18 +256,24 @@ def adapted(
     )
 
 
-def _adapting(adapter: Adapter, sites: dict[tuple[str, ...], Site], backbone: Backbone) -> Any:
-    """Interceptor of Flax calls that applies the adapters in `backbone` to their layers."""
+def _adapting(
+    adapter: Adapter,
+    sites: dict[tuple[str, ...], Site],
+    backbone: Backbone,
+    fixed: PyTree,
+    called: Callable[[nn.Module], str | None],
+) -> Any:
+    """Interceptor of Flax calls that applies the adapters in `backbone`, and their frozen part, to their layers."""
 
     def intercept(call, args, kwargs, context):
         output = call(*args, **kwargs)
         site = sites.get(context.module.path)
-        if site is None or context.method_name != _method(context.module):
+        if site is None or context.method_name != called(context.module):
             return output
-        own = backbone
+        own, constant = backbone, fixed
         for name in site.path:
-            own = own[name]
-        return adapter.apply(own, context.module, site, args[0], output)
+            own, constant = own[name], constant[name]
+        return adapter.apply(constant | own, context.module, site, args[0], output)
 
     return intercept
 
@@ -187,19 +287,33 @@ def _method(layer: nn.Module) -> str | None:
     return "__call__" if isinstance(layer, nn.Dense | nn.DenseGeneral | nn.Conv | nn.Embed) else None
 
 
-def _sites(model: Model, backbone: Backbone, inputs: jax.ShapeDtypeStruct) -> dict[tuple[str, ...], Site]:
-    """All layers of a backbone that can have an adapter, by path."""
+def _called(part: nn.Module) -> str:
+    """Method of any part of a network."""
+    return "__call__"
+
+
+def _number(path: tuple[str, ...]) -> int:
+    """Number of a layer that does not depend on which other layers have adapters."""
+    return zlib.crc32("/".join(path).encode())
+
+
+def _sites(
+    model: Model, backbone: Backbone, inputs: jax.ShapeDtypeStruct, called: Callable[[nn.Module], str | None]
+) -> dict[tuple[str, ...], Site]:
+    """All layers of a backbone that can have an adapter, or all its parts, by path."""
     found: dict[tuple[str, ...], Site] = {}
 
     def record(call, args, kwargs, context):
-        layer = context.module
-        if context.method_name == _method(layer) and layer.path:
+        layer, output = context.module, call(*args, **kwargs)
+        if context.method_name == called(layer) and layer.path:
             kernel = layer.get_variable("params", "embedding" if isinstance(layer, nn.Embed) else "kernel")
             # The head has no parameters here.
             if kernel is not None:
                 outputs = len(layer.features) if isinstance(layer.features, tuple) else 1
                 found[layer.path] = Site(layer.path, kernel.shape[:-outputs], kernel.shape[-outputs:])
-        return call(*args, **kwargs)
+            elif called is _called and hasattr(output, "shape"):
+                found[layer.path] = Site(layer.path, (), output.shape[-1:])
+        return output
 
     with nn.intercept_methods(record):
         # A new function: JAX remembers the trace of one that it has seen, and would call no layer.

@@ -41,7 +41,10 @@ class BertConfig(NamedTuple):
 
 
 class BertEmbeddings(nn.Module):
-    """Sum of the embeddings of tokens, positions and the first segment, normalized: [B, T] -> [B, T, d]."""
+    """Sum of the embeddings of tokens, positions and the first segment, normalized: [B, T] -> [B, T, d].
+
+    Those of padding are zeros.
+    """
 
     config: BertConfig
 
@@ -51,7 +54,8 @@ class BertEmbeddings(nn.Module):
         words = nn.Embed(config.vocabulary, config.width, name="words")(tokens)
         positions = nn.Embed(config.positions, config.width, name="positions")(jnp.arange(tokens.shape[-1]))
         segment = nn.Embed(2, config.width, name="segments")(jnp.zeros((), jnp.int32))
-        return nn.LayerNorm(config.epsilon, name="norm")(words + positions + segment)
+        states = nn.LayerNorm(config.epsilon, name="norm")(words + positions + segment)
+        return jnp.where(tokens[..., None] > 0, states, 0.0)
 
 
 class BertLayer(nn.Module):
@@ -93,12 +97,8 @@ class BertEncoder(nn.Module):
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         config = self.config
-        if self.first == 0:
-            tokens = inputs.astype(jnp.int32)
-            states = BertEmbeddings(config, name="embeddings")(tokens)
-            is_word = tokens > 0
-        else:
-            states, is_word = inputs, jnp.any(inputs != 0, axis=-1)
+        states = BertEmbeddings(config, name="embeddings")(inputs.astype(jnp.int32)) if self.first == 0 else inputs
+        is_word = jnp.any(states != 0, axis=-1)
         for index in range(self.first, config.layers if self.last is None else self.last):
             states = BertLayer(config, name=f"layer_{index}")(states, is_word)
         return jnp.where(is_word[..., None], states, 0.0)

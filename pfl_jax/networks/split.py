@@ -81,7 +81,12 @@ def split(model: Model, *, personal: str) -> Model:
 
 
 def pattern_of(name: str, text: str) -> re.Pattern[str]:
-    """Regular expression of an argument with this name; InvalidInput if it is none."""
+    """Regular expression of an argument, InvalidInput if it is none.
+
+    Args:
+      name: of the argument.
+      text: the expression.
+    """
     try:
         return re.compile(text)
     except re.error as error:

@@ -56,7 +56,7 @@ def test_a_model_with_adapters_is_the_network_at_first_and_then_the_merged_one(n
     model, shape, dtype = NETWORKS[name]
     adapted = lora(model, shape, rank=2, alpha=6.0, targets=".", input_dtype=dtype)
     backbone, x = adapted.init(jax.random.key(0))["backbone"], inputs(name)
-    base = adapted.frozen.read()
+    base = adapted.frozen.read()["base"]
     np.testing.assert_array_equal(adapted.features(backbone, x), model.features(base, x))
     backbone = moved(backbone)
     wanted = model.features(merged(base, backbone, 3.0), x)
