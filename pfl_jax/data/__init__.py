@@ -16,6 +16,7 @@ from pfl_jax.data.own_files import from_file
 from pfl_jax.data.partition import PARTITIONS, Partition
 from pfl_jax.data.sources import Dataset, load
 from pfl_jax.data.specs import SPECS
+from pfl_jax.data.texts import fortunes
 
 __all__ = [
     "PARTITIONS",
@@ -28,6 +29,7 @@ __all__ = [
     "client_data",
     "federate",
     "federate_runs",
+    "fortunes",
     "from_arrays",
     "from_clients",
     "from_file",

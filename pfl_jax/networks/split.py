@@ -1,6 +1,7 @@
 """Another split of a model's parameters into what clients share and what each keeps, by their paths."""
 
 import re
+from dataclasses import dataclass
 
 import jax
 
@@ -93,20 +94,13 @@ def pattern_of(name: str, text: str) -> re.Pattern[str]:
         raise InvalidInput(f"{name} {text!r} is no regular expression: {error}") from None
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Unfinished:
     """What stands in the place of features [B, d] until `Model.classify` knows the other parameters.
 
-    Args:
+    Attributes:
       parts: the backbone and the inputs; in training the mask and the key too.
     """
 
-    def __init__(self, parts: PyTree):
-        self.parts = parts
-
-    def tree_flatten(self) -> tuple[PyTree, None]:
-        return self.parts, None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, parts: PyTree) -> "Unfinished":
-        return cls(parts)
+    parts: PyTree
