@@ -156,9 +156,8 @@ def bottleneck(
     def apply(adapter, layer, site, x, y):
         return y + nn.gelu(y @ adapter["down"]) @ adapter["up"]
 
-    return adapted(
-        model, input_shape, Adapter(init, apply), targets, input_dtype=input_dtype, frozen_dtype=frozen_dtype
-    )
+    kinds = {"input_dtype": input_dtype, "frozen_dtype": frozen_dtype}
+    return adapted(model, input_shape, Adapter(init, apply), targets, called=_called_layer, **kinds)
 
 
 def prompts(
@@ -176,12 +175,13 @@ def prompts(
 
     Args:
       tokens: number of them, p.
-      after: regular expression that finds the one part of the network whose outputs [B, T, d] become [B, p + T, d].
+      after: path of the part of the network whose outputs [B, T, d] become [B, p + T, d], or its end; a regular
+        expression.
       model, input_shape, input_dtype, frozen_dtype: see `lora`. What follows must take any number of tokens, as the
         encoder of `pfl_jax.networks.pretrained.bert` does.
 
     Raises:
-      InvalidInput: `after` finds no part, or several; tokens is below 1.
+      InvalidInput: there is no such part; tokens is below 1.
 
     Reference:
       Lester, Al-Rfou, Constant. The Power of Scale for Parameter-Efficient Prompt Tuning. EMNLP 2021, Section 2.
@@ -196,8 +196,8 @@ def prompts(
         before = jnp.broadcast_to(adapter["tokens"], (len(y), *adapter["tokens"].shape))
         return jnp.concatenate([before.astype(y.dtype), y], axis=1)
 
-    whole = Adapter(init, apply), f"(^|/)({after})$"
-    return adapted(model, input_shape, *whole, input_dtype=input_dtype, frozen_dtype=frozen_dtype, of_parts=True)
+    targets, kinds = f"(^|/)({after})$", {"input_dtype": input_dtype, "frozen_dtype": frozen_dtype}
+    return adapted(model, input_shape, Adapter(init, apply), targets, called=_called_part, **kinds)
 
 
 def adapted(
@@ -208,13 +208,14 @@ def adapted(
     *,
     input_dtype: Any = jnp.float32,
     frozen_dtype: Any = jnp.float32,
-    of_parts: bool = False,
+    called: "Callable[[nn.Module], str | None] | None" = None,
 ) -> Model:
     """Model whose backbone is the adapters of some layers; the model's own backbone is frozen.
 
     Args:
       adapter: what each layer gets.
-      of_parts: whether the one part of the network that `targets` finds gets it, of any kind, in place of layers.
+      called: layer, or any part of the network -> name of the method whose outputs get the adapter; None for a layer
+        that cannot have one. By default what multiplies by a layer's kernel, before its bias.
       model, input_shape, targets, input_dtype, frozen_dtype: see `lora`.
 
     Raises:
@@ -222,13 +223,12 @@ def adapted(
     """
     pattern = pattern_of("targets", targets)
     backbone = jax.jit(lambda key: model.init(key)["backbone"])(jax.random.key(0))
-    called = _called if of_parts else _method
+    called = _multiplied if called is None else called
     every = _sites(model, backbone, jax.ShapeDtypeStruct((2, *input_shape), input_dtype), called)
     sites = {path: site for path, site in every.items() if pattern.search("/".join(path))}
-    if not sites or (of_parts and len(sites) > 1):
+    if not sites:
         names = ", ".join("/".join(path) for path in every) or "none"
-        wanted = "one part of the network" if of_parts else "a layer that can have an adapter"
-        raise InvalidInput(f"targets {targets!r} must find {wanted}; there are {names}")
+        raise InvalidInput(f"targets {targets!r} matches no layer that can have an adapter; there are {names}")
     fixed = _nested({path: adapter.fixed(site) for path, site in sites.items()})
     base = jax.tree.map(lambda leaf: leaf.astype(frozen_dtype), backbone)
     frozen = Frozen({"base": base, "adapters": fixed})
@@ -278,8 +278,8 @@ def _adapting(
     return intercept
 
 
-def _method(layer: nn.Module) -> str | None:
-    """Method of a layer whose result gets the adapter; None for layers that cannot have one."""
+def _multiplied(layer: nn.Module) -> str | None:
+    """Method of a layer that multiplies by its kernel; None for layers without one."""
     if isinstance(layer, layers.Dense):
         return "multiply"
     if isinstance(layer, layers.ConvBlock):
@@ -287,8 +287,13 @@ def _method(layer: nn.Module) -> str | None:
     return "__call__" if isinstance(layer, nn.Dense | nn.DenseGeneral | nn.Conv | nn.Embed) else None
 
 
-def _called(part: nn.Module) -> str:
-    """Method of any part of a network."""
+def _called_layer(layer: nn.Module) -> str | None:
+    """Method that calls a layer with a kernel; None for others."""
+    return None if _multiplied(layer) is None else "__call__"
+
+
+def _called_part(part: nn.Module) -> str:
+    """Method that calls any part of a network."""
     return "__call__"
 
 
@@ -311,7 +316,7 @@ def _sites(
             if kernel is not None:
                 outputs = len(layer.features) if isinstance(layer.features, tuple) else 1
                 found[layer.path] = Site(layer.path, kernel.shape[:-outputs], kernel.shape[-outputs:])
-            elif called is _called and hasattr(output, "shape"):
+            elif _multiplied(layer) is None and hasattr(output, "shape"):
                 found[layer.path] = Site(layer.path, (), output.shape[-1:])
         return output
 

@@ -8,7 +8,7 @@ import pytest
 
 from pfl_jax import models, networks
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks.adapters import lora
+from pfl_jax.networks.adapters import bottleneck, lora, prompts
 
 
 class Layers(nn.Module):
@@ -113,3 +113,85 @@ def test_wrong_targets_and_ranks_are_one_line(options, words):
         lora(model, shape, **options)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_frozen_a_is_drawn_once_and_only_b_is_trained():
+    """FFA-LoRA: the mean of clients' adapters is the adapter of the mean of their merged kernels."""
+    model, shape, _ = NETWORKS["mlp"]
+    adapted = lora(model, shape, rank=2, alpha=6.0, targets="fc1|fc2", frozen_a=jax.random.key(5))
+    first, second = (adapted.init(jax.random.key(seed))["backbone"] for seed in (0, 1))
+    assert set(first["fc1"]) == {"lora_b"}
+    fixed = adapted.frozen.read()
+    a = fixed["adapters"]["fc2"]["lora_a"]
+    clients = [jax.tree.map(lambda leaf, seed=seed: leaf + seed, first) for seed in (0.1, -0.3)]
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / 2, *clients)
+    kernels = [fixed["base"]["fc2"]["kernel"] + 3.0 * a @ one["fc2"]["lora_b"] for one in clients]
+    np.testing.assert_allclose(
+        fixed["base"]["fc2"]["kernel"] + 3.0 * a @ mean["fc2"]["lora_b"], sum(kernels) / 2, rtol=1e-6, atol=1e-6
+    )
+    # The same A for the same key, whichever other layers have adapters, and another one for another key.
+    alone = lora(model, shape, rank=2, targets="fc2", frozen_a=jax.random.key(5)).frozen.read()["adapters"]
+    np.testing.assert_array_equal(alone["fc2"]["lora_a"], a)
+    other = lora(model, shape, rank=2, targets="fc2", frozen_a=jax.random.key(6)).frozen.read()["adapters"]
+    assert not np.allclose(other["fc2"]["lora_a"], a)
+    x = inputs("mlp")
+    both = lora(model, shape, rank=2, alpha=6.0, targets="fc1|fc2")
+    whole = {name: fixed["adapters"][name] | clients[0][name] for name in ("fc1", "fc2")}
+    np.testing.assert_allclose(adapted.features(clients[0], x), both.features(whole, x), rtol=1e-6)
+    del second
+
+
+def test_a_residual_is_added_to_the_frozen_kernel():
+    for name, (model, shape, dtype) in NETWORKS.items():
+        adapted = lora(model, shape, rank=2, alpha=6.0, targets=".", input_dtype=dtype)
+        backbone, x = moved(adapted.init(jax.random.key(0))["backbone"]), inputs(name)
+        base = adapted.frozen.read()["base"]
+
+        def with_residual(tree, kernel):
+            if "lora_a" in tree:
+                wide = tree["lora_a"].shape[0], tree["lora_b"].shape[1]
+                return tree | {"residual": kernel * jnp.ones(wide)}
+            return {part: with_residual(one, kernel) for part, one in tree.items()}
+
+        def with_more(base, tree):
+            if "lora_a" in tree:
+                leaf = "embedding" if "embedding" in base else "kernel"
+                return dict(base) | {leaf: base[leaf] + 0.01}
+            return {part: with_more(one, tree[part]) if part in tree else one for part, one in base.items()}
+
+        got = adapted.features(with_residual(backbone, 0.01), x)
+        wanted = model.features(merged(with_more(base, backbone), backbone, 3.0), x)
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_bottleneck_adapters_are_perceptrons_after_layers():
+    model, shape, _ = NETWORKS["mlp"]
+    adapted = bottleneck(model, shape, size=3, targets="fc1")
+    backbone, x = adapted.init(jax.random.key(0))["backbone"], inputs("mlp")
+    base = adapted.frozen.read()["base"]
+    np.testing.assert_array_equal(adapted.features(backbone, x), model.features(base, x))
+    own = moved(backbone)["fc1"]
+    states = x @ base["fc1"]["kernel"] + base["fc1"]["bias"]
+    states = jax.nn.relu(states + nn.gelu(states @ own["down"]) @ own["up"])
+    wanted = jax.nn.relu(states @ base["fc2"]["kernel"] + base["fc2"]["bias"])
+    np.testing.assert_allclose(adapted.features({"fc1": own}, x), wanted, rtol=1e-4, atol=1e-5)
+
+
+class Means(nn.Module):
+    """Mean of embedded tokens, for any number of them."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3, name="head")(nn.Embed(20, 8, name="embeddings")(x).mean(1))
+
+
+def test_prompts_are_states_before_those_of_the_tokens():
+    model = networks.from_flax(Means(), (7,), 3, input_dtype=jnp.int32)
+    adapted = prompts(model, (7,), tokens=2)
+    backbone, x = adapted.init(jax.random.key(0))["backbone"], inputs("layers")
+    assert backbone["embeddings"]["tokens"].shape == (2, 8)
+    states = adapted.frozen.read()["base"]["embeddings"]["embedding"][x]
+    wanted = (backbone["embeddings"]["tokens"].sum(0) + states.sum(1)) / 9
+    np.testing.assert_allclose(adapted.features(backbone, x), wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(InvalidInput, match="there are embeddings"):
+        prompts(model, (7,), after="layers")
