@@ -11,7 +11,8 @@ from pfl_jax.methods import METHODS
 WHOLE = {
     *("fedavg", "fedavg_ft", "fedprox", "fedprox_ft", "moon", "feddyn", "per_fedavg", "fedper", "fedbn", "lg_fedavg"),
     *("fedrep", "fedbabu", "fedrod", "feddbe", "fedcp", "gpfl", "knn_per", "apfl", "pfedme", "ditto", "fedem", "floco"),
-    *("fedem_ft", "fedala", "cd2pfed", "fedas_cd2", "fedas", "pfedfda", "fedpac_proto"),
+    *("fedem_ft", "fedala", "cd2pfed", "fedas_cd2", "fedas", "pfedfda", "fedpac_proto", "feddpa"),
+    "fedex_lora",
 }
 """Methods whose every `Mean` is trained from what the client received."""
 
@@ -20,6 +21,8 @@ PARTS = {
     "scaffold": {"params"},
     # Class means are single arrays.
     "fedpac": {"backbone"},
+    # Each adapter is a mean of its own.
+    "hetlora": {"head"},
     "fedproto_g": set(),
 }
 """The others with a `Mean` -> names of the parts that are."""

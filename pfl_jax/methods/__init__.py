@@ -27,9 +27,11 @@ from pfl_jax.methods.fedbn import fedbn as fedbn
 from pfl_jax.methods.fedcac import fedcac as fedcac
 from pfl_jax.methods.fedcp import fedcp as fedcp
 from pfl_jax.methods.feddbe import feddbe as feddbe
+from pfl_jax.methods.feddpa import feddpa as feddpa
 from pfl_jax.methods.feddyn import feddyn as feddyn
 from pfl_jax.methods.fedem import fedem as fedem
 from pfl_jax.methods.fedem_ft import fedem_ft as fedem_ft
+from pfl_jax.methods.fedex_lora import fedex_lora as fedex_lora
 from pfl_jax.methods.fedfomo import fedfomo as fedfomo
 from pfl_jax.methods.fedgh import fedgh as fedgh
 from pfl_jax.methods.fedpac import fedpac as fedpac
@@ -44,6 +46,7 @@ from pfl_jax.methods.fedrod import fedrod as fedrod
 from pfl_jax.methods.fedtgp import fedtgp as fedtgp
 from pfl_jax.methods.floco import floco as floco
 from pfl_jax.methods.gpfl import gpfl as gpfl
+from pfl_jax.methods.hetlora import hetlora as hetlora
 from pfl_jax.methods.hypcluster import hypcluster as hypcluster
 from pfl_jax.methods.knn_per import knn_per as knn_per
 from pfl_jax.methods.lg_fedavg import lg_fedavg as lg_fedavg
@@ -105,6 +108,9 @@ METHODS: dict[str, Callable[..., Method]] = {
     "pfedfda": pfedfda,
     "fedas": fedas,
     "fedas_cd2": fedas_cd2,
+    "feddpa": feddpa,
+    "fedex_lora": fedex_lora,
+    "hetlora": hetlora,
 }
 """name -> factory(model, training: LocalTraining, **hyper-parameters) -> Method
 

@@ -38,15 +38,18 @@ def checked(factory: Callable[Arguments, Method], *, version: int = 1) -> Callab
 
 
 @overload
-def checked(*, version: int) -> Callable[[Callable[Arguments, Method]], Callable[Arguments, Method]]: ...
+def checked(
+    *, version: int = 1, adapters: bool = False
+) -> Callable[[Callable[Arguments, Method]], Callable[Arguments, Method]]: ...
 
 
-def checked(factory: Any = None, *, version: int = 1) -> Any:
+def checked(factory: Any = None, *, version: int = 1, adapters: bool = False) -> Any:
     """Decorate a factory so that it checks its arguments first, see `pfl_jax.hyper_parameters`.
 
     Args:
       factory: a factory whose keyword-only arguments have annotations.
       version: number that is raised when the method's results change beyond rounding, see `version_of`.
+      adapters: whether the method is for models with low-rank adapters, see `is_for_adapters`.
 
     Returns:
       The factory, which raises InvalidInput for what is no model, for a recipe that is no `LocalTraining`, for a
@@ -54,7 +57,7 @@ def checked(factory: Any = None, *, version: int = 1) -> Any:
       refuses it.
     """
     if factory is None:
-        return functools.partial(checked, version=version)
+        return functools.partial(checked, version=version, adapters=adapters)
 
     @functools.wraps(factory)
     def with_checks(model: Any, training: Any = None, **values: Any) -> Method:
@@ -69,13 +72,18 @@ def checked(factory: Any = None, *, version: int = 1) -> Any:
             raise InvalidInput(f"{factory.__name__} cannot train with dp_clip: {made.privacy.refused}")
         return made._replace(work=LocalWork(model, recipe.batch_size, recipe.drop_last, recipe.local_steps is not None))
 
-    vars(with_checks)["version"] = version
+    vars(with_checks).update(version=version, adapters=adapters)
     return with_checks
 
 
 def version_of(factory: Callable[..., Method]) -> int:
     """Version of the results of a factory's methods: those of one version agree up to rounding."""
     return vars(factory)["version"]
+
+
+def is_for_adapters(factory: Callable[..., Method]) -> bool:
+    """Whether a factory's methods are for models with low-rank adapters, and another method without."""
+    return vars(function_of(factory)).get("adapters", False)
 
 
 def unchecked(factory: Callable[Arguments, Method]) -> Callable[Arguments, Method]:

@@ -81,7 +81,7 @@ def lora(
 
     Returns:
       The model; its backbone has {"lora_a": [inputs, r], "lora_b": [r, outputs]} at the path of each layer. A third,
-      "residual" [inputs, outputs], is added to the frozen kernel where a method puts one there.
+      "residual" [inputs, outputs], is added to A B where a method puts one there.
 
     Raises:
       InvalidInput: targets is no regular expression, or no layer that can have an adapter matches it; rank is below 1.
@@ -110,9 +110,10 @@ def lora(
         return trained | {"lora_b": jnp.zeros((rank, math.prod(site.outputs)))}
 
     def apply(adapter, layer, site, x, y):
-        low = _contract(layer, site, x, adapter["lora_a"])
-        y += (alpha / rank) * (low @ adapter["lora_b"]).reshape(y.shape)
-        return y + _contract(layer, site, x, adapter["residual"]).reshape(y.shape) if "residual" in adapter else y
+        update = _contract(layer, site, x, adapter["lora_a"]) @ adapter["lora_b"]
+        if "residual" in adapter:
+            update += _contract(layer, site, x, adapter["residual"])
+        return y + (alpha / rank) * update.reshape(y.shape)
 
     def fixed(site):
         return {} if frozen_a is None else draw(jax.random.fold_in(frozen_a, _number(site.path)), site)

@@ -52,6 +52,12 @@ from pfl_jax.primitives.losses import loss_of_features as loss_of_features
 from pfl_jax.primitives.losses import negative_log_likelihood as negative_log_likelihood
 from pfl_jax.primitives.losses import proximal as proximal
 from pfl_jax.primitives.losses import supervised_loss as supervised_loss
+from pfl_jax.primitives.low_rank import adapter_product as adapter_product
+from pfl_jax.primitives.low_rank import adapter_squared_norm as adapter_squared_norm
+from pfl_jax.primitives.low_rank import find_adapters as find_adapters
+from pfl_jax.primitives.low_rank import is_adapter as is_adapter
+from pfl_jax.primitives.low_rank import map_adapters as map_adapters
+from pfl_jax.primitives.low_rank import mix_adapters as mix_adapters
 from pfl_jax.primitives.metrics import Summary as Summary
 from pfl_jax.primitives.metrics import before_aggregation as before_aggregation
 from pfl_jax.primitives.metrics import no_scores as no_scores

@@ -18,7 +18,7 @@ from pfl_jax.messages import is_mean, is_summed
 from pfl_jax.methods.factories import hyper_parameters
 from pfl_jax.primitives.tree import choose, gather
 from pfl_jax.testing.comparison import LOOSE, TOLERANCE, assert_close, kinds, rows
-from pfl_jax.testing.problems import permute_clients, tiny_model
+from pfl_jax.testing.problems import permute_clients
 from pfl_jax.testing.subject import Subject, play
 
 
@@ -260,7 +260,7 @@ def check_learning(subject: Subject, accuracy: float = 0.85) -> None:
         personal = method.personalize(jax.random.key(0), server, client, client_data(data, 1, "train"))
         return method.predict(personal, x)
 
-    model = tiny_model(subject.task)
+    model = subject.model
     wanted = jax.eval_shape(lambda key: model.apply(model.init(key), x), jax.random.key(0))
     found = jax.eval_shape(predict, last.server, rows(last.clients, 1))
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), f"predict gives {found.dtype}{found.shape}"

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Method, State
+from pfl_jax.base import Method, Model, State
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.engine import simulate
 from pfl_jax.engine.build import Engine
@@ -23,17 +23,26 @@ class Subject:
     Args:
       factory: of the method, as those of `pfl_jax.METHODS`.
       task: of the problem, one of `pfl_jax.tasks.TASKS`.
+      model: for the problem's inputs [2, 3, 1] and three classes; None for a perceptron.
       **values: hyper-parameters in place of the problem's own and the factory's defaults.
     """
 
-    def __init__(self, factory: Callable[..., Method], *, task: Task = CLASSIFICATION, **values: Any):
+    def __init__(
+        self,
+        factory: Callable[..., Method],
+        *,
+        task: Task = CLASSIFICATION,
+        model: Model | None = None,
+        **values: Any,
+    ):
         self.factory, self.task, self.values = factory, task, HYPER_PARAMETERS | values
+        self.model: Model = tiny_model(task) if model is None else model
         self.traces: int = 0
         self._engines: dict[tuple[int, bool], Engine] = {}
 
     def build(self, **changes: Any) -> Method:
         """The method, with changes of its hyper-parameters where some are given."""
-        return make_method(self.factory, tiny_model(self.task), **self.values | changes)
+        return make_method(self.factory, self.model, **self.values | changes)
 
     def compiled(self, chunk: int = 1, *, shared: bool = False) -> Engine:
         """Compiled engine; it counts in `traces` how often a round is traced.
@@ -62,7 +71,7 @@ class Subject:
         Args:
           pad: extra padding of every index table.
         """
-        return tiny_federation(pad=pad, task=self.task)
+        return tiny_federation(pad=pad, task=self.task).with_frozen(self.model.frozen)
 
     @property
     def loss(self) -> str:

@@ -71,6 +71,10 @@ NUMBERS = {
     # A trace goes up besides.
     "fedas": (THETA + 1, THETA),
     "fedas_cd2": (MODEL, MODEL),
+    # The tiny model has no adapters.
+    "feddpa": (MODEL, MODEL),
+    "fedex_lora": (MODEL, MODEL),
+    "hetlora": (MODEL, MODEL),
 }
 
 

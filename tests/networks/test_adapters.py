@@ -156,7 +156,7 @@ def test_a_residual_is_added_to_the_frozen_kernel():
         def with_more(base, tree):
             if "lora_a" in tree:
                 leaf = "embedding" if "embedding" in base else "kernel"
-                return dict(base) | {leaf: base[leaf] + 0.01}
+                return dict(base) | {leaf: base[leaf] + 0.03}
             return {part: with_more(one, tree[part]) if part in tree else one for part, one in base.items()}
 
         got = adapted.features(with_residual(backbone, 0.01), x)

@@ -1,0 +1,95 @@
+"""Federated averaging of low-rank adapters whose products are averaged exactly (Singhal et al. 2025)."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
+from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.primitives.aggregation import mean_by_size, size_weights, weighted_mean
+from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.primitives.losses import supervised_loss
+from pfl_jax.primitives.low_rank import RESIDUAL, A, B, adapter_product, find_adapters, map_adapters
+from pfl_jax.primitives.tree import merge, split
+
+
+class ExactParams(NamedTuple):
+    """A model with adapters, and what is added to the frozen kernels beside them.
+
+    Attributes:
+      params: adapters A, B, and the head.
+      residuals: R [inputs, outputs] of each adapter, in the order of `pfl_jax.primitives.find_adapters`.
+    """
+
+    params: Params
+    residuals: list[jax.Array]
+
+
+@checked(adapters=True)
+def fedex_lora(model: Model, training: LocalTraining = LocalTraining()) -> Method:
+    """FedEx-LoRA: FedAvg of low-rank adapters, and the error of averaging A and B apart goes into the frozen kernels.
+
+        (A_i, B_i, phi_i) = E epochs of SGD from (A, B, phi), with kernels W + R + A B
+        A = sum_i beta_i A_i,   B = sum_i beta_i B_i,   R <- R + sum_i beta_i A_i B_i - A B
+
+    so that W + R + A B is exactly the mean of the clients' kernels. On a model without adapters it is FedAvg.
+
+    Args:
+      training: recipe of local training.
+
+    Returns:
+      A `Method` with an `ExactParams` as server state and no client state.
+
+    Info:
+      residual: norm of all residuals after the round.
+
+    Reference:
+      Singhal, Ponkshe, Vepakomma. FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning of Foundation
+      Models. ACL 2025, Section 4.
+
+    Deviations:
+      Clients are weighted by their numbers of examples, as in FedAvg; the paper averages equally. A client receives R
+      as matrices; the paper sends the last change of R as factors of rank M r.
+    """
+    loss = supervised_loss(model)
+
+    def whole(exact):
+        following = iter(exact.residuals)
+        backbone, head = split(exact.params)
+        return merge(map_adapters(lambda adapter: adapter | {RESIDUAL: next(following)}, backbone), head)
+
+    def init_server(key):
+        params = model.init(key)
+        sizes = [(one[A].shape[0], one[B].shape[1]) for one in find_adapters(params["backbone"])]
+        return ExactParams(params, [jnp.zeros(size) for size in sizes])
+
+    def train(key, server, client, data):
+        def with_residuals(params, batch, key):
+            return loss(whole(server._replace(params=params)), batch, key)
+
+        params = training.fit(key, server.params, data, with_residuals)
+        message = merge(params["backbone"], mean_by_size(params["head"], data))
+        return LocalResult((), message, server._replace(params=params))
+
+    def aggregate(key, server, clients, messages, cohort):
+        weights, (sent, head) = size_weights(cohort.counts), split(messages)
+        backbone = weighted_mean(weights, sent)
+
+        def moved(residual, rows, mean):
+            exact = jnp.einsum("m,mir,mro->io", weights, rows[A], rows[B], precision="highest")
+            return residual + exact - adapter_product(mean)
+
+        residuals = list(map(moved, server.residuals, find_adapters(sent), find_adapters(backbone)))
+        norm = jnp.sqrt(sum((jnp.sum(one**2) for one in residuals), jnp.zeros(())))
+        return ExactParams(merge(backbone, head.value), residuals), clients, {"residual": norm}
+
+    return Method(
+        init_server=init_server,
+        init_client=lambda key, server, data: (),
+        local=train,
+        aggregate=aggregate,
+        personalize=lambda key, server, client, data: server,
+        predict=lambda personal, inputs: model.apply(whole(personal), inputs),
+        privacy=Privacy(training.most_passes, (SIZE,)),
+    )

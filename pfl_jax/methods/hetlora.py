@@ -1,0 +1,114 @@
+"""Low-rank adapters of a rank of its own on each client (Cho et al. 2024)."""
+
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.base import LocalResult, Mean, Method, Model, Privacy
+from pfl_jax.hyper_parameters import Count, Fraction, NotNegative
+from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.primitives.aggregation import mean_by_size
+from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.primitives.losses import supervised_loss
+from pfl_jax.primitives.low_rank import A, B, adapter_squared_norm, find_adapters, is_adapter, map_adapters
+from pfl_jax.primitives.tree import merge, split
+
+
+@checked(adapters=True)
+def hetlora(
+    model: Model,
+    training: LocalTraining = LocalTraining(),
+    *,
+    min_rank: Count = 1,
+    gamma: Fraction = 0.99,
+    lam: NotNegative = 0.005,
+) -> Method:
+    """HetLoRA: each client has the first r_i of the adapters' r ranks, and gives up the last ones that stay small.
+
+        A_i = A[:, :r_i],  B_i = B[:r_i],  with r_i drawn from min_rank to r
+        (A_i, B_i, phi_i) = E epochs of SGD on CE + lambda s_i
+        s_i = sum over adapters of ||A_i[:, t:]|| ||B_i[t:]||,  t = gamma r_i
+        r_i <- t, but at least min_rank, if s_i is less than before the training
+        A = sum_i p_i A_i,  B = sum_i p_i B_i,  padded with zeros;  p_i = ||A_i B_i|| / sum_j ||A_j B_j||
+
+    p_i is of each adapter's own. On a model without adapters it is FedAvg.
+
+    Args:
+      training: recipe of local training.
+      min_rank: smallest rank of a client.
+      gamma: share of a client's ranks that it never gives up in one round; their number is rounded down.
+      lam: strength lambda of the penalty on the last ranks.
+
+    Returns:
+      A `Method` with the global model as server state and a client's rank r_i, int32, as client state.
+
+    Info:
+      rank: [M], rank of each client after the round.
+
+    Reference:
+      Cho, Liu, Xu, Fahrezi, Joshi. Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models. EMNLP
+      2024, Section 3.
+
+    Deviations:
+      The paper fixes the clients' first ranks by their devices; here they are drawn. The head, which is no adapter, is
+      averaged by the numbers of examples.
+    """
+    loss = supervised_loss(model)
+
+    def largest_rank(backbone):
+        return max((one[B].shape[-2] for one in find_adapters(backbone)), default=1)
+
+    def truncated(params, rank):
+        backbone, head = split(params)
+        return merge(map_adapters(lambda one: _ranks(one, 0, rank), backbone), head)
+
+    def last_ranks(params, rank):
+        # The norm of no ranks at all, zero, has no gradient.
+        ends = [_ranks(one, jnp.floor(gamma * rank), rank) for one in find_adapters(params["backbone"])]
+        norms = [jnp.sqrt(jnp.sum(one[A] ** 2) * jnp.sum(one[B] ** 2) + 1e-12) for one in ends]
+        return sum(norms, jnp.zeros(()))
+
+    def init_client(key, server, data):
+        largest = largest_rank(server["backbone"])
+        return jax.random.randint(key, (), min(min_rank, largest), largest + 1)
+
+    def train(key, server, rank, data):
+        start = truncated(server, rank)
+
+        def penalized(params, batch, key):
+            value, statistics = loss(params, batch, key)
+            return value + lam * last_ranks(params, rank), statistics
+
+        params = training.fit(key, start, data, penalized)
+        fewer = jnp.maximum(jnp.floor(gamma * rank), min_rank).astype(jnp.int32)
+        rank = jnp.where(last_ranks(params, rank) < last_ranks(start, rank), jnp.minimum(fewer, rank), rank)
+        params = truncated(params, rank)
+
+        def sent(part):
+            if not is_adapter(part):
+                return mean_by_size(part, data)
+            # Before any training all norms are zero, and then all clients count alike.
+            return Mean(part, jnp.sqrt(adapter_squared_norm(part)) + 1e-12)
+
+        backbone = jax.tree.map(sent, params["backbone"], is_leaf=is_adapter)
+        return LocalResult(rank, merge(backbone, mean_by_size(params["head"], data)), params)
+
+    def aggregate(key, server, clients, messages, cohort):
+        values = jax.tree.map(lambda mean: mean.value, messages, is_leaf=lambda part: isinstance(part, Mean))
+        return values, clients, {"rank": clients}
+
+    return Method(
+        init_server=model.init,
+        init_client=init_client,
+        local=train,
+        aggregate=aggregate,
+        personalize=lambda key, server, client, data: truncated(server, client),
+        predict=model.apply,
+        privacy=Privacy(training.most_passes, (SIZE, "norm of an adapter: weight of the client in its mean")),
+    )
+
+
+def _ranks(adapter, start, end):
+    """An adapter in which the ranks outside [start, end) are zeros."""
+    ranks = jnp.arange(adapter[B].shape[0])
+    inside = (ranks >= start) & (ranks < end)
+    return {A: jnp.where(inside, adapter[A], 0.0), B: jnp.where(inside[:, None], adapter[B], 0.0)}

@@ -1,0 +1,84 @@
+"""Low-rank adapters in a tree of parameters: the pairs A [inputs, r] and B [r, outputs] of `pfl_jax.networks.adapters`.
+
+An adapter is a dictionary {"lora_a": A, "lora_b": B}; A B is what it adds to a kernel, up to the scale of its model.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.base import PyTree
+
+A, B, RESIDUAL = "lora_a", "lora_b", "residual"
+"""Names in an adapter; the residual [inputs, outputs] is added to A B."""
+
+
+def is_adapter(tree: PyTree) -> bool:
+    """Whether `tree` is one adapter with both an A and a B."""
+    return isinstance(tree, Mapping) and A in tree and B in tree
+
+
+def map_adapters(fn: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyTree:
+    """Copy of a tree of parameters in which fn has been applied to each adapter, and all else is as it was.
+
+    Args:
+      fn: (adapter of tree, the same place in each other tree) -> what stands in its place.
+      tree: parameters.
+      others: trees with the same paths down to the adapters.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import low_rank
+      >>> params = {"fc1": {"lora_a": jnp.ones((3, 2)), "lora_b": jnp.ones((2, 4))}, "bias": 0.0}
+      >>> low_rank.map_adapters(lambda adapter: adapter["lora_a"].shape, params)
+      {'bias': 0.0, 'fc1': (3, 2)}
+    """
+
+    def mapped(one, *rest):
+        return fn(one, *rest) if is_adapter(one) else one
+
+    return jax.tree.map(mapped, tree, *others, is_leaf=is_adapter)
+
+
+def find_adapters(tree: PyTree) -> list[dict[str, jax.Array]]:
+    """All adapters of a `tree` of parameters, in the order of `map_adapters`."""
+    return [one for one in jax.tree.leaves(tree, is_leaf=is_adapter) if is_adapter(one)]
+
+
+def adapter_product(adapter: Mapping[str, jax.Array]) -> jax.Array:
+    """A B of an `adapter`, [inputs, outputs]."""
+    return jnp.matmul(adapter[A], adapter[B], precision="highest")
+
+
+def adapter_squared_norm(adapter: Mapping[str, jax.Array]) -> jax.Array:
+    """Squared Frobenius norm of A B of an `adapter`, without computing the product: trace (A' A) (B B')."""
+    gram = [jnp.matmul(*pair, precision="highest") for pair in ((adapter[A].T, adapter[A]), (adapter[B], adapter[B].T))]
+    return jnp.maximum(jnp.sum(gram[0] * gram[1]), 0.0)
+
+
+def mix_adapters(share: jax.Array | float, left: PyTree, right: PyTree) -> PyTree:
+    """Parameters whose adapters add share A_l B_l + (1 - share) A_r B_r, of twice the rank; all else is interpolated.
+
+    Args:
+      share: of the left parameters.
+      left: parameters.
+      right: parameters with the same adapters.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import low_rank
+      >>> one = {"lora_a": jnp.array([[1.0]]), "lora_b": jnp.array([[2.0]])}
+      >>> other = {"lora_a": jnp.array([[3.0]]), "lora_b": jnp.array([[1.0]])}
+      >>> print(low_rank.adapter_product(low_rank.mix_adapters(0.25, one, other)))
+      [[2.75]]
+    """
+
+    def mixture(one, other):
+        if not is_adapter(one):
+            return share * one + (1 - share) * other
+        b = jnp.concatenate([share * one[B], (1 - share) * other[B]])
+        return {A: jnp.concatenate([one[A], other[A]], axis=1), B: b}
+
+    return jax.tree.map(mixture, left, right, is_leaf=is_adapter)

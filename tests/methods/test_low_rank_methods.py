@@ -1,0 +1,220 @@
+"""FedEx-LoRA, HetLoRA and FedDPA: their equations in float64 NumPy, and FedAvg as their limit without adapters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pfl_jax import LocalTraining, Settings, methods, models, run
+from pfl_jax.data.federated import client_data
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
+from pfl_jax.methods.factories import is_for_adapters
+from pfl_jax.networks import adapters, split
+from pfl_jax.primitives.losses import supervised_loss
+from pfl_jax.streams import PERSONAL_MODEL
+from pfl_jax.testing.problems import SHAPE, tiny_federation, tiny_model
+
+TRAINING = LocalTraining(lr=0.1, batch_size=8, epochs=2)
+RANK, SCALE = 3, 2.0
+
+
+def adapted(rank=RANK):
+    """A perceptron with adapters on both layers of its backbone."""
+    return adapters.lora(models.mlp(SHAPE, 3, hidden=(6, 5)), SHAPE, rank=rank, alpha=SCALE * rank, targets="fc")
+
+
+def played(factory, rounds=2, model=None, **options):
+    method = factory(adapted() if model is None else model, TRAINING, **options)
+    return method, list(run(method, tiny_federation(), Settings(rounds=rounds), jax.random.key(0)))
+
+
+def double(tree):
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
+
+
+NAMES = [name for name, factory in METHODS.items() if is_for_adapters(factory)]
+
+
+def test_the_methods_for_adapters_say_so():
+    assert NAMES == ["feddpa", "fedex_lora", "hetlora"]
+
+
+@pytest.mark.parametrize("name", ["fedex_lora", "hetlora"])
+def test_without_adapters_they_are_fedavg(name):
+    _, own = played(METHODS[name], model=tiny_model())
+    _, base = played(methods.fedavg, model=tiny_model())
+    got = own[-1].state.server
+    got = got.params if name == "fedex_lora" else got
+    for left, right in zip(jax.tree.leaves(got), jax.tree.leaves(base[-1].state.server), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+
+
+# FedEx-LoRA
+
+
+def kernels(base, params, residuals=None):
+    """W + R + s A B of the layers fc1 and fc2, in float64."""
+    found = []
+    for index, name in enumerate(("fc1", "fc2")):
+        own, kernel = double(params["backbone"][name]), double(base[name]["kernel"])
+        residual = 0.0 if residuals is None else double(residuals[index])
+        found.append(kernel + SCALE * (own["lora_a"] @ own["lora_b"] + residual))
+    return found
+
+
+def test_fedex_lora_averages_the_kernels_exactly():
+    model = adapted()
+    method, results = played(methods.fedex_lora, rounds=3, model=model)
+    base, federation = model.frozen.read()["base"], tiny_federation()
+    before, after = results[1].state, results[2].state
+    weights = np.asarray(federation.train_count) / np.asarray(federation.train_count).sum()
+    key = jax.random.fold_in(before.key, 2)
+    sent = []
+    for client in range(4):
+        local = method.local(
+            jax.random.fold_in(key, client), before.server, (), client_data(federation, client, "train")
+        )
+        sent.append(kernels(base, local.personal.params, local.personal.residuals))
+    wanted = [sum(w * own[layer] for w, own in zip(weights, sent, strict=True)) for layer in range(2)]
+    got = kernels(base, after.server.params, after.server.residuals)
+    apart = kernels(base, after.server.params, before.server.residuals)
+    for layer in range(2):
+        np.testing.assert_allclose(got[layer], wanted[layer], rtol=1e-5, atol=1e-6)
+        # Without the residual of this round it would not be.
+        assert np.abs(apart[layer] - wanted[layer]).max() > 1e-5
+    # And the model computes with these kernels.
+    x = jnp.ones((2, *SHAPE))
+    states = np.ones((2, 6))
+    for layer, name in enumerate(("fc1", "fc2")):
+        states = np.maximum(states @ got[layer] + double(base[name]["bias"]), 0)
+    head = double(after.server.params["head"])
+    np.testing.assert_allclose(
+        method.predict(after.server, x), states @ head["kernel"] + head["bias"], rtol=1e-4, atol=1e-5
+    )
+
+
+# HetLoRA
+
+
+def test_hetlora_truncates_weighs_by_norms_and_keeps_ranks():
+    method, results = played(methods.hetlora, rounds=3, lam=0.0)
+    federation = tiny_federation()
+    before, after = results[1].state, results[2].state
+    ranks = np.asarray(before.clients)
+    assert set(ranks) <= {1, 2, 3}
+    assert len(set(ranks)) > 1
+    sent = []
+    key = jax.random.fold_in(before.key, 2)
+    for client, rank in enumerate(ranks):
+        local = method.local(
+            jax.random.fold_in(key, client), before.server, rank, client_data(federation, client, "train")
+        )
+        own = double(local.personal["backbone"])
+        for name in ("fc1", "fc2"):
+            # Ranks that a client does not have stay zero through its training.
+            assert not own[name]["lora_a"][:, rank:].any()
+            assert not own[name]["lora_b"][rank:].any()
+        sent.append(own)
+    for name in ("fc1", "fc2"):
+        norms = np.array([np.linalg.norm(own[name]["lora_a"] @ own[name]["lora_b"]) for own in sent])
+        for part in ("lora_a", "lora_b"):
+            wanted = sum(norm * own[name][part] for norm, own in zip(norms / norms.sum(), sent, strict=True))
+            got = after.server["backbone"][name][part]
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_hetlora_gives_up_last_ranks_that_the_penalty_makes_small():
+    _, free = played(methods.hetlora, rounds=3, lam=0.0, min_rank=1, gamma=0.5)
+    _, small = played(methods.hetlora, rounds=3, lam=5.0, min_rank=1, gamma=0.5)
+    assert np.asarray(small[-1].state.clients).sum() < np.asarray(free[-1].state.clients).sum()
+    _, least = played(methods.hetlora, rounds=3, lam=5.0, min_rank=3, gamma=0.5)
+    assert (np.asarray(least[-1].state.clients) == 3).all()
+
+
+def test_hetlora_s_penalty_is_the_product_of_the_norms_of_the_last_ranks():
+    """One step of plain gradient descent on one batch of all examples, with and without the penalty."""
+    model, federation = adapted(), tiny_federation()
+    recipe = LocalTraining(lr=0.1, batch_size=64, epochs=1, momentum=0.0, weight_decay=0.0)
+    base = methods.hetlora(model, recipe, lam=0.0, gamma=0.5)
+    server = base.init_server(jax.random.key(0))
+    server["backbone"] = jax.tree.map(
+        lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(1), leaf.shape), server["backbone"]
+    )
+    data = client_data(federation, 1, "train")
+    stepped = [
+        double(
+            methods.hetlora(model, recipe, lam=lam, gamma=0.5, min_rank=3)
+            .local(jax.random.key(2), server, 3, data)
+            .message
+        )
+        for lam in (0.0, 0.7)
+    ]
+    for name in ("fc1", "fc2"):
+        own = double(server["backbone"][name])
+        a, b = own["lora_a"][:, 1:3], own["lora_b"][1:3]
+        step = 0.1 * 0.7 * a * np.linalg.norm(b) / np.linalg.norm(a)
+        free, penalized = (one["backbone"][name].value["lora_a"] for one in stepped)
+        np.testing.assert_allclose((free - penalized)[:, 1:3], step, rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose((free - penalized)[:, :1], 0, atol=1e-6)
+
+
+# FedDPA
+
+
+def test_feddpa_s_global_model_is_fedavg_s():
+    _, own = played(methods.feddpa)
+    _, base = played(methods.fedavg)
+    for left, right in zip(jax.tree.leaves(own[-1].state.server), jax.tree.leaves(base[-1].state.server), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-7)
+
+
+def test_feddpa_mixes_the_adapters_for_each_input_by_its_cosines():
+    model, federation = adapted(), tiny_federation()
+    method, results = played(methods.feddpa, model=model, scale=0.8, references=3)
+    state, data = results[-1].state, client_data(tiny_federation(), 1, "train")
+    client = jax.tree.map(lambda leaf: leaf[1], state.clients)
+    personal = method.personalize(jax.random.key(0), state.server, client, data)
+    x = client_data(federation, 1, "test").x[:4]
+    base, own, shared = model.frozen.read()["base"], double(client), double(state.server)
+
+    def layers(inputs, alpha):
+        states = np.asarray(inputs, np.float64).reshape(len(inputs), -1)
+        for name in ("fc1", "fc2"):
+            update = sum(
+                share * one["backbone"][name]["lora_a"] @ one["backbone"][name]["lora_b"]
+                for share, one in ((alpha, own), (1 - alpha, shared))
+            )
+            kernel = double(base[name]["kernel"]) + SCALE * update
+            states = np.maximum(states @ kernel + double(base[name]["bias"]), 0)
+        return states
+
+    def cosine(left, right):
+        return left @ right / np.linalg.norm(left) / np.linalg.norm(right)
+
+    references, features = layers(data.x[:3], 1.0), layers(x, 1.0)
+    for row in range(4):
+        alpha = 0.8 * np.mean([cosine(features[row], one) for one in references])
+        head = {part: alpha * own["head"][part] + (1 - alpha) * shared["head"][part] for part in ("kernel", "bias")}
+        wanted = layers(x[row : row + 1], alpha) @ head["kernel"] + head["bias"]
+        np.testing.assert_allclose(method.predict(personal, x)[row : row + 1], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_feddpa_with_all_weight_on_its_own_adapter_trains_it_alone():
+    """With share 1 the own parameters are those of a client that trains for itself, from the same start."""
+    method, results = played(methods.feddpa, rounds=1, share=1.0)
+    _, alone = played(methods.feddpa, rounds=1, share=0.5)
+    federation, model = tiny_federation(), adapted()
+    start = method.init_server(jax.random.key(4))
+    data = client_data(federation, 1, "train")
+    own = method.local(jax.random.key(3), start, start, data).client
+    wanted = TRAINING.fit(jax.random.fold_in(jax.random.key(3), PERSONAL_MODEL), start, data, supervised_loss(model))
+    for left, right in zip(jax.tree.leaves(own), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
+    differs = jax.tree.map(lambda a, b: np.abs(a - b).max(), results[0].state.clients, alone[0].state.clients)
+    assert max(jax.tree.leaves(differs)) > 1e-3
+
+
+def test_feddpa_needs_features():
+    with pytest.raises(InvalidInput, match="has none"):
+        methods.feddpa(split(adapted(), personal="lora_b"), TRAINING)
