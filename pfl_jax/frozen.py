@@ -1,12 +1,14 @@
 """Frozen parameters: what no training changes, held once and given to compiled programs as an argument."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+
+from pfl_jax.errors import InvalidInput
 
 
 @jax.tree_util.register_dataclass
@@ -38,3 +40,23 @@ class Frozen:
             yield
         finally:
             self.bound.reset(token)
+
+
+def bound(needed: Frozen | None, given: Frozen | None) -> AbstractContextManager[None]:
+    """Context in which a model's frozen parameters are those that a compiled program has as an argument.
+
+    Args:
+      needed: those of the model.
+      given: those of the federation.
+
+    Raises:
+      InvalidInput: the federation has none, and the model does.
+    """
+    if given is not None:
+        return given.bind()
+    if needed is not None:
+        raise InvalidInput(
+            "the model has frozen parameters, which would be compiled in as constants: give the engine the federation "
+            "as federation.with_frozen(model.frozen)"
+        )
+    return nullcontext()

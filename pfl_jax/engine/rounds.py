@@ -5,7 +5,6 @@ the cohort of round r has a stream of its own. A result therefore does not depen
 where a run was interrupted, and two methods see the same cohorts.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pfl_jax.engine.cohort import RoundSettings, attackers, evaluated_clients, l
 from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
 from pfl_jax.engine.store import Federation, Places
 from pfl_jax.errors import InvalidInput
+from pfl_jax.frozen import bound
 from pfl_jax.messages import join, split
 from pfl_jax.primitives.metrics import no_scores, score
 from pfl_jax.primitives.tree import all_finite, choose, gather, scatter
@@ -103,7 +103,7 @@ class Stages:
     def init_server(self, data: Federation, key: PRNGKey) -> PyTree:
         """The server's state before the first round."""
         method, num_clients = at_round(self.method, 0), data.num_clients
-        with bound(method, data):
+        with bound(method.frozen, data.frozen):
             server = method.init_server(fold_in(fold_in(key, INITIALIZATION), num_clients))
         survey = method.survey
         if survey is None:
@@ -291,7 +291,7 @@ class Stages:
         def one(arguments, client):
             data, shared, attacks = arguments
             data, (index, *rows) = data.on_device(), client
-            with bound(method, data):
+            with bound(method.frozen, data.frozen):
                 return fn(self._of_client(method, attacks, data, index), data, shared, index, *rows)
 
         mesh, chunk = data.mesh or self.mesh, self.settings.chunk
@@ -312,22 +312,6 @@ def _deployed(
     server, key, rounds = shared
     own_key = fold_in(fold_in(fold_in(key, EVALUATION), rounds), client)
     return method.personalize(own_key, server, state, client_data(data, client, "train"))
-
-
-def bound(method: Method, data: Federation) -> contextlib.AbstractContextManager[None]:
-    """Context in which the model's frozen parameters are those of the federation, an argument of compiled programs.
-
-    Raises:
-      InvalidInput: the federation has none, and the model does.
-    """
-    if data.frozen is not None:
-        return data.frozen.bind()
-    if method.frozen is not None:
-        raise InvalidInput(
-            "the model has frozen parameters, which would be compiled in as constants: give the engine the federation "
-            "as federation.with_frozen(model.frozen)"
-        )
-    return contextlib.nullcontext()
 
 
 def replicated(mesh: Mesh | None) -> NamedSharding | None:
