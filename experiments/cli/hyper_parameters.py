@@ -1,31 +1,32 @@
 """A method's hyper-parameters as options, from its factory's signature and docstring, and their schedules."""
 
-import dataclasses
-import difflib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import optax
-from docstring_parser.google import DEFAULT_SECTIONS, GoogleParser, Section, SectionType
 
-from experiments.cli.options import Options, flag, option_words
-from experiments.cli.own_code import is_own, label, method_factory, option_kind
-from experiments.cli.parser import TRAINING_HYPER_PARAMETERS, argument
+from experiments.cli.docstrings import entries
+from experiments.cli.options import KINDS, flag, option_words
+from experiments.cli.own_code import is_own, method_factory, option_kind
+from experiments.cli.parser import Option
 from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import ReadWith, notes_of
-from pfl_jax.methods.factories import RECIPES, annotations, arguments, default_training, function_of, recipes_of
+from pfl_jax.hyper_parameters import ReadWith, hint, notes_of, parts, range_of
+from pfl_jax.methods.factories import RECIPES, annotations, arguments, function_of, hyper_parameters, recipes_of
 from pfl_jax.primitives.local_training import LocalTraining
 
+TRAINING_HYPER_PARAMETERS = ("lr", "momentum", "weight_decay", "batch_size", "epochs")
+"""Hyper-parameters of `LocalTraining` for which methods and presets have their own defaults."""
 
-def method_config(name: str) -> type:
-    """Frozen dataclass of a method's hyper-parameters, from its factory's signature and docstring.
 
-    It has a field, with type, default and help text, for each keyword-only argument of the factory, for those of the
-    recipes of wrappers that apply to it, and for the hyper-parameters of local training in TRAINING_HYPER_PARAMETERS.
+def method_options(name: str) -> dict[str, Option]:
+    """Hyper-parameters of a method as options, from the signatures and docstrings of its factory and of recipes.
+
+    They are the keyword-only arguments of the factory, TRAINING_HYPER_PARAMETERS, and the fields of the recipes of
+    wrappers that apply to it.
 
     Args:
       name: a key of METHODS, or FILE.py:NAME.
@@ -34,69 +35,55 @@ def method_config(name: str) -> type:
       InvalidInput: the file cannot be used, or one of its method's options has the name of another option.
     """
     # A file may have changed since.
-    return _config(name) if is_own(name) else _known_config(name)
+    return _options(name) if is_own(name) else _known_options(name)
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """Hyper-parameters of a method, see `method_options`, with their defaults."""
+    return {option.name: option.default for option in method_options(name).values()}
 
 
 @functools.cache
-def _known_config(name: str) -> type:
-    return _config(name)
+def _known_options(name: str) -> dict[str, Option]:
+    return _options(name)
 
 
-def _config(name: str) -> type:
+def _options(name: str) -> dict[str, Option]:
     factory = method_factory(name)
-    recipes = recipes_of(factory)
-    taken = _COMMON.union(*({field.name for field in dataclasses.fields(recipe)} for recipe in recipes))
-    summary, texts = _documented(function_of(factory))
-    fields = []
-    for parameter in arguments(factory).values():
-        if is_own(name) and parameter.name in taken:
-            taken_already = f"{flag(parameter.name)} is an option of every experiment already; give it another name"
-            raise InvalidInput(f"--method {name}: {taken_already}")
-        kind = argument(option_kind(name, parameter), texts.get(parameter.name, ""))
-        fields.append((parameter.name, kind, dataclasses.field(default=parameter.default)))
-    training = default_training(factory)
-    _, texts = _documented(LocalTraining)
-    for field in TRAINING_HYPER_PARAMETERS:
-        value = getattr(training, field)
-        fields.append((field, argument(type(value), texts[field]), dataclasses.field(default=value)))
+    own, recipes = arguments(factory), recipes_of(factory)
+    kinds, values = annotations(factory), hyper_parameters(factory)
+    texts = entries(LocalTraining, "Attributes")
     for recipe in recipes:
-        _, texts = _documented(recipe)
-        kinds = get_type_hints(recipe)
-        for field in dataclasses.fields(recipe):
-            kind = argument(kinds[field.name], texts[field.name])
-            fields.append((field.name, kind, dataclasses.field(default=field.default)))
-    config = dataclasses.make_dataclass("MethodOptions", fields, frozen=True)
-    config.__doc__ = summary or label(name)
-    return config
-
-
-_COMMON = frozenset(field.name for field in dataclasses.fields(Options))
-
-
-def _documented(entity: Any) -> tuple[str | None, dict[str, str]]:
-    """First line of a docstring, and the descriptions of its arguments or attributes by name."""
-    found = _DOCSTRINGS.parse(entity.__doc__ or "")
-    return found.short_description, {parameter.arg_name: parameter.description or "" for parameter in found.params}
-
-
-_DOCSTRINGS = GoogleParser([*DEFAULT_SECTIONS, Section("Info", "info", SectionType.MULTIPLE)])
+        texts |= entries(recipe, "Attributes")
+    texts |= entries(function_of(factory), "Args")
+    if is_own(name):
+        of_recipes = {field for recipe in recipes for field in get_type_hints(recipe)}
+        if taken := sorted(own.keys() & (KINDS.keys() | of_recipes)):
+            raise InvalidInput(
+                f"--method {name}: {flag(taken[0])} is an option of every experiment already; give it another name"
+            )
+        kinds |= {one.name: option_kind(name, one) for one in own.values()}
+    for one in TRAINING_HYPER_PARAMETERS:
+        # The recipe of a run always has a number, and not an optimizer in its place.
+        kinds[one] = Annotated[type(values[one]), range_of(kinds[one])]
+    others = [one for one in values if one not in own and one not in get_type_hints(LocalTraining)]
+    names = [*own, *TRAINING_HYPER_PARAMETERS, *others]
+    return {one: Option(one, kinds[one], values[one], texts.get(one, "")) for one in names}
 
 
 def documented_info(factory: Callable[..., Method]) -> dict[str, str]:
     """Name -> shape and meaning of a method's `Info`, as the section "Info" of its factory's docstring has them."""
-    found = _DOCSTRINGS.parse(function_of(factory).__doc__ or "")
-    return {part.args[1]: " ".join((part.description or "").split()) for part in found.meta if part.args[0] == "info"}
+    return entries(function_of(factory), "Info")
 
 
 def real_numbers(method: str, values: dict[str, Any]) -> dict[str, float]:
     """Hyper-parameters that can be inputs of a compiled program: those with real type and value.
 
     Args:
-      method: its name, as in `method_config`.
+      method: its name, as in `method_options`.
       values: values of all hyper-parameters of the method.
     """
-    kinds = get_type_hints(method_config(method))
-    real = {name for name, kind in kinds.items() if kind is float or float in get_args(kind)}
+    real = {name for name, option in method_options(method).items() if float in parts(option.kind)}
     real -= unread_by_wrappers(values).keys()
     return {name: value for name, value in values.items() if name in real and isinstance(value, float)}
 
@@ -105,7 +92,7 @@ def unread_by_method(method: str, values: dict[str, Any]) -> dict[str, str]:
     """Hyper-parameters that a method does not read with these values -> the option that is the reason.
 
     Args:
-      method: its name, as in `method_config`.
+      method: its name, as in `method_options`.
       values: values of all hyper-parameters of the method.
     """
     return _reasons(values, annotations(method_factory(method)))
@@ -185,10 +172,9 @@ def parse_schedule(text: str) -> Schedule:
     kind, *parameters = rest.split(":")
     name = name.replace("-", "_")
     if not name or not equals or kind not in FORMS:
-        near = difflib.get_close_matches(kind, FORMS, n=1)
         raise InvalidInput(
             f"--schedule is NAME=KIND such as lr=cosine or lam=linear:0:1:20, with the kinds {', '.join(FORMS)}, "
-            f"not {text}{f'; did you mean {near[0]}?' if near else ''}"
+            f"not {text}{hint(kind, FORMS)}"
         )
     allowed = {form.count(":") for form in FORMS[kind]}
     try:

@@ -9,9 +9,9 @@ import pytest
 from interrupts import ask_to_stop
 from rich.console import Console
 
-from experiments.cli import cell, own_code
-from experiments.cli.cell import Cell
+from experiments.cli import own_code, run_command
 from experiments.cli.request import parse
+from experiments.cli.run_command import RunCommand
 from experiments.folder import stored_runs
 from experiments.report.__main__ import main as report
 from experiments.run import run
@@ -90,7 +90,7 @@ def here(tmp_path, monkeypatch):
 def forget():
     """As in a new process."""
     own_code._load.cache_clear()
-    cell._parsed.cache_clear()
+    run_command._parsed.cache_clear()
 
 
 def summary(folder):
@@ -188,17 +188,17 @@ def test_it_goes_on_from_another_folder_but_not_with_another_text(here, tmp_path
 def test_a_finished_run_of_another_text_is_not_taken_for_it(here):
     words = ("--method", "mine.py:slow", *SMALL)
     assert main("digits", [*words, "--out", "run"]) == 0
-    assert inspect(Cell("digits", words), here / "run") == "finished"
+    assert inspect(RunCommand("digits", words), here / "run") == "finished"
     # The folder of the file does not matter.
     (here / "deeper").mkdir()
     (here / "mine.py").rename(here / "deeper/mine.py")
     forget()
     moved = ("--method", "deeper/mine.py:slow", *SMALL)
-    assert inspect(Cell("digits", moved), here / "run") == "finished"
+    assert inspect(RunCommand("digits", moved), here / "run") == "finished"
     (here / "deeper/mine.py").write_text(METHOD.replace("new - old", "2 * (new - old)"))
     forget()
     with pytest.raises(InvalidInput, match=r"made with another text of mine\.py:slow"):
-        inspect(Cell("digits", moved), here / "run")
+        inspect(RunCommand("digits", moved), here / "run")
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from rich.console import Console
 from sklearn.datasets import load_diabetes
 
 from experiments.cli import own_data
-from experiments.cli.cell import Cell
 from experiments.cli.request import parse
+from experiments.cli.run_command import RunCommand
 from experiments.folder import load
 from experiments.report.__main__ import main as report
 from experiments.run import build
@@ -164,10 +164,10 @@ def test_a_loss_takes_the_place_of_the_tasks_own(here, capsys):
     assert main("custom", [*words, "--loss", "own.py:absolute", "--checkpoint-every", "1", "--out", "own"]) == 0
     assert log(here / "own")[-1]["received"]["mean"] < 30_000
     assert load.read_config(here / "own")["own_code"]["loss"]["file"] == str(here / "own.py")
-    cell = Cell("custom", (*words, "--loss", "own.py:absolute"))
+    cell = RunCommand("custom", (*words, "--loss", "own.py:absolute"))
     assert inspect(cell, here / "own") == "finished"
     with pytest.raises(InvalidInput, match=r"holds another run \(--loss own.py:absolute, not None\)"):
-        inspect(Cell("custom", tuple(words)), here / "own")
+        inspect(RunCommand("custom", tuple(words)), here / "own")
     capsys.readouterr()
     (here / "own.py").write_text(f"{OWN}\n# Another text.\n")
     assert main("custom", ["--resume", "own", "--rounds", "3"]) == 2
