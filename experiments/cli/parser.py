@@ -142,9 +142,11 @@ def split(
       module: module of the command.
       description: of the command; None for a command line without --help.
     """
+    options = {name: option for group in groups for name, option in group.options.items()}
+    without_name = [option.argument.metavar for option in options.values() if option.argument.form == "positional"]
     parser = argparse.ArgumentParser(
         prog=f"python -m {module}",
-        usage="%(prog)s [OPTIONS]",
+        usage=" ".join(["%(prog)s [OPTIONS]", *without_name]),
         description=description and _escaped(inspect.cleandoc(description)),
         formatter_class=_Formatter,
         argument_default=argparse.SUPPRESS,
@@ -154,7 +156,6 @@ def split(
     )
     if description is not None:
         parser.add_argument("-h", "--help", action="help", help="Show this help and exit.")
-    options = {name: option for group in groups for name, option in group.options.items()}
     for group in groups:
         place = parser.add_argument_group(f"{group.heading} options", _escaped(group.text)) if group.heading else parser
         for option in group.options.values():
@@ -307,7 +308,8 @@ def choose(name: str, asked: Iterable[str], choices: Iterable[str], where: str =
     choices = list(choices)
     for word in asked:
         if word not in choices:
-            raise InvalidInput(f"unknown {name} '{word}'{where} (there are {', '.join(choices)}){hint(word, choices)}")
+            near = "" if word.isdecimal() else hint(word, choices)
+            raise InvalidInput(f"unknown {name} '{word}'{where} (there are {', '.join(choices)}){near}")
 
 
 def at_least_one(**values: int | None) -> None:

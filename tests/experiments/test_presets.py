@@ -6,7 +6,7 @@ import pytest
 
 from experiments import DATASETS
 from experiments.cli import presets
-from experiments.cli.hyper_parameters import method_config
+from experiments.cli.hyper_parameters import method_options
 from experiments.cli.options import Options
 from experiments.cli.request import assignments, parse
 from experiments.papers import published
@@ -24,7 +24,7 @@ def test_every_experiment_has_a_preset_and_every_value_has_a_taker():
     assert sorted(presets.DEFAULT_PRESET) == sorted(DATASETS) == sorted([*SPECS, "custom"])
     takers = {field.name for field in dataclasses.fields(Options)}
     for method in METHODS:
-        takers |= {field.name for field in dataclasses.fields(method_config(method))}
+        takers |= method_options(method).keys()
     for preset in presets.PRESETS:
         for dataset in presets.DEFAULT_PRESET:
             values = presets.values(preset, dataset, embedded=True)

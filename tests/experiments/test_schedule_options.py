@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from experiments.cli.effects import relevant_options
-from experiments.cli.hyper_parameters import FIRST_ROUND_ONLY, method_config, parse_schedule, real_numbers
+from experiments.cli.hyper_parameters import FIRST_ROUND_ONLY, defaults, parse_schedule, real_numbers
 from experiments.cli.request import parse
 from experiments.run import build
 from experiments.run.command import main
@@ -67,7 +67,7 @@ def test_every_method_takes_a_schedule_of_each_real_number():
     """Built with a traced round: no factory looks at a value while tracing."""
     request, dataset = build.load_data(parse("digits", ["--method", "fedavg"]), Console(quiet=True))
     for name in METHODS:
-        values = vars(method_config(name)())
+        values = defaults(name)
         options = dataclasses.replace(
             request.options,
             method=name,
