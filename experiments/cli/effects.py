@@ -102,13 +102,7 @@ def unread(request: Request) -> dict[str, str]:
 
 
 def notes(request: Request, given: Iterable[str], backend: str) -> list[str]:
-    """Notes about options that are given and have no effect.
-
-    Args:
-      request: the run.
-      given: names of the options that the user gave.
-      backend: JAX's name of it.
-    """
+    """Notes about options of a run that are given and have no effect, on a backend by JAX's name."""
     options, given = request.options, set(given)
     whys = unread_by_method(options.method, request.hyper_parameters)
     whys = {name: f"with {option}" for name, option in whys.items()} | unread(request)

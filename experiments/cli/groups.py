@@ -12,32 +12,20 @@ from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import function_of
 
 SYNONYMS = {
-    "algorithm": "method",
-    "alg": "method",
-    "global_rounds": "rounds",
-    "global_epoch": "rounds",
-    "comm_rounds": "rounds",
-    "local_epochs": "epochs",
-    "local_epoch": "epochs",
-    "local_learning_rate": "lr",
-    "learning_rate": "lr",
-    "join_ratio": "participation",
-    "client_activate_rate": "participation",
-    "frac": "participation",
-    "client_num": "num_clients",
-    "num_users": "num_clients",
-    "client_drop_rate": "drop_rate",
-    "eval_gap": "eval_every",
-    "test_interval": "eval_every",
-    "lbs": "batch_size",
-    "local_batch_size": "batch_size",
-    "alpha": "beta",
-    "dirichlet_alpha": "beta",
-    "gpu": "devices",
-    "device": "devices",
-    "save_folder_name": "out",
+    "method": ("algorithm", "alg"),
+    "rounds": ("global_rounds", "global_epoch", "comm_rounds"),
+    "epochs": ("local_epochs", "local_epoch"),
+    "lr": ("local_learning_rate", "learning_rate"),
+    "participation": ("join_ratio", "client_activate_rate", "frac"),
+    "num_clients": ("client_num", "num_users"),
+    "drop_rate": ("client_drop_rate",),
+    "eval_every": ("eval_gap", "test_interval"),
+    "batch_size": ("lbs", "local_batch_size"),
+    "beta": ("alpha", "dirichlet_alpha"),
+    "devices": ("gpu", "device"),
+    "out": ("save_folder_name",),
 }
-"""Names of options in PFLlib, FL-bench and similar code -> those here."""
+"""Option -> its names in PFLlib, FL-bench and similar code."""
 
 SELECTION = ("method", "preset")
 """Options that determine the defaults of all others; they come last in the method's own group."""
@@ -115,6 +103,7 @@ def unknown_run_option(word: str, options: Mapping[str, Option], method: str) ->
         if owners:
             hint = ", or --beta for the concentration of --partition dirichlet" if head == "--alpha" else ""
             return f"{head} is an option of {listed(owners, 'and')}, not of {method}{hint}"
-        if here := SYNONYMS.get(head.removeprefix("--").replace("-", "_")):
-            return f"unknown option {head}: here it is {flag(here)}"
+        for here, names in SYNONYMS.items():
+            if head in map(flag, names):
+                return f"unknown option {head}: here it is {flag(here)}"
     return unknown_option(word, options)

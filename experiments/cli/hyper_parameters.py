@@ -25,14 +25,8 @@ TRAINING_HYPER_PARAMETERS = ("lr", "momentum", "weight_decay", "batch_size", "ep
 def method_options(name: str) -> dict[str, Option]:
     """Hyper-parameters of a method as options, from the signatures and docstrings of its factory and of recipes.
 
-    They are the keyword-only arguments of the factory, TRAINING_HYPER_PARAMETERS, and the fields of the recipes of
-    wrappers that apply to it.
-
-    Args:
-      name: a key of METHODS, or FILE.py:NAME.
-
-    Raises:
-      InvalidInput: the file cannot be used, or one of its method's options has the name of another option.
+    They are the keyword-only arguments of the factory, which is a key of METHODS or FILE.py:NAME, then
+    TRAINING_HYPER_PARAMETERS, and the fields of the recipes of wrappers that apply to it.
     """
     # A file may have changed since.
     return _options(name) if is_own(name) else _known_options(name)
@@ -68,6 +62,7 @@ def _options(name: str) -> dict[str, Option]:
         kinds[one] = Annotated[type(values[one]), range_of(kinds[one])]
     others = [one for one in values if one not in own and one not in get_type_hints(LocalTraining)]
     names = [*own, *TRAINING_HYPER_PARAMETERS, *others]
+    texts = {one: text[:1].upper() + text[1:] for one, text in texts.items()}
     return {one: Option(one, kinds[one], values[one], texts.get(one, "")) for one in names}
 
 
@@ -77,33 +72,19 @@ def documented_info(factory: Callable[..., Method]) -> dict[str, str]:
 
 
 def real_numbers(method: str, values: dict[str, Any]) -> dict[str, float]:
-    """Hyper-parameters that can be inputs of a compiled program: those with real type and value.
-
-    Args:
-      method: its name, as in `method_options`.
-      values: values of all hyper-parameters of the method.
-    """
+    """Those of all hyper-parameters of a method that can be inputs of a compiled program: with real type and value."""
     real = {name for name, option in method_options(method).items() if float in parts(option.kind)}
     real -= unread_by_wrappers(values).keys()
     return {name: value for name, value in values.items() if name in real and isinstance(value, float)}
 
 
 def unread_by_method(method: str, values: dict[str, Any]) -> dict[str, str]:
-    """Hyper-parameters that a method does not read with these values -> the option that is the reason.
-
-    Args:
-      method: its name, as in `method_options`.
-      values: values of all hyper-parameters of the method.
-    """
+    """Hyper-parameters that a method does not read with the values of all -> the option that is the reason."""
     return _reasons(values, annotations(method_factory(method)))
 
 
 def unread_by_wrappers(values: dict[str, Any]) -> dict[str, str]:
-    """Those of `unread_by_method` that are fields of wrappers' recipes, on which results then do not depend.
-
-    Args:
-      values: values of hyper-parameters of any method, also of one whose file is no longer there.
-    """
+    """Those of `unread_by_method` that are fields of wrappers' recipes, also of a method whose file is gone."""
     found: dict[str, str] = {}
     for recipe in RECIPES:
         found |= _reasons(values, get_type_hints(recipe, include_extras=True))
@@ -132,25 +113,14 @@ FORMS = {
 
 
 class Schedule(NamedTuple):
-    """Factor of a hyper-parameter in each round.
-
-    Attributes:
-      name: name of the hyper-parameter.
-      kind: a key of FORMS.
-      numbers: parameters of the schedule.
-    """
+    """Factor of the hyper-parameter `name` in each round, of a `kind` in FORMS with the parameters `numbers`."""
 
     name: str
     kind: str
     numbers: tuple[float, ...]
 
     def factor(self, index: jax.Array, rounds: int) -> jax.Array:
-        """Factor in a round.
-
-        Args:
-          index: number of the round, from 0; may be traced.
-          rounds: number of rounds of the run.
-        """
+        """Factor in the round with this number, from 0, which may be traced, of a run of so many rounds."""
         if self.kind == "cosine":
             schedule = optax.cosine_decay_schedule(1.0, rounds, *self.numbers)
         elif self.kind == "linear":
@@ -163,11 +133,7 @@ class Schedule(NamedTuple):
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Parse a schedule NAME=KIND:NUMBERS, such as lr=cosine or lam=linear:0:1:20.
-
-    Raises:
-      InvalidInput: the text has another form, or numbers are out of range.
-    """
+    """Parse a schedule NAME=KIND:NUMBERS, such as lr=cosine or lam=linear:0:1:20."""
     name, equals, rest = text.partition("=")
     kind, *parameters = rest.split(":")
     name = name.replace("-", "_")
@@ -191,13 +157,7 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def check_schedules(texts: Sequence[str], method: str, real: dict[str, float]) -> None:
-    """Raise InvalidInput unless the schedules are for different real-valued hyper-parameters that rounds read.
-
-    Args:
-      texts: values of --schedule.
-      method: name of the method.
-      real: the method's real-valued hyper-parameters.
-    """
+    """Raise InvalidInput unless schedules are for different ones of a method's `real_numbers` that rounds read."""
     seen: set[str] = set()
     for text in texts:
         name = parse_schedule(text).name
@@ -215,13 +175,6 @@ def check_schedules(texts: Sequence[str], method: str, real: dict[str, float]) -
 
 
 def scheduled(texts: Sequence[str], values: dict[str, float], index: jax.Array, rounds: int) -> dict[str, jax.Array]:
-    """Values of the scheduled hyper-parameters in a round.
-
-    Args:
-      texts: values of --schedule.
-      values: name -> value at factor 1; may be traced.
-      index: number of the round, from 0; may be traced.
-      rounds: number of rounds of the run.
-    """
+    """Values of the hyper-parameters with a --schedule in a round, see `Schedule.factor`; `values` at factor 1."""
     schedules = map(parse_schedule, texts)
     return {one.name: values[one.name] * one.factor(index, rounds) for one in schedules}

@@ -261,16 +261,18 @@ class Options:
 
     def _check_processes(self) -> None:
         """Raise InvalidInput unless all or none of the options that locate the processes of --distributed are given."""
-        names = ("coordinator", "num_processes", "process_id")
-        given = [name for name in names if getattr(self, name) is not None]
+        where = {name: getattr(self, name) for name in ("coordinator", "num_processes", "process_id")}
+        given = [name for name, value in where.items() if value is not None]
         if self.distributed and self.state_on == "disk":
             raise InvalidInput("--state-on disk is for one process: with --distributed give --state-on host")
         if given and not self.distributed:
             raise InvalidInput(f"{flag(given[0])} is for --distributed")
-        if given and len(given) < len(names):
-            missing = next(name for name in names if name not in given)
-            raise InvalidInput(f"{flag(given[0])} needs {flag(missing)} too: give all three, or none under a scheduler")
-        if not given or self.coordinator is None or self.num_processes is None or self.process_id is None:
+        if self.coordinator is None or self.num_processes is None or self.process_id is None:
+            if given:
+                missing = next(name for name in where if name not in given)
+                raise InvalidInput(
+                    f"{flag(given[0])} needs {flag(missing)} too: give all three, or none under a scheduler"
+                )
             return
         host, colon, port = self.coordinator.rpartition(":")
         if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -304,11 +306,7 @@ def flag(name: str) -> str:
 
 
 def option_words(values: Mapping[str, Any]) -> list[str]:
-    """Options as command-line arguments: ["--rounds", "30", "--size-choices", "300", "600", "--no-drop-last"].
-
-    Args:
-      values: name -> value.
-    """
+    """Options as command-line arguments: ["--rounds", "30", "--size-choices", "300", "600", "--no-drop-last"]."""
     words = []
     for name, value in values.items():
         if isinstance(value, bool):

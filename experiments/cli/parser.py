@@ -117,9 +117,6 @@ def parse(
 
     Returns:
       The options, and the other arguments.
-
-    Raises:
-      InvalidInput: a missing or unknown option, or a value of the wrong kind.
     """
     options = options_of(kind)
     found, rest = split(sys.argv[1:] if words is None else words, [Group("", "", options)], module, description)
@@ -203,7 +200,7 @@ def _help(option: Option) -> str:
         after = ""
     else:
         after = f" (default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
-    return _escaped(text[:1].upper() + text[1:] + after)
+    return _escaped(text + after)
 
 
 def _escaped(text: str) -> str:
@@ -231,6 +228,10 @@ class _Formatter(argparse.HelpFormatter):
         width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
         super().__init__(prog, max_help_position=26, width=width)
 
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        # In place of "INT [INT ...]".
+        return f"{action.metavar} ..." if action.nargs == "+" else super()._format_args(action, default_metavar)
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)
 
@@ -248,9 +249,6 @@ def converted(texts: Mapping[str, Any], options: Mapping[str, Option]) -> dict[s
     Args:
       texts: of `split`.
       options: all options.
-
-    Raises:
-      InvalidInput: a text is no value of its option's type, or the value is out of range.
     """
     found = {}
     for name, text in texts.items():

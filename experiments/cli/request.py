@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,12 +42,8 @@ class Request:
     procedure: str = ""
 
     def visits(self, clients: int, examples: int) -> int:
-        """Examples of the mini-batches of a round: with --local-steps, those of complete ones.
-
-        Args:
-          clients: number of clients that train.
-          examples: their training examples together.
-        """
+        """Examples that clients with these training examples together visit in a round: of complete batches with
+        --local-steps."""
         if self.options.local_steps is None:
             return examples * self.hyper_parameters.get("epochs", 1)
         return clients * self.options.local_steps * self.hyper_parameters["batch_size"]
@@ -68,25 +65,12 @@ class Request:
             if name not in self.given and name in reduced and reduced[name] != value and name != "method"
         }
         own = {name: value for name, value in changes.items() if name in self.hyper_parameters}
-        common = {name: value for name, value in changes.items() if name not in own}
-        request = dataclasses.replace(
-            self,
-            options=dataclasses.replace(self.options, **common),
-            hyper_parameters=self.hyper_parameters | own,
-        )
-        return request, changes
+        options = dataclasses.replace(self.options, **{name: changes[name] for name in changes.keys() - own.keys()})
+        return dataclasses.replace(self, options=options, hyper_parameters=self.hyper_parameters | own), changes
 
 
 def parse(dataset: str, arguments: Sequence[str]) -> Request:
-    """Parse and check a command line; print help and raise SystemExit(0) for --help.
-
-    Args:
-      dataset: a key of `presets.DEFAULT_PRESET`.
-      arguments: command-line arguments after the module's name.
-
-    Raises:
-      InvalidInput: an option or choice is unknown, or a value has the wrong type or is out of range.
-    """
+    """Parse and check the words after `python -m experiments.DATASET`; --help prints help and raises SystemExit(0)."""
     common = common_options()
     # These two decide which other options there are, and their defaults.
     first = {name: common[name] for name in SELECTION}
@@ -135,12 +119,10 @@ def common_options() -> dict[str, Option]:
 
 def _mesh_devices(text: str) -> int:
     """Number of devices of --mesh clients=SIZE; raise InvalidInput for any other text."""
-    name, equals, size = text.partition("=")
-    if name != "clients" or not equals:
+    found = re.fullmatch("clients=([1-9][0-9]*)", text)
+    if found is None:
         raise InvalidInput(f"--mesh is clients=SIZE, such as clients=8, not {text}: clients are the only axis there is")
-    if not size.isdecimal() or int(size) < 1:
-        raise InvalidInput(f"--mesh clients={size}: the size must be a whole number of at least 1")
-    return int(size)
+    return int(found[1])
 
 
 def _description(dataset: str, preset: str) -> str:

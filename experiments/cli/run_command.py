@@ -31,9 +31,6 @@ class RunCommand:
 
         Args:
           folder: folder for the results.
-
-        Raises:
-          InvalidInput: the arguments are invalid.
         """
         parsed = _parsed(self.dataset, self.arguments)
         if parsed.options.distributed:

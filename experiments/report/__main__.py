@@ -32,7 +32,7 @@ OURS = "pfl_jax · report".encode()
 class Options:
     """Command line of the report."""
 
-    runs: Annotated[tuple[Path, ...], Argument("positional", "RUN")] = ()
+    runs: Annotated[tuple[Path, ...], Argument("positional", "RUN...")] = ()
     """Folders of runs, or folders above runs."""
     out: Annotated[Path | None, Argument(metavar="FILE")] = None
     """The page; None writes report.html."""

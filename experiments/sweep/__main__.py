@@ -62,7 +62,7 @@ class Sweep(batch.Batch):
     dataset: Annotated[str, Argument(text=", ".join(DATASETS))]
     seeds: int = 1
     """Number of seeds, from 0."""
-    grid: Annotated[tuple[str, ...], Argument("repeated", "NAME=V,V,...")] = ()
+    grid: Annotated[tuple[str, ...], Argument("repeated", "NAME=V,V")] = ()
     """Values of an option; may be repeated."""
 
     name: ClassVar = "sweep"
