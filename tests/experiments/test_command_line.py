@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import itertools
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.cli import effects, presets
+from experiments.cli import effects
 from experiments.cli.hyper_parameters import defaults, method_options
 from experiments.cli.request import parse
 from experiments.host import jax_config
@@ -376,17 +375,3 @@ def test_settings_without_effect_are_said():
     assert notes("--num-clients 9 --eval-clients 8") == []
     assert notes("--num-clients 9 --eval-clients 9") == ["--eval-clients has no effect with 9 clients"]
     assert notes("--pixel-normalization fedas", "cifar10") == []
-
-
-EVERYWHERE = list(itertools.product(presets.DEFAULT_PRESET, METHODS))
-EVERY_METHOD_ONCE = set(zip(itertools.cycle(presets.DEFAULT_PRESET), METHODS))
-"""By default each method is parsed on one dataset, and each dataset has several."""
-
-
-@pytest.mark.parametrize(
-    ("dataset", "method"),
-    [pair if pair in EVERY_METHOD_ONCE else pytest.param(*pair, marks=pytest.mark.slow) for pair in EVERYWHERE],
-)
-def test_local_epochs_and_batch_sizes_are_options_everywhere(dataset, method):
-    own = parse(dataset, ["--method", method, "--epochs", "3", "--batch-size", "7"]).hyper_parameters
-    assert (own["epochs"], own["batch_size"]) == (3, 7)

@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import sys
 
 import pytest
@@ -210,33 +209,3 @@ def test_a_sweep_over_its_options(here):
     assert all((folder / "checkpoints").exists() for folder in folders)
     settings = {stored_runs.read(folder).config["hyper_parameters"]["server_lr"] for folder in folders}
     assert settings == {0.5, 1.0}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("def f(model, training=LocalTraining()): ...", "returns a NoneType, not a Method"),
-        ("def f(model): ...", r"takes \(model\) before its keyword-only arguments"),
-        ("def f(model, training): ...", "the second argument is training: a method is made by"),
-        ("def f(model, training=LocalTraining(), *, x): ...", "its option x needs a default"),
-        ("def f(model, training=LocalTraining(), *, x={}): ...", "its option x is a dict; options are"),
-        ("def f(model, training=LocalTraining(), *, lr=0.1): ...", "lr is a field of the recipe"),
-        ("def f(model, training=LocalTraining(), *, rounds=1): ...", "--rounds is an option of every experiment"),
-        ("def f(model, training=LocalTraining(), *, x: 'Nothing' = 1): ...", "annotations cannot be read .*Nothing"),
-        ("def f(model, training=LocalTraining()): raise KeyError('k')", "fails: KeyError: 'k'"),
-        ("def f(model, training=LocalTraining()): raise ValueError('no')", "mine.py:f refuses its options: no"),
-        ("f = 3", "is a int, not a function"),
-        ("def g(): ...", r"has no f \(there are g\)"),
-        ("def f(:", r"cannot be executed: line 2: SyntaxError"),
-        ("\n1 / 0", r"cannot be executed: line 3: ZeroDivisionError"),
-        ("raise SystemExit(3)", r"cannot be executed: line 2: SystemExit: 3"),
-    ],
-)
-def test_what_cannot_be_used_is_one_line(tmp_path, capsys, text, message):
-    (tmp_path / "mine.py").write_text(f"from pfl_jax import LocalTraining\n{text}")
-    words = ["--method", f"{tmp_path}/mine.py:f", *SMALL, "--out", str(tmp_path / "run")]
-    assert main("digits", words) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert re.search(message, error), error
-    assert not (tmp_path / "run").exists()

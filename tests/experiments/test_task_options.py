@@ -190,24 +190,9 @@ def test_a_loss_on_the_papers_data_and_its_options_in_the_help(capsys):
 @pytest.mark.parametrize(
     ("dataset", "words", "message"),
     [
-        ("digits", ["--task", "regression"], "--task regression is for your own data or model: labels of digits are"),
-        (
-            "digits",
-            ["--task", "ranking"],
-            "--task must be classification, regression, multi_label, next",
-        ),
-        ("digits", ["--loss", "focal"], "--loss focal is no FILE.py:NAME of a function (outputs, y, mask) -> scalar"),
         ("digits", ["--loss", "own.py:fokal"], "the file has no fokal"),
-        ("custom", [*DATA, "--task", "next_symbol"], "--task next_symbol needs --model FILE.py:NAME of a model that"),
-        ("custom", [*DATA, "--task", "multi_label"], "labels float32 [P] are not several flags, 0 or 1, for each row"),
-        ("custom", ["--data", "arrays.npz", "--label", "kind", "--task", "binary"], "for 2 classes, and there are 3"),
         ("custom", ["--data", "arrays.npz", "--label", "yes", "--task", "regression"], "y"),
-        ("custom", ["--data", "arrays.npz", "--label", "number"], "are no classes: give an integer or a word for each"),
         ("custom", ["--data", "arrays.npz", "--label", "number", "--task", "binary"], "are no classes"),
-        (
-            *("custom", ["--data", "symbols.npz", "--task", "multi_label"]),
-            "are not several flags, 0 or 1, for each row, as --task multi_label wants them",
-        ),
         (
             *("custom", [*DATA, "--task", "next_symbol", "--model", "own.py:net"]),
             "are not a number of a symbol at each place, as --task next_symbol wants them",
@@ -221,13 +206,7 @@ def test_a_loss_on_the_papers_data_and_its_options_in_the_help(capsys):
             *("custom", [*NATURAL, "--task", "regression", "--loss", "own.py:of_examples"]),
             "gives float32 [2], not one number, the mean over the real examples",
         ),
-        ("custom", [*NATURAL, "--task", "regression", "--partition", "dirichlet"], "cannot both be given"),
         ("custom", [*DATA, "--task", "regression", "--partition", "dirichlet"], "has no classes to divide"),
-        (
-            "custom",
-            [*NATURAL, "--task", "regression", "--shift", "labels"],
-            "--shift labels is for classification, and",
-        ),
         ("custom", [*NATURAL, "--task", "regression", "--method", "fedpac"], "fedpac"),
     ],
 )

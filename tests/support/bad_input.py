@@ -181,6 +181,13 @@ def _own_code() -> Iterator[Case]:
     yield of("an option of mine has no default", whole.replace("=0.5", ""))
     yield of("an option of mine is a dictionary", whole.replace("=0.5", "={}"))
     yield of("an option of mine is called rounds", whole.replace("pull", "rounds"))
+    yield of("mine takes the model alone", "def mine(model):\n    pass\n")
+    yield of("an option of mine is called lr", whole.replace("pull", "lr"))
+    yield of("an option of mine has a type that is not there", whole.replace("pull=", "pull: 'Nothing' = "))
+    yield of("mine refuses", SOUND + "    raise ValueError('no')\n")
+    yield of("mine is a number", "mine = 3\n")
+    yield of("mine.py raises in its third line", "\n\n1 / 0\n")
+    yield of("mine.py exits", "raise SystemExit(3)\n")
     yield of("mine returns a model's parameters", SOUND + "    return {}\n")
     yield of("mine raises", SOUND + "    return methods.fedavgg(model, training)\n")
     net = "import flax.linen as nn\n\n\nclass Net(nn.Module):\n    @nn.compact\n    def __call__(self, x):\n"
