@@ -192,7 +192,6 @@ def _settings(option: Option) -> dict[str, Any]:
 
 def _help(option: Option) -> str:
     """Text of an option in the help, with its default."""
-    text = " ".join(option.text.split())
     default = option.default
     if default is MISSING:
         after = " (required)"
@@ -200,7 +199,7 @@ def _help(option: Option) -> str:
         after = ""
     else:
         after = f" (default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
-    return _escaped(text + after)
+    return _escaped(option.text + after)
 
 
 def _escaped(text: str) -> str:
