@@ -121,7 +121,9 @@ def _mesh_devices(text: str) -> int:
     """Number of devices of --mesh clients=SIZE; raise InvalidInput for any other text."""
     found = re.fullmatch("clients=([1-9][0-9]*)", text)
     if found is None:
-        raise InvalidInput(f"--mesh is clients=SIZE, such as clients=8, not {text}: clients are the only axis there is")
+        raise InvalidInput(
+            f"--mesh is clients=SIZE, with a size of at least 1, not {text}: clients are the only axis there is"
+        )
     return int(found[1])
 
 
